@@ -1,0 +1,35 @@
+# `make serve` and `make test` do all of their own set-up: a virtual environment in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: serve test lint golden bench clean
+
+serve: $(VENV)/.runtime  ## start the server on the embedded voice
+	$(BIN)/polyvox serve $(ARGS)
+
+test: $(VENV)/.dev  ## unit, parity and property tests, one smoke test per face
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+golden: $(VENV)/.dev  ## build the reference environment, regenerate the golden files, compare (ARGS=--write keeps them)
+	$(BIN)/python tests/reference/golden.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .oracle build dist
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Polyvox needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": set PYTHON=") if sys.version_info < (3, 11) else 0'
+	@echo "Setting up $(VENV) (once, about two minutes) …"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,43 @@
+"""Every error that Polyvox raises on purpose; each knows its HTTP status and its code."""
+
+from collections.abc import Iterable
+
+
+class PolyvoxError(Exception):
+    """The base of all of them. The message is one sentence for the user, with what to do."""
+
+    status = 500
+    code = "internal_error"
+
+
+class InvalidRequest(PolyvoxError):
+    """A request field has a value that cannot be served; nothing was computed for it."""
+
+    status = 400
+    code = "invalid_request"
+
+    def __init__(self, field: str, value: object, allowed: str | Iterable[str]) -> None:
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "…"
+        if not isinstance(allowed, str):
+            allowed = "one of " + ", ".join(allowed)
+        super().__init__(f"{field}: {shown} is not possible; allowed is {allowed}")
+        self.field = field
+
+
+class CheckpointError(PolyvoxError):
+    """A checkpoint is missing, damaged, or of a kind that Polyvox does not speak."""
+
+    code = "bad_checkpoint"
+
+
+class Overloaded(PolyvoxError):
+    """Everything is busy; the same request may be sent again later."""
+
+    status = 503
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

@@ -1,0 +1,1 @@
+"""What the checkpoints are: one folder for each model family."""

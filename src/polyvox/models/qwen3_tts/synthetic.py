@@ -1,0 +1,301 @@
+"""Checkpoints without training: random weights at the published sizes, and tiny ones of each kind on disk."""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyvox.models.qwen3_tts.checkpoint import empty_model
+from polyvox.models.qwen3_tts.config import CODEC_FILE, GENERATION_FILE, MODEL_FILE, Kind, parse_config
+from polyvox.models.qwen3_tts.model import Qwen3TTS
+from polyvox.models.qwen3_tts.transformer import file_tensors
+
+Size = Literal["0.6B", "1.7B"]
+
+CONTROLS = ("pad", "bos", "eos_token", "", "", "", "think", "nothink", "think_bos", "think_eos")
+LANGUAGES = {
+    "english": 2050, "german": 2053, "spanish": 2054, "chinese": 2055, "japanese": 2058,
+    "french": 2061, "korean": 2064, "russian": 2069, "italian": 2070, "portuguese": 2071,
+}  # fmt: skip
+DIALECTS = {"sichuan_dialect": 2062, "beijing_dialect": 2074}
+SPEAKERS = {
+    "serena": 3066, "vivian": 3065, "uncle_fu": 3010, "ryan": 3061, "aiden": 2861,
+    "ono_anna": 2873, "sohee": 2864, "eric": 2875, "dylan": 2878,
+}  # fmt: skip
+SPEAKER_DIALECTS = {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
+
+
+def random_model(
+    size: Size, kind: Kind, device: torch.device, dtype: torch.dtype, seed: int = 0
+) -> Qwen3TTS:
+    """A model of a published size with seeded random weights, built in the device's memory, for benchmarks."""
+    model = empty_model(parse_config(*published_files(size, kind).values()), device, dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, tensor in _all_tensors(model).items():
+        low, high = _range(name, tensor)
+        tensor.uniform_(low, high, generator=generator)
+    return model
+
+
+def write_tiny(folder: Path, kind: Kind, seed: int = 0) -> Path:
+    """Writes a whole checkpoint of a few hundred kilobytes; the same seed gives the same bytes anywhere."""
+    files = tiny_files(kind)
+    model = empty_model(parse_config(*files.values()), torch.device("cpu"), torch.float32)
+    for name, tensor in _all_tensors(model).items():
+        low, high = _range(name, tensor)
+        # Uniform numbers keyed by name: exact on every machine, and a new tensor changes no other.
+        numbers = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())])).random(tensor.shape)
+        tensor.copy_(torch.from_numpy((low + (high - low) * numbers).astype(np.float32)))
+    (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
+    for name, content in (files | _tokenizer_files()).items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
+        (folder / name).write_text(text, encoding="utf-8")
+    _save(file_tensors(model.talker, "talker."), folder / "model.safetensors")
+    _save(file_tensors(model.codec, "decoder."), folder / "speech_tokenizer/model.safetensors")
+    return folder
+
+
+def published_files(size: Size, kind: Kind) -> dict[str, Any]:
+    """The three config files of a published checkpoint."""
+    wide = size == "1.7B"
+    talker = {
+        "hidden_size": 2048 if wide else 1024,
+        "intermediate_size": 6144 if wide else 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "rope_scaling": {"interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "max_position_embeddings": 32768,
+        "vocab_size": 3072,
+        "text_vocab_size": 151936,
+        "text_hidden_size": 2048,
+        "num_code_groups": 16,
+        **_voices(kind, base=2148, languages=LANGUAGES, dialects=DIALECTS, speakers=SPEAKERS),
+    }
+    talker["code_predictor_config"] = {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "max_position_embeddings": 65536,
+        "vocab_size": 2048,
+        "num_code_groups": 16,
+    }
+    decoder = {
+        "latent_dim": 1024,
+        "codebook_dim": 512,
+        "codebook_size": 2048,
+        "decoder_dim": 1536,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 64,
+        "sliding_window": 72,
+        "num_quantizers": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000,
+        "upsample_rates": [8, 5, 4, 3],
+        "upsampling_ratios": [2, 2],
+    }
+    texts = {"im_start": 151644, "im_end": 151645, "assistant": 77091}
+    texts |= {"tts_pad": 151671, "tts_bos": 151672, "tts_eos": 151673}
+    return _files(kind, "1b7" if wide else "0b6", talker, decoder, texts, max_new_tokens=8192)
+
+
+def tiny_files(kind: Kind) -> dict[str, Any]:
+    """The same for a model small enough for tests, with every feature of the large ones."""
+    talker = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "rope_scaling": {"interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+        "max_position_embeddings": 4096,
+        "vocab_size": 1024 + TINY_CODES,
+        "text_vocab_size": len(_vocabulary()) + len(SPECIAL_TOKENS),
+        "text_hidden_size": 40,
+        "num_code_groups": 6,
+        **_voices(
+            kind,
+            base=TINY_CODES + 10,
+            languages={"english": TINY_CODES + 30, "chinese": TINY_CODES + 31, "german": TINY_CODES + 32},
+            dialects={"sichuan_dialect": TINY_CODES + 40},
+            speakers={"anna": TINY_CODES + 50, "eric": TINY_CODES + 51, "zoe": TINY_CODES + 52},
+        ),
+    }
+    talker["code_predictor_config"] = {
+        # VoiceDesign has equal widths, as 0.6B: no projection between talker and predictor.
+        "hidden_size": 48 if kind == "voice_design" else 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "max_position_embeddings": 4096,
+        "vocab_size": TINY_CODES,
+        "num_code_groups": 6,
+    }
+    decoder = {
+        "latent_dim": 32,
+        "codebook_dim": 24,
+        "codebook_size": TINY_CODES,
+        "decoder_dim": 32,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 7,
+        "num_quantizers": 6,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000,
+        "max_position_embeddings": 8000,
+        "layer_scale_initial_scale": 0.01,
+        "upsample_rates": [4, 3],
+        "upsampling_ratios": [2, 2],
+    }
+    first = len(_vocabulary())
+    special = {name.strip("<|>"): first + i for i, name in enumerate(SPECIAL_TOKENS)}
+    texts = {name: special[name] for name in ("im_start", "im_end", "tts_pad")}
+    texts |= {"tts_bos": special["tts_text_bos"], "tts_eos": special["tts_text_eod"]}
+    texts["assistant"] = _vocabulary()["assistant"]
+    return _files(kind, "1b7", talker, decoder, texts, max_new_tokens=256)
+
+
+TINY_CODES = 64
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
+# Enough to build "assistant" as one token and to make some words of several; each is a pair of pieces.
+TINY_MERGES = """a s|s i|i s|an t|a n|as si|as s|ass is|assis t|assist ant|h e|l l|o n|i n|Ġ t|Ġt he|r e|e r|u s|us er|l o|he ll|hell o"""
+
+
+def _voices(
+    kind: Kind, base: int, languages: dict[str, int], dialects: dict[str, int], speakers: dict[str, int]
+) -> dict[str, Any]:
+    custom = kind == "custom_voice"
+    named = {f"codec_{name}_id": base + i for i, name in enumerate(CONTROLS) if name}
+    return named | {
+        "pad_token_id": base,
+        "codec_language_id": languages | dialects if custom else languages,
+        "spk_id": speakers if custom else {},
+        "spk_is_dialect": {name: SPEAKER_DIALECTS.get(name, False) for name in speakers} if custom else {},
+    }
+
+
+def _files(
+    kind: Kind,
+    size: str,
+    talker: dict[str, Any],
+    decoder: dict[str, Any],
+    texts: dict[str, int],
+    max_new_tokens: int,
+) -> dict[str, Any]:
+    rate = int(np.prod(decoder["upsample_rates"] + decoder["upsampling_ratios"]))
+    model = {
+        "architectures": ["Qwen3TTSForConditionalGeneration"],
+        "model_type": "qwen3_tts",
+        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+        "tts_model_size": size,
+        "tts_model_type": kind,
+        **{f"{name}_token_id": value for name, value in texts.items()},
+        "talker_config": talker,
+        "transformers_version": "4.57.3",
+    }
+    generation = {
+        "do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05,
+        "subtalker_dosample": True, "subtalker_temperature": 0.9, "subtalker_top_k": 50, "subtalker_top_p": 1.0,
+        "max_new_tokens": max_new_tokens,
+    }  # fmt: skip
+    codec = {
+        "architectures": ["Qwen3TTSTokenizerV2Model"],
+        "model_type": "qwen3_tts_tokenizer_12hz",
+        "encoder_valid_num_quantizers": decoder["num_quantizers"],
+        "input_sample_rate": 24000,
+        "output_sample_rate": 24000,
+        "decode_upsample_rate": rate,
+        "encode_downsample_rate": rate,
+        "decoder_config": decoder,
+    }
+    return {MODEL_FILE: model, GENERATION_FILE: generation, CODEC_FILE: codec}
+
+
+def _vocabulary() -> dict[str, int]:
+    """The 256 byte symbols of byte-level BPE, in the order of their code points, and the merged tokens."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    symbols = [chr(code) for code in printable] + [chr(256 + i) for i in range(256 - len(printable))]
+    merged = [pair.replace(" ", "") for pair in TINY_MERGES.split("|")]
+    return {token: i for i, token in enumerate(symbols + merged)}
+
+
+def _tokenizer_files() -> dict[str, Any]:
+    vocabulary = _vocabulary()
+    added = {
+        str(len(vocabulary) + i): {
+            "content": name, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True
+        }
+        for i, name in enumerate(SPECIAL_TOKENS)
+    }  # fmt: skip
+    return {
+        "vocab.json": vocabulary,
+        "merges.txt": "#version: 0.2\n" + "\n".join(TINY_MERGES.split("|")) + "\n",
+        "tokenizer_config.json": {
+            "added_tokens_decoder": added,
+            "tokenizer_class": "Qwen2Tokenizer",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+        },
+        "preprocessor_config.json": {"processor_class": "Qwen3TTSProcessor", "padding_side": "left"},
+        "speech_tokenizer/preprocessor_config.json": {
+            "feature_extractor_type": "EncodecFeatureExtractor",
+            "feature_size": 1,
+            "sampling_rate": 24000,
+            "padding_side": "right",
+            "padding_value": 0.0,
+            "return_attention_mask": True,
+        },
+    }
+
+
+def _all_tensors(model: Qwen3TTS) -> dict[str, Tensor]:
+    return file_tensors(model.talker, "talker.") | file_tensors(model.codec, "decoder.")
+
+
+def _range(name: str, tensor: Tensor) -> tuple[float, float]:
+    """Bounds that keep signals at a natural size through any number of layers."""
+    if name.endswith(("layernorm.weight", "norm.weight", "_layer_scale.scale", "gamma")):
+        return 0.7, 1.3
+    if name.endswith("cluster_usage"):
+        return 0.5, 3.0
+    if "embedding" in name:
+        return -1.7, 1.7
+    if tensor.dim() == 1:
+        return -0.3, 0.3
+    # ConvTranspose weights are [in, out, kernel], all others [out, in, …].
+    transposed = ".upsample." in name and ".0.conv" in name or ".block.1.conv" in name
+    fan_in = tensor.shape[0] if transposed else tensor[0].numel()
+    bound = (3.0 / fan_in) ** 0.5
+    return -bound, bound
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})

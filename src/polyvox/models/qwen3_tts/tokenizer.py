@@ -1,0 +1,91 @@
+"""Text to ids: Qwen2's byte-level BPE with its own regex, from the checkpoint's vocab.json and merges.txt."""
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.models.qwen3_tts.config import ModelConfig
+
+# Qwen2's own pre-token pattern. The reference package may swap it for Mistral's when it loads a large
+# vocabulary from a local folder; the models were trained with this one.
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class TextTokenizer:
+    """Ids of what is said, of who says it and of instructions. Special tokens in a user's text are plain text."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self._tokenizer = _load(folder)
+        self._im_start, self._im_end = [config.im_start_id], [config.im_end_id]
+        self.role = self._im_start + self._encode("assistant\n")
+        if len(self.role) != 3 or self.role[1] != config.assistant_id:
+            raise CheckpointError(
+                f"{folder}: the vocabulary gives {self.role[1:]} for 'assistant' and a line break; "
+                f"supported is two ids, the first config.json's assistant_token_id {config.assistant_id}"
+            )
+        if self._tokenizer.get_vocab_size() > config.talker.text_vocab_size:
+            raise CheckpointError(
+                f"{folder}: the vocabulary has {self._tokenizer.get_vocab_size()} entries; supported are "
+                f"config.json's talker_config.text_vocab_size {config.talker.text_vocab_size} and less"
+            )
+
+    def text(self, text: str, field: str = "text") -> list[int]:
+        """The ids of something to say; the white space around it is not said."""
+        return self._encode(_clean(text, field))
+
+    def instructions(self, text: str) -> list[int]:
+        """The ids of an instruction as the user's turn of a chat."""
+        turn = self._encode("user\n" + _clean(text, "instructions"))
+        return self._im_start + turn + self._im_end + self._encode("\n")
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _clean(text: str, field: str) -> str:
+    stripped = text.strip()
+    if not stripped:
+        raise InvalidRequest(field, text, "text with at least one visible character")
+    try:
+        stripped.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, text, f"valid Unicode (a lone surrogate at {error.start} is not)") from None
+    return stripped
+
+
+def _load(folder: Path) -> Tokenizer:
+    try:
+        vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))  # type: ignore[arg-type]
+        added = {int(key): value for key, value in settings.get("added_tokens_decoder", {}).items()}
+        tokenizer.normalizer = NFC()
+        tokenizer.pre_tokenizer = Sequence(
+            [Split(Regex(QWEN2_PATTERN), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        tokenizer.add_special_tokens(
+            [AddedToken(added[key]["content"], normalized=False, special=True) for key in sorted(added)]
+        )
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing; a Qwen3-TTS checkpoint has it") from None
+    except Exception as error:  # tokenizers raises plain Exception for a merge outside of its vocabulary
+        raise CheckpointError(f"{folder}: the vocabulary cannot be read: {error}") from None
+    for key, value in added.items():
+        if tokenizer.token_to_id(value["content"]) != key:
+            raise CheckpointError(
+                f"{folder / 'tokenizer_config.json'}: {value['content']} has id {key}; "
+                f"supported is the next one after the vocabulary, {tokenizer.token_to_id(value['content'])}"
+            )
+    # What a user types is never a control token.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
