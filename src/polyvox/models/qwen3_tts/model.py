@@ -64,18 +64,14 @@ class Qwen3TTS(nn.Module):
         trailing: Sequence[Sequence[int]],
         sampling: Sequence[Sampling],
         noise: Noise,
-        max_frames: int,
     ) -> Streams:
         """Reads the prompts [T, hidden] of a batch of streams, all rows but the last, which the first frame reads.
 
-        trailing are the text ids of each stream's frames; max_frames bounds the cache.
+        trailing are the text ids of each stream's frames.
         """
         lengths = torch.tensor([len(prompt) - 1 for prompt in rows], device=self.device)
         span = max(len(prompt) for prompt in rows)
-        first = rows[0]
-        cache = KVCache(
-            self.config.talker.transformer, len(rows), span + max_frames, first.device, first.dtype
-        )
+        cache = KVCache(self.config.talker.transformer, len(rows), 2 * span, like=rows[0])
         padded = nn.utils.rnn.pad_sequence([prompt[:-1] for prompt in rows], batch_first=True)
         positions = torch.arange(span - 1, device=self.device).expand(len(rows), -1)
         self.talker(padded, positions, cache.at(positions, span - 1))

@@ -175,18 +175,40 @@ def tiny_files(kind: Kind) -> dict[str, Any]:
         "upsample_rates": [4, 3],
         "upsampling_ratios": [2, 2],
     }
+    # The encoder that cloning needs; speaking does not read it.
+    encoder = {
+        "num_filters": 2,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 16,
+        "upsampling_ratios": [3, 2, 2, 2],
+        "num_quantizers": 6,
+        "codebook_size": TINY_CODES,
+        "codebook_dim": 8,
+        "vector_quantization_hidden_dimension": 8,
+        "upsample_groups": 16,
+        "sampling_rate": 24000,
+        "frame_rate": 500,
+    }
     first = len(_vocabulary())
     special = {name.strip("<|>"): first + i for i, name in enumerate(SPECIAL_TOKENS)}
     texts = {name: special[name] for name in ("im_start", "im_end", "tts_pad")}
     texts |= {"tts_bos": special["tts_text_bos"], "tts_eos": special["tts_text_eod"]}
     texts["assistant"] = _vocabulary()["assistant"]
-    return _files(kind, "1b7", talker, decoder, texts, max_new_tokens=256)
+    files = _files(kind, "1b7", talker, decoder, texts, max_new_tokens=256)
+    files[CODEC_FILE]["encoder_config"] = encoder
+    return files
 
 
 TINY_CODES = 64
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
 # Enough to build "assistant" as one token and to make some words of several; each is a pair of pieces.
-TINY_MERGES = """a s|s i|i s|an t|a n|as si|as s|ass is|assis t|assist ant|h e|l l|o n|i n|Ġ t|Ġt he|r e|e r|u s|us er|l o|he ll|hell o"""
+TINY_MERGES = (
+    "a s|s i|as si|assi s|assis t|a n|an t|assist ant|h e|l l|o n|i n|Ġ t|Ġt he|r e|e r|u s|us er|l o|he ll|hell o"
+)
 
 
 def _voices(
@@ -294,6 +316,10 @@ def _range(name: str, tensor: Tensor) -> tuple[float, float]:
     transposed = ".upsample." in name and ".0.conv" in name or ".block.1.conv" in name
     fan_in = tensor.shape[0] if transposed else tensor[0].numel()
     bound = (3.0 / fan_in) ** 0.5
+    if name.endswith(".conv2.conv.weight"):
+        bound *= 0.3  # residual branches of the codec add up
+    if tensor.shape[0] == 1:
+        bound *= 0.1  # the last convolution of the codec: samples should stay clear of the clamp
     return -bound, bound
 
 

@@ -12,25 +12,21 @@ from polyvox.models.qwen3_tts.transformer import Attend, Rotation, Transformer
 class KVCache:
     """Keys and values of a batch, one row a stream: [layers, batch, kv_heads, capacity, head_dim].
 
-    A row may be written ahead of its true length: a query sees the keys up to its own position only, and
-    whatever lies beyond is overwritten before any query reaches it.
+    It grows as needed. A row may be written ahead of its true length: a query sees the keys up to its own
+    position only, and whatever lies beyond is overwritten before any query reaches it.
     """
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        batch: int,
-        capacity: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        shape = (config.layers, batch, config.kv_heads, capacity, config.head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.row = torch.arange(batch, device=device)[:, None]
+    def __init__(self, config: TransformerConfig, batch: int, capacity: int, like: Tensor) -> None:
+        self.keys = like.new_zeros(config.layers, batch, config.kv_heads, capacity, config.head_dim)
+        self.values = torch.zeros_like(self.keys)
+        self.row = torch.arange(batch, device=like.device)[:, None]
 
     def at(self, positions: Tensor, span: int) -> Attend:
         """Attention for rows at these positions [B,T]; span is the host's bound on the last of them, plus one."""
+        capacity = self.keys.shape[3]
+        if span > capacity:
+            room = (0, 0, 0, max(span, 2 * capacity) - capacity)
+            self.keys, self.values = F.pad(self.keys, room), F.pad(self.values, room)
         seen = torch.arange(span, device=positions.device) <= positions[:, None, :, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,0 +1,54 @@
+"""A finished piece of speech."""
+
+import io
+import os
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyvox.errors import InvalidRequest
+
+Samples = NDArray[np.float32]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Mono samples in [-1, 1], and what is needed to make them again."""
+
+    samples: Samples
+    sample_rate: int
+    seed: int
+    finish_reason: FinishReason  # stop: the model ended; length: it was cut at the longest utterance allowed
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.sample_rate
+
+    def wav(self) -> bytes:
+        """A whole WAV file, 16 bits a sample."""
+        file = io.BytesIO()
+        with wave.open(file, "wb") as out:
+            out.setnchannels(1)
+            out.setsampwidth(2)
+            out.setframerate(self.sample_rate)
+            out.writeframes(np.rint(self.samples * 32767).astype("<i2").tobytes())
+        return file.getvalue()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a WAV file; the old one stays until the new one is whole."""
+        target = Path(path)
+        if target.suffix.lower() != ".wav":
+            raise InvalidRequest("path", str(path), "a name that ends in .wav")
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            partial.write_bytes(self.wav())
+            partial.replace(target)
+        except OSError as error:
+            raise InvalidRequest("path", str(path), f"a place that can be written ({error.strerror})") from None
+        finally:
+            partial.unlink(missing_ok=True)

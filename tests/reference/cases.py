@@ -1,0 +1,141 @@
+"""What the reference is asked, and Polyvox after it. No imports beyond the standard library: both sides read it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+FRAMES = 40  # at most, of every golden of a tiny model
+STREAMED_CODEC_FRAMES = 60
+LONG_CODEC_FRAMES = 330  # past the 300 frames after which the reference's own decode is no longer exact
+
+
+@dataclass(frozen=True)
+class Utterance:
+    text: str
+    language: str = "auto"
+    speaker: str | None = None
+    instructions: str | None = None
+    vector: int | None = None  # seed of a cloned voice's vector
+    reference: tuple[str, int] | None = None  # transcript and frames of a cloned voice's recording
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    checkpoint: str
+    layout: str
+    utterances: tuple[Utterance, ...]
+    seed: int | None = None  # None: greedy
+    sampling: dict[str, Any] = field(default_factory=dict)  # what differs from generation_config.json
+
+
+def _case(name: str, checkpoint: str, layout: str, *utterances: Utterance, **more: Any) -> Case:
+    return Case(f"{checkpoint}-{name}-{layout}", checkpoint, layout, utterances, **more)
+
+
+SHORT = "hello there"
+TEXT = "The user heard the assistant; it cost 3.50, 'twas fine."
+OTHER = "Lo, a résumé in the inn – 北京, then on."
+STYLE = "speak slowly, in a warm voice"
+
+CASES = (
+    _case("speaker", "custom_voice", "whole", Utterance(TEXT, "english", "anna")),
+    _case("speaker", "custom_voice", "streaming", Utterance(TEXT, "english", "anna")),
+    _case("other-speaker", "custom_voice", "whole", Utterance(TEXT, "English", "Zoe")),
+    _case("auto", "custom_voice", "whole", Utterance(OTHER, "Auto", "zoe")),
+    _case("auto", "custom_voice", "streaming", Utterance(OTHER, "auto", "zoe")),
+    _case("auto-dialect", "custom_voice", "whole", Utterance(OTHER, "auto", "eric")),
+    _case("chinese-dialect", "custom_voice", "streaming", Utterance(OTHER, "Chinese", "eric")),
+    _case("chinese", "custom_voice", "whole", Utterance(OTHER, "chinese", "anna")),
+    _case("english-dialect-speaker", "custom_voice", "whole", Utterance(TEXT, "english", "eric")),
+    _case("instructed", "custom_voice", "whole", Utterance(TEXT, "english", "anna", STYLE)),
+    _case("instructed", "custom_voice", "streaming", Utterance(TEXT, "english", "anna", STYLE)),
+    _case("one-token", "custom_voice", "streaming", Utterance("o", "auto", "zoe")),
+    _case("designed", "voice_design", "whole", Utterance(TEXT, "english", None, STYLE)),
+    _case("designed", "voice_design", "streaming", Utterance(TEXT, "auto", None, STYLE)),
+    _case("plain", "voice_design", "whole", Utterance(OTHER, "german")),
+    _case("vector", "base", "whole", Utterance(TEXT, "english", vector=1)),
+    _case("vector", "base", "streaming", Utterance(TEXT, "auto", vector=2)),
+    # "hello there" and "hello" with its end make as many text rows as 8 frames with their start make codec rows:
+    # reference text 4, text 4, end 1 = 9 = 8 + 1 (checked by a test).
+    _case("icl-shorter", "base", "streaming", Utterance(TEXT, "english", vector=1, reference=(SHORT, 9))),
+    _case("icl-equal", "base", "streaming", Utterance(SHORT, "english", vector=1, reference=(SHORT, 8))),
+    _case("icl-longer", "base", "streaming", Utterance(SHORT, "auto", vector=2, reference=(SHORT, 40))),
+    _case("icl", "base", "whole", Utterance(TEXT, "english", vector=2, reference=(SHORT, 9))),
+    _case("seeded", "custom_voice", "whole", Utterance(TEXT, "english", "anna"), seed=7),
+    _case("seeded", "custom_voice", "streaming", Utterance(TEXT, "english", "zoe"), seed=8),
+    _case("seeded", "voice_design", "whole", Utterance(TEXT, "english", None, STYLE), seed=9),
+    _case("seeded-icl", "base", "streaming", Utterance(TEXT, "auto", vector=1, reference=(SHORT, 9)), seed=10),
+    _case(
+        "seeded-filtered",
+        "custom_voice",
+        "whole",
+        Utterance(TEXT, "english", "anna"),
+        seed=12,
+        sampling={
+            "temperature": 1.3,
+            "top_k": 20,
+            "top_p": 0.8,
+            "repetition_penalty": 1.4,
+            "subtalker_temperature": 0.7,
+            "subtalker_top_k": 10,
+            "subtalker_top_p": 0.9,
+        },
+    ),
+    _case(
+        "batch",
+        "custom_voice",
+        "whole",
+        Utterance(SHORT, "auto", "eric"),
+        Utterance(OTHER, "chinese", "anna"),  # ends before the others
+        Utterance(TEXT, "english", "zoe", STYLE),
+    ),
+    _case(
+        "batch",
+        "custom_voice",
+        "streaming",
+        Utterance(SHORT, "english", "zoe", STYLE),
+        Utterance(OTHER, "auto", "eric"),
+        Utterance(TEXT, "english", "anna"),
+    ),
+    _case(
+        "batch",
+        "base",
+        "streaming",
+        Utterance(TEXT, "english", vector=1, reference=(SHORT, 9)),
+        Utterance(SHORT, "auto", vector=2, reference=(TEXT, 3)),
+        Utterance(OTHER, "english", vector=3, reference=(SHORT, 40)),
+    ),
+)
+
+# The embedded voice: trained weights, greedy to the end of speech.
+EMBEDDED = tuple(
+    _case(speaker, "embedded", layout, Utterance(text, "english", speaker))
+    for layout in ("whole", "streaming")
+    for speaker, text in (
+        ("heart", "Good morning, the train to the harbour leaves at nine."),
+        ("michael", "Please call me back when you have a minute to talk."),
+    )
+)
+
+TOKENIZER_TEXTS = (
+    "hello",
+    "Hello there, General.",
+    " it's, he'll, WE'RE, they've; I'm",
+    "a  b   c    d",
+    "tabs\tand\nlines\n\n  and more \n x",
+    "3.14159 and 1,000,000 and 2026-11-15",
+    "eBay iPhone McDonald",
+    "naïve café résumé Ångström",
+    "e\u0301 and \u00e9",  # NFC
+    "北京的天气很好。",
+    "日本語、テスト",
+    "안녕하세요",
+    "Привет, мир!",
+    "😀 👩‍👩‍👧 🇩🇪",
+    "!!! ... ??? -- —",
+    "user assistant",
+    "x" * 50,
+    "mixed日本English中文",
+    "\u200bzero\u200dwidth",
+    "line one\r\nline two",
+)

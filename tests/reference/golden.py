@@ -1,0 +1,142 @@
+"""Regenerates the golden files with the reference package and compares them with the committed ones.
+
+    python tests/reference/golden.py [--write]
+
+Builds the reference's environment in .oracle on first use (a few minutes), writes the tiny checkpoints, runs
+oracle.py there, and reports every array that differs. With --write the new files replace the committed ones.
+"""
+
+import argparse
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from polyvox.models.qwen3_tts.config import Kind
+from polyvox.models.qwen3_tts.synthetic import write_tiny
+from polyvox.tts import EMBEDDED_VOICE
+
+HERE = Path(__file__).parent
+GOLDEN = HERE.parent / "golden"
+ORACLE = HERE.parents[1] / ".oracle"
+SCRIPTS = ("oracle.py", "cases.py")
+PACKAGES = (
+    ("torch==2.13.0",),
+    ("transformers==4.57.3", "accelerate==1.12.0", "librosa==0.11.0", "soundfile==0.14.0", "einops==0.8.2"),
+    # What the package names beyond these is for its demo and its other codec.
+    ("--no-deps", "qwen-tts==0.1.1", "onnxruntime==1.31.1", "sox==1.5.0"),
+)
+# The other codec imports torchaudio, which has no build for this torch; nothing that runs here uses it.
+STUBS = {"__init__.py": "__version__ = '0.0'\n", "compliance/__init__.py": "", "compliance/kaldi.py": ""}
+# Between two machines the reference itself differs in the last bits.
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="replace the committed files")
+    write = parser.parse_args().write
+    python = environment()
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoints, made = Path(scratch, "checkpoints"), Path(scratch, "golden")
+        made.mkdir()
+        for kind in get_args(Kind):
+            write_tiny(checkpoints / kind, kind)
+        (checkpoints / "embedded").symlink_to(EMBEDDED_VOICE)
+        say(f"Running the reference on {checkpoints}")
+        subprocess.run([python, HERE / "oracle.py", checkpoints, made], check=True)
+        (made / "manifest.json").write_text(json.dumps(manifest(python, checkpoints), indent=1) + "\n")
+        differences = compare(made)
+        if write:
+            shutil.rmtree(GOLDEN, ignore_errors=True)
+            shutil.copytree(made, GOLDEN)
+            say(f"Wrote {len(list(GOLDEN.iterdir()))} files to {GOLDEN}")
+        elif differences:
+            sys.exit("The reference no longer gives the committed files: see above; --write replaces them.")
+        else:
+            say("The reference gives the committed files.")
+
+
+def environment() -> Path:
+    """The reference's own virtual environment."""
+    python = ORACLE / "bin/python"
+    if not (ORACLE / ".complete").exists():
+        say(f"Building the reference's environment in {ORACLE}")
+        venv.create(ORACLE, clear=True, with_pip=True)
+        for packages in PACKAGES:
+            say(f"  installing {' '.join(packages)}")
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        site = next((ORACLE / "lib").glob("python*")) / "site-packages"
+        for name, text in STUBS.items():
+            path = site / "torchaudio" / name
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(text)
+        (ORACLE / ".complete").touch()
+    return python
+
+
+def manifest(python: Path, checkpoints: Path) -> dict[str, object]:
+    """What made the files: scripts, weights and versions."""
+    listed = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
+    wanted = ("torch==", "transformers==", "qwen-tts==", "tokenizers==", "numpy==")
+    return {
+        "scripts": {name: digest(HERE / name) for name in SCRIPTS},
+        "checkpoints": checkpoint_digests(checkpoints),
+        "packages": [line for line in listed.splitlines() if line.startswith(wanted)],
+        "python": platform.python_version(),
+    }
+
+
+def checkpoint_digests(checkpoints: Path) -> dict[str, str]:
+    paths = sorted(path for path in checkpoints.glob("*/**/*.safetensors"))
+    return {str(path.relative_to(checkpoints)): digest(path) for path in paths}
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def compare(made: Path) -> int:
+    """Prints every committed array that the new files do not repeat; returns how many."""
+    differences = 0
+    names = {path.name for folder in (made, GOLDEN) if folder.exists() for path in folder.glob("*.npz")}
+    for name in sorted(names):
+        if not (made / name).exists() or not (GOLDEN / name).exists():
+            say(f"  {name}: only {'new' if (made / name).exists() else 'committed'}")
+            differences += 1
+            continue
+        new, old = np.load(made / name), np.load(GOLDEN / name)
+        for key in sorted({*new.files, *old.files}):
+            problem = difference(key, new, old)
+            if problem:
+                say(f"  {name} {key}: {problem}")
+                differences += 1
+    return differences
+
+
+def difference(key: str, new: np.lib.npyio.NpzFile, old: np.lib.npyio.NpzFile) -> str | None:
+    if key not in new.files or key not in old.files:
+        return "only on one side"
+    a, b = new[key], old[key]
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"{b.dtype} {b.shape} became {a.dtype} {a.shape}"
+    if np.issubdtype(a.dtype, np.integer):
+        return None if np.array_equal(a, b) else f"{np.count_nonzero(a != b)} of {a.size} values differ"
+    worst = float(np.abs(a - b).max(initial=0) / max(float(np.abs(b).max(initial=0)), 1e-30))
+    return None if worst <= TOLERANCE[str(a.dtype)] else f"relative difference {worst:.1e}"
+
+
+def say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
