@@ -88,9 +88,7 @@ class TTS:
     ) -> Audio:
         """Speaks a text; the arguments are those of `stream`."""
         stream = self.stream(text, voice, language, instructions, seed, layout, sampling, max_frames)
-        samples = np.concatenate([*stream, np.zeros(0, np.float32)])
-        assert stream.finish_reason is not None
-        return Audio(samples, self.sample_rate, stream.seed, stream.finish_reason)
+        return stream.audio(list(stream))
 
     def stream(
         self,
@@ -179,11 +177,19 @@ class Stream:
 
     def __init__(self, model: Qwen3TTS, utterance: _Utterance) -> None:
         self.seed = utterance.seed
+        self.sample_rate = model.config.codec.sample_rate
         self.finish_reason: FinishReason | None = None
         self._chunks = self._speak(model, utterance)
 
     def __iter__(self) -> Iterator[Samples]:
         return self._chunks
+
+    def audio(self, chunks: list[Samples]) -> Audio:
+        """All chunks of this stream as one piece; for a stream that has ended."""
+        if self.finish_reason is None:
+            raise RuntimeError("the stream has not ended: iterate over it first")
+        samples = np.concatenate([*chunks, np.zeros(0, np.float32)])
+        return Audio(samples, self.sample_rate, self.seed, self.finish_reason)
 
     @torch.inference_mode()
     def _speak(self, model: Qwen3TTS, utterance: _Utterance) -> Iterator[Samples]:
@@ -198,7 +204,7 @@ class Stream:
 
         sizes = chain(CHUNK_FRAMES, repeat(CHUNK_FRAMES[-1]))
         size, frames = next(sizes), list[torch.Tensor]()
-        self.finish_reason, ended = None, False
+        ended = False
         for left in reversed(range(utterance.max_frames)):
             codes = model.frame(streams)
             ended = bool(streams.ended)

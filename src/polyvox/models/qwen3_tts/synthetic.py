@@ -166,7 +166,7 @@ def tiny_files(kind: Kind) -> dict[str, Any]:
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "sliding_window": 7,
+        "sliding_window": 16,
         "num_quantizers": 6,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000,

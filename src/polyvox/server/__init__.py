@@ -1,0 +1,1 @@
+"""The faces that Polyvox shows to the network."""

@@ -1,0 +1,48 @@
+"""What many tests need: the tiny checkpoints and the embedded voice, loaded once."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import cast, get_args
+
+import pytest
+import torch
+
+import polyvox
+from polyvox.models.qwen3_tts.config import Kind
+from polyvox.models.qwen3_tts.synthetic import write_tiny
+from polyvox.tts import EMBEDDED_VOICE, TTS, load
+
+Loaded = Callable[[str, str], TTS]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one tiny checkpoint of each kind."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for kind in get_args(Kind):
+        write_tiny(folder / kind, cast(Kind, kind))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loaded(checkpoints: Path) -> Loaded:
+    """loaded(checkpoint, dtype): a tiny checkpoint or the embedded voice on the CPU."""
+
+    @cache
+    def get(checkpoint: str, dtype: str = "float32") -> TTS:
+        folder = EMBEDDED_VOICE if checkpoint == "embedded" else checkpoints / checkpoint
+        return load(folder, device="cpu", dtype=dtype)
+
+    return cast(Loaded, get)
+
+
+@pytest.fixture(scope="session")
+def embedded() -> TTS:
+    return polyvox.load(device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> object:
+    with torch.no_grad():
+        yield

@@ -1,0 +1,184 @@
+"""Polyvox gives what the reference package gives: the same ids, the same tokens, the same samples."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from conftest import Loaded
+from parity import GOLDEN, TOLERANCE, golden, prompt_of, relative_error, run, same_codes
+from reference.cases import CASES, EMBEDDED, STREAMED_CODEC_FRAMES, TOKENIZER_TEXTS, Case
+from reference.golden import HERE, SCRIPTS, checkpoint_digests, digest
+
+from polyvox.models.qwen3_tts import model as model_code
+from polyvox.models.qwen3_tts import predictor as predictor_code
+from polyvox.models.qwen3_tts.prompt import Prompt
+from polyvox.tts import EMBEDDED_VOICE
+
+DTYPES = ("float32", "float64")
+CASE = {case.name: case for case in (*CASES, *EMBEDDED)}
+
+
+def names(cases: tuple[Case, ...]) -> list[str]:
+    return [case.name for case in cases]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", names(CASES))
+def test_a_case_equals_the_reference(name: str, dtype: str, loaded: Loaded) -> None:
+    case, expected = CASE[name], golden(name, dtype)
+    ours = run(loaded(case.checkpoint, dtype), case, expected)
+    for i, codes in enumerate(ours.codes):
+        theirs = expected[f"codes{i}"]
+        assert len(theirs) >= 24
+        assert len(np.unique(theirs[:, 0])) >= 8
+        np.testing.assert_array_equal(codes, theirs)
+        frames = len(expected[f"rest_logits{i}"])
+        pairs = {
+            "prefill": ours.prefill[i],
+            "logits": ours.logits[i],
+            "rest_logits": ours.rest_logits[i][:frames],
+            "audio": ours.audio[i],
+        }
+        for key, value in pairs.items():
+            assert relative_error(value, expected[f"{key}{i}"]) < TOLERANCE[dtype], key
+        # In a batch the reference fills short rows up with the pad row, as we do while speaking.
+        trailing = expected[f"trailing{i}"][: len(ours.trailing[i])]
+        assert relative_error(ours.trailing[i], trailing) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", names(EMBEDDED))
+def test_the_embedded_voice_gives_the_tokens_of_the_reference(name: str, dtype: str, loaded: Loaded) -> None:
+    case, expected = CASE[name], golden(name, dtype)
+    ours = run(loaded("embedded", dtype), case, expected)
+    np.testing.assert_array_equal(ours.codes[0], expected["codes0"])
+    if "audio0" in expected:
+        assert relative_error(ours.audio[0], expected["audio0"]) < TOLERANCE[dtype]
+
+
+def test_a_batch_has_a_stream_that_ends_before_the_others() -> None:
+    lengths = [len(golden("custom_voice-batch-whole", "float32")[f"codes{i}"]) for i in range(3)]
+    assert min(lengths) < max(lengths)
+
+
+def test_the_references_are_shorter_than_as_long_as_and_longer_than_the_text(loaded: Loaded) -> None:
+    tts = loaded("base", "float32")
+    compared = []
+    for name in ("icl-shorter", "icl-equal", "icl-longer"):
+        utterance = CASE[f"base-{name}-streaming"].utterances[0]
+        assert utterance.reference is not None
+        text_rows = len(tts.tokenizer.text(utterance.reference[0])) + len(tts.tokenizer.text(utterance.text)) + 1
+        compared.append(np.sign(utterance.reference[1] + 1 - text_rows))
+    assert compared == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("checkpoint", ["custom_voice", "embedded"])
+@pytest.mark.parametrize("index", range(len(TOKENIZER_TEXTS)))
+def test_text_has_the_ids_of_the_reference(checkpoint: str, index: int, loaded: Loaded) -> None:
+    with np.load(GOLDEN / "tokenizer.npz") as file:
+        expected = file[f"{checkpoint}.{index}"].tolist()
+    assert loaded(checkpoint, "float32").tokenizer._encode(TOKENIZER_TEXTS[index]) == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_codec_in_one_go_equals_the_reference(dtype: str, loaded: Loaded) -> None:
+    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.codec
+    codes = torch.from_numpy(expected["short_codes"])
+    assert codes.shape[1] == STREAMED_CODEC_FRAMES
+    samples, _ = codec(codes, codec.initial_state(len(codes)))
+    assert relative_error(samples, expected["short"]) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_long_decode_follows_the_mathematics_where_the_reference_leaves_it(dtype: str, loaded: Loaded) -> None:
+    """Past 300 frames the package decodes in pieces with 25 frames of context, fewer than attention reaches."""
+    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.codec
+    codes = torch.from_numpy(expected["long_codes"])
+    samples, _ = codec(codes, codec.initial_state(1))
+    border = 300 * codec.config.samples_per_frame
+    assert relative_error(samples, expected["long"]) < TOLERANCE[dtype]
+    assert relative_error(samples[:, :border], expected["long_chunked"][:, :border]) < TOLERANCE[dtype]
+    assert relative_error(samples[:, border:], expected["long_chunked"][:, border:]) > 1e-3
+
+
+def test_the_golden_files_belong_to_these_scripts_and_weights(checkpoints: Path) -> None:
+    manifest = json.loads((GOLDEN / "manifest.json").read_text())
+    assert manifest["scripts"] == {name: digest(HERE / name) for name in SCRIPTS}, "run make golden ARGS=--write"
+    embedded = {f"embedded/{name}": value for name, value in checkpoint_digests(EMBEDDED_VOICE.parent).items()}
+    embedded = {name.replace("embedded/voice/", "embedded/"): value for name, value in embedded.items()}
+    assert manifest["checkpoints"] == checkpoint_digests(checkpoints) | embedded
+    assert "qwen-tts==0.1.1" in manifest["packages"]
+
+
+# Each of these spoils one rule; a parity test that still passes would not be testing it.
+
+
+def shifted_trailing(prompt: Prompt) -> Prompt:
+    return replace(prompt, trailing=prompt.trailing[1:])
+
+
+def late_bos(prompt: Prompt) -> Prompt:
+    return replace(prompt, codec=(*prompt.codec[:-1], prompt.codec[-2]))
+
+
+def frames_one_row_early(prompt: Prompt) -> Prompt:
+    assert prompt.frames_row is not None
+    return replace(prompt, frames_row=prompt.frames_row - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("custom_voice-speaker-streaming", shifted_trailing),
+        ("base-icl-shorter-streaming", shifted_trailing),
+        ("custom_voice-speaker-whole", late_bos),
+        ("base-icl-longer-streaming", frames_one_row_early),
+    ],
+)
+def test_a_spoiled_prompt_is_found(name: str, spoil: Callable[[Prompt], Prompt], loaded: Loaded) -> None:
+    case, expected = CASE[name], golden(name, "float32")
+    tts = loaded(case.checkpoint, "float32")
+    assert same_codes(run(tts, case, expected), expected)
+    assert not same_codes(run(tts, case, expected, spoil), expected)
+
+
+def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
+    penalty = mock.patch.object(model_code, "penalised", lambda logits, _seen, _penalty: logits)
+    yield "custom_voice-seeded-filtered-whole", "no repetition penalty", penalty
+    minimum = mock.patch.object(model_code, "CONTROL_IDS", 0)
+    yield "custom_voice-speaker-whole", "no suppressed ids", minimum
+
+    class Late(predictor_code.Rotation):
+        def __init__(self, positions: torch.Tensor, *rest: object) -> None:
+            super().__init__(positions * 2, *rest)  # type: ignore[arg-type]
+
+    yield "custom_voice-speaker-whole", "predictor positions", mock.patch.object(predictor_code, "Rotation", Late)
+
+
+@pytest.mark.parametrize(("name", "rule", "spoil"), list(spoiled_models()))
+def test_a_spoiled_model_is_found(name: str, rule: str, spoil: AbstractContextManager[object], loaded: Loaded) -> None:
+    case, expected = CASE[name], golden(name, "float32")
+    with spoil:
+        assert not same_codes(run(loaded(case.checkpoint, "float32"), case, expected), expected), rule
+
+
+def test_the_dialect_rule_is_in_the_golden_files(loaded: Loaded) -> None:
+    """Eric speaks his dialect under auto and Chinese, and not under English."""
+    tts = loaded("custom_voice", "float32")
+    dialect = tts.config.talker.languages["sichuan_dialect"]
+    spoken = {
+        name: dialect in prompt_of(tts, CASE[name], CASE[name].utterances[0]).codec
+        for name in names(CASES)
+        if CASE[name].utterances[0].speaker == "eric" and len(CASE[name].utterances) == 1
+    }
+    assert spoken == {
+        "custom_voice-auto-dialect-whole": True,
+        "custom_voice-chinese-dialect-streaming": True,
+        "custom_voice-english-dialect-speaker-whole": False,
+    }
