@@ -16,7 +16,7 @@ from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
 from polyvox.models.qwen3_tts.config import Sampling
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import AUTO, Layout, Prompt, Reference, build_prompt, languages
-from polyvox.models.qwen3_tts.sampling import SEED_LIMIT, KeyedNoise, check_sampling
+from polyvox.models.qwen3_tts.sampling import SEED_LIMIT, KeyedNoise
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.qwen3_tts.voice import ClonedVoice
 
@@ -120,7 +120,8 @@ class TTS:
             layout = "streaming" if config.kind == "base" else "whole"
         elif layout not in ("whole", "streaming"):
             raise InvalidRequest("layout", layout, ("whole", "streaming"))
-        check_sampling(sampling or config.sampling)
+        sampling = sampling or config.sampling
+        sampling.check()
         reference = None
         if cloned is not None and cloned.codes is not None and cloned.transcript is not None:
             transcript = self.tokenizer.text(cloned.transcript, "voice.transcript")
@@ -141,7 +142,7 @@ class TTS:
             allowed = f"text and reference of fewer than {config.talker.max_positions} tokens for this model"
             raise InvalidRequest("text", text, allowed)
         frames = min(config.max_frames if max_frames is None else max_frames, room)
-        return Stream(self.model, _Utterance(prompt, cloned, sampling or config.sampling, seed, frames))
+        return Stream(self.model, _Utterance(prompt, cloned, sampling, seed, frames))
 
     def _check(self, text: str, instructions: str | None, max_frames: int | None) -> None:
         for field, value in (("text", text), ("instructions", instructions or "")):

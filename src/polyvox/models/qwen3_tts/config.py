@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, fields
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from polyvox.errors import CheckpointError
+from polyvox.errors import CheckpointError, InvalidRequest
 
 Kind = Literal["custom_voice", "voice_design", "base"]
 
@@ -97,6 +97,22 @@ class Sampling:
     predictor_top_k: int = 50
     predictor_top_p: float = 1.0
 
+    def check(self) -> None:
+        """Raises InvalidRequest for a value that cannot be drawn with."""
+        for field in fields(self):
+            low, high = SAMPLING_BOUNDS[field.name.removeprefix("predictor_")]
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise InvalidRequest(field.name, value, f"a number from {low:g} to {high:g}")
+
+
+SAMPLING_BOUNDS = {
+    "temperature": (0.0, 10.0),
+    "top_k": (0, 1_000_000),
+    "top_p": (1e-6, 1.0),
+    "repetition_penalty": (0.1, 10.0),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -137,16 +153,24 @@ class _Fields:
     def section(self, name: str) -> "_Fields":
         return _Fields(self.file, self._get(name, dict, "an object"), f"{self.path}{name}.")
 
-    def integer(self, name: str) -> int:
+    def id(self, name: str) -> int:
+        return self.size(name, least=0)
+
+    def size(self, name: str, least: int = 1, default: int | None = None) -> int:
+        if default is not None and not self.has(name):
+            return default
         value = self._get(name, int, "a whole number")
-        if value < 0:
-            raise self.unsupported(name, value, "a whole number, not negative")
+        if not least <= value < 2**31:
+            raise self.unsupported(name, value, f"a whole number from {least} on")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:
         if default is not None and not self.has(name):
             return default
-        return float(self._get(name, (int, float), "a number"))
+        value = float(self._get(name, (int, float), "a number"))
+        if not isfinite(value) or value < 0:
+            raise self.unsupported(name, value, "a number, not negative")
+        return value
 
     def text(self, name: str) -> str:
         return str(self._get(name, str, "a string"))
@@ -202,25 +226,25 @@ def parse_config(model: object, generation: object, codec: object) -> ModelConfi
     top.expect("tts_model_type", *get_args(Kind))
     talker = _talker(top.section("talker_config"))
     predictor_fields = top.section("talker_config").section("code_predictor_config")
-    predictor = PredictorConfig(_transformer(predictor_fields), predictor_fields.integer("vocab_size"))
+    predictor = PredictorConfig(_transformer(predictor_fields), predictor_fields.size("vocab_size"))
     predictor_fields.expect("num_code_groups", talker.code_groups)
     defaults = _Fields(GENERATION_FILE, generation)
     codec_fields = _Fields(CODEC_FILE, codec)
     config = ModelConfig(
         kind=cast(Kind, top.text("tts_model_type")),
         size=top.text("tts_model_size"),
-        im_start_id=top.integer("im_start_token_id"),
-        im_end_id=top.integer("im_end_token_id"),
-        assistant_id=top.integer("assistant_token_id"),
-        tts_pad_id=top.integer("tts_pad_token_id"),
-        tts_bos_id=top.integer("tts_bos_token_id"),
-        tts_eos_id=top.integer("tts_eos_token_id"),
+        im_start_id=top.id("im_start_token_id"),
+        im_end_id=top.id("im_end_token_id"),
+        assistant_id=top.id("assistant_token_id"),
+        tts_pad_id=top.id("tts_pad_token_id"),
+        tts_bos_id=top.id("tts_bos_token_id"),
+        tts_eos_id=top.id("tts_eos_token_id"),
         talker=talker,
         predictor=predictor,
         codec=_codec(codec_fields),
         sampling=_sampling(defaults),
         # The reference completes frame k in step k + 1, so N new tokens are at most N - 1 frames.
-        max_frames=int(defaults.number("max_new_tokens", 2048)) - 1,
+        max_frames=defaults.size("max_new_tokens", least=2, default=2048) - 1,
     )
     _check_agreement(config, top, codec_fields.section("decoder_config"))
     return config
@@ -229,16 +253,18 @@ def parse_config(model: object, generation: object, codec: object) -> ModelConfi
 def _transformer(fields: _Fields) -> TransformerConfig:
     fields.expect("hidden_act", "silu")
     fields.expect("attention_bias", False)
-    heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
-    if not kv_heads or heads % kv_heads:
+    heads, kv_heads = fields.size("num_attention_heads"), fields.size("num_key_value_heads")
+    if heads % kv_heads:
         raise fields.unsupported("num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
+    if fields.size("head_dim") % 2:
+        raise fields.unsupported("head_dim", fields.size("head_dim"), "an even number")
     return TransformerConfig(
-        hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
-        layers=fields.integer("num_hidden_layers"),
+        hidden_size=fields.size("hidden_size"),
+        intermediate_size=fields.size("intermediate_size"),
+        layers=fields.size("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=fields.integer("head_dim"),
+        head_dim=fields.size("head_dim"),
         norm_eps=fields.number("rms_norm_eps"),
         rope_theta=fields.number("rope_theta"),
     )
@@ -250,7 +276,7 @@ def _talker(fields: _Fields) -> TalkerConfig:
     if fields.has("rope_scaling"):
         # The talker gives equal positions to all three axes, so multi-axis RoPE is plain RoPE.
         fields.section("rope_scaling").expect("rope_type", "default")
-    vocab_size = fields.integer("vocab_size")
+    vocab_size = fields.size("vocab_size")
     if vocab_size <= CONTROL_IDS:
         raise fields.unsupported("vocab_size", vocab_size, f"more than the {CONTROL_IDS} control ids")
     languages, speakers = fields.ids("codec_language_id"), fields.ids("spk_id")
@@ -258,17 +284,17 @@ def _talker(fields: _Fields) -> TalkerConfig:
     return TalkerConfig(
         transformer=_transformer(fields),
         vocab_size=vocab_size,
-        text_vocab_size=fields.integer("text_vocab_size"),
-        text_hidden_size=fields.integer("text_hidden_size"),
-        code_groups=fields.integer("num_code_groups"),
-        max_positions=fields.integer("max_position_embeddings"),
-        pad_id=fields.integer("codec_pad_id"),
-        bos_id=fields.integer("codec_bos_id"),
-        eos_id=fields.integer("codec_eos_token_id"),
-        think_id=fields.integer("codec_think_id"),
-        nothink_id=fields.integer("codec_nothink_id"),
-        think_bos_id=fields.integer("codec_think_bos_id"),
-        think_eos_id=fields.integer("codec_think_eos_id"),
+        text_vocab_size=fields.size("text_vocab_size"),
+        text_hidden_size=fields.size("text_hidden_size"),
+        code_groups=fields.size("num_code_groups"),
+        max_positions=fields.size("max_position_embeddings"),
+        pad_id=fields.id("codec_pad_id"),
+        bos_id=fields.id("codec_bos_id"),
+        eos_id=fields.id("codec_eos_token_id"),
+        think_id=fields.id("codec_think_id"),
+        nothink_id=fields.id("codec_nothink_id"),
+        think_bos_id=fields.id("codec_think_bos_id"),
+        think_eos_id=fields.id("codec_think_eos_id"),
         languages=languages,
         speakers=speakers,
         dialects=dialects,
@@ -280,7 +306,7 @@ def _dialects(fields: _Fields, languages: Mapping[str, int], speakers: Mapping[s
     for speaker, dialect in fields.section("spk_is_dialect").values.items():
         if dialect is False:
             continue
-        if speaker.lower() not in speakers or dialect not in languages:
+        if speaker.lower() not in speakers or dialect not in list(languages):
             raise fields.unsupported(
                 f"spk_is_dialect.{speaker}", dialect, "false or a language of codec_language_id"
             )
@@ -294,41 +320,51 @@ def _codec(top: _Fields) -> CodecConfig:
     transformer = _transformer(fields)
     config = CodecConfig(
         transformer=transformer,
-        latent_dim=fields.integer("latent_dim"),
-        codebook_dim=fields.integer("codebook_dim"),
-        codebook_size=fields.integer("codebook_size"),
-        quantizers=fields.integer("num_quantizers"),
-        decoder_dim=fields.integer("decoder_dim"),
-        window=fields.integer("sliding_window"),
+        latent_dim=fields.size("latent_dim"),
+        codebook_dim=fields.size("codebook_dim"),
+        codebook_size=fields.size("codebook_size"),
+        quantizers=fields.size("num_quantizers"),
+        decoder_dim=fields.size("decoder_dim"),
+        window=fields.size("sliding_window"),
         upsampling_ratios=fields.integers("upsampling_ratios"),
         upsample_rates=fields.integers("upsample_rates"),
-        sample_rate=top.integer("output_sample_rate"),
+        sample_rate=top.size("output_sample_rate"),
     )
-    if top.integer("decode_upsample_rate") != config.samples_per_frame:
+    if top.size("decode_upsample_rate") != config.samples_per_frame:
         raise top.unsupported(
             "decode_upsample_rate",
-            top.integer("decode_upsample_rate"),
+            top.size("decode_upsample_rate"),
             f"the product of the decoder's upsampling, {config.samples_per_frame}",
         )
     if config.quantizers < 2:
         raise fields.unsupported("num_quantizers", config.quantizers, "2 or more")
+    halvings = 2 ** len(config.upsample_rates)
+    if config.decoder_dim % halvings:
+        raise fields.unsupported("decoder_dim", config.decoder_dim, f"a multiple of {halvings}")
+    if config.codebook_dim % 2:
+        raise fields.unsupported("codebook_dim", config.codebook_dim, "an even number")
     return config
 
 
 def _sampling(fields: _Fields) -> Sampling:
     default = Sampling()
     greedy, greedy_rest = not fields.flag("do_sample", True), not fields.flag("subtalker_dosample", True)
-    return Sampling(
+    sampling = Sampling(
         temperature=0.0 if greedy else fields.number("temperature", default.temperature),
-        top_k=int(fields.number("top_k", default.top_k)),
+        top_k=fields.size("top_k", 0, default.top_k),
         top_p=fields.number("top_p", default.top_p),
         repetition_penalty=fields.number("repetition_penalty", default.repetition_penalty),
         predictor_temperature=(
             0.0 if greedy_rest else fields.number("subtalker_temperature", default.predictor_temperature)
         ),
-        predictor_top_k=int(fields.number("subtalker_top_k", default.predictor_top_k)),
+        predictor_top_k=fields.size("subtalker_top_k", 0, default.predictor_top_k),
         predictor_top_p=fields.number("subtalker_top_p", default.predictor_top_p),
     )
+    try:
+        sampling.check()
+    except InvalidRequest as error:
+        raise CheckpointError(f"{fields.file}: {error}") from None
+    return sampling
 
 
 def _check_agreement(config: ModelConfig, top: _Fields, decoder: _Fields) -> None:

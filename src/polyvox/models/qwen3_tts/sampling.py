@@ -5,13 +5,12 @@ on the request's seed and on what is drawn, never on the batch, the row or the t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import Sampling
 from polyvox.models.qwen3_tts.transformer import widened
 
@@ -47,21 +46,6 @@ def sampling_rows(params: Sequence[Sampling], device: torch.device) -> tuple[Sam
         column([1.0] * len(params)),
     )
     return talker, predictor
-
-
-def check_sampling(params: Sampling) -> None:
-    """Raises InvalidRequest for values outside of what can be drawn from."""
-    bounds = {
-        "temperature": (0.0, 10.0),
-        "top_k": (0, 2**31),
-        "top_p": (1e-6, 1.0),
-        "repetition_penalty": (0.1, 10.0),
-    }
-    for field in fields(params):
-        low, high = bounds[field.name.removeprefix("predictor_")]
-        value = getattr(params, field.name)
-        if not low <= value <= high:
-            raise InvalidRequest(field.name, value, f"{low:g} to {high:g}")
 
 
 class Noise(Protocol):

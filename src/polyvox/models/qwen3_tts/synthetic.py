@@ -30,11 +30,12 @@ SPEAKERS = {
 SPEAKER_DIALECTS = {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
 
 
-def random_model(
-    size: Size, kind: Kind, device: torch.device, dtype: torch.dtype, seed: int = 0
-) -> Qwen3TTS:
-    """A model of a published size with seeded random weights, built in the device's memory, for benchmarks."""
-    model = empty_model(parse_config(*published_files(size, kind).values()), device, dtype)
+def random_model(files: dict[str, Any], device: torch.device, dtype: torch.dtype, seed: int = 0) -> Qwen3TTS:
+    """A model with seeded random weights, built in the device's memory, for benchmarks.
+
+    files are those of published_files or tiny_files.
+    """
+    model = empty_model(parse_config(*files.values()), device, dtype)
     generator = torch.Generator(device).manual_seed(seed)
     for name, tensor in _all_tensors(model).items():
         low, high = _range(name, tensor)

@@ -1,0 +1,144 @@
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from polyvox.errors import CheckpointError
+from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
+from polyvox.models.qwen3_tts.synthetic import random_model, tiny_files, write_tiny
+from polyvox.models.qwen3_tts.transformer import file_tensors
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(checkpoints: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return shutil.copytree(checkpoints / "custom_voice", tmp_path / "checkpoint")
+
+
+def rewrite(path: Path, **changes: torch.Tensor | None) -> None:
+    tensors = load_file(path)
+    for name, value in changes.items():
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+    save_file(tensors, path)
+
+
+def test_every_tensor_of_the_files_is_in_the_model(folder: Path) -> None:
+    model = load_model(folder, CPU, torch.float32)
+    for part, prefix, path in (
+        (model.talker, "talker.", folder / "model.safetensors"),
+        (model.codec, "decoder.", folder / "speech_tokenizer/model.safetensors"),
+    ):
+        ours, stored = file_tensors(part, prefix), load_file(path)
+        assert ours.keys() == stored.keys()
+        for name, value in stored.items():
+            assert torch.equal(ours[name], value), name
+
+
+def test_the_talker_takes_the_wanted_type_and_the_codec_at_least_float32(folder: Path) -> None:
+    model = load_model(folder, CPU, torch.bfloat16)
+    assert {p.dtype for p in model.talker.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in model.codec.parameters()} == {torch.float32}
+    assert {p.dtype for p in load_model(folder, CPU, torch.float64).parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("part", ["", "speech_tokenizer/"])
+@pytest.mark.parametrize("problem", ["missing", "extra", "shape", "integers"])
+def test_a_wrong_tensor_is_named(part: str, problem: str, folder: Path) -> None:
+    path = folder / f"{part}model.safetensors"
+    name = "decoder.pre_conv.conv.weight" if part else "talker.model.layers.1.self_attn.k_proj.weight"
+    value = load_file(path)[name]
+    if problem == "missing":
+        rewrite(path, **{name: None})
+        expected = f"{name} {list(value.shape)} is missing"
+    elif problem == "extra":
+        name = name.replace("weight", "surplus")
+        rewrite(path, **{name: torch.zeros(3, 4)})
+        expected = f"{name} [3, 4] is not known"
+    elif problem == "shape":
+        rewrite(path, **{name: value[:-1].clone()})
+        expected = f"{name} has shape {list(value[:-1].shape)}; the config files want {list(value.shape)}"
+    else:
+        rewrite(path, **{name: value.to(torch.int32)})
+        expected = f"{name} is torch.int32"
+    with pytest.raises(CheckpointError) as caught:
+        load_model(folder, CPU, torch.float32)
+    assert expected in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "absent"])
+def test_a_damaged_file_is_named(damage: str, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    if damage == "absent":
+        path.unlink()
+    else:
+        path.write_bytes({"truncated": data[: len(data) // 2], "empty": b"", "text": b"not a tensor" * 9}[damage])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_model(folder, CPU, torch.float32)
+
+
+def test_encoders_in_the_files_are_passed_over(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", **{"speaker_encoder.fc.weight": torch.zeros(2)})
+    rewrite(folder / "speech_tokenizer/model.safetensors", **{"encoder.downsample.conv.weight": torch.zeros(2)})
+    load_model(folder, CPU, torch.float32)
+
+
+def test_weights_may_come_in_several_files(folder: Path) -> None:
+    whole = load_file(folder / "model.safetensors")
+    names = sorted(whole)
+    for i, part in enumerate((names[::2], names[1::2]), start=1):
+        save_file({name: whole[name] for name in part}, folder / f"model-0000{i}-of-00002.safetensors")
+    (folder / "model.safetensors").unlink()
+    model = load_model(folder, CPU, torch.float32)
+    assert all(torch.equal(value, whole[name]) for name, value in file_tensors(model.talker, "talker.").items())
+
+
+def test_a_tiny_checkpoint_is_the_same_for_the_same_seed(tmp_path: Path, checkpoints: Path) -> None:
+    again, other = write_tiny(tmp_path / "again", "base"), write_tiny(tmp_path / "other", "base", seed=1)
+    name = "model.safetensors"
+    assert (again / name).read_bytes() == (checkpoints / "base" / name).read_bytes()
+    assert (again / name).read_bytes() != (other / name).read_bytes()
+
+
+def test_random_weights_follow_their_seed() -> None:
+    files = tiny_files("voice_design")
+    first, again, other = (random_model(files, CPU, torch.float32, seed) for seed in (3, 3, 4))
+    tensors = [torch.cat([p.flatten() for p in model.parameters()]) for model in (first, again, other)]
+    assert torch.equal(tensors[0], tensors[1])
+    assert not torch.equal(tensors[0], tensors[2])
+    assert tensors[0].isfinite().all()
+
+
+def test_a_hub_id_is_found_in_the_cache_while_offline(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--someone--tiny"
+    shutil.copytree(checkpoints / "base", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    found = find_checkpoint("someone/tiny")
+    assert json.loads((found / "config.json").read_text())["tts_model_type"] == "base"
+    with pytest.raises(CheckpointError, match="someone/other"):
+        find_checkpoint("someone/other")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a/b/c", "", "../escape/", "bad name/x"])
+def test_what_is_neither_folder_nor_hub_id_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    if name == "":
+        name = "file"
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub id"):
+        find_checkpoint(name)

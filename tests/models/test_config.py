@@ -1,0 +1,182 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyvox.errors import CheckpointError
+from polyvox.models.qwen3_tts.checkpoint import empty_model
+from polyvox.models.qwen3_tts.config import (
+    CODEC_FILE,
+    GENERATION_FILE,
+    MODEL_FILE,
+    Kind,
+    ModelConfig,
+    Sampling,
+    parse_config,
+    read_config,
+)
+from polyvox.models.qwen3_tts.synthetic import published_files, tiny_files
+from polyvox.models.qwen3_tts.transformer import file_tensors
+from polyvox.tts import EMBEDDED_VOICE
+
+
+def changed(file: str, path: str, value: object = None, *, drop: bool = False) -> list[Any]:
+    """The files of a tiny checkpoint with one field changed or dropped."""
+    files = copy.deepcopy(tiny_files("custom_voice"))
+    *parents, last = path.split(".")
+    place = files[file]
+    for name in parents:
+        place = place[name]
+    if drop:
+        del place[last]
+    else:
+        place[last] = value
+    return list(files.values())
+
+
+def test_sizes_come_from_the_files() -> None:
+    config = read_config(EMBEDDED_VOICE)
+    assert config.talker.code_groups == config.codec.quantizers
+    assert config.codec.samples_per_frame * 12.5 == config.codec.sample_rate
+    assert list(config.talker.speakers) == ["heart", "michael"]
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "tensors", "elements"),
+    [
+        ("0.6B", "custom_voice", 402, 905_788_672),
+        ("1.7B", "custom_voice", 404, 1_916_676_352),
+        ("1.7B", "voice_design", 404, 1_916_676_352),
+    ],
+)
+def test_the_published_models_have_the_published_tensors(size: Any, kind: Kind, tensors: int, elements: int) -> None:
+    config = parse_config(*published_files(size, kind).values())
+    model = empty_model(config, torch.device("meta"), torch.bfloat16)
+    talker, decoder = file_tensors(model.talker), file_tensors(model.codec)
+    assert (len(talker), sum(t.numel() for t in talker.values())) == (tensors, elements)
+    assert (len(decoder), sum(t.numel() for t in decoder.values())) == (271, 114_323_137)
+    assert config.codec.samples_per_frame == 1920
+    assert config.max_frames == 8191
+
+
+def test_generation_settings_become_sampling() -> None:
+    greedy = parse_config(*changed(GENERATION_FILE, "do_sample", False))
+    assert greedy.sampling.temperature == 0
+    assert greedy.sampling.predictor_temperature == 0.9
+    bare = tiny_files("base") | {GENERATION_FILE: {}}
+    config = parse_config(*bare.values())
+    assert config.sampling == Sampling()
+    assert config.max_frames == 2047
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_instructions_are_for_designed_voices_and_large_custom_ones(kind: Kind) -> None:
+    small = copy.deepcopy(tiny_files(kind))
+    small[MODEL_FILE]["tts_model_size"] = "0b6"
+    assert parse_config(*tiny_files(kind).values()).takes_instructions == (kind != "base")
+    assert parse_config(*small.values()).takes_instructions == (kind == "voice_design")
+
+
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        (MODEL_FILE, "tts_pad_token_id"),
+        (MODEL_FILE, "talker_config"),
+        (MODEL_FILE, "talker_config.hidden_size"),
+        (MODEL_FILE, "talker_config.codec_eos_token_id"),
+        (MODEL_FILE, "talker_config.spk_id"),
+        (MODEL_FILE, "talker_config.code_predictor_config.num_hidden_layers"),
+        (CODEC_FILE, "decoder_config"),
+        (CODEC_FILE, "decoder_config.sliding_window"),
+        (CODEC_FILE, "output_sample_rate"),
+    ],
+)
+def test_a_missing_field_is_named_with_its_file(file: str, path: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^{file}: {path} is missing"):
+        parse_config(*changed(file, path, drop=True))
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value", "supported"),
+    [
+        (MODEL_FILE, "model_type", "llama", "qwen3_tts"),
+        (MODEL_FILE, "architectures", ["LlamaForCausalLM"], "Qwen3TTSForConditionalGeneration"),
+        (MODEL_FILE, "tokenizer_type", "qwen3_tts_tokenizer_25hz", "12hz"),
+        (MODEL_FILE, "tts_model_type", "singing", "custom_voice"),
+        (MODEL_FILE, "talker_config.hidden_size", "48", "a whole number"),
+        (MODEL_FILE, "talker_config.hidden_size", 0, "from 1 on"),
+        (MODEL_FILE, "talker_config.hidden_act", "gelu", "silu"),
+        (MODEL_FILE, "talker_config.sliding_window", 128, "null"),
+        (MODEL_FILE, "talker_config.num_key_value_heads", 3, "a divisor"),
+        (MODEL_FILE, "talker_config.rope_scaling.rope_type", "yarn", "default"),
+        (MODEL_FILE, "talker_config.vocab_size", 1000, "1024"),
+        (MODEL_FILE, "talker_config.codec_eos_id", 5, ""),
+        (MODEL_FILE, "talker_config.codec_bos_id", 5000, "below"),
+        (MODEL_FILE, "talker_config.spk_id.anna", 5000, "below"),
+        (MODEL_FILE, "talker_config.spk_is_dialect.eric", "klingon", "codec_language_id"),
+        (MODEL_FILE, "talker_config.code_predictor_config.num_code_groups", 4, "6"),
+        (MODEL_FILE, "im_start_token_id", 10**6, "below"),
+        (GENERATION_FILE, "temperature", "hot", "a number"),
+        (GENERATION_FILE, "temperature", 11, "from 0 to 10"),
+        (GENERATION_FILE, "top_p", 0, "to 1"),
+        (GENERATION_FILE, "max_new_tokens", 1, "from 2 on"),
+        (CODEC_FILE, "model_type", "dac", "12hz"),
+        (CODEC_FILE, "decode_upsample_rate", 7, "48"),
+        (CODEC_FILE, "decoder_config.upsample_rates", [], "positive"),
+        (CODEC_FILE, "decoder_config.num_quantizers", 4, "num_code_groups, 6"),
+        (CODEC_FILE, "decoder_config.codebook_size", 8, "at least 64"),
+    ],
+)
+def test_an_unsupported_value_is_named_with_what_is_supported(
+    file: str, path: str, value: object, supported: str
+) -> None:
+    if not supported:  # a field that is not read
+        assert isinstance(parse_config(*changed(file, path, value)), ModelConfig)
+        return
+    with pytest.raises(CheckpointError) as caught:
+        parse_config(*changed(file, path, value))
+    for part in (file, path.rsplit(".", 1)[-1], supported):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"config"'])
+def test_a_file_that_is_no_json_object_is_refused(text: str, checkpoints: Path, tmp_path: Path) -> None:
+    for name in (MODEL_FILE, GENERATION_FILE, CODEC_FILE):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((checkpoints / "base" / name).read_text())
+    (tmp_path / GENERATION_FILE).write_text(text)
+    with pytest.raises(CheckpointError, match=GENERATION_FILE):
+        read_config(tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=MODEL_FILE):
+        read_config(tmp_path)
+
+
+def leaves(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))] + [path]
+    return [path]
+
+
+JUNK = st.none() | st.booleans() | st.integers(-5, 10**7) | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+
+
+@settings(max_examples=2000)
+@given(st.sampled_from([leaf for leaf in leaves(tiny_files("custom_voice")) if leaf]), JUNK)
+def test_no_junk_in_a_file_gives_anything_but_a_checkpoint_error(path: tuple[str, ...], junk: object) -> None:
+    files = json.loads(json.dumps(tiny_files("custom_voice")))
+    place = files
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = junk
+    try:
+        assert isinstance(parse_config(*files.values()), ModelConfig)
+    except CheckpointError as error:
+        assert ".json: " in str(error)

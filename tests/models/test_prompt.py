@@ -1,0 +1,66 @@
+import pytest
+from conftest import Loaded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyvox.errors import InvalidRequest
+from polyvox.models.qwen3_tts.config import parse_config
+from polyvox.models.qwen3_tts.prompt import NOTHING, Layout, Prompt, Reference, build_prompt, languages
+from polyvox.models.qwen3_tts.synthetic import tiny_files
+
+CUSTOM = parse_config(*tiny_files("custom_voice").values())
+BASE = parse_config(*tiny_files("base").values())
+ROLE = [1, 2, 3]
+TEXT = st.lists(st.integers(10, 99), min_size=1, max_size=30)
+LAYOUT = st.sampled_from(["whole", "streaming"])
+
+
+@given(TEXT, LAYOUT, st.booleans(), st.booleans(), TEXT | st.just([]))
+def test_rows_are_as_many_as_the_layout_says(
+    text: list[int], layout: Layout, named: bool, auto: bool, instructions: list[int]
+) -> None:
+    speaker = "anna" if named else None
+    prompt = build_prompt(
+        CUSTOM, ROLE, text, layout, "auto" if auto else "english", speaker, instructions=instructions
+    )
+    head = 9 - auto - (not named) + len(instructions)
+    assert len(prompt) == head + (len(text) + 2 if layout == "whole" else 1)
+    assert_nothing_is_lost(prompt, [*instructions, *ROLE, *text])
+
+
+@given(TEXT, TEXT, st.integers(1, 40), LAYOUT)
+def test_cloning_rows_are_as_many_as_the_layout_says(
+    text: list[int], transcript: list[int], frames: int, layout: Layout
+) -> None:
+    prompt = build_prompt(BASE, ROLE, text, layout, "english", None, True, Reference(transcript, frames))
+    spoken = len(transcript) + len(text) + 1
+    assert len(prompt) == 9 + frames + 1 + (spoken if layout == "whole" else 0)
+    assert prompt.vector_row == 7
+    assert prompt.frames_row == len(prompt) - frames
+    assert prompt.codec[prompt.frames_row - 1] == BASE.talker.bos_id
+    assert set(prompt.codec[prompt.frames_row :]) == {NOTHING}
+    assert_nothing_is_lost(prompt, [*ROLE, *transcript, *text])
+
+
+def assert_nothing_is_lost(prompt: Prompt, expected: list[int]) -> None:
+    """Every text id is read once and in order, by the prefill or by a frame, and the end of text once."""
+    control = {CUSTOM.tts_pad_id, CUSTOM.tts_bos_id}
+    read = [token for token in (*prompt.text, *prompt.trailing) if token not in control]
+    assert read == [*expected, CUSTOM.tts_eos_id]
+    assert len(prompt.text) == len(prompt.codec)
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [("language", {"language": "klingon"}), ("voice", {"speaker": "nobody"}), ("language", {"language": "sichuan_dialect"})],
+)
+def test_an_unknown_name_is_refused_with_the_list(field: str, arguments: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        build_prompt(CUSTOM, ROLE, [10], "whole", **arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert "english" in str(caught.value) or "anna" in str(caught.value)
+
+
+def test_dialects_are_not_languages_of_their_own(loaded: Loaded) -> None:
+    assert languages(CUSTOM) == ["auto", "english", "chinese", "german"]
+    assert loaded("custom_voice", "float32").languages == languages(CUSTOM)

@@ -1,0 +1,84 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Loaded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.models.qwen3_tts.config import read_config
+from polyvox.models.qwen3_tts.tokenizer import TextTokenizer, _load
+from polyvox.tts import EMBEDDED_VOICE, TTS
+
+VISIBLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(str.strip)
+EMBEDDED = TextTokenizer(EMBEDDED_VOICE, read_config(EMBEDDED_VOICE))
+CHAT = _load(EMBEDDED_VOICE)
+CHAT.encode_special_tokens = False
+
+
+@given(VISIBLE)
+def test_the_parts_have_the_ids_of_the_whole_chat(text: str) -> None:
+    """The reference encodes one string and cuts it; the parts alone must give the same."""
+    said = text.strip()
+    whole = CHAT.encode(f"<|im_start|>assistant\n{said}<|im_end|>\n<|im_start|>assistant\n").ids
+    if not any(token in said for token in CHAT.get_vocab() if token.startswith("<") and token.endswith(">")):
+        assert EMBEDDED.role + EMBEDDED.text(text) == whole[:-5]
+        turn = CHAT.encode(f"<|im_start|>user\n{said}<|im_end|>\n").ids
+        assert EMBEDDED.instructions(text) == turn
+
+
+def test_control_tokens_in_a_text_are_read_as_text(embedded: TTS) -> None:
+    ids = embedded.tokenizer.text("end<|im_end|>of <tts_pad> it")
+    assert max(ids) < embedded.config.im_start_id
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t \u2003", "a\ud800b"])
+def test_text_that_cannot_be_said_is_refused(text: str, embedded: TTS) -> None:
+    for encode, field in ((embedded.tokenizer.text, "text"), (embedded.tokenizer.instructions, "instructions")):
+        with pytest.raises(InvalidRequest) as caught:
+            encode(text)
+        assert caught.value.field == field
+
+
+def test_no_text_is_lost(loaded: Loaded) -> None:
+    tokenizer = loaded("custom_voice", "float32").tokenizer
+    text = "Any text, naïve or 北京, 😀 – every byte of it."
+    vocabulary = {value: key for key, value in tokenizer._tokenizer.get_vocab().items()}
+    symbols = "".join(vocabulary[i] for i in tokenizer.text(text))
+    decoder = {chr(256 + i): b for i, b in enumerate(b for b in range(256) if chr(b) not in symbols_as_is())}
+    assert bytes(decoder.get(s, ord(s)) for s in symbols).decode() == text
+
+
+def symbols_as_is() -> set[str]:
+    """The bytes that byte-level BPE writes as themselves."""
+    return {chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))}
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
+@pytest.mark.parametrize("damage", ["absent", "garbage"])
+def test_a_damaged_vocabulary_is_refused(name: str, damage: str, checkpoints: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints / "base", tmp_path / "checkpoint")
+    if damage == "absent":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text("zz qq\n{")
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        TextTokenizer(folder, read_config(folder))
+
+
+def test_ids_that_disagree_with_the_config_are_refused(checkpoints: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints / "base", tmp_path / "checkpoint")
+    config = read_config(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    added = settings["added_tokens_decoder"]
+    settings["added_tokens_decoder"] = {str(int(key) + 1): value for key, value in added.items()}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="endoftext"):
+        TextTokenizer(folder, config)
+    (folder / "merges.txt").write_text("#version: 0.2\na s\n")
+    settings["added_tokens_decoder"] = added
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="assistant"):
+        TextTokenizer(folder, config)
