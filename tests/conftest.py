@@ -1,5 +1,6 @@
 """What many tests need: the tiny checkpoints and the embedded voice, loaded once."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,11 @@ import polyvox
 from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.synthetic import write_tiny
 from polyvox.tts import EMBEDDED_VOICE, TTS, load
+
+# The parity tests can also judge a GPU: POLYVOX_TEST_DEVICE=cuda.
+DEVICE = os.environ.get("POLYVOX_TEST_DEVICE", "cpu")
+# TF32 convolutions, PyTorch's default on CUDA, are not float32.
+torch.backends.cudnn.allow_tf32 = False
 
 Loaded = Callable[[str, str], TTS]
 
@@ -27,12 +33,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def loaded(checkpoints: Path) -> Loaded:
-    """loaded(checkpoint, dtype): a tiny checkpoint or the embedded voice on the CPU."""
+    """loaded(checkpoint, dtype): a tiny checkpoint or the embedded voice."""
 
     @cache
     def get(checkpoint: str, dtype: str = "float32") -> TTS:
         folder = EMBEDDED_VOICE if checkpoint == "embedded" else checkpoints / checkpoint
-        return load(folder, device="cpu", dtype=dtype)
+        return load(folder, device=DEVICE, dtype=dtype)
 
     return cast(Loaded, get)
 

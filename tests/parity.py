@@ -3,21 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
 from polyvox.models.qwen3_tts import model as model_code
+from polyvox.models.qwen3_tts import sampling as sampling_code
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, Sampling
 from polyvox.models.qwen3_tts.prompt import Layout, Prompt, Reference, build_prompt
 from polyvox.models.qwen3_tts.sampling import GeneratorNoise, KeyedNoise, SamplingRows
 from polyvox.tts import TTS
+from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Golden = dict[str, Array]
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -32,7 +33,7 @@ def golden(name: str, dtype: str) -> Golden:
 
 
 def relative_error(ours: Array | torch.Tensor, theirs: Array) -> float:
-    ours = ours.numpy() if isinstance(ours, torch.Tensor) else ours
+    ours = ours.cpu().numpy() if isinstance(ours, torch.Tensor) else ours
     assert ours.shape == theirs.shape
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
@@ -83,7 +84,7 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
         vector, reference = (inputs.get(f"{name}{i}") for name in ("vector", "reference"))
         parts = [None if part is None else torch.from_numpy(part) for part in (vector, reference)]
         result.prefill.append(model.embed(prompt, *parts))
-        result.trailing.append(model.talker.text_rows(torch.tensor(prompt.trailing)))
+        result.trailing.append(model.talker.text_rows(torch.tensor(prompt.trailing, device=model.device)))
     if case.seed is None:
         noise: KeyedNoise | GeneratorNoise = KeyedNoise([0] * count, [0] * count, model.device)
     else:
@@ -91,7 +92,7 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
 
     first: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
-    draw = model_code.draw
+    draw = sampling_code.draw
 
     def recording_draw(logits: torch.Tensor, params: SamplingRows, noise: torch.Tensor) -> torch.Tensor:
         if logits.shape[-1] == tts.config.predictor.vocab_size:
@@ -100,7 +101,9 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
 
     hook = model.talker.codec_head.register_forward_hook(lambda _m, _i, out: first.append(out))
     with mock.patch.object(model_code, "draw", recording_draw):
-        streams = model.prefill(result.prefill, [p.trailing for p in prompts], [sampling_of(tts, case)] * count, noise)
+        streams = model.prefill(
+            result.prefill, [p.trailing for p in prompts], [sampling_of(tts, case)] * count, noise
+        )
         frames, ended = [], []
         for _ in range(199 if case in EMBEDDED else FRAMES):
             frames.append(model.frame(streams))
@@ -113,12 +116,12 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
     for i in range(count):
         length = sum(not bool(rows[i]) for rows in ended)
         codes = torch.stack(frames)[:length, i]
-        result.codes.append(codes.numpy())
+        result.codes.append(codes.cpu().numpy())
         result.logits.append(torch.stack(first)[:length, i, legal])
         result.rest_logits.append(torch.stack(rest)[:, i].unflatten(0, (len(frames), -1))[:length])
         if int(codes.max()) >= tts.config.codec.codebook_size:
             continue  # only a spoiled model gets here
-        before = torch.from_numpy(inputs[f"reference{i}"]) if f"reference{i}" in inputs else codes[:0]
+        before = torch.from_numpy(inputs[f"reference{i}"]).to(codes) if f"reference{i}" in inputs else codes[:0]
         samples, _ = model.decode_audio(torch.cat([before, codes])[None], model.codec.initial_state(1))
         result.audio.append(samples[0, len(before) * tts.config.codec.samples_per_frame :])
     return result

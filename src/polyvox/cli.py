@@ -88,12 +88,14 @@ def serve(
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        raise InvalidRequest("port", f"{host}:{port}", f"a free one ({error.strerror}): choose it with --port") from None
+        raise InvalidRequest(
+            "port", f"{host}:{port}", f"a free one ({error.strerror}): choose it with --port"
+        ) from None
     with listener:
         tts = _load(model, device, dtype)
         address = f"http://{host}:{listener.getsockname()[1]}"
         console.print(f"Listening on {address} (stop with Ctrl-C). Try:", soft_wrap=True)
-        example = f"curl {address}/say --json '{{\"text\": \"Hello there.\"}}' --output hello.wav"
+        example = f'curl {address}/say --json \'{{"text": "Hello there."}}\' --output hello.wav'
         console.print(f"  {example}", soft_wrap=True, markup=False)
         logs = copy.deepcopy(LOGGING_CONFIG)
         logs["handlers"]["access"]["stream"] = "ext://sys.stderr"

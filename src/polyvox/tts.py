@@ -38,11 +38,7 @@ def load(
     float64. progress shows a bar on stderr.
     """
     folder = EMBEDDED_VOICE if path_or_id is None else find_checkpoint(path_or_id)
-    place = _device(device)
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InvalidRequest("dtype", dtype, ["auto", *DTYPES])
-    wanted = DTYPES["bfloat16" if place.type == "cuda" else "float32"] if dtype == "auto" else DTYPES[dtype]
-    model = load_model(folder, place, wanted, progress)
+    model = load_model(folder, *placement(device, dtype), progress)
     return TTS(model, TextTokenizer(folder, model.config))
 
 
@@ -218,6 +214,16 @@ class Stream:
             if ended:
                 break
         self.finish_reason = "stop" if ended else "length"
+
+
+def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """What the two arguments of `load` mean on this machine."""
+    place = _device(device)
+    if dtype == "auto":
+        dtype = "bfloat16" if place.type == "cuda" else "float32"
+    if dtype not in DTYPES:
+        raise InvalidRequest("dtype", dtype, ["auto", *DTYPES])
+    return place, DTYPES[dtype]
 
 
 def _device(name: str) -> torch.device:

@@ -135,7 +135,9 @@ def test_a_hub_id_is_found_in_the_cache_while_offline(
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a/b/c", "", "../escape/", "bad name/x"])
-def test_what_is_neither_folder_nor_hub_id_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_neither_folder_nor_hub_id_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     if name == "":

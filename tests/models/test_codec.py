@@ -1,18 +1,19 @@
 import torch
-from conftest import Loaded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from parity import TOLERANCE, golden, relative_error
-from reference.cases import STREAMED_CODEC_FRAMES
 
+from conftest import DEVICE, Loaded
+from parity import TOLERANCE, golden, relative_error
 from polyvox.models.qwen3_tts.codec import CodecState
+from reference.cases import STREAMED_CODEC_FRAMES
 
 CHUNKS = st.lists(st.integers(1, 25), min_size=1, max_size=STREAMED_CODEC_FRAMES)
 
 
 def cuts(sizes: list[int]) -> list[tuple[int, int]]:
     """Chunk borders over all frames; the sizes repeat until they are used up."""
-    borders, start = [], 0
+    borders: list[tuple[int, int]] = []
+    start = 0
     while start < STREAMED_CODEC_FRAMES:
         stop = min(start + sizes[len(borders) % len(sizes)], STREAMED_CODEC_FRAMES)
         borders.append((start, stop))
@@ -24,7 +25,7 @@ def cuts(sizes: list[int]) -> list[tuple[int, int]]:
 @given(sizes=CHUNKS, dtype=st.sampled_from(["float32", "float64"]))
 def test_any_chunking_gives_the_samples_of_the_reference(sizes: list[int], dtype: str, loaded: Loaded) -> None:
     expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.codec
-    codes = torch.from_numpy(expected["short_codes"])
+    codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     state = codec.initial_state(len(codes))
     chunks = []
     with torch.no_grad():
@@ -37,7 +38,7 @@ def test_any_chunking_gives_the_samples_of_the_reference(sizes: list[int], dtype
 def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
     """Row 1 begins when row 0 is 21 frames ahead; each gives the samples it gives alone."""
     expected, codec = golden("codec", "float64"), loaded("custom_voice", "float64").model.codec
-    codes = torch.from_numpy(expected["short_codes"])
+    codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     _, ahead = codec(codes[:1, :21], codec.initial_state(1))
     fresh = codec.initial_state(1)
     state: CodecState = {key: torch.cat([ahead[key], fresh[key]]) for key in fresh}
@@ -51,7 +52,7 @@ def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
 def test_a_state_is_a_value(loaded: Loaded) -> None:
     """Decoding leaves the state it was given as it was, so that it can be kept and used again."""
     codec = loaded("custom_voice", "float32").model.codec
-    codes = torch.from_numpy(golden("codec", "float32")["short_codes"])
+    codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)
     _, state = codec(codes[:, :9], codec.initial_state(2))
     copied = {key: value.clone() for key, value in state.items()}
     first, _ = codec(codes[:, 9:14], state)
@@ -63,18 +64,18 @@ def test_a_state_is_a_value(loaded: Loaded) -> None:
 def test_every_entry_of_the_state_is_heard(loaded: Loaded) -> None:
     """Dropping any one of them changes the samples: nothing is carried for nothing."""
     codec = loaded("custom_voice", "float64").model.codec
-    codes = torch.from_numpy(golden("codec", "float64")["short_codes"])
+    codes = torch.from_numpy(golden("codec", "float64")["short_codes"]).to(DEVICE)
     _, state = codec(codes[:, :30], codec.initial_state(2))
     right, _ = codec(codes[:, 30:], state)
     assert codec.initial_state(2).keys() == state.keys()
     for key in state:
         wrong, _ = codec(codes[:, 30:], state | {key: torch.zeros_like(state[key])})
-        assert relative_error(wrong, right.numpy()) > 1e-6, key
+        assert relative_error(wrong, right.cpu().numpy()) > 1e-6, key
 
 
 def test_a_state_keeps_no_more_than_its_own_memory(loaded: Loaded) -> None:
     codec = loaded("custom_voice", "float32").model.codec
-    codes = torch.from_numpy(golden("codec", "float32")["short_codes"])
+    codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)
     _, state = codec(codes, codec.initial_state(2))
     for key, value in state.items():
         assert value.untyped_storage().nbytes() == value.numel() * value.element_size(), key

@@ -5,20 +5,22 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import Loaded
-from parity import GOLDEN, TOLERANCE, golden, prompt_of, relative_error, run, same_codes
-from reference.cases import CASES, EMBEDDED, STREAMED_CODEC_FRAMES, TOKENIZER_TEXTS, Case
-from reference.golden import HERE, SCRIPTS, checkpoint_digests, digest
 
+from conftest import DEVICE, Loaded
+from parity import GOLDEN, TOLERANCE, golden, prompt_of, relative_error, run, same_codes
 from polyvox.models.qwen3_tts import model as model_code
 from polyvox.models.qwen3_tts import predictor as predictor_code
 from polyvox.models.qwen3_tts.prompt import Prompt
+from polyvox.models.qwen3_tts.transformer import Rotation
 from polyvox.tts import EMBEDDED_VOICE
+from reference.cases import CASES, EMBEDDED, STREAMED_CODEC_FRAMES, TOKENIZER_TEXTS, Case
+from reference.golden import HERE, SCRIPTS, checkpoint_digests, digest
 
 DTYPES = ("float32", "float64")
 CASE = {case.name: case for case in (*CASES, *EMBEDDED)}
@@ -89,7 +91,7 @@ def test_text_has_the_ids_of_the_reference(checkpoint: str, index: int, loaded: 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_codec_in_one_go_equals_the_reference(dtype: str, loaded: Loaded) -> None:
     expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.codec
-    codes = torch.from_numpy(expected["short_codes"])
+    codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     assert codes.shape[1] == STREAMED_CODEC_FRAMES
     samples, _ = codec(codes, codec.initial_state(len(codes)))
     assert relative_error(samples, expected["short"]) < TOLERANCE[dtype]
@@ -99,7 +101,7 @@ def test_the_codec_in_one_go_equals_the_reference(dtype: str, loaded: Loaded) ->
 def test_a_long_decode_follows_the_mathematics_where_the_reference_leaves_it(dtype: str, loaded: Loaded) -> None:
     """Past 300 frames the package decodes in pieces with 25 frames of context, fewer than attention reaches."""
     expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.codec
-    codes = torch.from_numpy(expected["long_codes"])
+    codes = torch.from_numpy(expected["long_codes"]).to(DEVICE)
     samples, _ = codec(codes, codec.initial_state(1))
     border = 300 * codec.config.samples_per_frame
     assert relative_error(samples, expected["long"]) < TOLERANCE[dtype]
@@ -154,15 +156,21 @@ def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]
     minimum = mock.patch.object(model_code, "CONTROL_IDS", 0)
     yield "custom_voice-speaker-whole", "no suppressed ids", minimum
 
-    class Late(predictor_code.Rotation):
-        def __init__(self, positions: torch.Tensor, *rest: object) -> None:
-            super().__init__(positions * 2, *rest)  # type: ignore[arg-type]
+    class Late(Rotation):
+        def __init__(self, positions: torch.Tensor, *rest: Any) -> None:
+            super().__init__(positions * 2, *rest)
 
-    yield "custom_voice-speaker-whole", "predictor positions", mock.patch.object(predictor_code, "Rotation", Late)
+    yield (
+        "custom_voice-speaker-whole",
+        "predictor positions",
+        mock.patch.object(predictor_code, "Rotation", Late),
+    )
 
 
 @pytest.mark.parametrize(("name", "rule", "spoil"), list(spoiled_models()))
-def test_a_spoiled_model_is_found(name: str, rule: str, spoil: AbstractContextManager[object], loaded: Loaded) -> None:
+def test_a_spoiled_model_is_found(
+    name: str, rule: str, spoil: AbstractContextManager[object], loaded: Loaded
+) -> None:
     case, expected = CASE[name], golden(name, "float32")
     with spoil:
         assert not same_codes(run(loaded(case.checkpoint, "float32"), case, expected), expected), rule

@@ -1,8 +1,8 @@
 import pytest
-from conftest import Loaded
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import Loaded
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.prompt import NOTHING, Layout, Prompt, Reference, build_prompt, languages
@@ -52,7 +52,11 @@ def assert_nothing_is_lost(prompt: Prompt, expected: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("field", "arguments"),
-    [("language", {"language": "klingon"}), ("voice", {"speaker": "nobody"}), ("language", {"language": "sichuan_dialect"})],
+    [
+        ("language", {"language": "klingon"}),
+        ("voice", {"speaker": "nobody"}),
+        ("language", {"language": "sichuan_dialect"}),
+    ],
 )
 def test_an_unknown_name_is_refused_with_the_list(field: str, arguments: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest) as caught:

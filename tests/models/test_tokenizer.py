@@ -3,10 +3,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Loaded
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import Loaded
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import read_config
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer, _load
@@ -36,7 +36,10 @@ def test_control_tokens_in_a_text_are_read_as_text(embedded: TTS) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t \u2003", "a\ud800b"])
 def test_text_that_cannot_be_said_is_refused(text: str, embedded: TTS) -> None:
-    for encode, field in ((embedded.tokenizer.text, "text"), (embedded.tokenizer.instructions, "instructions")):
+    for encode, field in (
+        (embedded.tokenizer.text, "text"),
+        (embedded.tokenizer.instructions, "instructions"),
+    ):
         with pytest.raises(InvalidRequest) as caught:
             encode(text)
         assert caught.value.field == field

@@ -1,4 +1,4 @@
-"""Runs the reference package (qwen-tts 0.1.1) on the cases and writes what it gives: python oracle.py CHECKPOINTS OUT.
+"""Runs the reference package (qwen-tts 0.1.1) on the cases: python oracle.py CHECKPOINTS OUT.
 
 Needs the environment that golden.py builds; imports nothing of Polyvox. Each case becomes one .npz file.
 
@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from qwen_tts import Qwen3TTSModel
+from qwen_tts.core.models import modeling_qwen3_tts as talker_code
+from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as codec_code
+
 from cases import (
     CASES,
     EMBEDDED,
@@ -25,9 +29,6 @@ from cases import (
     Case,
     Utterance,
 )
-from qwen_tts import Qwen3TTSModel
-from qwen_tts.core.models import modeling_qwen3_tts as talker_code
-from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as codec_code
 
 Arrays = dict[str, np.ndarray]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -76,7 +77,12 @@ def cloned_voice(case: Case, model: Any) -> tuple[Any, Arrays]:
     if case.utterances[0].vector is None:
         return None, {}
     talker = model.config.talker_config
-    prompt: dict[str, list[Any]] = {"ref_code": [], "ref_spk_embedding": [], "x_vector_only_mode": [], "icl_mode": []}
+    prompt: dict[str, list[Any]] = {
+        "ref_code": [],
+        "ref_spk_embedding": [],
+        "x_vector_only_mode": [],
+        "icl_mode": [],
+    }
     kept: Arrays = {}
     for i, utterance in enumerate(case.utterances):
         rng = np.random.default_rng(utterance.vector)

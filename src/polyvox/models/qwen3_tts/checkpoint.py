@@ -19,7 +19,13 @@ from polyvox.models.qwen3_tts.transformer import file_tensors
 # What a checkpoint also holds and speaking does not need: the encoders that turn a recording into a voice.
 ENCODERS = ("speaker_encoder.", "encoder.")
 
-HUB_FILES = ["*.json", "merges.txt", "*.safetensors", "speech_tokenizer/*.json", "speech_tokenizer/*.safetensors"]
+HUB_FILES = [
+    "*.json",
+    "merges.txt",
+    "*.safetensors",
+    "speech_tokenizer/*.json",
+    "speech_tokenizer/*.safetensors",
+]
 
 
 def find_checkpoint(path_or_id: str | Path) -> Path:
@@ -81,7 +87,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _fill(paths: list[Path], wanted: Mapping[str, Tensor], device: torch.device) -> Iterator[int]:
     """Copies every wanted tensor from the files, yielding its size in the file; checks names and shapes first."""
     with ExitStack() as stack:
-        found = {}
+        found: dict[str, safe_open] = {}
         for path in paths:
             try:
                 file = stack.enter_context(safe_open(path, framework="pt", device=str(device)))

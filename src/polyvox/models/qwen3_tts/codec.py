@@ -5,6 +5,8 @@ The state is a plain dict of tensors with one row a stream; zeros are the state 
 Decoding in one go is the same call with all frames as one chunk.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -147,6 +149,9 @@ class VectorQuantizer(nn.Module):
         super().__init__()
         self._codebook = Codebook(size, dim)
 
+    def forward(self, codes: Tensor) -> Tensor:
+        return self._codebook(codes)
+
 
 class QuantizerLayers(nn.Module):
     def __init__(self, count: int, size: int, dim: int) -> None:
@@ -166,7 +171,7 @@ class ResidualQuantizer(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:
         """[B,T,count] -> [B,codebook_dim,T]"""
-        entries = [layer._codebook(codes[..., i]) for i, layer in enumerate(self.vq.layers)]
+        entries = [layer(codes[..., i]) for i, layer in enumerate(self.vq.layers)]
         return self.output_proj(torch.stack(entries).sum(0).transpose(1, 2))
 
 
@@ -263,8 +268,9 @@ class CodecDecoder(nn.Module):
         step = Pass(state)
         x = self.pre_conv(self.quantizer(codes), step)
         x = self.pre_transformer(x.transpose(1, 2), step).transpose(1, 2)
-        for convolution, block in self.upsample:  # type: ignore[misc]
-            x = block(convolution(x, step), step)
+        for stage in self.upsample:
+            for layer in cast(nn.ModuleList, stage):
+                x = layer(x, step)
         first, *blocks, snake, last = self.decoder
         x = first(x, step)
         for block in blocks:

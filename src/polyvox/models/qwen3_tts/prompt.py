@@ -5,7 +5,7 @@ id, the vector of a cloned voice, a frame of the reference recording, or nothing
 prefill comes as one id a frame (`trailing`); after its end every frame gets the text pad.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,7 +112,7 @@ def _language_control(config: ModelConfig, language: str, speaker: str | None) -
     return [talker.think_id, talker.think_bos_id, talker.languages[language], talker.think_eos_id]
 
 
-def _known(field: str, name: str, names: Sequence[str] | dict[str, int]) -> str:
+def _known(field: str, name: str, names: Collection[str]) -> str:
     if name.lower() not in names:
         raise InvalidRequest(field, name, names)
     return name.lower()

@@ -205,7 +205,14 @@ def tiny_files(kind: Kind) -> dict[str, Any]:
 
 
 TINY_CODES = 64
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+)
 # Enough to build "assistant" as one token and to make some words of several; each is a pair of pieces.
 TINY_MERGES = (
     "a s|s i|as si|assi s|assis t|a n|an t|assist ant|h e|l l|o n|i n|Ġ t|Ġt he|r e|e r|u s|us er|l o|he ll|hell o"
@@ -264,7 +271,11 @@ def _files(
 
 def _vocabulary() -> dict[str, int]:
     """The 256 byte symbols of byte-level BPE, in the order of their code points, and the merged tokens."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     symbols = [chr(code) for code in printable] + [chr(256 + i) for i in range(256 - len(printable))]
     merged = [pair.replace(" ", "") for pair in TINY_MERGES.split("|")]
     return {token: i for i, token in enumerate(symbols + merged)}
@@ -272,12 +283,11 @@ def _vocabulary() -> dict[str, int]:
 
 def _tokenizer_files() -> dict[str, Any]:
     vocabulary = _vocabulary()
+    plain = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     added = {
-        str(len(vocabulary) + i): {
-            "content": name, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True
-        }
+        str(len(vocabulary) + i): {"content": name, "special": True, **plain}
         for i, name in enumerate(SPECIAL_TOKENS)
-    }  # fmt: skip
+    }
     return {
         "vocab.json": vocabulary,
         "merges.txt": "#version: 0.2\n" + "\n".join(TINY_MERGES.split("|")) + "\n",
@@ -314,9 +324,11 @@ def _range(name: str, tensor: Tensor) -> tuple[float, float]:
     if tensor.dim() == 1:
         return -0.3, 0.3
     # ConvTranspose weights are [in, out, kernel], all others [out, in, …].
-    transposed = ".upsample." in name and ".0.conv" in name or ".block.1.conv" in name
+    transposed = (".upsample." in name and ".0.conv" in name) or ".block.1.conv" in name
     fan_in = tensor.shape[0] if transposed else tensor[0].numel()
     bound = (3.0 / fan_in) ** 0.5
+    if "_head." in name:
+        bound *= 3.0  # logits that outweigh the noise of sampling, so that what is asked for is heard
     if name.endswith(".conv2.conv.weight"):
         bound *= 0.3  # residual branches of the codec add up
     if tensor.shape[0] == 1:

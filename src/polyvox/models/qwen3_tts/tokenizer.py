@@ -71,7 +71,10 @@ def _load(folder: Path) -> Tokenizer:
         added = {int(key): value for key, value in settings.get("added_tokens_decoder", {}).items()}
         tokenizer.normalizer = NFC()
         tokenizer.pre_tokenizer = Sequence(
-            [Split(Regex(QWEN2_PATTERN), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+            [
+                Split(Regex(QWEN2_PATTERN), behavior="isolated"),
+                ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
         )
         tokenizer.add_special_tokens(
             [AddedToken(added[key]["content"], normalized=False, special=True) for key in sorted(added)]

@@ -1,0 +1,5 @@
+"""python -m polyvox"""
+
+from polyvox.cli import main
+
+main()

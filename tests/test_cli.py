@@ -1,0 +1,83 @@
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+from polyvox.cli import main
+
+
+def polyvox(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of the command."""
+    monkeypatch.setattr(sys, "argv", ["polyvox", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_say_writes_a_file_and_tells_on_stderr(tmp_path: Path) -> None:
+    """The real command, as a user runs it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "polyvox", "say", "Hello there.", "-o", "hello.wav", "--seed", "7"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    with wave.open(str(tmp_path / "hello.wav")) as file:
+        assert file.getnframes() > 10_000
+    assert done.stdout == ""
+    for part in ("hello.wav", "seed 7", "real time", "--voice michael"):
+        assert part in done.stderr
+
+
+def test_say_writes_to_a_pipe() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "polyvox", "say", "Hello.", "-o", "-"], capture_output=True, check=True
+    )
+    assert done.stdout.startswith(b"RIFF")
+    assert b"real time" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (
+            ["say", "hi", "--voice", "bob"],
+            2,
+            "voice: 'bob' is not possible; allowed is one of heart, michael",
+        ),
+        (["say", "hi", "--language", "klingon"], 2, "language: 'klingon'"),
+        (["say", ""], 2, "text: ''"),
+        (["say", "x" * 100_000], 2, "10,000 characters"),
+        (["say", "hi", "--seed", "-1"], 2, "seed: -1"),
+        (["say", "hi", "-o", "a.mp3"], 2, "ends in .wav"),
+        (["say", "hi", "-o", "nowhere/a.wav"], 2, "No such file or directory"),
+        (["say", "hi", "--model", "nowhere"], 1, "neither a folder nor a hub id"),
+        (["say", "hi", "--model", "."], 1, "config.json is missing"),
+        (["say", "hi", "--device", "tpu"], 2, "device: 'tpu'"),
+        (["say", "hi", "--dtype", "int4"], 2, "dtype: 'int4'"),
+        (["serve", "--host", "256.0.0.1"], 2, "port: "),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str],
+    status: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert polyvox(monkeypatch, *arguments) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert polyvox(monkeypatch, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "say" in shown
+    assert "serve" in shown

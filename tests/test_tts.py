@@ -1,0 +1,257 @@
+import wave
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import polyvox
+from conftest import Loaded
+from polyvox import Audio, ClonedVoice, InvalidRequest, Sampling
+from polyvox.models.qwen3_tts.model import Qwen3TTS, Streams
+from polyvox.tts import TTS
+
+TEXT = "Good morning, how are you?"
+
+
+def recorded_frames(model: Qwen3TTS, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """A list that grows with every frame the model makes."""
+    made: list[torch.Tensor] = []
+    frame = model.frame
+
+    def record(streams: Streams) -> torch.Tensor:
+        made.append(frame(streams))
+        return made[-1]
+
+    monkeypatch.setattr(model, "frame", record)
+    return made
+
+
+def test_the_embedded_voice_speaks_and_stops(embedded: TTS) -> None:
+    audio = embedded.say(TEXT)
+    assert audio.finish_reason == "stop"
+    assert audio.sample_rate == 24_000
+    assert 0.8 < audio.seconds < 6
+    assert audio.samples.dtype == np.float32
+    assert 0.05 < np.abs(audio.samples).max() <= 1
+    assert np.isfinite(audio.samples).all()
+
+
+def test_its_voices_differ(embedded: TTS) -> None:
+    assert embedded.voices == ["heart", "michael"]
+    default, heart, michael = (embedded.say(TEXT, voice).samples for voice in (None, "Heart", "michael"))
+    assert np.array_equal(default, heart)
+    assert not np.array_equal(heart[:20_000], michael[:20_000])
+
+
+def test_a_stream_gives_the_samples_of_say_in_small_chunks_first(embedded: TTS) -> None:
+    whole = embedded.say(TEXT, seed=1)
+    stream = embedded.stream(TEXT, seed=1)
+    with pytest.raises(RuntimeError, match="not ended"):
+        stream.audio([])
+    chunks = list(stream)
+    sizes = [len(chunk) // embedded.config.codec.samples_per_frame for chunk in chunks]
+    assert sizes[0] <= 4
+    assert sizes[:-1] == sorted(sizes[:-1])
+    assert min(sizes) >= 1
+    assert np.array_equal(stream.audio(chunks).samples, whole.samples)
+
+
+def test_the_first_chunk_comes_before_the_speech_is_finished(
+    embedded: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recorded_frames(embedded.model, monkeypatch)
+    next(iter(embedded.stream(TEXT)))
+    assert 1 <= len(made) <= 4
+
+
+def test_streams_that_take_turns_do_not_touch_each_other(embedded: TTS) -> None:
+    alone = [embedded.say(TEXT, voice).samples for voice in embedded.voices]
+    streams = [embedded.stream(TEXT, voice) for voice in embedded.voices]
+    chunks: list[list[np.ndarray]] = [[], []]
+    running = [iter(stream) for stream in streams]
+    while any(running):
+        for i, iterator in enumerate(running):
+            chunk = next(iterator, None) if iterator else None
+            if chunk is None:
+                running[i] = None  # type: ignore[call-overload]
+            else:
+                chunks[i].append(chunk)
+    for i in range(2):
+        assert np.array_equal(np.concatenate(chunks[i]), alone[i])
+
+
+def test_a_stream_leaves_no_inference_mode_behind(embedded: TTS) -> None:
+    next(iter(embedded.stream(TEXT)))
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_the_same_seed_gives_the_same_speech_and_is_reported(loaded: Loaded) -> None:
+    tts = loaded("custom_voice", "float32")
+    first = tts.say("hello", max_frames=20)
+    again = tts.say("hello", max_frames=20, seed=first.seed)
+    other = tts.say("hello", max_frames=20, seed=first.seed + 1)
+    assert np.array_equal(first.samples, again.samples)
+    assert not np.array_equal(first.samples[:200], other.samples[:200])
+
+
+def test_speech_is_cut_at_the_longest_utterance(loaded: Loaded) -> None:
+    tts = loaded("custom_voice", "float32")
+    audio = tts.say("hello", max_frames=5, seed=3)
+    assert audio.finish_reason == "length"
+    assert len(audio.samples) == 5 * tts.config.codec.samples_per_frame
+
+
+def test_what_a_request_asks_for_is_heard(loaded: Loaded) -> None:
+    tts = loaded("custom_voice", "float32")
+    plain = {"text": "hello", "voice": "anna", "language": "english", "seed": 2, "max_frames": 30}
+    changes = (
+        {"text": "on the other side"},
+        {"voice": "zoe"},
+        {"language": "german"},
+        {"instructions": "slowly"},
+        {"layout": "streaming"},
+        {"sampling": Sampling(temperature=0)},
+    )
+    spoken = [tts.say(**(plain | change)).samples for change in ({}, *changes)]  # type: ignore[arg-type]
+    for i, change in enumerate(changes, start=1):
+        assert not np.array_equal(spoken[0], spoken[i]), change
+
+
+def test_a_designed_voice_follows_its_description(loaded: Loaded) -> None:
+    tts = loaded("voice_design", "float32")
+    assert tts.voices == []
+    described = ("an old man", "a young woman, out of breath")
+    old, young = (tts.say("hello", instructions=text, seed=1, max_frames=30) for text in described)
+    assert not np.array_equal(young.samples, old.samples)
+
+
+def cloned(tts: TTS, frames: int) -> ClonedVoice:
+    generator = torch.Generator().manual_seed(2)
+    vector = torch.randn(tts.config.talker.transformer.hidden_size, generator=generator)
+    codes = torch.randint(0, 64, (frames, tts.config.talker.code_groups), generator=generator)
+    return ClonedVoice(vector, codes, "hello there") if frames else ClonedVoice(vector)
+
+
+def test_a_cloned_voice_speaks_with_and_without_its_recording(loaded: Loaded) -> None:
+    tts = loaded("base", "float32")
+    vector_only, in_context = (tts.say("hello", cloned(tts, n), seed=1, max_frames=9) for n in (0, 12))
+    assert not np.array_equal(vector_only.samples, in_context.samples)
+
+
+def test_a_recording_warms_the_codec_and_is_cut_off_exactly(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The speech after a recording is what decoding both together gives after the recording's last sample."""
+    tts = loaded("base", "float64")
+    voice = cloned(tts, 12)
+    assert voice.codes is not None
+    spoken = recorded_frames(tts.model, monkeypatch)
+    audio = tts.say("hello", voice, seed=1, max_frames=9)
+    frames = len(audio.samples) // tts.config.codec.samples_per_frame
+    codes = torch.cat([voice.codes, *spoken[:frames]])[None]
+    together, _ = tts.model.decode_audio(codes, tts.model.codec.initial_state(1))
+    tail = together[0, 12 * tts.config.codec.samples_per_frame :].numpy()
+    np.testing.assert_allclose(audio.samples, tail, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "told"),
+    [
+        ({"voice": "bob"}, "voice", "heart, michael"),
+        ({"voice": ClonedVoice(torch.zeros(4))}, "voice", "Base"),
+        ({"language": "klingon"}, "language", "auto, english"),
+        ({"text": ""}, "text", "visible"),
+        ({"text": " \n"}, "text", "visible"),
+        ({"text": 5}, "text", "a string"),
+        ({"text": "long " * 20_000}, "text", "10,000 characters (this is 100,000)"),
+        ({"text": "a\udfff"}, "text", "Unicode"),
+        ({"instructions": "slowly"}, "instructions", "VoiceDesign"),
+        ({"seed": -1}, "seed", "0 to"),
+        ({"seed": 2**64}, "seed", "0 to"),
+        ({"seed": 1.5}, "seed", "0 to"),
+        ({"layout": "sideways"}, "layout", "whole, streaming"),
+        ({"max_frames": 0}, "max_frames", "1 to 1023"),
+        ({"max_frames": 5000}, "max_frames", "1 to 1023"),
+        ({"sampling": Sampling(top_p=2)}, "top_p", "to 1"),
+    ],
+)
+def test_bad_input_is_refused_at_once(arguments: dict[str, object], field: str, told: str, embedded: TTS) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        embedded.stream(**({"text": TEXT} | arguments))  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert told in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"vector": torch.zeros(3)}, "shape"),
+        ({"codes": None}, "together"),
+        ({"transcript": None}, "together"),
+        ({"codes": torch.zeros(4, 3, dtype=torch.int64)}, "frames, 6"),
+        ({"codes": torch.zeros(0, 6, dtype=torch.int64)}, "frames, 6"),
+        ({"codes": torch.full((4, 6), 64)}, "0 to 63"),
+        ({"codes": torch.zeros(4, 6)}, "whole numbers"),
+        ({"transcript": " "}, "visible"),
+    ],
+)
+def test_a_voice_that_does_not_fit_is_refused(change: dict[str, object], told: str, loaded: Loaded) -> None:
+    tts = loaded("base", "float32")
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        tts.stream("hello", replace(cloned(tts, 4), **change))  # type: ignore[arg-type]
+    assert caught.value.field.startswith("voice")
+
+
+def test_each_kind_refuses_the_other_kinds_of_voice(loaded: Loaded) -> None:
+    with pytest.raises(InvalidRequest, match="instructions"):
+        loaded("voice_design", "float32").stream("hello", "anna")
+    with pytest.raises(InvalidRequest, match="ClonedVoice"):
+        loaded("base", "float32").stream("hello", "anna")
+
+
+def test_a_text_beyond_the_models_positions_is_refused(loaded: Loaded) -> None:
+    with pytest.raises(InvalidRequest, match="4096"):
+        loaded("custom_voice", "float32").stream("x " * 4_500)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"device": "tpu"}, "device"),
+        ({"device": "meta"}, "device"),
+        ({"device": "cuda:99"}, "device"),
+        ({"dtype": "int8"}, "dtype"),
+    ],
+)
+def test_a_device_or_type_that_is_not_there_is_refused(arguments: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        polyvox.load(**arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_the_embedded_voice_speaks_in_bfloat16(embedded: TTS) -> None:
+    """Another precision may choose other tokens, but it must still speak and stop."""
+    audio = polyvox.load(device="cpu", dtype="bfloat16").say(TEXT)
+    assert audio.finish_reason == "stop"
+    assert abs(audio.seconds - embedded.say(TEXT).seconds) < 1
+
+
+def test_a_saved_file_has_the_samples(tmp_path: Path) -> None:
+    samples = np.array([0.0, 0.5, -0.5, 1.0, -1.0], np.float32)
+    path = tmp_path / "a.wav"
+    Audio(samples, 24_000, 1, "stop").save(path)
+    with wave.open(str(path)) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
+        assert np.frombuffer(file.readframes(99), "<i2").tolist() == [0, 16384, -16384, 32767, -32767]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    audio = Audio(np.zeros(4, np.float32), 24_000, 1, "stop")
+    for path in (tmp_path / "a.mp3", tmp_path / "nowhere/a.wav"):
+        with pytest.raises(InvalidRequest):
+            audio.save(path)
+    assert list(tmp_path.iterdir()) == []
