@@ -53,9 +53,7 @@ def prefilled(model: Qwen3TTS, batch: int, context: int) -> Streams:
 
 @torch.inference_mode()
 def table(model: Qwen3TTS, batches: list[int], context: int, repeats: int) -> None:
-    out(
-        f"{'batch':>6} {'prefill ' + str(context) + ' rows, ms':>26} {'frame, ms':>26} {'codec of 4 frames, ms':>26}"
-    )
+    out(f"{'batch':>6} {f'prefill {context} rows, ms':>26} {'frame, ms':>26} {'codec of 4 frames, ms':>26}")
     for batch in batches:
         prefill = timed(lambda b=batch: prefilled(model, b, context), min(repeats, 10), model.device)
         streams = prefilled(model, batch, context)

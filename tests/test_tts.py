@@ -105,10 +105,10 @@ def test_speech_is_cut_at_the_longest_utterance(loaded: Loaded) -> None:
 
 def test_what_a_request_asks_for_is_heard(loaded: Loaded) -> None:
     tts = loaded("custom_voice", "float32")
-    plain = {"text": "hello", "voice": "anna", "language": "english", "seed": 2, "max_frames": 30}
+    plain = {"text": "hello", "voice": "serena", "language": "english", "seed": 2, "max_frames": 30}
     changes = (
         {"text": "on the other side"},
-        {"voice": "zoe"},
+        {"voice": "vivian"},
         {"language": "german"},
         {"instructions": "slowly"},
         {"layout": "streaming"},
@@ -207,9 +207,9 @@ def test_a_voice_that_does_not_fit_is_refused(change: dict[str, object], told: s
 
 def test_each_kind_refuses_the_other_kinds_of_voice(loaded: Loaded) -> None:
     with pytest.raises(InvalidRequest, match="instructions"):
-        loaded("voice_design", "float32").stream("hello", "anna")
+        loaded("voice_design", "float32").stream("hello", "serena")
     with pytest.raises(InvalidRequest, match="ClonedVoice"):
-        loaded("base", "float32").stream("hello", "anna")
+        loaded("base", "float32").stream("hello", "serena")
 
 
 def test_a_text_beyond_the_models_positions_is_refused(loaded: Loaded) -> None:

@@ -120,7 +120,7 @@ def test_a_missing_field_is_named_with_its_file(file: str, path: str) -> None:
         (MODEL_FILE, "talker_config.vocab_size", 1000, "1024"),
         (MODEL_FILE, "talker_config.codec_eos_id", 5, ""),
         (MODEL_FILE, "talker_config.codec_bos_id", 5000, "below"),
-        (MODEL_FILE, "talker_config.spk_id.anna", 5000, "below"),
+        (MODEL_FILE, "talker_config.spk_id.serena", 5000, "below"),
         (MODEL_FILE, "talker_config.spk_is_dialect.eric", "klingon", "codec_language_id"),
         (MODEL_FILE, "talker_config.code_predictor_config.num_code_groups", 4, "6"),
         (MODEL_FILE, "im_start_token_id", 10**6, "below"),

@@ -19,7 +19,7 @@ LAYOUT = st.sampled_from(["whole", "streaming"])
 def test_rows_are_as_many_as_the_layout_says(
     text: list[int], layout: Layout, named: bool, auto: bool, instructions: list[int]
 ) -> None:
-    speaker = "anna" if named else None
+    speaker = "serena" if named else None
     prompt = build_prompt(
         CUSTOM, ROLE, text, layout, "auto" if auto else "english", speaker, instructions=instructions
     )
@@ -62,7 +62,7 @@ def test_an_unknown_name_is_refused_with_the_list(field: str, arguments: dict[st
     with pytest.raises(InvalidRequest) as caught:
         build_prompt(CUSTOM, ROLE, [10], "whole", **arguments)  # type: ignore[arg-type]
     assert caught.value.field == field
-    assert "english" in str(caught.value) or "anna" in str(caught.value)
+    assert "english" in str(caught.value) or "serena" in str(caught.value)
 
 
 def test_dialects_are_not_languages_of_their_own(loaded: Loaded) -> None:

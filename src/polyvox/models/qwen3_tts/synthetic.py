@@ -139,7 +139,7 @@ def tiny_files(kind: Kind) -> dict[str, Any]:
             base=TINY_CODES + 10,
             languages={"english": TINY_CODES + 30, "chinese": TINY_CODES + 31, "german": TINY_CODES + 32},
             dialects={"sichuan_dialect": TINY_CODES + 40},
-            speakers={"anna": TINY_CODES + 50, "eric": TINY_CODES + 51, "zoe": TINY_CODES + 52},
+            speakers={"serena": TINY_CODES + 50, "eric": TINY_CODES + 51, "vivian": TINY_CODES + 52},
         ),
     }
     talker["code_predictor_config"] = {

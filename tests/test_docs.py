@@ -1,0 +1,102 @@
+"""Every command and snippet of the documentation does what it says."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+HUB_ID = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page, text) of each fenced block of a language."""
+    found = []
+    for page in PAGES:
+        for text in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            found.append((page.name, text))
+    return found
+
+
+def commands(first_word: str) -> list[str]:
+    lines = [line.split("  #")[0].strip() for _, text in blocks("sh") for line in text.splitlines()]
+    return [line for line in lines if line.split(" ")[0] == first_word]
+
+
+@pytest.fixture
+def environment(checkpoints: Path, tmp_path: Path) -> dict[str, str]:
+    """The command on the path, and a hub cache where a tiny checkpoint has the published name."""
+    cache = tmp_path / "hub" / f"models--{HUB_ID.replace('/', '--')}"
+    shutil.copytree(checkpoints / "custom_voice", cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text("0" * 40)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+
+
+def test_nothing_in_a_block_goes_unrun() -> None:
+    shown = [line.strip() for _, text in blocks("sh") for line in text.splitlines()]
+    words = {line.split(" ")[0] for line in shown if line and not line.startswith("#")}
+    assert words == {"make", "curl", "polyvox"}
+    assert len(blocks("python")) >= 1
+
+
+@pytest.mark.parametrize("command", commands("polyvox"))
+def test_a_command_of_the_documentation_runs(command: str, environment: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with wave.open(str(next(tmp_path.glob("*.wav")))) as file:
+        assert file.getnframes() > 0
+
+
+@pytest.mark.parametrize("text", [text for _, text in blocks("python")])
+def test_a_snippet_of_the_documentation_runs(text: str, environment: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "morning.wav").exists()
+
+
+@pytest.mark.parametrize("command", commands("make"))
+def test_make_knows_its_targets(command: str) -> None:
+    subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, check=True)
+
+
+@pytest.fixture
+def address(environment: dict[str, str]) -> Iterator[str]:
+    """A server as the documentation starts it, but on any free port."""
+    command = ["polyvox", "serve", "--port", "0"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            for line in server.stderr:
+                if found := re.search(r"http://[\d.]+:\d+", line):
+                    yield found[0]
+                    break
+        finally:
+            server.terminate()
+            server.communicate(timeout=20)
+
+
+def test_the_server_answers_as_documented(address: str, environment: dict[str, str], tmp_path: Path) -> None:
+    (command,) = commands("curl")
+    assert "http://127.0.0.1:8000" in command
+    command = command.replace("http://127.0.0.1:8000", address)
+    subprocess.run(shlex.split(command), cwd=tmp_path, env=environment, check=True, capture_output=True)
+    with wave.open(str(tmp_path / "hello.wav")) as file:
+        assert file.getnframes() > 10_000
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
