@@ -41,3 +41,15 @@ class Overloaded(PolyvoxError):
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class StreamFailed(PolyvoxError):
+    """A stream that had begun could not be finished."""
+
+    code = "stream_failed"
+
+
+class EngineDown(Overloaded):
+    """The engine is being started again; nothing can be taken meanwhile."""
+
+    code = "engine_down"

@@ -1,0 +1,1 @@
+"""How streams run: many at once, one frame step for all of them, nobody starved."""

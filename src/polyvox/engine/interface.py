@@ -1,0 +1,79 @@
+"""What the server, the bench and Python users see of an engine, whether it runs in their process or in its own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyvox.models.request import Request
+
+FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Some more of a stream's samples, mono, in [-1, 1]; index counts from 0, and the last chunk is final.
+
+    The final chunk may be empty: an end is always told, also where no sample is left to give.
+    """
+
+    samples: Samples
+    index: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a stream ended."""
+
+    finish_reason: FinishReason
+    seed: int
+    error: str | None = None
+    frames: int = 0
+    seconds: float = 0.0  # of audio
+    queue_wait: float = 0.0  # seconds from the request to its admission
+    first_audio: float | None = None  # seconds from the request to its first chunk
+    underruns: int = 0
+    text_waits: int = 0
+
+
+class Stream(Protocol):
+    """A request that was taken."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def result(self) -> Result | None:
+        """None until the stream has ended."""
+
+    def chunks(self, timeout: float | None = None) -> Iterator[Chunk]:
+        """The chunks as they come, for one reader; ends after the final one.
+
+        Raises StreamFailed where the stream ended with an error, TimeoutError where nothing came for `timeout`
+        seconds.
+        """
+
+    def append(self, text: str) -> None:
+        """More text for a live request."""
+
+    def finish_text(self) -> None:
+        """No more text will come."""
+
+    def cancel(self) -> None:
+        """Ends the stream within a step; any number of times, at any moment."""
+
+
+class Engine(Protocol):
+    sample_rate: int
+
+    def submit(self, request: Request) -> Stream:
+        """Takes a request, or raises InvalidRequest or Overloaded at once."""
+
+    def stats(self) -> dict[str, float]: ...
+
+    def close(self) -> None:
+        """Ends all streams and leaves nothing running; any number of times."""

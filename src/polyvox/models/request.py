@@ -1,0 +1,76 @@
+"""What a speech model can be asked, whatever its family: plain values that may cross a process border."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyvox.errors import InvalidRequest
+
+# whole: all text before the first frame; streaming: one text token a frame, so that text may still be growing.
+Layout = Literal["whole", "streaming"]
+
+AUTO = "auto"
+SEED_LIMIT = 2**64
+SAMPLING_BOUNDS = {
+    "temperature": (0.0, 10.0),
+    "top_k": (0, 1_000_000),
+    "top_p": (1e-6, 1.0),
+    "repetition_penalty": (0.1, 10.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How codes are drawn. Temperature 0 is greedy; top_k 0 and top_p 1 switch those filters off."""
+
+    temperature: float = 0.9
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float = 1.05
+    predictor_temperature: float = 0.9
+    predictor_top_k: int = 50
+    predictor_top_p: float = 1.0
+
+    def check(self) -> None:
+        """Raises InvalidRequest for a value that cannot be drawn with."""
+        for field in fields(self):
+            low, high = SAMPLING_BOUNDS[field.name.removeprefix("predictor_")]
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise InvalidRequest(field.name, value, f"a number from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClonedVoice:
+    """The speaker vector of a recording; with the recording's codes and transcript, speech continues it."""
+
+    vector: NDArray[np.float32]  # [hidden]
+    codes: NDArray[np.int64] | None = None  # [frames, groups]
+    transcript: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One utterance. None means the checkpoint's own choice.
+
+    seed: the same seed gives the same speech; one is drawn if none is given. live: text may be appended after the
+    request has begun, in the streaming layout. whole_file: nobody listens while it is made, so it has no deadline.
+    first_chunk: frames of the first chunk. trim_silence: drop what is silent before the first sound. guard: end
+    speech that runs on past what its text can need.
+    """
+
+    text: str
+    voice: str | ClonedVoice | None = None
+    language: str = AUTO
+    instructions: str | None = None
+    seed: int | None = None
+    layout: Layout | None = None
+    sampling: Sampling | None = None
+    max_frames: int | None = None
+    live: bool = False
+    whole_file: bool = False
+    first_chunk: int | None = None
+    trim_silence: bool = False
+    guard: bool = True
