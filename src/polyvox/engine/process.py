@@ -1,0 +1,343 @@
+"""The engine in a process of its own: it lets servers in, and gives each of them the chunks of its streams.
+
+Every server has two threads here: one hears its messages, one sends. The engine's thread only leaves a note that a
+stream is ready, so that no server can delay it, or another server.
+"""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from polyvox.engine import wire
+from polyvox.engine.interface import Chunk, Result, Stream
+from polyvox.engine.ring import Pcm, Ring, to_pcm
+from polyvox.errors import EngineDown, PolyvoxError
+from polyvox.models.request import Request
+
+log = logging.getLogger(__name__)
+
+SUBMITTERS = 4  # requests of one server that may be prepared at once
+
+
+class TakenStream(Stream, Protocol):
+    """A stream that is emptied by whoever hears that it is ready."""
+
+    def take(self, most: int, /) -> list[Chunk]:
+        """At most so many of the chunks that are there, without waiting."""
+
+
+class HostedEngine(Protocol):
+    """What can be run in a process of its own."""
+
+    @property
+    def sample_rate(self) -> int: ...
+
+    def submit(self, request: Request, *, on_ready: Callable[[TakenStream], None]) -> TakenStream:
+        """on_ready is called from the engine's thread when the stream has new chunks, and when it has its result.
+
+        Raises EngineDown where the engine is broken for good; its process then ends, and is started again.
+        """
+
+    def stats(self) -> dict[str, float]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """How the process treats its servers, how it ends, and when it is given up."""
+
+    ring_samples: int = 1 << 22  # for each server: 8 MiB, three minutes of speech
+    patience: float = 10.0  # seconds after which a server that takes nothing is let go
+    grace: float = 1.5  # seconds to end in, before it is killed
+    start_timeout: float = 600.0
+    failures: int = 3  # so many of them
+    window: float = 60.0  # in so many seconds
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """A stream on its way to a server."""
+
+    credit: int
+    stream: TakenStream | None = None  # None until the engine has taken the request
+    final: bool = False
+
+
+class ServerLink:
+    """One server: its streams, its ring, its credits; all of them are released when it goes."""
+
+    def __init__(self, engine: HostedEngine, line: wire.Wire, ring: Ring, patience: float) -> None:
+        self._engine, self._wire, self._ring, self._patience = engine, line, ring, patience
+        self._news = threading.Condition()  # guards all that follows; the engine is never called under it
+        self._closing = False
+        self._deliveries: dict[int, _Delivery] = {}
+        self._ready: dict[int, TakenStream] = {}
+        self._replies: dict[int, wire.Reply] = {}
+        self._heard = time.monotonic()  # when the ring was last empty or last emptied
+        # Only the sender's: what was taken from streams and is not yet in the ring.
+        self._held: deque[tuple[int, wire.Piece | Result, Pcm]] = deque()
+        self._sender = threading.Thread(target=self._send, name="polyvox-server-sender", daemon=True)
+        self._hearer = threading.Thread(target=self._hear, name="polyvox-server-hearer", daemon=True)
+        self._sender.start()
+        self._hearer.start()
+
+    @property
+    def gone(self) -> bool:
+        return not self._hearer.is_alive()
+
+    def close(self) -> None:
+        """Lets the server go; any number of times."""
+        self._wire.shutdown()
+        self._hearer.join()
+
+    # The hearing thread
+
+    def _hear(self) -> None:
+        # Preparing a request may take a while, and credits must not wait for it: other threads submit.
+        with ThreadPoolExecutor(SUBMITTERS, thread_name_prefix="polyvox-server-submit") as submitting:
+            try:
+                while True:
+                    self._obey(self._wire.receive(), submitting)
+            except (EOFError, OSError) as error:
+                log.info("a server has gone: %r", error)
+            except Exception:
+                log.exception("a server is let go, as a message of it could not be served")
+            submitting.shutdown(wait=False, cancel_futures=True)
+            with self._news:
+                self._closing = True
+                self._news.notify()
+            self._wire.shutdown()
+            self._sender.join()
+            for delivery in list(self._deliveries.values()):
+                if delivery.stream is not None:
+                    delivery.stream.cancel()
+        self._wire.close()
+        self._ring.close()
+
+    def _obey(self, message: object, submitting: ThreadPoolExecutor) -> None:
+        match message:
+            case wire.Submit(id, request, credit):
+                with self._news:
+                    self._deliveries[id] = _Delivery(credit)
+                submitting.submit(self._submit, id, request)
+            case wire.Taken(position, chunks):
+                self._taken(position, chunks)
+            case wire.AskStats(id):
+                self._reply(id, self._engine.stats())
+            case wire.Append(id) | wire.Cancel(id):
+                with self._news:
+                    delivery = self._deliveries.get(id)
+                    if delivery is not None and delivery.stream is None:
+                        del self._deliveries[id]  # whoever asked for it waits no longer; _submit cancels it
+                if delivery is not None and delivery.stream is not None:  # else it has ended meanwhile
+                    self._change(delivery.stream, message)
+            case _:
+                raise TypeError(f"a message of an unknown kind: {type(message).__name__}")
+
+    def _change(self, stream: TakenStream, message: wire.Append | wire.Cancel) -> None:
+        try:
+            match message:
+                case wire.Cancel():
+                    stream.cancel()
+                case wire.Append(_, str(text)):
+                    stream.append(text)
+                case wire.Append():
+                    stream.finish_text()
+        except Exception as error:
+            # Nobody waits for an answer to these, so the stream itself tells what was wrong.
+            self._reply(message.id, _refusal(error))
+            stream.cancel()
+
+    def _submit(self, id: int, request: Request) -> None:
+        try:
+            stream = self._engine.submit(request, on_ready=partial(self._note, id))
+        except EngineDown as error:
+            log.critical("the engine is broken, and its process ends: %s", error)
+            os._exit(1)
+        except Exception as error:
+            with self._news:
+                self._deliveries.pop(id, None)
+            self._reply(id, _refusal(error))
+            return
+        with self._news:
+            delivery = self._deliveries.get(id)
+            if delivery is not None and not self._closing:
+                delivery.stream = stream
+                self._replies[id] = stream.seed
+                self._ready[id] = stream  # it may have been before it was known
+                self._news.notify()
+                return
+        stream.cancel()
+
+    def _taken(self, position: int, chunks: dict[int, int]) -> None:
+        with self._news:
+            self._ring.release(position)
+            self._heard = time.monotonic()
+            for id, count in chunks.items():
+                delivery = self._deliveries.get(id)
+                if delivery is not None:
+                    if delivery.credit == 0 and delivery.stream is not None:
+                        self._ready[id] = delivery.stream
+                    delivery.credit += count
+            self._news.notify()
+
+    # Notes for the sending thread
+
+    def _note(self, id: int, stream: TakenStream) -> None:
+        with self._news:
+            delivery = self._deliveries.get(id)
+            if delivery is not None and delivery.stream is not None:
+                self._ready[id] = stream
+                self._news.notify()
+
+    def _reply(self, id: int, reply: wire.Reply) -> None:
+        with self._news:
+            self._replies[id] = reply
+            self._news.notify()
+
+    # The sending thread
+
+    def _send(self) -> None:
+        sequence = 0
+        try:
+            while self._await_news():
+                with self._news:
+                    replies, self._replies = self._replies, {}
+                    ready: dict[int, TakenStream] = {}
+                    if not self._held:
+                        ready, self._ready = self._ready, {}
+                for id, stream in ready.items():
+                    self._collect(id, stream)
+                pieces, ended = self._fill()
+                if replies or pieces or ended:
+                    self._wire.send(wire.Wakeup(sequence, replies, pieces, ended))
+                    sequence += 1
+        except OSError as error:
+            log.info("a server has gone, or takes nothing any more: %r", error)
+        except Exception:
+            log.exception("a server is let go, as its streams could not be collected")
+        self._wire.shutdown()  # the hearing thread releases everything
+
+    def _await_news(self) -> bool:
+        """Waits for something to send; False where there will be nothing."""
+        with self._news:
+            while not self._closing:
+                if self._replies or (self._fits() if self._held else self._ready):
+                    return True
+                outstanding = self._ring.written > self._ring.taken
+                left = self._heard + self._patience - time.monotonic()
+                if outstanding and left <= 0:
+                    log.warning("a server took nothing for %g s and is let go", self._patience)
+                    return False
+                self._news.wait(left if outstanding else None)
+            return False
+
+    def _collect(self, id: int, stream: TakenStream) -> None:
+        """Takes what a stream has, as far as its reader's credit goes, and its end when nothing is left."""
+        with self._news:
+            delivery = self._deliveries.get(id)
+            if delivery is None:
+                return
+            credit = delivery.credit
+        result = stream.result  # before the chunks: none can come after it
+        chunks = stream.take(credit) if credit else []
+        for chunk in chunks:
+            pcm = to_pcm(chunk.samples)
+            if len(pcm) > self._ring.capacity:
+                stream.cancel()
+                error = f"a chunk of {len(pcm)} samples is more than the ring of {self._ring.capacity}"
+                result = Result("error", stream.seed, error)
+                break
+            self._held.append((id, wire.Piece(id, chunk.index, len(pcm), chunk.final), pcm))
+            delivery.final |= chunk.final
+        result = result or (stream.result if delivery.final else None)
+        # A stream that was cut short ends at once, however far behind its reader is.
+        cut = result is not None and result.finish_reason in ("cancelled", "error")
+        with self._news:
+            delivery.credit -= len(chunks)
+            if result is not None and (delivery.final or cut or len(chunks) < credit):
+                del self._deliveries[id]
+                self._held.append((id, result, np.empty(0, np.int16)))
+
+    def _fill(self) -> tuple[list[wire.Piece], dict[int, Result]]:
+        """Moves what is held into the ring, until that is full; not under the lock, as the engine waits for it."""
+        pieces, ended = [], {}
+        while self._held and self._fits():
+            id, item, pcm = self._held.popleft()
+            if isinstance(item, Result):
+                ended[id] = item
+                continue
+            if self._ring.written == self._ring.taken:
+                self._heard = time.monotonic()
+            self._ring.write(pcm)
+            pieces.append(item)
+        return pieces, ended
+
+    def _fits(self) -> bool:
+        return len(self._held[0][2]) <= self._ring.room
+
+
+def _refusal(error: Exception) -> wire.Refusal:
+    if isinstance(error, PolyvoxError):
+        return wire.Refusal.of(error)
+    log.error("the engine failed at a request", exc_info=error)
+    return wire.Refusal.of(PolyvoxError(f"the engine failed at this request: {type(error).__name__}: {error}"))
+
+
+def host(factory: Callable[[], HostedEngine], folder: Path, hosting: Hosting, lifeline: Connection) -> None:
+    """The life of the process: builds the engine, lets servers in, ends when the lifeline does.
+
+    The lifeline first hears the engine's sample rate, or why there is none.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
+    stop, stopping = socket.socketpair()
+    threading.Thread(target=_hold_on, args=(lifeline, stopping, hosting.grace), daemon=True).start()
+    try:
+        engine = factory()
+    except Exception as error:
+        log.exception("the engine could not be built")
+        lifeline.send(f"{type(error).__name__}: {error}")
+        return
+    (folder / wire.SOCKET).unlink(missing_ok=True)  # of a process before this one
+    links: list[ServerLink] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / wire.SOCKET))
+        listener.listen()
+        lifeline.send(engine.sample_rate)
+        while stop not in wait([listener, stop]):
+            links = [link for link in links if not link.gone]
+            try:
+                line, ring = wire.let_in(listener.accept()[0], hosting.ring_samples, hosting.patience)
+            except OSError as error:
+                log.warning("a server could not be let in: %s", error)
+                wait([stop], timeout=0.1)  # whatever it lacks, files perhaps, does not come by asking faster
+            else:
+                links.append(ServerLink(engine, line, ring, hosting.patience))
+    for link in links:
+        link.close()
+    engine.close()
+
+
+def _hold_on(lifeline: Connection, stopping: socket.socket, grace: float) -> None:
+    """Waits for the lifeline's end; also a supervisor that was killed leaves no engine behind."""
+    try:
+        lifeline.recv()
+    except (EOFError, OSError) as error:
+        log.debug("the lifeline has ended: %r", error)
+    stopping.close()
+    time.sleep(grace)
+    os._exit(1)  # something did not end in time

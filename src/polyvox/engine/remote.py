@@ -1,0 +1,306 @@
+"""An engine that runs in another process, as a server sees it: the same interface, and it comes back by itself."""
+
+import itertools
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+
+import numpy as np
+
+from polyvox.engine import wire
+from polyvox.engine.interface import Chunk, Result
+from polyvox.engine.ring import from_pcm
+from polyvox.errors import EngineDown, InvalidRequest, StreamFailed
+from polyvox.models.request import Request
+
+log = logging.getLogger(__name__)
+
+CREDIT = 8  # chunks of a stream that may wait for their reader here
+PATIENCE = 10.0  # seconds in which the engine must have read a message
+RECONNECT_SECONDS = 0.05
+GIVEN_UP_SECONDS = 60.0  # for a person to have looked at it
+
+
+class RemoteStream:
+    """A request that the engine's process has taken."""
+
+    def __init__(self, session: "_Session", id: int, request: Request, on_ready: "OnReady | None") -> None:
+        self._session, self._id, self._on_ready = session, id, on_ready
+        self._text_open = request.live
+        self._arrived = threading.Condition()  # guards all that follows
+        self._chunks: deque[Chunk] = deque()  # never more than the stream's credit, and its end
+        self._number = 0  # of the next chunk
+        self.seed = request.seed or 0  # until the engine has drawn one
+        self.result: Result | None = None
+
+    def chunks(self, timeout: float | None = None) -> Iterator[Chunk]:
+        final = False
+        try:
+            while not final:
+                with self._arrived:
+                    if not self._arrived.wait_for(lambda: self._chunks, timeout):
+                        raise TimeoutError(f"no audio for {timeout} s")
+                for chunk in self.take(1):
+                    final = chunk.final
+                    if final and self.result is not None and self.result.finish_reason == "error":
+                        raise StreamFailed(self.result.error or "the stream failed")
+                    yield chunk
+        finally:
+            self.cancel()  # a reader that goes away early wants no more of it
+
+    def take(self, most: int) -> list[Chunk]:
+        """What is there, without waiting; the engine then sends as many more."""
+        with self._arrived:
+            taken = [self._chunks.popleft() for _ in range(min(most, len(self._chunks)))]
+        if taken:
+            self._session.return_credit(self._id, len(taken))
+        return taken
+
+    def append(self, text: str) -> None:
+        """Does not wait for the engine: a text that it cannot take ends the stream with an error that says why."""
+        if not self._text_open:
+            raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
+        self._session.send(wire.Append(self._id, text))
+
+    def finish_text(self) -> None:
+        if self._text_open:
+            self._text_open = False
+            self._session.send(wire.Append(self._id, None))
+
+    def cancel(self) -> None:
+        if self.result is None:
+            self._session.send(wire.Cancel(self._id))
+
+    # The receiving thread's
+
+    def put(self, chunks: list[Chunk], result: Result | None) -> None:
+        """The last chunk and the result come together: who has seen the one can see the other."""
+        with self._arrived:
+            self._chunks.extend(chunks)
+            self._number = chunks[-1].index + (not chunks[-1].final) if chunks else self._number
+            if result is not None and self.result is None:
+                self.result = result
+                if result.finish_reason in ("cancelled", "error"):  # nobody wants what is left of it
+                    self._chunks.clear()
+                    self._chunks.append(Chunk(np.zeros(0, np.float32), self._number, True))
+            self._arrived.notify_all()
+
+    def call_reader(self) -> None:
+        """A reader that fails ends its own stream, and nothing else."""
+        if self._on_ready is not None:
+            try:
+                self._on_ready(self)
+            except Exception:
+                log.exception("a stream is cancelled, as its reader failed")
+                self._on_ready = None
+                self.cancel()
+
+
+OnReady = Callable[[RemoteStream], None]
+
+
+class _Session:
+    """One connection, from the handshake to its end, and the streams that live and die with it."""
+
+    def __init__(self, door: wire.Door, credit: int, timeout: float, down: Callable[[], EngineDown]) -> None:
+        self._wire, self._ring = wire.knock(door, PATIENCE)
+        self._window, self._timeout, self._down = credit, timeout, down
+        self._lock = threading.Lock()  # guards all that follows
+        self._over = False
+        self._ids = itertools.count()
+        self._streams: dict[int, RemoteStream] = {}
+        self._calls: dict[int, Future[wire.Reply]] = {}
+        self._credit: Counter[int] = Counter()  # chunks that readers have taken and the engine was not told of
+        self.wakeups = 0
+
+    def submit(self, request: Request, on_ready: OnReady | None) -> RemoteStream:
+        with self._lock:
+            id = next(self._ids)
+            stream = self._streams[id] = RemoteStream(self, id, request, on_ready)
+        try:
+            self._call(wire.Submit(id, request, self._window))
+        except BaseException:
+            with self._lock:
+                self._streams.pop(id, None)
+            self.send(wire.Cancel(id))  # it may have been taken after all, too late
+            raise
+        return stream
+
+    def stats(self) -> dict[str, float]:
+        with self._lock:
+            id = next(self._ids)
+        reply = self._call(wire.AskStats(id))
+        assert isinstance(reply, dict)
+        return {**reply, "wakeups": self.wakeups}
+
+    def _call(self, message: wire.Submit | wire.AskStats) -> wire.Reply:
+        answer: Future[wire.Reply] = Future()
+        with self._lock:
+            if self._over:
+                raise self._down()
+            self._calls[message.id] = answer
+        try:
+            self.send(message)
+            return answer.result(self._timeout)
+        except TimeoutError:
+            raise EngineDown(f"the engine did not answer within {self._timeout:g} s", self._timeout) from None
+        finally:
+            with self._lock:
+                self._calls.pop(message.id, None)
+
+    def send(self, message: object) -> None:
+        """Where the connection is lost, its end tells every stream and call; nothing is to be told here."""
+        try:
+            self._wire.send(message)
+        except OSError as error:
+            log.debug("not sent, as the connection is lost: %r", error)
+
+    def return_credit(self, id: int, chunks: int) -> None:
+        """Goes with the next message about the ring, or at once where the engine could run out of it."""
+        with self._lock:
+            if id not in self._streams:
+                return
+            self._credit[id] += chunks
+            if self._credit[id] < self._window // 2:
+                return
+            owed = {id: self._credit.pop(id)}
+            position = self._ring.taken
+        self.send(wire.Taken(position, owed))
+
+    def receive(self) -> None:
+        """The receiving thread's work, until the connection ends."""
+        try:
+            while True:
+                wakeup = self._wire.receive()
+                if not isinstance(wakeup, wire.Wakeup) or wakeup.sequence != self.wakeups:
+                    raise ConnectionError(f"wake-up {self.wakeups} was expected, not {wakeup}")
+                self.wakeups += 1
+                self._wake(wakeup)
+        except (EOFError, OSError) as error:
+            log.debug("the connection to the engine has ended: %r", error)
+        except Exception:
+            log.exception("the connection to the engine is given up, as a message could not be read")
+
+    def _wake(self, wakeup: wire.Wakeup) -> None:
+        chunks: dict[int, list[Chunk]] = {id: [] for id in wakeup.ended}
+        for id, number, samples, final in wakeup.pieces:
+            chunks.setdefault(id, []).append(Chunk(from_pcm(self._ring.read(samples)), number, final))
+        with self._lock:
+            failed = {id: self._streams[id] for id, reply in wakeup.replies.items() if self._answer(id, reply)}
+            streams = {id: self._streams[id] for id in chunks if id in self._streams}
+            for id in wakeup.ended:
+                self._streams.pop(id, None)
+                self._credit.pop(id, None)
+            taken = wire.Taken(self._ring.taken, dict(self._credit))
+            if wakeup.pieces:
+                self._credit.clear()
+        for id, stream in streams.items():
+            stream.put(chunks[id], wakeup.ended.get(id))
+        if wakeup.pieces:
+            self.send(taken)
+        for stream in (failed | streams).values():
+            stream.call_reader()
+
+    def _answer(self, id: int, reply: wire.Reply) -> bool:
+        """Whether it was an answer that nobody waits for: an append that could not be, and ends its stream."""
+        call = self._calls.pop(id, None)
+        stream = self._streams.get(id)
+        if isinstance(reply, int) and stream is not None:
+            stream.seed = reply
+        if call is not None and isinstance(reply, wire.Refusal):
+            call.set_exception(reply.error())
+        elif call is not None:
+            call.set_result(reply)
+        elif isinstance(reply, wire.Refusal) and stream is not None:
+            stream.put([], Result("error", stream.seed, reply.message))
+            return True
+        return False
+
+    def end(self, reason: Result) -> None:
+        """Ends all streams and calls; the receiving thread is out."""
+        with self._lock:
+            self._over = True
+            streams, self._streams = list(self._streams.values()), {}
+            calls, self._calls = list(self._calls.values()), {}
+        for call in calls:
+            call.set_exception(self._down())
+        for stream in streams:
+            stream.put([], Result(reason.finish_reason, stream.seed, reason.error))
+            stream.call_reader()
+        self._wire.close()
+        self._ring.close()
+
+    def shutdown(self) -> None:
+        self._wire.shutdown()
+
+
+class RemoteEngine:
+    """An engine behind a door. While its process is down, submit and stats raise EngineDown with a retry time.
+
+    on_ready, where given, is called from the receiving thread when a stream has chunks to take, of which the last is
+    final; it must not wait, nor call submit or stats, whose answers come by the same thread.
+    """
+
+    def __init__(self, door: wire.Door, *, credit: int = CREDIT, timeout: float = 30.0) -> None:
+        self.sample_rate = door.sample_rate
+        self._door, self._credit, self._timeout = door, credit, timeout
+        self._closed = threading.Event()
+        self._session = self._connect()
+        self._thread = threading.Thread(target=self._stay_connected, name="polyvox-remote-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, *, on_ready: OnReady | None = None) -> RemoteStream:
+        return self._live().submit(request, on_ready)
+
+    def stats(self) -> dict[str, float]:
+        return self._live().stats()
+
+    def close(self) -> None:
+        """Ends this server's streams and its connection, not the engine's process."""
+        self._closed.set()
+        session = self._session
+        if session is not None:
+            session.shutdown()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _live(self) -> _Session:
+        session = self._session
+        if session is None or self._closed.is_set():
+            raise self._down()
+        return session
+
+    def _down(self) -> EngineDown:
+        if self._closed.is_set() or not self._door.folder.exists():
+            return EngineDown("the engine was closed", GIVEN_UP_SECONDS)
+        with suppress(FileNotFoundError):
+            return EngineDown(self._door.notice.read_text(), GIVEN_UP_SECONDS)
+        seconds = max(1.0, self._door.start_seconds)
+        return EngineDown(f"the engine is being started again; come back in {seconds:.0f} s", seconds)
+
+    def _connect(self) -> _Session | None:
+        try:
+            return _Session(self._door, self._credit, self._timeout, self._down)
+        except (EOFError, OSError) as error:
+            log.debug("the engine does not answer: %r", error)
+            return None
+
+    def _stay_connected(self) -> None:
+        while not self._closed.is_set():
+            if (session := self._session) is not None:
+                session.receive()
+                self._session = None
+                lost = Result("error", 0, "the engine's process ended before this stream did")
+                session.end(Result("cancelled", 0) if self._closed.is_set() else lost)
+            elif self._door.folder.exists() and not self._door.notice.exists():
+                self._session = self._connect()
+                if self._session is None:
+                    self._closed.wait(RECONNECT_SECONDS)
+            else:
+                return  # it will not come back
+        if self._session is not None:
+            self._session.end(Result("cancelled", 0))
+            self._session = None

@@ -1,0 +1,83 @@
+"""The way of samples from the engine's process to one server: memory that both see, written and read in order."""
+
+import mmap
+import os
+import sys
+import tempfile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyvox.audio.clip import Samples
+
+Pcm = NDArray[np.int16]
+SCALE = 32767  # of 16-bit sound, here as in WAV files
+
+
+def to_pcm(samples: Samples) -> Pcm:
+    return np.rint(np.clip(samples, -1.0, 1.0) * SCALE).astype(np.int16)
+
+
+def from_pcm(pcm: Pcm) -> Samples:
+    return pcm.astype(np.float32) / np.float32(SCALE)
+
+
+def shared_file(samples: int) -> int:
+    """A file descriptor of memory for so many samples.
+
+    It has no name: nothing is left of it once nobody holds it, however its holders ended.
+    """
+    if sys.platform == "linux":
+        file = os.memfd_create("polyvox-ring")
+    else:
+        with tempfile.TemporaryFile() as unnamed:
+            file = os.dup(unnamed.fileno())
+    os.ftruncate(file, samples * 2)
+    return file
+
+
+class Ring:
+    """One end of the memory. Positions count samples from the beginning and do not wrap.
+
+    Each side learns the other's position from messages, so that the socket, not the memory, gives the order:
+    samples are in place before the message that tells of them, and copied out before the one that frees them.
+    """
+
+    def __init__(self, file: int, samples: int) -> None:
+        self.capacity = samples
+        self.written = 0
+        self.taken = 0
+        self._map = mmap.mmap(file, samples * 2)
+        self._samples: Pcm = np.frombuffer(self._map, dtype=np.int16)
+
+    @property
+    def room(self) -> int:
+        return self.capacity - (self.written - self.taken)
+
+    def write(self, pcm: Pcm) -> None:
+        """The writer's: adds samples, for which there must be room."""
+        if len(pcm) > self.room:
+            raise ValueError(f"{len(pcm)} samples do not fit: the ring has room for {self.room}")
+        at = self.written % self.capacity
+        before = min(len(pcm), self.capacity - at)
+        self._samples[at : at + before] = pcm[:before]
+        self._samples[: len(pcm) - before] = pcm[before:]
+        self.written += len(pcm)
+
+    def release(self, taken: int) -> None:
+        """The writer's: the reader has copied everything before this position."""
+        if taken > self.written:
+            raise ValueError(f"position {taken} was never written: the ring is at {self.written}")
+        self.taken = max(self.taken, taken)
+
+    def read(self, samples: int) -> Pcm:
+        """The reader's: a copy of the next samples."""
+        at = self.taken % self.capacity
+        before = min(samples, self.capacity - at)
+        self.taken += samples
+        return np.concatenate((self._samples[at : at + before], self._samples[: samples - before]))
+
+    def close(self) -> None:
+        """Lets go of the memory; any number of times."""
+        self._samples = np.empty(0, np.int16)
+        self._map.close()

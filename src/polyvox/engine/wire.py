@@ -1,0 +1,171 @@
+"""What the engine's process and a server say to each other: messages over one Unix socket, samples by a ring."""
+
+import pickle
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from polyvox.engine.interface import Result
+from polyvox.engine.ring import Ring, shared_file
+from polyvox.errors import PolyvoxError
+from polyvox.models.request import Request
+
+SOCKET = "engine.sock"
+HANDSHAKE_SECONDS = 5.0
+_LENGTH = struct.Struct("!Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where an engine's process is found. It can be pickled; the folder's mode says who may come in."""
+
+    folder: Path
+    sample_rate: int
+    start_seconds: float  # how long the engine took to start
+
+    @property
+    def notice(self) -> Path:
+        """Exists once the engine is not started again any more, and says why."""
+        return self.folder / "given-up"
+
+
+# From a server, which numbers its streams and its questions.
+
+
+class Submit(NamedTuple):
+    id: int
+    request: Request
+    credit: int  # chunks that may be on their way to the reader
+
+
+class AskStats(NamedTuple):
+    id: int
+
+
+class Append(NamedTuple):
+    id: int
+    text: str | None  # None: no more will come
+
+
+class Cancel(NamedTuple):
+    id: int
+
+
+class Taken(NamedTuple):
+    """The ring is copied up to a position, and readers have taken so many chunks of their streams."""
+
+    position: int
+    chunks: dict[int, int]
+
+
+# From the engine.
+
+
+class Piece(NamedTuple):
+    """A chunk whose samples lie next in the ring."""
+
+    id: int
+    number: int
+    samples: int
+    final: bool
+
+
+class Refusal(NamedTuple):
+    """An error on its way to another process, where it has the same class, message and fields."""
+
+    kind: type[PolyvoxError]
+    message: str
+    fields: dict[str, object]
+
+    @classmethod
+    def of(cls, error: PolyvoxError) -> "Refusal":
+        return cls(type(error), str(error), vars(error))
+
+    def error(self) -> PolyvoxError:
+        # Not by its constructor: that takes other arguments in every class.
+        error = self.kind.__new__(self.kind, self.message)
+        vars(error).update(self.fields)
+        return error
+
+
+Reply = int | dict[str, float] | Refusal  # the seed of a stream, stats
+
+
+class Wakeup(NamedTuple):
+    """All that is new for one server: answers, chunks, ends, in this order. sequence counts from 0."""
+
+    sequence: int
+    replies: dict[int, Reply]
+    pieces: list[Piece]
+    ended: dict[int, Result]
+
+
+class Wire:
+    """Messages in both directions. shutdown() ends every wait in send and receive."""
+
+    def __init__(self, connection: socket.socket, patience: float) -> None:
+        connection.settimeout(None)
+        # A peer that stands still must not hold its writer for ever.
+        timeval = struct.pack("ll", int(patience), int(patience % 1 * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        self._socket, self._incoming = connection, connection.makefile("rb")
+        self._sending = threading.Lock()
+
+    def send(self, message: object) -> None:
+        """Raises OSError where the peer is gone or has not read for too long; the wire is of no more use then."""
+        data = pickle.dumps(message, protocol=5)
+        with self._sending:
+            try:
+                self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            except OSError:
+                self.shutdown()  # half a message may be out
+                raise
+
+    def receive(self) -> object:
+        """The next message; raises EOFError or OSError where none will come."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return pickle.loads(self._read(length))
+
+    def _read(self, size: int) -> bytes:
+        data = self._incoming.read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    def shutdown(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it was, or the peer is gone
+
+    def close(self) -> None:
+        self.shutdown()
+        self._incoming.close()
+        self._socket.close()
+
+
+def knock(door: Door, patience: float) -> tuple[Wire, Ring]:
+    """A server's way in; raises OSError or EOFError where nobody answers."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(HANDSHAKE_SECONDS)
+        connection.connect(str(door.folder / SOCKET))
+        data, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+        if not files:
+            raise EOFError
+        with open(files[0], "rb") as file:
+            ring = Ring(file.fileno(), *_LENGTH.unpack(data))
+        return Wire(connection, patience), ring
+    except BaseException:
+        connection.close()
+        raise
+
+
+def let_in(connection: socket.socket, samples: int, patience: float) -> tuple[Wire, Ring]:
+    """The engine's answer to a knock: a ring of so many samples."""
+    with open(shared_file(samples), "rb") as file:
+        socket.send_fds(connection, [_LENGTH.pack(samples)], [file.fileno()])
+        return Wire(connection, patience), Ring(file.fileno(), samples)

@@ -1,0 +1,511 @@
+"""The engine in its own process: order, credits, deaths on both sides, and nothing left behind."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyvox
+from engine.fake_engine import (
+    BUFFER,
+    CHUNK_SAMPLES,
+    SAMPLE_RATE,
+    FakeEngine,
+    chunk_samples,
+    gated,
+    mortal,
+    unbuildable,
+)
+from polyvox.engine import wire
+from polyvox.engine.interface import Chunk, Engine, Stream
+from polyvox.engine.process import Hosting
+from polyvox.engine.remote import RemoteEngine, RemoteStream
+from polyvox.engine.supervisor import EngineProcess
+from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
+from polyvox.models.request import ClonedVoice, Request
+
+SPAWN = multiprocessing.get_context("spawn")
+TIMEOUT = 20.0  # of any wait: long, as none is meant to come to its end
+PATIENCE = 0.5  # of the shared process, so that a server that stands still is let go soon
+RING = 40 * CHUNK_SAMPLES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light_children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that are started here skip the package's own imports: a fake engine needs no PyTorch."""
+    folder = tmp_path_factory.mktemp("light")
+    package = {"name": "polyvox", "path": str(Path(polyvox.__file__).parent)}
+    (folder / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "package = types.ModuleType({name!r})\n"
+        "package.__path__ = [{path!r}]\n"
+        "sys.modules[{name!r}] = package\n".format(**package)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[EngineProcess]:
+    hosting = Hosting(ring_samples=RING, patience=PATIENCE)
+    with EngineProcess(partial(FakeEngine, step_seconds=0.001), hosting=hosting) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(process: EngineProcess) -> Iterator[RemoteEngine]:
+    remote = RemoteEngine(process.door)
+    yield remote
+    remote.close()
+
+
+def request(seed: int, chunks: int = 10, text: str = "hello", live: bool = False) -> Request:
+    return Request(text, seed=seed, max_frames=chunks, live=live)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Asks again and again; each question is a round trip or a wait of its own."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to be"
+
+
+def assert_heard(chunks: list[Chunk], seed: int, count: int) -> None:
+    assert [chunk.index for chunk in chunks] == list(range(count))
+    assert [chunk.final for chunk in chunks] == [False] * (count - 1) + [True]
+    for chunk in chunks:
+        np.testing.assert_array_equal(chunk.samples, chunk_samples(seed, chunk.index))
+
+
+def children() -> set[int]:
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("polyvox-*"))
+
+
+# Streams
+
+
+def test_a_remote_engine_is_an_engine(engine: RemoteEngine) -> None:
+    plain: Engine = engine
+    stream: Stream = plain.submit(request(1))
+    assert plain.sample_rate == SAMPLE_RATE
+    assert stream.seed == 1
+    assert_heard(list(stream.chunks(TIMEOUT)), seed=1, count=10)
+    assert stream.result is not None
+    assert stream.result.finish_reason == "stop"
+    assert stream.result.frames == 10
+
+
+def listen(door: wire.Door, seeds: list[int], chunks: int, heard: Connection) -> None:
+    """A server process: all its streams at once, their chunks back to the test."""
+    engine = RemoteEngine(door)
+    streams = [engine.submit(request(seed, chunks)) for seed in seeds]
+    for stream in streams:
+        heard.send([(chunk.samples, chunk.index, chunk.final) for chunk in stream.chunks(TIMEOUT)])
+    engine.close()
+
+
+def test_several_server_processes_hear_their_own_chunks_in_order(process: EngineProcess) -> None:
+    crowds = [[100 * server + stream for stream in range(8)] for server in range(1, 4)]
+    pipes = [SPAWN.Pipe(duplex=False) for _ in crowds]
+    servers = [
+        SPAWN.Process(target=listen, args=(process.door, seeds, 60, pipe[1]))
+        for seeds, pipe in zip(crowds, pipes, strict=True)
+    ]
+    for server in servers:
+        server.start()
+    for seeds, (hear, _) in zip(crowds, pipes, strict=True):
+        for seed in seeds:
+            assert hear.poll(TIMEOUT)
+            assert_heard([Chunk(*values) for values in hear.recv()], seed, count=60)
+    for server in servers:
+        server.join(TIMEOUT)
+        assert server.exitcode == 0
+
+
+def test_one_wake_up_brings_the_chunks_of_many_streams(engine: RemoteEngine) -> None:
+    before = engine.stats()
+    streams = [engine.submit(request(seed, chunks=5)) for seed in range(200, 232)]
+    for stream in streams:
+        assert len(list(stream.chunks(TIMEOUT))) == 5
+    after = engine.stats()
+    wakeups = after["wakeups"] - before["wakeups"] - len(streams)  # one for each answer
+    steps = after["steps"] - before["steps"]
+    assert wakeups <= 2 * steps < 32 * 5
+
+
+def test_a_stream_can_be_taken_from_without_a_thread_of_its_own(engine: RemoteEngine) -> None:
+    chunks: list[Chunk] = []
+    done = threading.Event()
+
+    def on_ready(stream: RemoteStream) -> None:
+        chunks.extend(stream.take(3))
+        if chunks[-1].final:
+            assert stream.result is not None
+            done.set()
+
+    engine.submit(request(2, chunks=30), on_ready=on_ready)
+    assert done.wait(TIMEOUT)
+    assert_heard(chunks, seed=2, count=30)
+
+
+def test_a_cancelled_stream_ends_at_once_and_any_number_of_times(engine: RemoteEngine) -> None:
+    stream = engine.submit(request(3, chunks=1_000_000))
+    chunks = stream.chunks(TIMEOUT)
+    next(chunks)
+    stream.cancel()
+    stream.cancel()
+    assert list(chunks)[-1].final
+    assert stream.result is not None
+    assert stream.result.finish_reason == "cancelled"
+    stream.cancel()
+    eventually(lambda: engine.stats()["streams"] == 0)
+
+
+def test_a_reader_that_leaves_in_the_middle_cancels_its_stream(engine: RemoteEngine) -> None:
+    stream = engine.submit(request(4, chunks=1_000_000))
+    for _ in stream.chunks(TIMEOUT):
+        break
+    eventually(lambda: engine.stats()["streams"] == 0)
+
+
+# Live text
+
+
+def test_no_append_is_lost_between_a_look_and_a_wait(engine: RemoteEngine) -> None:
+    stream = engine.submit(request(5, text="", live=True))
+    chunks = stream.chunks(TIMEOUT)
+    for word in range(500):
+        stream.append("word ")
+        assert next(chunks).index == word
+    stream.finish_text()
+    assert [chunk.final for chunk in chunks] == [True]
+
+
+def test_text_that_is_not_possible_is_told_by_the_append_or_by_the_stream(engine: RemoteEngine) -> None:
+    finished = engine.submit(request(6, text="", live=True))
+    finished.finish_text()
+    finished.finish_text()
+    for stream in (finished, engine.submit(request(7))):
+        with pytest.raises(InvalidRequest, match="for live requests only"):
+            stream.append("more")
+    refused = engine.submit(request(8, text="", live=True))
+    refused.append("impossible")
+    with pytest.raises(StreamFailed, match="'impossible' is not possible"):
+        list(refused.chunks(TIMEOUT))
+    assert refused.result is not None
+    assert refused.result.finish_reason == "error"
+    eventually(lambda: engine.stats()["streams"] == 0)
+
+
+# Errors and values
+
+
+def test_errors_cross_with_class_fields_and_message(engine: RemoteEngine) -> None:
+    local = FakeEngine()
+    for text, kind in (("invalid", InvalidRequest), ("overloaded", Overloaded)):
+        with pytest.raises(kind) as here:
+            local.submit(Request(text))
+        with pytest.raises(kind) as there:
+            engine.submit(Request(text))
+        assert type(there.value) is kind
+        assert str(there.value) == str(here.value)
+        assert vars(there.value) == vars(here.value)
+    local.close()
+
+
+def test_a_bug_in_the_engine_is_told_and_takes_nobody_along(engine: RemoteEngine) -> None:
+    with pytest.raises(PolyvoxError, match="ZeroDivisionError: a bug"):
+        engine.submit(Request("bug"))
+    assert_heard(list(engine.submit(request(9)).chunks(TIMEOUT)), seed=9, count=10)
+
+
+def test_a_voice_crosses_as_arrays_and_not_as_lists(engine: RemoteEngine) -> None:
+    vector = np.linspace(-1, 1, 2048).astype(np.float32)
+    codes = np.arange(16_000).reshape(1000, 16)
+    spoken = Request("hello", voice=ClonedVoice(vector, codes, "what was said"), max_frames=1)
+    # A list would take nine bytes and an object for each number.
+    assert len(pickle.dumps(wire.Submit(0, spoken, 8), protocol=5)) < vector.nbytes + codes.nbytes + 2000
+    (chunk,) = engine.submit(spoken).chunks(TIMEOUT)
+    np.testing.assert_allclose(chunk.samples, vector, atol=1 / 32767)
+    listed = ClonedVoice(vector.tolist(), codes, "what was said")
+    with pytest.raises(InvalidRequest, match="'list' is not possible"):
+        engine.submit(Request("hello", voice=listed))
+
+
+def test_a_chunk_larger_than_the_ring_ends_its_own_stream_only(engine: RemoteEngine) -> None:
+    huge = ClonedVoice(np.zeros(RING + 1, np.float32), np.zeros((1, 16), np.int64))
+    stream = engine.submit(Request("hello", voice=huge))
+    with pytest.raises(StreamFailed, match="more than the ring"):
+        list(stream.chunks(TIMEOUT))
+    assert_heard(list(engine.submit(request(10)).chunks(TIMEOUT)), seed=10, count=10)
+    eventually(lambda: engine.stats()["streams"] == 0)
+
+
+# Credits, and servers that fail
+
+
+@pytest.mark.parametrize("credit", [1, 2, 8])
+def test_a_slow_reader_pauses_only_its_own_stream(process: EngineProcess, credit: int) -> None:
+    engine = RemoteEngine(process.door, credit=credit)
+    slow, quick = engine.submit(request(1000 + credit, chunks=200)), engine.submit(request(12, chunks=200))
+    assert_heard(list(quick.chunks(TIMEOUT)), seed=12, count=200)
+    assert engine.stats()[f"made.{slow.seed}"] == credit + BUFFER
+    assert_heard(list(slow.chunks(TIMEOUT)), seed=slow.seed, count=200)
+    engine.close()
+
+
+def test_a_request_that_takes_long_to_prepare_delays_no_stream_of_its_server(
+    engine: RemoteEngine, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    heard: list[Chunk] = []
+    slow = threading.Thread(
+        target=lambda: heard.extend(engine.submit(request(19, text=f"gate {gate}")).chunks(TIMEOUT))
+    )
+    slow.start()
+    assert_heard(list(engine.submit(request(11, chunks=100)).chunks(TIMEOUT)), seed=11, count=100)
+    assert not heard
+    gate.write_text("open")
+    slow.join(TIMEOUT)
+    assert_heard(heard, seed=19, count=10)
+
+
+def test_a_reader_whose_callback_throws_loses_its_stream_and_nobody_elses(
+    engine: RemoteEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_ready(_: RemoteStream) -> None:
+        raise RuntimeError("the client has gone")
+
+    failed = engine.submit(request(13, chunks=1_000_000), on_ready=on_ready)
+    assert_heard(list(engine.submit(request(14)).chunks(TIMEOUT)), seed=14, count=10)
+    assert [chunk.final for chunk in failed.chunks(TIMEOUT)][-1]
+    eventually(lambda: engine.stats()["streams"] == 0)
+    assert "the client has gone" in caplog.text
+
+
+def test_a_server_that_takes_nothing_is_let_go_and_delays_nobody(
+    process: EngineProcess, engine: RemoteEngine
+) -> None:
+    stuck, ring = wire.knock(process.door, patience=1.0)
+    for seed in range(2000, 2010):
+        stuck.send(wire.Submit(seed, request(seed, chunks=1_000_000), credit=8))  # 80 chunks for a ring of 40
+    began = time.monotonic()
+    assert_heard(list(engine.submit(request(15, chunks=50)).chunks(TIMEOUT)), seed=15, count=50)
+    assert time.monotonic() - began < PATIENCE
+    eventually(lambda: engine.stats()["streams"] == 0)
+    with pytest.raises(EOFError):
+        list(iter(stuck.receive, None))
+    stuck.close()
+    ring.close()
+
+
+def stall(door: wire.Door, ready: Connection) -> None:
+    """A server process that is killed in the middle of its streams."""
+    engine = RemoteEngine(door)
+    streams = [engine.submit(request(seed, chunks=1_000_000)) for seed in range(8)]
+    readers = [stream.chunks(TIMEOUT) for stream in streams]
+    for reader in readers:
+        ready.send(next(reader).index)
+    threading.Event().wait(TIMEOUT)
+
+
+def test_a_server_that_dies_releases_its_streams(process: EngineProcess, engine: RemoteEngine) -> None:
+    mine = engine.submit(request(16, chunks=300))
+    before = engine.stats()["cancelled"]
+    hear, tell = SPAWN.Pipe(duplex=False)
+    server = SPAWN.Process(target=stall, args=(process.door, tell))
+    server.start()
+    for _ in range(8):
+        assert hear.poll(TIMEOUT)
+        assert hear.recv() == 0
+    assert engine.stats()["cancelled"] == before
+    server.kill()
+    server.join(TIMEOUT)
+    assert_heard(list(mine.chunks(TIMEOUT)), seed=16, count=300)
+    eventually(lambda: engine.stats()["cancelled"] == before + 8)
+
+
+def test_only_this_user_can_come_in(process: EngineProcess) -> None:
+    assert process.door.folder.stat().st_mode & 0o077 == 0
+
+
+# The process's deaths
+
+
+def is_back(engine: RemoteEngine) -> bool:
+    try:
+        return engine.stats()["streams"] == 0
+    except EngineDown:
+        return threading.Event().wait(0.01)
+
+
+def kill(process: EngineProcess) -> int:
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def await_another(process: EngineProcess, killed: int, *engines: RemoteEngine) -> None:
+    eventually(lambda: process.pid not in (None, killed) or threading.Event().wait(0.01))
+    for engine in engines:
+        eventually(partial(is_back, engine))
+
+
+def test_an_engine_that_is_killed_twenty_times_under_load_is_there_for_the_next_request() -> None:
+    before = children()
+    with EngineProcess(partial(FakeEngine, step_seconds=0.001), hosting=Hosting(failures=100)) as process:
+        engines = [RemoteEngine(process.door) for _ in range(2)]
+        for _ in range(20):
+            streams = [engine.submit(request(seed, chunks=1_000_000)) for engine in engines for seed in range(4)]
+            readers = [stream.chunks(TIMEOUT) for stream in streams]
+            for reader in readers:
+                assert next(reader).index == 0
+            killed = kill(process)
+            for stream, reader in zip(streams, readers, strict=True):
+                with pytest.raises(StreamFailed, match="ended before this stream did"):
+                    list(reader)
+                assert stream.result is not None
+                assert stream.result.finish_reason == "error"
+            await_another(process, killed, *engines)
+        for engine in engines:
+            assert_heard(list(engine.submit(request(18)).chunks(TIMEOUT)), seed=18, count=10)
+            engine.close()
+    assert children() == before
+
+
+def test_requests_are_refused_with_a_retry_time_while_the_engine_is_started_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with EngineProcess(partial(gated, str(gate))) as process:
+        engine = RemoteEngine(process.door)
+        stream = engine.submit(request(1, chunks=1_000_000))
+        os.mkfifo(gate)
+        killed = kill(process)
+        with pytest.raises(StreamFailed):
+            list(stream.chunks(TIMEOUT))
+        for refused in (lambda: engine.submit(request(1)), engine.stats):
+            with pytest.raises(EngineDown, match="started again") as down:
+                refused()
+            assert down.value.retry_after >= 1
+        gate.write_text("open")  # waits until the new process stands before it
+        await_another(process, killed, engine)
+        killed = kill(process)
+        eventually(lambda: process.pid is None)
+        began = time.monotonic()
+        process.close()  # the third process stands before the gate
+        assert time.monotonic() - began < 2
+        engine.close()
+
+
+def test_after_three_failures_in_a_minute_the_supervisor_gives_up_loudly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flag = tmp_path / "gone"
+    clock = iter([0.0, 0.0, 0.0, 61.0, 61.0, 61.0])  # two for the start, then one for each failure
+    process = EngineProcess(partial(mortal, str(flag)), clock=lambda: next(clock))
+    engine = RemoteEngine(process.door)
+    for _ in range(2):  # too far apart to count together
+        await_another(process, kill(process), engine)
+    assert "failed 3 times" not in caplog.text
+    flag.touch()  # the second failure within the minute is the broken engine, the third the start that follows
+    with pytest.raises(EngineDown):
+        engine.submit(Request("broken"))
+    eventually(lambda: process.door.notice.exists() or threading.Event().wait(0.01))
+    for _ in range(2):
+        with pytest.raises(EngineDown, match=r"failed 3 times in 60 s.*the checkpoint is gone"):
+            engine.submit(request(1))
+    assert [record.levelname for record in caplog.records if "failed 3 times" in record.message] == ["ERROR"]
+    engine.close()
+    process.close()
+
+
+def test_an_engine_that_cannot_be_built_is_told_at_the_start() -> None:
+    before = (children(), folders(), threading.enumerate())
+    with pytest.raises(EngineDown, match="ValueError: no such checkpoint"):
+        EngineProcess(unbuildable)
+    assert (children(), folders(), threading.enumerate()) == before
+
+
+# The end
+
+
+def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing() -> None:
+    before = (children(), folders(), threading.enumerate(), open_files())
+    process = EngineProcess(FakeEngine)
+    engine = RemoteEngine(process.door)
+    streams = [engine.submit(request(seed, chunks=1_000_000)) for seed in range(32)]
+    reading = [threading.Thread(target=lambda s=s: list(s.chunks(TIMEOUT))) for s in streams[:4]]
+    for reader in reading:
+        reader.start()
+    began = time.monotonic()
+    engine.close()
+    process.close()
+    assert time.monotonic() - began < 2
+    for reader in reading:
+        reader.join(TIMEOUT)
+    assert {stream.result.finish_reason for stream in streams if stream.result} == {"cancelled"}
+    assert all(stream.result for stream in streams)
+    engine.close()
+    process.close()
+    with pytest.raises(EngineDown, match="closed"):
+        engine.submit(request(1))
+    assert (children(), folders(), threading.enumerate(), open_files()) == before
+    assert "polyvox-ring" not in Path("/proc/self/maps").read_text()
+    assert not [entry for entry in Path("/dev/shm").glob("*") if "polyvox" in entry.name]
+
+
+def test_an_engine_that_does_not_end_is_killed_and_its_readers_are_told() -> None:
+    process = EngineProcess(partial(FakeEngine, close_seconds=TIMEOUT), hosting=Hosting(grace=0.2))
+    engine = RemoteEngine(process.door)
+    stream = engine.submit(request(1, chunks=1_000_000))
+    began = time.monotonic()
+    process.close()
+    assert time.monotonic() - began < 2
+    with pytest.raises(StreamFailed):
+        list(stream.chunks(TIMEOUT))
+    with pytest.raises(EngineDown, match="closed"):
+        engine.submit(request(1))
+    engine.close()
+
+
+def supervise(tell: Connection) -> None:
+    process = EngineProcess(FakeEngine)
+    tell.send((process.pid, process.door.folder))
+    threading.Event().wait(TIMEOUT)
+
+
+def test_an_engine_does_not_outlive_a_supervisor_that_is_killed() -> None:
+    hear, tell = SPAWN.Pipe(duplex=False)
+    supervisor = SPAWN.Process(target=supervise, args=(tell,))
+    supervisor.start()
+    assert hear.poll(TIMEOUT)
+    pid, folder = hear.recv()
+    handle = os.pidfd_open(pid)
+    supervisor.kill()
+    supervisor.join(TIMEOUT)
+    with open(handle) as ended:
+        assert multiprocessing.connection.wait([ended.fileno()], TIMEOUT)
+    for entry in folder.iterdir():
+        entry.unlink()
+    folder.rmdir()
