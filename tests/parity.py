@@ -1,6 +1,6 @@
 """Runs a case of the reference through Polyvox's three calls and keeps what the golden files keep."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,11 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyvox.engine.kv import PAGE, PagedKV
 from polyvox.models.qwen3_tts import model as model_code
 from polyvox.models.qwen3_tts import sampling as sampling_code
-from polyvox.models.qwen3_tts.config import CONTROL_IDS, Sampling
-from polyvox.models.qwen3_tts.prompt import Layout, Prompt, Reference, build_prompt
-from polyvox.models.qwen3_tts.sampling import GeneratorNoise, KeyedNoise, SamplingRows
+from polyvox.models.protocol import ENDED, Prepared
+from polyvox.models.qwen3_tts.config import CONTROL_IDS
+from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
+from polyvox.models.qwen3_tts.sampling import GeneratorNoise, Noise, keyed_noise
+from polyvox.models.qwen3_tts.speech import NEVER, Own, Speech
+from polyvox.models.request import Layout, Sampling
 from polyvox.tts import TTS
 from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
@@ -51,12 +55,12 @@ class Run:
 
 
 def prompt_of(tts: TTS, case: Case, utterance: Utterance) -> Prompt:
-    tokenizer = tts.tokenizer
+    tokenizer = tts.speech.tokenizer
     reference = None
     if utterance.reference is not None:
         reference = Reference(tokenizer.text(utterance.reference[0]), utterance.reference[1])
     return build_prompt(
-        tts.config,
+        tts.speech.config,
         tokenizer.role,
         tokenizer.text(utterance.text),
         cast(Layout, case.layout),
@@ -70,61 +74,95 @@ def prompt_of(tts: TTS, case: Case, utterance: Utterance) -> Prompt:
 
 def sampling_of(tts: TTS, case: Case) -> Sampling:
     if case.seed is None:
-        return replace(tts.config.sampling, temperature=0.0, predictor_temperature=0.0)
+        return replace(tts.speech.config.sampling, temperature=0.0, predictor_temperature=0.0)
     changes = {key.replace("subtalker_", "predictor_"): value for key, value in case.sampling.items()}
-    return replace(tts.config.sampling, **changes)
+    return replace(tts.speech.config.sampling, **changes)
 
 
 def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Run:
     """Speaks a case as one batch; `change` may spoil its prompts."""
-    model, count = tts.model, len(case.utterances)
+    model, count = tts.speech.model, len(case.utterances)
     result = Run()
     prompts = [change(prompt_of(tts, case, utterance)) for utterance in case.utterances]
     for i, prompt in enumerate(prompts):
         vector, reference = (inputs.get(f"{name}{i}") for name in ("vector", "reference"))
         parts = [None if part is None else torch.from_numpy(part) for part in (vector, reference)]
         result.prefill.append(model.embed(prompt, *parts))
-        result.trailing.append(model.talker.text_rows(torch.tensor(prompt.trailing, device=model.device)))
-    if case.seed is None:
-        noise: KeyedNoise | GeneratorNoise = KeyedNoise([0] * count, [0] * count, model.device)
-    else:
-        noise = GeneratorNoise(torch.Generator().manual_seed(case.seed))
+        result.trailing.append(model.text_rows(prompt.trailing))
+    noise = keyed_noise if case.seed is None else GeneratorNoise(torch.Generator().manual_seed(case.seed))
 
     first: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
     draw = sampling_code.draw
 
-    def recording_draw(logits: torch.Tensor, params: SamplingRows, noise: torch.Tensor) -> torch.Tensor:
-        if logits.shape[-1] == tts.config.predictor.vocab_size:
+    def recording_draw(logits: torch.Tensor, params: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        if logits.shape[-1] == tts.speech.config.predictor.vocab_size:
             rest.append(logits)
         return draw(logits, params, noise)
 
     hook = model.talker.codec_head.register_forward_hook(lambda _m, _i, out: first.append(out))
     with mock.patch.object(model_code, "draw", recording_draw):
-        streams = model.prefill(
-            result.prefill, [p.trailing for p in prompts], [sampling_of(tts, case)] * count, noise
-        )
         frames, ended = [], []
+        batch = Batch(tts.speech, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
         for _ in range(199 if case in EMBEDDED else FRAMES):
-            frames.append(model.frame(streams))
-            ended.append(streams.ended)
-            if streams.ended.all():
+            codes, over = batch.frame(noise)
+            frames.append(codes)
+            ended.append(over)
+            if over.all():
                 break
     hook.remove()
 
-    legal = [*range(tts.config.talker.vocab_size - CONTROL_IDS), tts.config.talker.eos_id]
+    legal = [*range(tts.speech.config.talker.vocab_size - CONTROL_IDS), tts.speech.config.talker.eos_id]
     for i in range(count):
         length = sum(not bool(rows[i]) for rows in ended)
         codes = torch.stack(frames)[:length, i]
         result.codes.append(codes.cpu().numpy())
         result.logits.append(torch.stack(first)[:length, i, legal])
         result.rest_logits.append(torch.stack(rest)[:, i].unflatten(0, (len(frames), -1))[:length])
-        if int(codes.max()) >= tts.config.codec.codebook_size:
+        if int(codes.max()) >= tts.speech.config.codec.codebook_size:
             continue  # only a spoiled model gets here
         before = torch.from_numpy(inputs[f"reference{i}"]).to(codes) if f"reference{i}" in inputs else codes[:0]
-        samples, _ = model.decode_audio(torch.cat([before, codes])[None], model.codec.initial_state(1))
-        result.audio.append(samples[0, len(before) * tts.config.codec.samples_per_frame :])
+        samples, _ = model.codec(torch.cat([before, codes])[None], model.codec.initial_state(1))
+        result.audio.append(samples[0, len(before) * tts.speech.config.codec.samples_per_frame :])
     return result
+
+
+class Batch:
+    """Streams that run together from their prompts on, without an engine: slot i is request i."""
+
+    def __init__(
+        self,
+        speech: Speech,
+        prompts: list[torch.Tensor],
+        texts: list[torch.Tensor],
+        sampling: Sequence[Sampling],
+        seeds: Sequence[int] | None = None,
+        frames: int = 200,
+    ) -> None:
+        self.model, count = speech.model, len(prompts)
+        self.span = max(len(prompt) for prompt in prompts)
+        pages = -(-(self.span + frames) // PAGE)
+        self.slots = self.model.new_slots(count, max(map(len, texts)), ring=8)
+        self.cache = PagedKV(speech.kv_shape, count * pages, count, pages, speech.device, speech.dtype)
+        self.index = torch.arange(count, device=speech.device)
+        for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
+            own = Own(seeds[i] if seeds else 0, params, NEVER, None)
+            # Pages of different streams alternate, as they do in an engine.
+            self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
+            speech.seat(self.slots, i, Prepared(prompt, text, frames, False, own))
+        counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
+        padded = torch.nn.utils.rnn.pad_sequence([prompt[:-1] for prompt in prompts], batch_first=True)
+        starts = torch.zeros_like(counts)
+        self.model.prefill(padded, self.index, starts, counts, self.cache, self.span - 1)
+
+    def frame(self, noise: Noise = keyed_noise) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next frame's codes [B, groups], and which streams have ended."""
+        at = self.slots.frame % self.slots.codes.shape[1]
+        flags = self.model.frame(self.slots, self.index, self.cache, self.span, noise)
+        self.span += 1
+        codes = self.slots.codes[self.index, at].clone()
+        self.over = getattr(self, "over", torch.zeros_like(flags, dtype=torch.bool)) | (flags & ENDED).bool()
+        return codes, self.over
 
 
 def same_codes(ours: Run, theirs: Golden) -> bool:

@@ -1,9 +1,9 @@
 """Polyvox: a streaming speech engine for Qwen3-TTS checkpoints."""
 
 from polyvox.audio import Audio
-from polyvox.errors import CheckpointError, InvalidRequest, Overloaded, PolyvoxError
-from polyvox.models.qwen3_tts.config import Sampling
-from polyvox.models.qwen3_tts.voice import ClonedVoice
+from polyvox.errors import CheckpointError, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
+from polyvox.engine.config import EngineConfig
+from polyvox.models.request import ClonedVoice, Request, Sampling
 from polyvox.tts import TTS, Stream, load
 
 __version__ = "0.1.0"
@@ -13,10 +13,13 @@ __all__ = [
     "Audio",
     "CheckpointError",
     "ClonedVoice",
+    "EngineConfig",
     "InvalidRequest",
     "Overloaded",
     "PolyvoxError",
+    "Request",
     "Sampling",
     "Stream",
+    "StreamFailed",
     "load",
 ]

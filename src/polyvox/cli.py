@@ -109,7 +109,7 @@ def _load(model: str | None, device: str, dtype: str):  # type: ignore[no-untype
     began = time.perf_counter()
     tts = load(model, device, dtype, progress=console.is_terminal)
     name = model or "the embedded voice"
-    place = f"{tts.model.device.type}, {str(tts.model.talker.codec_head.weight.dtype).removeprefix('torch.')}"
+    place = f"{tts.speech.device.type}, {str(tts.speech.dtype).removeprefix('torch.')}"
     voices = f"; voices: {', '.join(tts.voices)}" if tts.voices else ""
     console.print(f"Loaded {name} in {time.perf_counter() - began:.1f} s ({place}){voices}", soft_wrap=True)
     return tts

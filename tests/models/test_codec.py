@@ -24,7 +24,7 @@ def cuts(sizes: list[int]) -> list[tuple[int, int]]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=CHUNKS, dtype=st.sampled_from(["float32", "float64"]))
 def test_any_chunking_gives_the_samples_of_the_reference(sizes: list[int], dtype: str, loaded: Loaded) -> None:
-    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.codec
+    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).speech.model.codec
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     state = codec.initial_state(len(codes))
     chunks = []
@@ -37,7 +37,7 @@ def test_any_chunking_gives_the_samples_of_the_reference(sizes: list[int], dtype
 
 def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
     """Row 1 begins when row 0 is 21 frames ahead; each gives the samples it gives alone."""
-    expected, codec = golden("codec", "float64"), loaded("custom_voice", "float64").model.codec
+    expected, codec = golden("codec", "float64"), loaded("custom_voice", "float64").speech.model.codec
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     _, ahead = codec(codes[:1, :21], codec.initial_state(1))
     fresh = codec.initial_state(1)
@@ -51,7 +51,7 @@ def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
 
 def test_a_state_is_a_value(loaded: Loaded) -> None:
     """Decoding leaves the state it was given as it was, so that it can be kept and used again."""
-    codec = loaded("custom_voice", "float32").model.codec
+    codec = loaded("custom_voice", "float32").speech.model.codec
     codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)
     _, state = codec(codes[:, :9], codec.initial_state(2))
     copied = {key: value.clone() for key, value in state.items()}
@@ -63,7 +63,7 @@ def test_a_state_is_a_value(loaded: Loaded) -> None:
 
 def test_every_entry_of_the_state_is_heard(loaded: Loaded) -> None:
     """Dropping any one of them changes the samples: nothing is carried for nothing."""
-    codec = loaded("custom_voice", "float64").model.codec
+    codec = loaded("custom_voice", "float64").speech.model.codec
     codes = torch.from_numpy(golden("codec", "float64")["short_codes"]).to(DEVICE)
     _, state = codec(codes[:, :30], codec.initial_state(2))
     right, _ = codec(codes[:, 30:], state)
@@ -74,7 +74,7 @@ def test_every_entry_of_the_state_is_heard(loaded: Loaded) -> None:
 
 
 def test_a_state_keeps_no_more_than_its_own_memory(loaded: Loaded) -> None:
-    codec = loaded("custom_voice", "float32").model.codec
+    codec = loaded("custom_voice", "float32").speech.model.codec
     codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)
     _, state = codec(codes, codec.initial_state(2))
     for key, value in state.items():

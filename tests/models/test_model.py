@@ -3,9 +3,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conftest import DEVICE, Loaded
-from polyvox.models.qwen3_tts.config import Sampling
-from polyvox.models.qwen3_tts.prompt import Layout, Prompt, build_prompt
-from polyvox.models.qwen3_tts.sampling import KeyedNoise
+from parity import Batch
+from polyvox.models.qwen3_tts.prompt import Prompt, build_prompt
+from polyvox.models.request import Layout, Sampling
 from polyvox.tts import TTS
 
 FRAMES = 12
@@ -20,14 +20,15 @@ REQUEST = st.tuples(
 
 def speak(tts: TTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[list[list[int]]]:
     """The codes of each request's frames, all of them in one batch."""
-    model = tts.model
+    model = tts.speech.model
     prompts, seeds, sampling = zip(*requests, strict=True)
-    noise = KeyedNoise(seeds, [0] * len(seeds), model.device)
-    streams = model.prefill([model.embed(p) for p in prompts], [p.trailing for p in prompts], sampling, noise)
+    batch = Batch(
+        tts.speech, [model.embed(p) for p in prompts], [model.text_rows(p.trailing) for p in prompts], sampling, seeds
+    )
     spoken: list[list[list[int]]] = [[] for _ in requests]
     for _ in range(FRAMES):
-        codes = model.frame(streams)
-        for row in (~streams.ended).nonzero()[:, 0].tolist():
+        codes, over = batch.frame()
+        for row in (~over).nonzero()[:, 0].tolist():
             spoken[row].append(codes[row].tolist())
     return spoken
 
@@ -40,7 +41,7 @@ def test_a_stream_in_a_crowd_says_what_it_says_alone(
     tts = loaded("custom_voice", "float64")
     ready = [
         (
-            build_prompt(tts.config, tts.tokenizer.role, tts.tokenizer.text(text), layout, "auto", voice),
+            build_prompt(tts.speech.config, tts.speech.tokenizer.role, tts.speech.tokenizer.text(text), layout, "auto", voice),
             seed,
             params,
         )
@@ -51,25 +52,8 @@ def test_a_stream_in_a_crowd_says_what_it_says_alone(
         assert together == [speak(tts, [request])[0] for request in ready]
 
 
-def test_the_cache_grows_without_changing_what_is_said(loaded: Loaded) -> None:
-    tts = loaded("custom_voice", "float64")
-    prompt = build_prompt(tts.config, tts.tokenizer.role, tts.tokenizer.text("a"), "streaming", "auto", "serena")
-    greedy = [Sampling(temperature=0, predictor_temperature=0)]
-
-    def codes(capacity: int | None) -> list[torch.Tensor]:
-        noise = KeyedNoise([0], [0], tts.model.device)
-        streams = tts.model.prefill([tts.model.embed(prompt)], [prompt.trailing], greedy, noise)
-        if capacity:
-            streams.cache.at(torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), capacity)
-            assert streams.cache.keys.shape[3] == capacity
-        return [tts.model.frame(streams) for _ in range(40)]
-
-    grown, roomy = codes(None), codes(400)
-    assert all(torch.equal(a, b) for a, b in zip(grown, roomy, strict=True))
-
-
 def test_embedding_a_frame_does_not_mix_the_rows_of_a_batch(loaded: Loaded) -> None:
-    talker = loaded("custom_voice", "float64").model.talker
+    talker = loaded("custom_voice", "float64").speech.model.talker
     groups = talker.code_predictor.residuals + 1
     frames = torch.arange(3 * groups, device=DEVICE).view(3, groups) % 64
     together = talker.frame_rows(frames)

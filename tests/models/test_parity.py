@@ -75,7 +75,7 @@ def test_the_references_are_shorter_than_as_long_as_and_longer_than_the_text(loa
     for name in ("icl-shorter", "icl-equal", "icl-longer"):
         utterance = CASE[f"base-{name}-streaming"].utterances[0]
         assert utterance.reference is not None
-        text_rows = len(tts.tokenizer.text(utterance.reference[0])) + len(tts.tokenizer.text(utterance.text)) + 1
+        text_rows = len(tts.speech.tokenizer.text(utterance.reference[0])) + len(tts.speech.tokenizer.text(utterance.text)) + 1
         compared.append(np.sign(utterance.reference[1] + 1 - text_rows))
     assert compared == [-1, 0, 1]
 
@@ -85,12 +85,12 @@ def test_the_references_are_shorter_than_as_long_as_and_longer_than_the_text(loa
 def test_text_has_the_ids_of_the_reference(checkpoint: str, index: int, loaded: Loaded) -> None:
     with np.load(GOLDEN / "tokenizer.npz") as file:
         expected = file[f"{checkpoint}.{index}"].tolist()
-    assert loaded(checkpoint, "float32").tokenizer._encode(TOKENIZER_TEXTS[index]) == expected
+    assert loaded(checkpoint, "float32").speech.tokenizer._encode(TOKENIZER_TEXTS[index]) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_codec_in_one_go_equals_the_reference(dtype: str, loaded: Loaded) -> None:
-    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.codec
+    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).speech.model.codec
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     assert codes.shape[1] == STREAMED_CODEC_FRAMES
     samples, _ = codec(codes, codec.initial_state(len(codes)))
@@ -100,7 +100,7 @@ def test_the_codec_in_one_go_equals_the_reference(dtype: str, loaded: Loaded) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_long_decode_follows_the_mathematics_where_the_reference_leaves_it(dtype: str, loaded: Loaded) -> None:
     """Past 300 frames the package decodes in pieces with 25 frames of context, fewer than attention reaches."""
-    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.codec
+    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).speech.model.codec
     codes = torch.from_numpy(expected["long_codes"]).to(DEVICE)
     samples, _ = codec(codes, codec.initial_state(1))
     border = 300 * codec.config.samples_per_frame
@@ -151,7 +151,7 @@ def test_a_spoiled_prompt_is_found(name: str, spoil: Callable[[Prompt], Prompt],
 
 
 def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
-    penalty = mock.patch.object(model_code, "penalised", lambda logits, _seen, _penalty: logits)
+    penalty = mock.patch.object(model_code, "penalised", lambda logits, _seen, _params: logits)
     yield "custom_voice-seeded-filtered-whole", "no repetition penalty", penalty
     minimum = mock.patch.object(model_code, "CONTROL_IDS", 0)
     yield "custom_voice-speaker-whole", "no suppressed ids", minimum
@@ -179,7 +179,7 @@ def test_a_spoiled_model_is_found(
 def test_the_dialect_rule_is_in_the_golden_files(loaded: Loaded) -> None:
     """Eric speaks his dialect under auto and Chinese, and not under English."""
     tts = loaded("custom_voice", "float32")
-    dialect = tts.config.talker.languages["sichuan_dialect"]
+    dialect = tts.speech.config.talker.languages["sichuan_dialect"]
     spoken = {
         name: dialect in prompt_of(tts, CASE[name], CASE[name].utterances[0]).codec
         for name in names(CASES)

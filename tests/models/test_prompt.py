@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from conftest import Loaded
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import parse_config
-from polyvox.models.qwen3_tts.prompt import NOTHING, Layout, Prompt, Reference, build_prompt, languages
+from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt, Reference, build_prompt, languages
+from polyvox.models.request import Layout
 from polyvox.models.qwen3_tts.synthetic import tiny_files
 
 CUSTOM = parse_config(*tiny_files("custom_voice").values())

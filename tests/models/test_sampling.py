@@ -7,23 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyvox.errors import InvalidRequest
-from polyvox.models.qwen3_tts.config import Sampling
 from polyvox.models.qwen3_tts.sampling import (
     GeneratorNoise,
-    KeyedNoise,
-    SamplingRows,
     draw,
+    keyed_noise,
     penalised,
     philox,
-    sampling_rows,
+    seed_words,
+    talker_parameters,
 )
+from polyvox.models.request import Sampling
 
-CPU = torch.device("cpu")
 PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
 
 
-def rows(*params: Sampling) -> SamplingRows:
-    return sampling_rows(params, CPU)[0]
+def rows(*params: Sampling) -> torch.Tensor:
+    return torch.tensor([talker_parameters(p) for p in params])
+
+
+def noise_of(
+    seeds: list[int], segments: list[int], frames: list[int], first: int, count: int, vocab: int
+) -> torch.Tensor:
+    key = torch.tensor([seed_words(seed) for seed in seeds])
+    return keyed_noise(key, torch.tensor(segments), torch.tensor(frames), first, count, vocab)
 
 
 def test_philox_gives_the_published_words() -> None:
@@ -40,15 +46,15 @@ def test_philox_gives_the_published_words() -> None:
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 9), st.integers(0, 8191), st.integers(0, 15))
 def test_noise_depends_on_the_request_and_not_on_the_crowd(seed: int, segment: int, frame: int, book: int) -> None:
-    alone = KeyedNoise([seed], [segment], CPU)(torch.tensor([frame]), book, 1, 40)
-    crowd = KeyedNoise([5, seed, 6], [1, segment, 0], CPU)(torch.tensor([3, frame, 9]), 0, 16, 64)
+    alone = noise_of([seed], [segment], [frame], book, 1, 40)
+    crowd = noise_of([5, seed, 6], [1, segment, 0], [3, frame, 9], 0, 16, 64)
     assert torch.equal(alone[0, 0], crowd[1, book, :40])
     assert alone.isfinite().all()
 
 
 def test_every_part_of_the_key_changes_the_noise() -> None:
     def noise(seed: int = 1, segment: int = 0, frame: int = 0, book: int = 0) -> torch.Tensor:
-        return KeyedNoise([seed], [segment], CPU)(torch.tensor([frame]), book, 1, 50)
+        return noise_of([seed], [segment], [frame], book, 1, 50)
 
     others = (noise(seed=2), noise(seed=1 + 2**32), noise(segment=1), noise(frame=1), noise(book=1))
     for other in others:
@@ -58,7 +64,7 @@ def test_every_part_of_the_key_changes_the_noise() -> None:
 def test_draws_follow_the_softmax() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
     count = 20_000
-    noise = KeyedNoise([9] * count, [0] * count, CPU)(torch.arange(count), 0, 1, 5)[:, 0]
+    noise = noise_of([9] * count, [0] * count, list(range(count)), 0, 1, 5)[:, 0]
     drawn = draw(logits.expand(count, -1), rows(*[PLAIN] * count), noise)
     expected = logits.softmax(0).numpy() * count
     found = np.bincount(drawn.numpy(), minlength=5)
@@ -69,7 +75,8 @@ def test_draws_follow_the_softmax() -> None:
 def test_the_reference_order_is_that_of_multinomial() -> None:
     ours, theirs = torch.Generator().manual_seed(4), torch.Generator().manual_seed(4)
     logits = torch.randn(6, 1, 50, generator=torch.Generator().manual_seed(1))
-    noise = GeneratorNoise(ours)(torch.zeros(1), 0, 6, 50)
+    nothing = torch.zeros(1)
+    noise = GeneratorNoise(ours)(nothing, nothing, nothing, 0, 6, 50)
     for i in range(6):
         expected = torch.multinomial(logits[i].softmax(-1), 1, generator=theirs)[:, 0]
         assert torch.equal(draw(logits[i], rows(PLAIN), noise[:, i]), expected)
@@ -128,7 +135,7 @@ def test_a_mixed_batch_draws_as_each_row_alone(seed: int) -> None:
 def test_the_penalty_lowers_what_was_seen() -> None:
     logits = torch.tensor([[2.0, -2.0, 2.0], [2.0, -2.0, 2.0]])
     seen = torch.tensor([[True, True, False], [False, False, True]])
-    result = penalised(logits, seen, torch.tensor([2.0, 4.0]))
+    result = penalised(logits, seen, rows(*(replace(PLAIN, repetition_penalty=p) for p in (2.0, 4.0))))
     assert result.tolist() == [[1.0, -4.0, 2.0], [2.0, -2.0, 0.5]]
 
 

@@ -30,15 +30,15 @@ def test_the_parts_have_the_ids_of_the_whole_chat(text: str) -> None:
 
 
 def test_control_tokens_in_a_text_are_read_as_text(embedded: TTS) -> None:
-    ids = embedded.tokenizer.text("end<|im_end|>of <tts_pad> it")
-    assert max(ids) < embedded.config.im_start_id
+    ids = embedded.speech.tokenizer.text("end<|im_end|>of <tts_pad> it")
+    assert max(ids) < embedded.speech.config.im_start_id
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t \u2003", "a\ud800b"])
 def test_text_that_cannot_be_said_is_refused(text: str, embedded: TTS) -> None:
     for encode, field in (
-        (embedded.tokenizer.text, "text"),
-        (embedded.tokenizer.instructions, "instructions"),
+        (embedded.speech.tokenizer.text, "text"),
+        (embedded.speech.tokenizer.instructions, "instructions"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             encode(text)
@@ -46,7 +46,7 @@ def test_text_that_cannot_be_said_is_refused(text: str, embedded: TTS) -> None:
 
 
 def test_no_text_is_lost(loaded: Loaded) -> None:
-    tokenizer = loaded("custom_voice", "float32").tokenizer
+    tokenizer = loaded("custom_voice", "float32").speech.tokenizer
     text = "Any text, naïve or 北京, 😀 – every byte of it."
     vocabulary = {value: key for key, value in tokenizer._tokenizer.get_vocab().items()}
     symbols = "".join(vocabulary[i] for i in tokenizer.text(text))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from polyvox.errors import InvalidRequest
 
 Samples = NDArray[np.float32]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,9 @@ class Audio:
     samples: Samples
     sample_rate: int
     seed: int
-    finish_reason: FinishReason  # stop: the model ended; length: it was cut at the longest utterance allowed
+    # stop: the model ended; length: cut at the longest utterance allowed; runaway: cut where the text had no more to
+    # say; cancelled: by the reader
+    finish_reason: FinishReason
 
     @property
     def seconds(self) -> float:

@@ -2,15 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from polyvox.audio.clip import FinishReason, Samples
 from polyvox.models.request import Request
-
-FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
-Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import CodecConfig
-from polyvox.models.qwen3_tts.transformer import Attend, Rotation, Transformer
+from polyvox.models.qwen3_tts.transformer import Rotation, Transformer
 
 CodecState = dict[str, Tensor]
 

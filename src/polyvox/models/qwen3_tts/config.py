@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.models.request import Sampling
 
 Kind = Literal["custom_voice", "voice_design", "base"]
 
@@ -83,35 +84,6 @@ class CodecConfig:
     @property
     def samples_per_frame(self) -> int:
         return prod(self.upsampling_ratios) * prod(self.upsample_rates)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How codes are drawn. Temperature 0 is greedy; top_k 0 and top_p 1 switch those filters off."""
-
-    temperature: float = 0.9
-    top_k: int = 50
-    top_p: float = 1.0
-    repetition_penalty: float = 1.05
-    predictor_temperature: float = 0.9
-    predictor_top_k: int = 50
-    predictor_top_p: float = 1.0
-
-    def check(self) -> None:
-        """Raises InvalidRequest for a value that cannot be drawn with."""
-        for field in fields(self):
-            low, high = SAMPLING_BOUNDS[field.name.removeprefix("predictor_")]
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise InvalidRequest(field.name, value, f"a number from {low:g} to {high:g}")
-
-
-SAMPLING_BOUNDS = {
-    "temperature": (0.0, 10.0),
-    "top_k": (0, 1_000_000),
-    "top_p": (1e-6, 1.0),
-    "repetition_penalty": (0.1, 10.0),
-}
 
 
 @dataclass(frozen=True, slots=True)

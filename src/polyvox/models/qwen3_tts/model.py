@@ -1,4 +1,4 @@
-"""One checkpoint as a program of three calls: prefill, frame, decode_audio."""
+"""One checkpoint as a program of three calls over slots: prefill, frame, decode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,31 +7,54 @@ import torch
 from torch import Tensor, nn
 
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
-from polyvox.models.qwen3_tts.config import CONTROL_IDS, MIN_FRAMES, ModelConfig, Sampling
+from polyvox.models.qwen3_tts.config import CONTROL_IDS, MIN_FRAMES, ModelConfig
 from polyvox.models.qwen3_tts.prompt import Prompt
-from polyvox.models.qwen3_tts.sampling import Noise, SamplingRows, draw, penalised, sampling_rows
-from polyvox.models.qwen3_tts.talker import KVCache, Talker
+from polyvox.models.qwen3_tts.sampling import Noise, draw, keyed_noise, penalised
+from polyvox.models.qwen3_tts.talker import Talker
+from polyvox.models.protocol import ENDED, STILL, Cache
+
+# Past its text's budget a stream's end of speech gains this much logit with every frame.
+END_PRESSURE = 0.05
+# Speech stands still where code 0 is one of the last few codes, for so many frames on end (about 4 s).
+STILL_LAGS = 4
+STILL_FRAMES = 48
 
 
 @dataclass(slots=True)
-class Streams:
-    """A batch of streams between two frame steps, one row each; all of it lives on the device."""
+class Slots:
+    """All that streams are between two steps, one row each; allocated once and changed in place."""
 
-    cache: KVCache
-    span: int  # the host's bound on the longest row of the cache, in positions
-    input: Tensor  # [B, hidden]: what the talker reads next
-    position: Tensor  # [B]: where that row goes in the cache
-    text: Tensor  # [B, rows, hidden]: text still to be read, one row a frame, the last row the pad
-    frame: Tensor  # [B]: frames done
-    seen: Tensor  # [B, vocab]: code 0 so far, for the repetition penalty
-    ended: Tensor  # [B]: end of speech was drawn; the codes of this and any later step mean nothing
-    talker_sampling: SamplingRows
-    predictor_sampling: SamplingRows
-    noise: Noise
+    input: Tensor  # [S, hidden]: what the talker reads next
+    position: Tensor  # [S]: where that row goes in the cache
+    text: Tensor  # [S, rows, hidden]: text still to be read, one row a frame, a ring
+    text_end: Tensor  # [S]: frames for which there is text; from there on it is the pad
+    frame: Tensor  # [S]: frames done
+    seen: Tensor  # [S, vocab]: code 0 so far, for the repetition penalty
+    budget: Tensor  # [S]: frames after which end of speech becomes likelier
+    still: Tensor  # [S]: frames for which speech has stood still
+    talker_params: Tensor  # [S, 4]
+    predictor_params: Tensor  # [S, 4]
+    key: Tensor  # [S, 2]
+    segment: Tensor  # [S]
+    codes: Tensor  # [S, ring, groups]: frames that the codec has still to read
+    codec: CodecState
+    pad: Tensor  # [hidden]: the text row of a frame that has no text; not a slot's own
+
+    def poison(self, slot: int) -> None:
+        """Spoils a free slot, so that whoever reads what was not written anew is found out."""
+        for name in self.__slots__:
+            if name not in ("codec", "pad"):
+                _spoil(getattr(self, name)[slot])
+        for state in self.codec.values():
+            _spoil(state[slot])
+
+
+def _spoil(row: Tensor) -> None:
+    row.fill_(torch.nan if row.is_floating_point() else 1)
 
 
 class Qwen3TTS(nn.Module):
-    """Talker, predictor and codec decoder; the attributes are the prefixes of the checkpoint's tensors."""
+    """Talker, predictor and codec decoder."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -43,88 +66,118 @@ class Qwen3TTS(nn.Module):
     def device(self) -> torch.device:
         return self.talker.codec_head.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.talker.codec_head.weight.dtype
+
     def embed(self, prompt: Prompt, vector: Tensor | None = None, frames: Tensor | None = None) -> Tensor:
         """A prompt as prefill rows [T, hidden]; vector and frames are the parts of a cloned voice."""
         codec = torch.tensor(prompt.codec, device=self.device)[:, None]
-        rows = self.talker.text_rows(torch.tensor(prompt.text, device=self.device))
+        rows = self.text_rows(prompt.text)
         rows = rows + torch.where(codec >= 0, self.talker.model.codec_embedding(codec.clamp(min=0))[:, 0], 0)
         if prompt.vector_row is not None:
             assert vector is not None
             rows[prompt.vector_row] += vector.to(rows)
         if prompt.frames_row is not None:
             assert frames is not None
-            rows[prompt.frames_row : prompt.frames_row + len(frames)] += self.talker.frame_rows(
-                frames.to(self.device)
-            )
+            heard = self.talker.frame_rows(frames.to(self.device))
+            rows[prompt.frames_row : prompt.frames_row + len(frames)] += heard
         return rows
 
-    def prefill(
-        self,
-        rows: Sequence[Tensor],
-        trailing: Sequence[Sequence[int]],
-        sampling: Sequence[Sampling],
-        noise: Noise,
-    ) -> Streams:
-        """Reads the prompts [T, hidden] of a batch of streams, all rows but the last, which the first frame reads.
+    def text_rows(self, ids: Sequence[int]) -> Tensor:
+        """Text ids as rows of the talker's width."""
+        return self.talker.text_rows(torch.tensor(ids, dtype=torch.int64, device=self.device))
 
-        trailing are the text ids of each stream's frames.
-        """
-        lengths = torch.tensor([len(prompt) - 1 for prompt in rows], device=self.device)
-        span = max(len(prompt) for prompt in rows)
-        cache = KVCache(self.config.talker.transformer, len(rows), 2 * span, like=rows[0])
-        padded = nn.utils.rnn.pad_sequence([prompt[:-1] for prompt in rows], batch_first=True)
-        positions = torch.arange(span - 1, device=self.device).expand(len(rows), -1)
-        self.talker(padded, positions, cache.at(positions, span - 1))
-        pad = self.config.tts_pad_id
-        longest = max(len(ids) for ids in trailing) + 1
-        text = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in trailing], device=self.device)
-        talker_sampling, predictor_sampling = sampling_rows(sampling, self.device)
-        return Streams(
-            cache=cache,
-            span=span,
-            input=torch.stack([prompt[-1] for prompt in rows]),
-            position=lengths,
-            text=self.talker.text_rows(text),
-            frame=torch.zeros_like(lengths),
-            seen=torch.zeros(len(rows), self.config.talker.vocab_size, dtype=torch.bool, device=self.device),
-            ended=torch.zeros(len(rows), dtype=torch.bool, device=self.device),
-            talker_sampling=talker_sampling,
-            predictor_sampling=predictor_sampling,
-            noise=noise,
+    def new_slots(self, count: int, text_rows: int, ring: int) -> Slots:
+        """Memory for so many streams; a slot's rows mean nothing before they are written."""
+        talker, device = self.config.talker, self.device
+        hidden = talker.transformer.hidden_size
+
+        def whole(*shape: int) -> Tensor:
+            return torch.zeros(count, *shape, dtype=torch.int64, device=device)
+
+        return Slots(
+            input=torch.zeros(count, hidden, dtype=self.dtype, device=device),
+            position=whole(),
+            text=torch.zeros(count, text_rows, hidden, dtype=self.dtype, device=device),
+            text_end=whole(),
+            frame=whole(),
+            seen=torch.zeros(count, talker.vocab_size, dtype=torch.bool, device=device),
+            budget=whole(),
+            still=whole(),
+            talker_params=torch.ones(count, 4, device=device),
+            predictor_params=torch.ones(count, 4, device=device),
+            key=whole(2),
+            segment=whole(),
+            codes=whole(ring, talker.code_groups),
+            codec=self.codec.initial_state(count),
+            pad=self.text_rows([self.config.tts_pad_id])[0],
         )
 
-    def frame(self, streams: Streams) -> Tensor:
-        """One frame of every stream: codes [B, groups]. Rows whose `ended` is set by it have no frame."""
-        s, talker = streams, self.talker
-        attend = s.cache.at(s.position[:, None], s.span)
-        hidden = talker(s.input[:, None], s.position[:, None], attend)[:, 0]
-        code = self._draw_first(talker.codec_head(hidden), s)
-        s.ended = s.ended | (code == self.config.talker.eos_id)
+    def prefill(self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int) -> None:
+        """Reads prompt rows [B,T,hidden] into the cache: of each slot [B], counts [B] rows from starts [B] on."""
+        columns = torch.arange(rows.shape[1], device=self.device)
+        positions = starts[:, None] + columns
+        valid = columns < counts[:, None]
+        self.talker(rows, positions, cache.at(slots, positions, span, valid))
 
-        vocab, residuals = self.config.predictor.vocab_size, talker.code_predictor.residuals
-        noise = s.noise(s.frame, 1, residuals, vocab)
+    def frame(self, s: Slots, slots: Tensor, cache: Cache, span: int, noise: Noise = keyed_noise) -> Tensor:
+        """One frame of each of these slots [B]; what it tells of them, [B].
+
+        A slot that has ENDED got no frame from it, and a further frame writes nothing that anyone reads.
+        """
+        talker, config = self.talker, self.config
+        position, frame = s.position[slots], s.frame[slots]
+        key, segment, ring = s.key[slots], s.segment[slots], s.codes.shape[1]
+        hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position[:, None], span))[:, 0]
+        first_noise = noise(key, segment, frame, 0, 1, config.talker.vocab_size)[:, 0]
+        code = self._draw_first(talker.codec_head(hidden), s, slots, frame, first_noise)
+        ended = code == config.talker.eos_id
+
+        rest_noise = noise(key, segment, frame, 1, talker.code_predictor.residuals, config.predictor.vocab_size)
+        params = s.predictor_params[slots]
         rest = talker.code_predictor(
             hidden,
             talker.model.codec_embedding(code),
-            lambda book, logits: draw(logits, s.predictor_sampling, noise[:, book]),
+            lambda book, logits: draw(logits, params, rest_noise[:, book]),
         )
         codes = torch.cat([code[:, None], rest], dim=1)
-        row = s.frame.clamp(max=s.text.shape[1] - 1)[:, None, None].expand(-1, 1, s.text.shape[2])
-        s.input = talker.frame_rows(codes) + s.text.gather(1, row)[:, 0]
-        s.seen = s.seen.scatter(1, code[:, None], True)
-        s.position, s.frame, s.span = s.position + 1, s.frame + 1, s.span + 1
-        return codes
+        text = torch.where(
+            (frame < s.text_end[slots])[:, None],
+            s.text[slots, frame % s.text.shape[1]],
+            s.pad,
+        )
+        lags = torch.arange(1, STILL_LAGS + 1, device=self.device)
+        recent = s.codes[slots[:, None], (frame[:, None] - lags) % ring, 0]
+        again = ((recent == code[:, None]) & (frame[:, None] >= lags)).any(1)
+        still = torch.where(again, s.still[slots] + 1, 0)
 
-    def decode_audio(self, codes: Tensor, state: CodecState) -> tuple[Tensor, CodecState]:
-        """The next frames of each stream [B,T,groups] to samples [B, T · samples_per_frame]; see codec.py."""
-        return self.codec(codes, state)
+        s.input[slots] = talker.frame_rows(codes) + text
+        # What is no frame is never decoded; were it, it must still be a code.
+        s.codes[slots, frame % ring] = codes.masked_fill(ended[:, None], 0)
+        s.seen[slots, code] = True
+        s.still[slots] = still
+        s.position[slots], s.frame[slots] = position + 1, frame + 1
+        return ended * ENDED + (still >= STILL_FRAMES) * STILL
 
-    def _draw_first(self, logits: Tensor, s: Streams) -> Tensor:
+    def decode(self, s: Slots, slots: Tensor, first: Tensor, frames: int) -> Tensor:
+        """The samples of so many frames of each of these slots [B] from frame first [B] on: [B, samples]."""
+        columns = torch.arange(frames, device=self.device)
+        codes = s.codes[slots[:, None], (first[:, None] + columns) % s.codes.shape[1]]
+        samples, after = self.codec(codes, {name: state[slots] for name, state in s.codec.items()})
+        for name, state in after.items():
+            s.codec[name][slots] = state
+        return samples
+
+    def _draw_first(self, logits: Tensor, s: Slots, slots: Tensor, frame: Tensor, noise: Tensor) -> Tensor:
         """Code 0 or end of speech, by the reference's order of processors."""
-        config = self.config.talker
+        config, params = self.config.talker, s.talker_params[slots]
         token = torch.arange(config.vocab_size, device=logits.device)
-        forbidden = (token >= config.vocab_size - CONTROL_IDS) & (token != config.eos_id)
-        too_early = (s.frame < MIN_FRAMES)[:, None] & (token == config.eos_id)
-        logits = penalised(logits, s.seen, s.talker_sampling.repetition_penalty)
+        end = token == config.eos_id
+        forbidden = (token >= config.vocab_size - CONTROL_IDS) & ~end
+        too_early = (frame < MIN_FRAMES)[:, None] & end
+        logits = penalised(logits, s.seen[slots], params)
+        pressure = END_PRESSURE * (frame - s.budget[slots]).clamp(min=0)
+        logits = logits + torch.where(end, pressure[:, None], 0)
         logits = logits.masked_fill(forbidden | too_early, -torch.inf)
-        return draw(logits, s.talker_sampling, s.noise(s.frame, 0, 1, config.vocab_size)[:, 0])
+        return draw(logits, params, noise)

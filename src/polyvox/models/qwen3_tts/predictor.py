@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig, PredictorConfig
-from polyvox.models.qwen3_tts.transformer import Attend, Rotation, Stacked, Transformer
+from polyvox.models.qwen3_tts.transformer import Rotation, Stacked, Transformer
 
 # draw(residual codebook from 0, logits [B, vocab]) -> codes [B]
 Draw = Callable[[int, Tensor], Tensor]

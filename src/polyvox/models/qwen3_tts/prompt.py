@@ -7,16 +7,12 @@ prefill comes as one id a frame (`trailing`); after its end every frame gets the
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import ModelConfig
-
-# whole: all text before the first frame; streaming: one text token a frame, so that text may still be growing.
-Layout = Literal["whole", "streaming"]
+from polyvox.models.request import AUTO, Layout
 
 NOTHING = -1
-AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)

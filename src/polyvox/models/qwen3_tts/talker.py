@@ -4,40 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.models.qwen3_tts.config import ModelConfig, TransformerConfig
+from polyvox.models.protocol import Attend
+from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.qwen3_tts.predictor import Predictor
-from polyvox.models.qwen3_tts.transformer import Attend, Rotation, Transformer
-
-
-class KVCache:
-    """Keys and values of a batch, one row a stream: [layers, batch, kv_heads, capacity, head_dim].
-
-    It grows as needed. A row may be written ahead of its true length: a query sees the keys up to its own
-    position only, and whatever lies beyond is overwritten before any query reaches it.
-    """
-
-    def __init__(self, config: TransformerConfig, batch: int, capacity: int, like: Tensor) -> None:
-        self.keys = like.new_zeros(config.layers, batch, config.kv_heads, capacity, config.head_dim)
-        self.values = torch.zeros_like(self.keys)
-        self.row = torch.arange(batch, device=like.device)[:, None]
-
-    def at(self, positions: Tensor, span: int) -> Attend:
-        """Attention for rows at these positions [B,T]; span is the host's bound on the last of them, plus one."""
-        capacity = self.keys.shape[3]
-        if span > capacity:
-            room = (0, 0, 0, max(span, 2 * capacity) - capacity)
-            self.keys, self.values = F.pad(self.keys, room), F.pad(self.values, room)
-        seen = torch.arange(span, device=positions.device) <= positions[:, None, :, None]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.keys[layer], self.values[layer]
-            keys[self.row, :, positions] = k
-            values[self.row, :, positions] = v
-            return F.scaled_dot_product_attention(
-                q.transpose(1, 2), keys[:, :, :span], values[:, :, :span], attn_mask=seen, enable_gqa=True
-            ).transpose(1, 2)
-
-        return attend
+from polyvox.models.qwen3_tts.transformer import Rotation, Transformer
 
 
 class TextProjection(nn.Module):

@@ -41,6 +41,17 @@ class TextTokenizer:
         """The ids of something to say; the white space around it is not said."""
         return self._encode(_clean(text, field))
 
+    def pieces(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of a text that is in normal form C, and where in it each id's pre-token ends."""
+        assert self._tokenizer.pre_tokenizer is not None
+        ids: list[int] = []
+        ends: list[int] = []
+        for _, (start, end) in self._tokenizer.pre_tokenizer.pre_tokenize_str(text):
+            piece = self._encode(text[start:end])
+            ids += piece
+            ends += [end] * len(piece)
+        return ids, ends
+
     def instructions(self, text: str) -> list[int]:
         """The ids of an instruction as the user's turn of a chat."""
         turn = self._encode("user\n" + _clean(text, "instructions"))

@@ -1,17 +1,11 @@
 """The decoder layer that talker, predictor and codec share, and how its parts are named in a checkpoint."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import TransformerConfig
-
-# attend(layer, q [B,T,heads,dim], k and v [B,T,kv_heads,dim]) -> [B,T,heads,dim]: whoever owns the cache
-# writes k and v to it and attends, so a layer need not know how the past is kept.
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
 
 def widened(dtype: torch.dtype) -> torch.dtype:
     """The type of what the reference computes in float32 whatever the model's type; float64 stays as it is."""

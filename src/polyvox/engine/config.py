@@ -1,0 +1,48 @@
+"""How large an engine is and how patient; what follows from it is derived, what cannot work is refused."""
+
+from dataclasses import dataclass, fields
+
+from polyvox.engine.kv import PAGE
+from polyvox.errors import InvalidRequest
+
+LEAST_CONTEXT = 256  # positions: a prompt and a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The keys of an engine's configuration.
+
+    slots: streams that run at once. context: positions (prompt rows and frames) that a slot has on average; one
+    stream may take more. queue, queue_seconds: how many requests wait for a slot, and how long. buffer_seconds: audio
+    kept for a reader that is slower than speech. reader_seconds: how long a full buffer waits for its reader.
+    text_seconds: how long a live stream waits for text. ahead: frame steps that are begun before the last one's
+    outcome is known. poison: spoil what is freed, to find readers of what they did not write. trace: a file for a
+    Perfetto trace, written when the engine closes.
+    """
+
+    slots: int = 8
+    context: int = 1024
+    queue: int = 32
+    queue_seconds: float = 10.0
+    buffer_seconds: float = 30.0
+    reader_seconds: float = 30.0
+    text_seconds: float = 30.0
+    ahead: int = 0
+    poison: bool = False
+    trace: str | None = None
+
+    def check(self) -> None:
+        """Raises InvalidRequest with the sentence that mends it."""
+        least = {"slots": 1, "context": LEAST_CONTEXT, "queue": 0, "ahead": 0}
+        for field in fields(self):
+            value, low = getattr(self, field.name), least.get(field.name, 0)
+            if isinstance(value, int | float) and value < low:
+                raise InvalidRequest(field.name, value, f"{low} or more")
+        if self.buffer_seconds < 2:
+            raise InvalidRequest("buffer_seconds", self.buffer_seconds, "2 or more: the largest chunk is 1.3 s")
+        if self.ahead > 1:
+            raise InvalidRequest("ahead", self.ahead, "0 or 1: a step learns of an end one step late")
+
+    @property
+    def pages(self) -> int:
+        return -(-self.slots * self.context // PAGE)

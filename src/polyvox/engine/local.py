@@ -1,0 +1,441 @@
+"""The engine in this process: one thread, whose every turn is schedule, run, deliver."""
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+import torch
+from torch import Tensor
+
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.interface import FinishReason, Result, Samples
+from polyvox.engine.scheduler import Limits, Plan, Scheduler, Track
+from polyvox.engine.silence import first_sound
+from polyvox.engine.step import RING, Stepper
+from polyvox.engine.stream import LocalStream, OnReady
+from polyvox.engine.trace import Trace
+from polyvox.errors import EngineDown, Overloaded
+from polyvox.models.protocol import ENDED, STILL, SpeechModel
+from polyvox.models.request import Request
+
+log = logging.getLogger(__name__)
+
+FIRST_CHUNK = 2  # frames
+FAILURES_ALLOWED = 3  # steps in a row that may fail before the engine gives up
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What a step gave: the flags of an earlier frame step, and samples in the order of the plan."""
+
+    told: list[tuple[LocalStream, int]]
+    samples: list[Samples]
+    seconds: float
+
+
+class LocalEngine:
+    """Continuous batching around the frame step; see interface.py for what it promises.
+
+    One lock guards all that is not on the device. The engine's thread holds it while it plans and while it hands
+    over, never while the device works.
+    """
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self.config.check()
+        self.model, self.clock = model, clock
+        self.sample_rate = model.sample_rate
+        self.frame_seconds = model.samples_per_frame / model.sample_rate
+        self.lock = threading.RLock()
+        self._work = threading.Condition(self.lock)
+        self._stopping = False
+        self._broken: str | None = None
+        self._streams: dict[Track, LocalStream] = {}
+        self._flights: deque[tuple[list[LocalStream], Tensor]] = deque()
+        self._leaving: list[LocalStream] = []
+        self._finished: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+        self._notified: dict[LocalStream, None] = {}
+        self._ids = 0
+        self._failures = 0
+        self._trace = Trace(self.config.trace) if self.config.trace else None
+        with torch.inference_mode():
+            self._stepper = Stepper(model, self.config)
+            cost = self._stepper.calibrate()
+        limits = Limits(
+            frame_seconds=self.frame_seconds,
+            slots=self.config.slots,
+            pages=self.config.pages,
+            page_size=self.config.context * self.config.slots // self.config.pages,
+            ring=RING,
+            queue=self.config.queue,
+            queue_seconds=self.config.queue_seconds,
+        )
+        self.scheduler = Scheduler(limits, cost)
+        self._thread = threading.Thread(target=self._loop, name="polyvox-engine", daemon=True)
+        self._thread.start()
+
+    # What others call
+
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> LocalStream:
+        """Takes a request, or raises InvalidRequest or Overloaded at once.
+
+        All that can be prepared is prepared here, in the caller's thread. on_ready is called, from the engine's
+        thread and without its lock, once a turn in which the stream got chunks or its end.
+        """
+        if self._broken or self._stopping:
+            raise EngineDown(self._broken or "the engine is closing", retry_after=1)
+        if request.seed is None:
+            request = replace(request, seed=secrets.randbelow(2**32))
+        if request.live:
+            growing = self.model.growing_text(request)
+            ids = growing.append(request.text)
+            prepared = self.model.prepare(request, ids) if ids else None
+        else:
+            growing, prepared = None, self.model.prepare(request)
+        with self.lock:
+            stream = LocalStream(self, request, on_ready)
+            stream.growing = growing
+            if prepared is not None:
+                stream.prepared = prepared
+                self._offer(stream)
+            return stream
+
+    def stats(self) -> dict[str, float]:
+        """Counts since the start, and how things stand."""
+        with self.lock:
+            now = self.clock()
+            leads = sorted(t.lead(now) for t in self.scheduler.running if t.live and t.first_audio is not None)
+            return {
+                "streams": len(self.scheduler.running),
+                "waiting": len(self.scheduler.waiting),
+                "capacity": self.scheduler.capacity(),
+                "slots_free": len(self._stepper.free_slots),
+                "pages_free": len(self._stepper.free_pages),
+                "lead_min": leads[0] if leads else inf,
+                "lead_p10": leads[len(leads) // 10] if leads else inf,
+                **{f"finished_{reason}": float(count) for reason, count in self._finished.items()},
+                **{name: float(count) for name, count in self._totals.items()},
+            }
+
+    def close(self) -> None:
+        """Ends all streams and the thread; any number of times."""
+        with self.lock:
+            self._stopping = True
+            self.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Something has changed that the next turn must see."""
+        self._work.notify_all()
+
+    # Text that grows, under the lock
+
+    def grow_text(self, stream: LocalStream, text: str, last: bool) -> None:
+        assert stream.growing is not None
+        ids = stream.growing.append(text) if text else []
+        if last:
+            ids += stream.growing.finish()
+        if stream.prepared is None and ids:
+            stream.prepared = self.model.prepare(stream.request, ids)
+            ids = []
+            self._offer(stream)
+        if stream.prepared is not None and (ids or last):
+            self.add_text(stream, self.model.text_rows(ids, last))
+        if last:
+            stream.text_open = False
+            self.wake()
+
+    def add_text(self, stream: LocalStream, rows: Tensor) -> None:
+        stream.text = torch.cat([stream.text, rows]) if len(stream.text) else rows
+        self.wake()
+
+    # The turn
+
+    def _loop(self) -> None:
+        with torch.inference_mode():
+            try:
+                while True:
+                    plan = self._schedule()
+                    if plan is None:
+                        break
+                    outcome = self._run(plan)
+                    self._deliver(plan, outcome)
+            except Exception as error:
+                log.exception("the engine has stopped")
+                self._broken = f"the engine has stopped: {error}"
+            finally:
+                self._close_all()
+
+    def _schedule(self) -> Plan | None:
+        """Waits until there is something to do, and says what; None when the engine closes."""
+        with self.lock:
+            while not self._stopping:
+                now = self.clock()
+                self._end_those_who_must(now)
+                self._admit(now)
+                self._feed_text(now)
+                plan = self.scheduler.plan(now)
+                if plan or self._flights:
+                    return plan
+                self._work.wait(self._next_timer(now))
+            return None
+
+    def _run(self, plan: Plan) -> Outcome | None:
+        """The device's work; None where it failed, which ends the streams of the step and nobody else."""
+        began = self.clock()
+        try:
+            seats = {track: self._streams[track].seat for track in self._named(plan)}
+            if plan.prefill:
+                self._stepper.prefill([(seats[t], t.prefilled, rows) for t, rows in plan.prefill])  # type: ignore[misc]
+            if plan.frame:
+                flags = self._stepper.frame([(seats[t], t.started) for t in plan.frame])  # type: ignore[misc]
+                streams = [self._streams[t] for t in plan.frame]
+                self._flights.append((streams, flags))
+                for stream in streams:
+                    stream.flights += 1
+            work = [(seats[t], t.decoded, frames) for t, frames in plan.codec]
+            samples = self._stepper.decode(work) if work else []  # type: ignore[arg-type]
+            told: list[tuple[LocalStream, int]] = []
+            while len(self._flights) > (self.config.ahead if plan.frame else 0):
+                streams, flags = self._flights.popleft()
+                told += zip(streams, flags.tolist(), strict=True)
+            self._failures = 0
+            return Outcome(told, samples, self.clock() - began)
+        except Exception as error:
+            self._failures += 1
+            if self._failures > FAILURES_ALLOWED:
+                raise
+            log.exception("a step failed")
+            self._fail(plan, f"a step of the engine failed: {error}")
+            return None
+
+    def _deliver(self, plan: Plan, outcome: Outcome | None) -> None:
+        """Takes note of what the step gave and hands the samples over."""
+        with self.lock:
+            now = self.clock()
+            if outcome is not None:
+                for track, rows in plan.prefill:
+                    track.prefilled += rows
+                for track in plan.frame:
+                    track.started += 1
+                for stream, flags in outcome.told:
+                    stream.flights -= 1
+                    self._heard(stream, flags)
+                for (track, frames), samples in zip(plan.codec, outcome.samples, strict=True):
+                    track.decoded += frames
+                    self._give(self._streams[track], frames, samples, now)
+                self._note(plan, outcome)
+            for stream in list(self._streams.values()):
+                track = stream.track
+                if track is not None and track.ended and track.decoded == track.made:
+                    self._end(stream, stream.reason)
+            self._free_those_who_left()
+            ready, self._notified = list(self._notified), {}
+        for stream in ready:
+            if stream.on_ready is not None:
+                try:
+                    stream.on_ready(stream)
+                except Exception:
+                    log.exception("a reader's callback failed; its stream is cancelled")
+                    stream.cancel()
+
+    # Parts of the turn, under the lock
+
+    def _offer(self, stream: LocalStream) -> None:
+        prepared, request = stream.prepared, stream.request
+        assert prepared is not None
+        if self._broken or self._stopping:
+            raise EngineDown(self._broken or "the engine is closing", retry_after=1)
+        self._ids += 1
+        track = Track(
+            id=self._ids,
+            arrived=stream.arrived,
+            prompt_rows=len(prepared.rows),
+            max_frames=prepared.max_frames,
+            live=not request.whole_file,
+            first_chunk=request.first_chunk or FIRST_CHUNK,
+            room=self._room(stream),
+        )
+        self.scheduler.offer(track, self.clock())
+        stream.track, stream.text = track, prepared.text
+        self._streams[track] = stream
+        self.wake()
+
+    def _admit(self, now: float) -> None:
+        admitted, expired = self.scheduler.admit(now)
+        for track in expired:
+            stream = self._streams[track]
+            wait = f"no place came free within {self.config.queue_seconds:g} s"
+            self._end(stream, "error", wait)
+        for track in admitted:
+            stream = self._streams[track]
+            assert stream.prepared is not None
+            try:
+                stream.seat = self._stepper.seat(stream.prepared, self.scheduler.pages(track))
+            except Exception as error:
+                log.exception("a stream could not be seated")
+                self._end(stream, "error", f"the request could not be prepared: {error}")
+                continue
+            stream.text = stream.text[stream.seat.text_end :].clone()
+        if expired:
+            self._free_those_who_left()
+
+    def _feed_text(self, now: float) -> None:
+        """Moves text into the slots, and tells the scheduler how far each stream's text reaches."""
+        for track, stream in self._streams.items():
+            if stream.seat is None:
+                continue
+            if len(stream.text):
+                count = self._stepper.write_text(stream.seat, stream.text, track.started)
+                stream.text = stream.text[count:].clone()
+            closed = not stream.text_open and not len(stream.text)
+            track.text_frames = inf if closed else stream.seat.text_end
+            if track.started < track.text_frames:
+                stream.waiting_since = None
+            elif stream.waiting_since is None and stream.text_open and not track.prompt_left:
+                stream.waiting_since = now
+                stream.text_waits += 1
+
+    def _end_those_who_must(self, now: float) -> None:
+        for stream in list(self._streams.values()):
+            if stream.wants_end is not None:
+                self._end(stream, stream.wants_end)
+            elif stream.full_since is not None and now - stream.full_since > self.config.reader_seconds:
+                self._end(stream, "error", f"nothing was read for {self.config.reader_seconds:g} s")
+            elif stream.waiting_since is not None and now - stream.waiting_since > self.config.text_seconds:
+                self._end(stream, "error", f"no text came for {self.config.text_seconds:g} s")
+        self._free_those_who_left()
+
+    def _heard(self, stream: LocalStream, flags: int) -> None:
+        track = stream.track
+        if track is None or track.ended or stream.result is not None:
+            return
+        if flags & ENDED:
+            track.ended = True
+            return
+        track.made += 1
+        assert stream.prepared is not None
+        if flags & STILL and stream.request.guard:
+            track.ended, stream.reason = True, "runaway"
+        elif track.made >= track.max_frames:
+            track.ended, stream.reason = True, "runaway" if stream.prepared.guarded else "length"
+
+    def _give(self, stream: LocalStream, frames: int, samples: Samples, now: float) -> None:
+        track = stream.track
+        assert track is not None
+        if stream.result is not None:
+            return
+        if stream.silent:
+            start = first_sound(samples, self.sample_rate)
+            if start is None:
+                return
+            stream.silent, samples = False, samples[start:]
+        self.scheduler.gave(track, len(samples) / self.model.samples_per_frame, now)
+        stream.push(samples, final=track.ended and track.decoded == track.made)
+        track.room = self._room(stream)
+        if track.room < 1 and stream.full_since is None:
+            stream.full_since = now
+        self._totals["audio_seconds"] += len(samples) / self.sample_rate
+        self._notified[stream] = None
+
+    def _room(self, stream: LocalStream) -> float:
+        most = self.config.buffer_seconds * self.sample_rate
+        return max(0.0, (most - stream.buffered) // self.model.samples_per_frame)
+
+    def _end(self, stream: LocalStream, reason: FinishReason, error: str | None = None) -> None:
+        """Ends a stream for its reader now; its slot is freed when no step names it any more."""
+        track = stream.track
+        if stream.result is not None or track is None:
+            return
+        first = None if track.first_audio is None else track.first_audio - stream.arrived
+        stream.end(
+            Result(
+                finish_reason=reason,
+                seed=stream.seed,
+                error=error,
+                frames=track.made,
+                seconds=track.made * self.frame_seconds,
+                queue_wait=(track.admitted or self.clock()) - stream.arrived,
+                first_audio=first,
+                underruns=track.underruns,
+                text_waits=stream.text_waits,
+            )
+        )
+        track.ended, stream.text_open = True, False
+        self._finished[reason] += 1
+        self._totals["underruns"] += track.underruns
+        self._leaving.append(stream)
+        self._notified[stream] = None
+        if self._trace:
+            self._trace.stream(stream, self.clock())
+
+    def _free_those_who_left(self) -> None:
+        for stream in [stream for stream in self._leaving if not stream.flights]:
+            self._leaving.remove(stream)
+            assert stream.track is not None
+            self.scheduler.release(stream.track)
+            self._streams.pop(stream.track, None)
+            if stream.seat is not None:
+                self._stepper.leave(stream.seat)
+            stream.prepared = stream.seat = None
+            stream.text = torch.empty(0)
+
+    def _fail(self, plan: Plan, error: str) -> None:
+        with self.lock:
+            named = [self._streams[track] for track in self._named(plan)]
+            flying = [stream for streams, _ in self._flights for stream in streams]
+            self._flights.clear()
+            for stream in flying:
+                stream.flights = 0
+            for stream in dict.fromkeys([*named, *flying]):
+                stream.flights = 0
+                self._end(stream, "error", error)
+
+    def _close_all(self) -> None:
+        with self.lock:
+            self._flights.clear()
+            for stream in list(self._streams.values()):
+                stream.flights = 0
+                self._end(stream, "error", self._broken or "the engine was closed")
+            self._free_those_who_left()
+            ready, self._notified = list(self._notified), {}
+        for stream in ready:
+            if stream.on_ready is not None:
+                stream.on_ready(stream)
+        if self._trace:
+            self._trace.write()
+
+    def _named(self, plan: Plan) -> list[Track]:
+        return list(dict.fromkeys([t for t, _ in plan.prefill] + list(plan.frame) + [t for t, _ in plan.codec]))
+
+    def _next_timer(self, now: float) -> float | None:
+        """Seconds until something happens by itself; None where nothing will."""
+        moments = [t.arrived + self.config.queue_seconds for t in self.scheduler.waiting]
+        for stream in self._streams.values():
+            if stream.full_since is not None:
+                moments.append(stream.full_since + self.config.reader_seconds)
+            if stream.waiting_since is not None:
+                moments.append(stream.waiting_since + self.config.text_seconds)
+        return max(min(moments) - now, 0.0) + 0.001 if moments else None
+
+    def _note(self, plan: Plan, outcome: Outcome) -> None:
+        self.scheduler.observe(plan, outcome.seconds)
+        self._totals["steps"] += 1
+        self._totals["frames"] += len(plan.frame)
+        if self._trace:
+            self._trace.step(plan, outcome.seconds, self.clock(), self.scheduler)
+
+
+__all__ = ["LocalEngine", "Overloaded"]

@@ -1,0 +1,134 @@
+"""A stream between the engine that makes it and the one reader that takes it."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from polyvox.engine.interface import Chunk, FinishReason, Result, Samples
+from polyvox.engine.scheduler import Track
+from polyvox.engine.step import Seat
+from polyvox.errors import InvalidRequest, StreamFailed
+from polyvox.models.protocol import Growing, Prepared
+from polyvox.models.request import Request
+
+if TYPE_CHECKING:
+    from polyvox.engine.local import LocalEngine
+
+OnReady = Callable[["LocalStream"], None]
+
+
+class LocalStream:
+    """The `Stream` of an engine in the same process.
+
+    All of its state is guarded by the engine's one lock, so a wake-up cannot fall between a look and a wait. The
+    engine writes through `push` and `end`; the reader through `take`, `chunks`, `append`, `finish_text`, `cancel`.
+    """
+
+    def __init__(self, engine: "LocalEngine", request: Request, on_ready: OnReady | None) -> None:
+        assert request.seed is not None
+        self._engine, self.request, self.seed, self.on_ready = engine, request, request.seed, on_ready
+        self._ready = threading.Condition(engine.lock)
+        self._buffer: deque[Chunk] = deque()
+        self._chunks = 0
+        self._closed = False  # the final chunk is in the buffer
+        self.result: Result | None = None
+        self.buffered = 0  # samples that the reader has not taken
+        self.wants_end: FinishReason | None = None  # asked for by the reader, done by the engine
+        # The engine's own notes
+        self.arrived = engine.clock()
+        self.prepared: Prepared | None = None
+        self.track: Track | None = None
+        self.seat: Seat | None = None
+        self.growing: Growing | None = None
+        self.text = torch.empty(0)  # rows that have not found room in the slot yet
+        self.text_open = request.live
+        self.text_waits = 0
+        self.waiting_since: float | None = None  # for text
+        self.full_since: float | None = None  # the buffer, for a reader
+        self.flights = 0  # frame steps under way that name the slot
+        self.silent = request.trim_silence  # nothing has been heard yet
+        self.reason: FinishReason = "stop"
+
+    # The reader's side
+
+    def chunks(self, timeout: float | None = None) -> Iterator[Chunk]:
+        try:
+            while True:
+                with self._engine.lock:
+                    if not self._ready.wait_for(lambda: bool(self._buffer), timeout):
+                        raise TimeoutError(f"no audio for {timeout} s")
+                    (chunk,) = self.take(1)
+                    result = self.result
+                if chunk.final and result is not None and result.finish_reason == "error":
+                    raise StreamFailed(result.error or "the stream failed")
+                yield chunk
+                if chunk.final:
+                    return
+        finally:
+            # A reader that goes away early wants no more of it.
+            self.cancel()
+
+    def take(self, most: int) -> list[Chunk]:
+        """What is there, without waiting."""
+        with self._engine.lock:
+            taken = [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
+            self.buffered -= sum(len(chunk.samples) for chunk in taken)
+            if taken:
+                self.full_since = None
+                self._engine.wake()
+            return taken
+
+    def append(self, text: str) -> None:
+        """More text for a live request."""
+        self._grow(text, last=False)
+
+    def append_rows(self, rows: torch.Tensor) -> None:
+        """More text as rows that another model has made."""
+        with self._engine.lock:
+            self._check_open()
+            self._engine.add_text(self, rows)
+
+    def finish_text(self) -> None:
+        """No more text will come."""
+        self._grow("", last=True)
+
+    def cancel(self) -> None:
+        with self._engine.lock:
+            if self.result is None and self.wants_end is None:
+                self.wants_end = "cancelled"
+                self._engine.wake()
+
+    def _grow(self, text: str, last: bool) -> None:
+        with self._engine.lock:
+            if last and not self.text_open:
+                return
+            self._check_open()
+            self._engine.grow_text(self, text, last)
+
+    def _check_open(self) -> None:
+        if not self.text_open:
+            raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
+
+    # The engine's side, under its lock
+
+    def push(self, samples: Samples, final: bool) -> None:
+        self._buffer.append(Chunk(samples, self._chunks, final))
+        self._chunks += 1
+        self._closed = self._closed or final
+        self.buffered += len(samples)
+        self._ready.notify_all()
+
+    def end(self, result: Result) -> None:
+        """Closes the stream; the reader finds what is still in its buffer, then the end."""
+        self.result = result
+        if result.finish_reason in ("cancelled", "error"):
+            self._buffer.clear()
+            self.buffered, self._closed = 0, False
+        if not self._closed:
+            self.push(_NOTHING, final=True)
+
+
+_NOTHING: Samples = torch.zeros(0).numpy()

@@ -1,0 +1,51 @@
+"""A run as a Perfetto trace: one track for steps, one line for each stream."""
+
+import json
+import os
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyvox.engine.scheduler import Plan, Scheduler
+
+if TYPE_CHECKING:
+    from polyvox.engine.stream import LocalStream
+
+MOST_EVENTS = 500_000  # the oldest are dropped
+
+
+class Trace:
+    """Collects events and writes them in the Trace Event Format, which ui.perfetto.dev opens."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+
+    def step(self, plan: Plan, seconds: float, now: float, scheduler: Scheduler) -> None:
+        leads = sorted(t.lead(now) for t in scheduler.running if t.live and t.first_audio is not None)
+        arguments: dict[str, float] = {
+            "batch": len(plan.frame),
+            "prefill_rows": sum(rows for _, rows in plan.prefill),
+            "codec_frames": sum(frames for _, frames in plan.codec),
+            "waiting": len(scheduler.waiting),
+        }
+        if leads:
+            arguments |= {"lead_min": leads[0], "lead_p10": leads[len(leads) // 10]}
+        self._add("step", "X", now - seconds, 0, dur=seconds * 1e6, args=arguments)
+
+    def stream(self, stream: "LocalStream", now: float) -> None:
+        result = stream.result
+        assert result is not None
+        assert stream.track is not None
+        arguments = {name: getattr(result, name) for name in result.__slots__}
+        duration = (now - stream.arrived) * 1e6
+        self._add(f"stream {stream.track.id}", "X", stream.arrived, stream.track.id, dur=duration, args=arguments)
+
+    def write(self) -> None:
+        """The file is whole or not there."""
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps({"traceEvents": list(self._events)}))
+        partial.replace(self._path)
+
+    def _add(self, name: str, phase: str, moment: float, thread: int, **more: Any) -> None:
+        self._events.append({"name": name, "ph": phase, "ts": moment * 1e6, "pid": 1, "tid": thread, **more})

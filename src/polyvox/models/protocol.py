@@ -1,0 +1,91 @@
+"""What an engine asks of a speech model; a second family of models is another class with these calls."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from polyvox.models.request import Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A request that has passed every check, as the rows that a model reads."""
+
+    rows: Tensor  # [T, hidden]: the prompt
+    text: Tensor  # [N, hidden]: text for the frames, one row each; after it comes the pad, or more text
+    max_frames: int
+    guarded: bool  # max_frames is what the text can need at most, not what was asked for
+    own: Any  # what the model itself wants to find again when it takes the slot
+
+
+class Growing(Protocol):
+    """Text that comes in pieces: the ids that are certain so far, then the rest."""
+
+    def append(self, piece: str) -> list[int]: ...
+
+    def finish(self) -> list[int]: ...
+
+
+# attend(layer, q [B,T,heads,dim], k and v [B,T,kv_heads,dim]) -> [B,T,heads,dim]: whoever owns the cache
+# writes k and v to it and attends, so a layer need not know how the past is kept.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Cache(Protocol):
+    """Where the keys and values of all slots are kept."""
+
+    def at(self, slots: Tensor, positions: Tensor, span: int, valid: Tensor | None = None) -> Attend:
+        """Attention for rows of these slots [B] at positions [B,T], written where valid [B,T] is true.
+
+        span is a bound, known to the host, on the largest position plus one.
+        """
+
+
+class SlotRows(Protocol):
+    """The tensors of all slots."""
+
+    def poison(self, slot: int) -> None: ...
+
+
+class SpeechModel(Protocol):
+    sample_rate: int
+    samples_per_frame: int
+    hidden_size: int
+    kv_shape: tuple[int, int, int]  # layers, heads, head size of what the cache keeps
+    device: torch.device
+    dtype: torch.dtype
+
+    def prepare(self, request: Request, ids: list[int] | None = None) -> Prepared:
+        """Checks a request, which has a seed, and makes its rows; ids are the first of a text that grows.
+
+        Raises InvalidRequest.
+        """
+
+    def growing_text(self, request: Request) -> Growing: ...
+
+    def text_rows(self, ids: list[int], last: bool) -> Tensor:
+        """More text for the frames of a stream whose text grows; the last rows close it."""
+
+    def new_slots(self, count: int, text_rows: int, ring: int) -> SlotRows: ...
+
+    def seat(self, rows: SlotRows, slot: int, prepared: Prepared) -> None:
+        """Writes all of a slot that a stream reads before it writes it."""
+
+    def write_text(self, rows: SlotRows, slot: int, start: int, text: Tensor) -> None:
+        """Text for the frames from start on."""
+
+    def prefill(
+        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int
+    ) -> None: ...
+
+    def frame(self, rows: SlotRows, slots: Tensor, cache: Cache, span: int) -> Tensor:
+        """One frame for each of these slots; what it tells of them, as a small tensor of flags."""
+
+    def decode(self, rows: SlotRows, slots: Tensor, first: Tensor, frames: int) -> Tensor:
+        """Samples of so many frames of each of these slots."""
+
+
+ENDED, STILL = 1, 2  # the flags of a frame: no frame was made, speech is over; speech stands still

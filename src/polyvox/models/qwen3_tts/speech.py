@@ -1,0 +1,229 @@
+"""A checkpoint that speaks: checks what is asked, makes the prompt, and runs the model over the engine's slots."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyvox.errors import InvalidRequest
+from polyvox.models.protocol import Cache, Prepared
+from polyvox.models.qwen3_tts.codec import CodecState
+from polyvox.models.qwen3_tts.model import Qwen3TTS, Slots
+from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
+from polyvox.models.qwen3_tts.sampling import predictor_parameters, seed_words, talker_parameters
+from polyvox.models.qwen3_tts.text import GrowingText
+from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
+from polyvox.models.request import SEED_LIMIT, ClonedVoice, Request, Sampling
+
+# Speech of the longest utterance a checkpoint allows, 8,191 frames or 11 minutes, is about as many characters.
+MAX_TEXT = 10_000
+# Speech takes about 0.9 frames a byte of UTF-8 in English and in Chinese. From the first bound on, ending becomes
+# likelier; at the second it ends. Numbers and abbreviations, which are short to write, stay below both.
+LIKELY_FRAMES, LIKELY_PER_BYTE = 63, 4
+LONGEST_FRAMES, LONGEST_PER_BYTE = 125, 8
+# A text that still grows has no length yet: two minutes, unless the request says otherwise.
+GROWING_FRAMES = 1500
+NEVER = 2**31
+VOICES_KEPT = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Own:
+    """What a slot takes over from a request beside its rows."""
+
+    seed: int
+    sampling: Sampling
+    likely: int  # frames after which end of speech becomes likelier
+    warm: CodecState | None  # the codec after a recording that speech continues
+
+
+class Speech:
+    """One loaded checkpoint behind the engine's protocol."""
+
+    def __init__(self, model: Qwen3TTS, tokenizer: TextTokenizer) -> None:
+        self.model, self.tokenizer, self.config = model, tokenizer, model.config
+        self.sample_rate = self.config.codec.sample_rate
+        self.samples_per_frame = self.config.codec.samples_per_frame
+        shape = self.config.talker.transformer
+        self.hidden_size = shape.hidden_size
+        self.kv_shape = (shape.layers, shape.kv_heads, shape.head_dim)
+        self.device, self.dtype = model.device, model.dtype
+        self._warm: OrderedDict[str, CodecState] = OrderedDict()
+        self._warm_lock = threading.Lock()
+
+    @property
+    def voices(self) -> list[str]:
+        """The names that `voice` may have; empty where voices are cloned or designed."""
+        return list(self.config.talker.speakers)
+
+    @property
+    def languages(self) -> list[str]:
+        """The names that `language` may have."""
+        return languages(self.config)
+
+    # What is asked
+
+    def growing_text(self, request: Request) -> GrowingText:
+        if request.layout == "whole":
+            raise InvalidRequest("layout", request.layout, "streaming where text is appended")
+        self._check(request)
+        return GrowingText(self.tokenizer)
+
+    @torch.inference_mode()
+    def prepare(self, request: Request, ids: list[int] | None = None) -> Prepared:
+        """Checks a request and makes its rows; ids are the first tokens of a text that still grows."""
+        self._check(request)
+        config, grows = self.config, ids is not None
+        speaker, cloned = self._voice(request)
+        layout = request.layout or ("streaming" if config.kind == "base" or grows else "whole")
+        reference = vector = frames = warm = None
+        if cloned is not None:
+            vector = torch.from_numpy(cloned.vector)
+            if cloned.codes is not None and cloned.transcript is not None:
+                transcript = self.tokenizer.text(cloned.transcript, "voice.transcript")
+                reference = Reference(transcript, len(cloned.codes))
+                frames = torch.from_numpy(cloned.codes)
+                warm = self._warm_state(frames)
+        prompt = build_prompt(
+            config,
+            self.tokenizer.role,
+            ids if ids is not None else self.tokenizer.text(request.text),
+            layout,
+            request.language,
+            speaker,
+            cloned is not None,
+            reference,
+            self.tokenizer.instructions(request.instructions) if request.instructions else (),
+        )
+        room = config.talker.max_positions - len(prompt) - 1
+        if room < 1:
+            allowed = f"text and reference of fewer than {config.talker.max_positions} tokens for this model"
+            raise InvalidRequest("text", request.text, allowed)
+        asked = min(request.max_frames or config.max_frames, room)
+        size = len(request.text.encode())
+        longest, likely = LONGEST_FRAMES + LONGEST_PER_BYTE * size, LIKELY_FRAMES + LIKELY_PER_BYTE * size
+        if grows:
+            longest, likely = request.max_frames or GROWING_FRAMES, NEVER
+            # Its end is not the end of the text: that row comes when the text is finished.
+            trailing = prompt.trailing[:-1]
+        else:
+            trailing = prompt.trailing
+        if not request.guard:
+            longest, likely = asked, NEVER
+        return Prepared(
+            rows=self.model.embed(prompt, vector, frames),
+            text=self.model.text_rows(trailing),
+            max_frames=min(asked, longest),
+            guarded=longest < asked,
+            own=Own(request.seed or 0, request.sampling or config.sampling, likely, warm),
+        )
+
+    def text_rows(self, ids: list[int], last: bool) -> Tensor:
+        with torch.inference_mode():
+            return self.model.text_rows([*ids, self.config.tts_eos_id] if last else ids)
+
+    # How it runs
+
+    def new_slots(self, count: int, text_rows: int, ring: int) -> Slots:
+        return self.model.new_slots(count, text_rows, ring)
+
+    def seat(self, rows: Slots, slot: int, prepared: Prepared) -> None:
+        own, device = prepared.own, self.device
+        rows.input[slot] = prepared.rows[-1]
+        rows.position[slot] = len(prepared.rows) - 1
+        rows.text_end[slot] = 0
+        rows.frame[slot] = rows.still[slot] = rows.segment[slot] = 0
+        rows.seen[slot] = False
+        rows.budget[slot] = own.likely
+        rows.talker_params[slot] = torch.tensor(talker_parameters(own.sampling), device=device)
+        rows.predictor_params[slot] = torch.tensor(predictor_parameters(own.sampling), device=device)
+        rows.key[slot] = torch.tensor(seed_words(own.seed), device=device)
+        for name, state in rows.codec.items():
+            state[slot] = 0 if own.warm is None else own.warm[name][0]
+        self.write_text(rows, slot, 0, prepared.text[: rows.text.shape[1]])
+
+    def write_text(self, rows: Slots, slot: int, start: int, text: Tensor) -> None:
+        ring = rows.text.shape[1]
+        places = torch.arange(start, start + len(text), device=self.device) % ring
+        rows.text[slot, places] = text
+        rows.text_end[slot] = start + len(text)
+
+    def prefill(
+        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int
+    ) -> None:
+        self.model.prefill(rows, slots, starts, counts, cache, span)
+
+    def frame(self, rows: Slots, slots: Tensor, cache: Cache, span: int) -> Tensor:
+        return self.model.frame(rows, slots, cache, span)
+
+    def decode(self, rows: Slots, slots: Tensor, first: Tensor, frames: int) -> Tensor:
+        return self.model.decode(rows, slots, first, frames)
+
+    # What can be refused
+
+    def _check(self, request: Request) -> None:
+        for field, value in (("text", request.text), ("instructions", request.instructions or "")):
+            if not isinstance(value, str):
+                raise InvalidRequest(field, value, "a string")
+            if len(value) > MAX_TEXT:
+                allowed = f"at most {MAX_TEXT:,} characters (this is {len(value):,}): split it at sentences"
+                raise InvalidRequest(field, value, allowed)
+        if request.instructions and not self.config.takes_instructions:
+            allowed = "none with this model: VoiceDesign and the 1.7B CustomVoice models take them"
+            raise InvalidRequest("instructions", request.instructions, allowed)
+        if request.max_frames is not None and not 1 <= request.max_frames <= self.config.max_frames:
+            raise InvalidRequest("max_frames", request.max_frames, f"1 to {self.config.max_frames}")
+        seed = request.seed
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEED_LIMIT):
+            raise InvalidRequest("seed", seed, f"a whole number from 0 to {SEED_LIMIT - 1}")
+        if request.layout not in (None, "whole", "streaming"):
+            raise InvalidRequest("layout", request.layout, ("whole", "streaming"))
+        if request.sampling is not None:
+            request.sampling.check()
+        self._voice(request)
+
+    def _voice(self, request: Request) -> tuple[str | None, ClonedVoice | None]:
+        """The speaker or the cloned voice that this checkpoint can speak with."""
+        voice = request.voice
+        if self.config.kind == "custom_voice":
+            if not isinstance(voice, str | None):
+                raise InvalidRequest("voice", "a cloned voice", f"{', '.join(self.voices)}: only Base models clone")
+            return voice or self.voices[0], None
+        if self.config.kind == "voice_design":
+            if voice is not None:
+                raise InvalidRequest("voice", voice, "none with this model: describe the voice in instructions")
+            return None, None
+        if not isinstance(voice, ClonedVoice):
+            raise InvalidRequest("voice", voice, "a ClonedVoice: a Base model has no voices of its own")
+        self._check_clone(voice)
+        return None, voice
+
+    def _check_clone(self, voice: ClonedVoice) -> None:
+        hidden, groups = self.config.talker.transformer.hidden_size, self.config.talker.code_groups
+        size = self.config.predictor.vocab_size
+        if list(voice.vector.shape) != [hidden]:
+            raise InvalidRequest("voice.vector", list(voice.vector.shape), f"the shape [{hidden}] for this model")
+        if (voice.codes is None) != (voice.transcript is None):
+            raise InvalidRequest("voice.transcript", voice.transcript, "codes and transcript together, or neither")
+        if voice.codes is not None:
+            if voice.codes.ndim != 2 or voice.codes.shape[1] != groups or not len(voice.codes):
+                raise InvalidRequest("voice.codes", list(voice.codes.shape), f"the shape [frames, {groups}]")
+            if voice.codes.dtype.kind != "i" or not 0 <= voice.codes.min() <= voice.codes.max() < size:
+                raise InvalidRequest("voice.codes", "their values", f"whole numbers from 0 to {size - 1}")
+
+    def _warm_state(self, codes: Tensor) -> CodecState:
+        """The codec after a recording, which is what speech continues; kept for the voices used last."""
+        name = hashlib.sha256(codes.numpy().tobytes()).hexdigest()
+        with self._warm_lock:
+            if name in self._warm:
+                self._warm.move_to_end(name)
+                return self._warm[name]
+        _, state = self.model.codec(codes[None].to(self.device), self.model.codec.initial_state(1))
+        with self._warm_lock:
+            self._warm[name] = state
+            while len(self._warm) > VOICES_KEPT:
+                self._warm.popitem(last=False)
+        return state
