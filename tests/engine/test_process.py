@@ -36,7 +36,7 @@ from polyvox.models.request import ClonedVoice, Request
 
 SPAWN = multiprocessing.get_context("spawn")
 TIMEOUT = 20.0  # of any wait: long, as none is meant to come to its end
-PATIENCE = 0.5  # of the shared process, so that a server that stands still is let go soon
+PATIENCE = 1.5  # of the shared process, so that a server that stands still is let go soon
 RING = 40 * CHUNK_SAMPLES
 
 
@@ -284,10 +284,12 @@ def test_a_request_that_takes_long_to_prepare_delays_no_stream_of_its_server(
         target=lambda: heard.extend(engine.submit(request(19, text=f"gate {gate}")).chunks(TIMEOUT))
     )
     slow.start()
-    assert_heard(list(engine.submit(request(11, chunks=100)).chunks(TIMEOUT)), seed=11, count=100)
-    assert not heard
-    gate.write_text("open")
-    slow.join(TIMEOUT)
+    try:
+        assert_heard(list(engine.submit(request(11, chunks=100)).chunks(TIMEOUT)), seed=11, count=100)
+        assert not heard
+    finally:
+        gate.write_text("open")
+        slow.join(TIMEOUT)
     assert_heard(heard, seed=19, count=10)
 
 
@@ -299,8 +301,8 @@ def test_a_reader_whose_callback_throws_loses_its_stream_and_nobody_elses(
 
     failed = engine.submit(request(13, chunks=1_000_000), on_ready=on_ready)
     assert_heard(list(engine.submit(request(14)).chunks(TIMEOUT)), seed=14, count=10)
-    assert [chunk.final for chunk in failed.chunks(TIMEOUT)][-1]
     eventually(lambda: engine.stats()["streams"] == 0)
+    assert [chunk.final for chunk in failed.chunks(TIMEOUT)] == [True]
     assert "the client has gone" in caplog.text
 
 
@@ -310,9 +312,8 @@ def test_a_server_that_takes_nothing_is_let_go_and_delays_nobody(
     stuck, ring = wire.knock(process.door, patience=1.0)
     for seed in range(2000, 2010):
         stuck.send(wire.Submit(seed, request(seed, chunks=1_000_000), credit=8))  # 80 chunks for a ring of 40
-    began = time.monotonic()
     assert_heard(list(engine.submit(request(15, chunks=50)).chunks(TIMEOUT)), seed=15, count=50)
-    assert time.monotonic() - began < PATIENCE
+    assert engine.stats()["streams"] == 10  # nobody waited until they were let go
     eventually(lambda: engine.stats()["streams"] == 0)
     with pytest.raises(EOFError):
         list(iter(stuck.receive, None))

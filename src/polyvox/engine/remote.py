@@ -240,7 +240,7 @@ class _Session:
 class RemoteEngine:
     """An engine behind a door. While its process is down, submit and stats raise EngineDown with a retry time.
 
-    on_ready, where given, is called from the receiving thread when a stream has chunks to take, of which the last is
+    on_ready, where given, is called from the receiving thread when a stream has chunks to take, the last of them
     final; it must not wait, nor call submit or stats, whose answers come by the same thread.
     """
 
