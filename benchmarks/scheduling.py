@@ -1,9 +1,9 @@
 """The scheduler on a simulated large GPU, beside first come first served and beside a global semaphore.
 
-python benchmarks/scheduling.py [--streams 2000] [--loads 0.5,0.7,…] [--plot docs/scheduling.png]
+python benchmarks/scheduling.py [--streams 2000] [--loads 0.5,0.7,…] [--seed 1] [--plot docs/scheduling.png]
 
-Discrete events on a fake clock, no device, no torch: a plan goes in, its seconds come out of measured figures with
-noise and stalls. The plot needs matplotlib, which is no dependency of Polyvox.
+Discrete events on a fake clock, no device: a plan goes in, its seconds come out of measured figures with noise and
+stalls. The plot needs matplotlib, which is no dependency of Polyvox.
 """
 
 import argparse
@@ -12,36 +12,44 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf, log
-from pathlib import Path
+from typing import Any
 
 from polyvox.engine.scheduler import CHUNKS, CostModel, Limits, Plan, Scheduler, Track
 from polyvox.errors import Overloaded
 
 FRAME = 0.08
-# Milliseconds by batch of a 1.7B model on one H200, plain PyTorch in CUDA graphs: talker, predictor; codec of one frame.
+# Milliseconds by batch, 1.7B on one H200, plain PyTorch in CUDA graphs: frame step; codec call of one frame each.
 FRAME_STEP = ((1, 5.9), (64, 7.3), (512, 17.2))
 CODEC_CALL = ((1, 0.7), (64, 5.8), (512, 19.0))
 PREFILL_ROW = 0.012
-BATCH = 512  # the largest that was measured, so the largest that is simulated
+BATCH = 512  # the largest that was measured; more are several calls
+PROMPT_ROWS = (10, 60)
+MEDIAN_FRAMES, SPREAD, FRAMES = 60, 0.6, (12, 400)  # lognormal
+MAX_FRAMES = 500  # all that the scheduler knows of a length
+READER_FRAMES = 25  # what a reader that stopped can still be given: 2 s
+WARM_UP = 10.0  # seconds of traffic before the streams that are counted, about two utterances
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0)
 
 
-def between(points: Sequence[tuple[int, float]], size: int) -> float:
-    """Milliseconds at a size: straight lines between the measured ones."""
-    if size == 0:
-        return 0.0
-    for (a, low), (b, high) in zip(points, points[1:], strict=False):
-        if size <= b or b == points[-1][0]:
-            return low + (high - low) * (size - a) / (b - a)
-    raise AssertionError("two points at least")
+def at(points: Sequence[tuple[int, float]], size: int) -> float:
+    """Milliseconds of so large a call: straight lines between the measured sizes, several calls beyond the last."""
+    calls, rest = divmod(size, BATCH)
+    total = calls * points[-1][1]
+    for (a, low), (b, high) in pairwise(points):
+        if 0 < rest <= b:
+            return total + low + (high - low) * (rest - a) / (b - a)
+    return total
 
 
 @dataclass(slots=True)
 class Gpu:
-    """How long a plan takes: codec calls after the frame step, one for each size of chunk, a frame costing what it costs
-    alone. A batch beyond the largest is several calls."""
+    """How long a plan takes: frame step, prompt rows, and a codec call for each size of chunk, one after another.
+
+    A chunk of n frames costs what n streams of one frame do: the codec is bound by its arithmetic.
+    """
 
     random: random.Random
     noise: float = 0.2
@@ -50,209 +58,178 @@ class Gpu:
     slower: float = 1.0  # than what the scheduler was told at start
 
     def seconds(self, plan: Plan) -> float:
-        full, rest = divmod(len(plan.frame), BATCH)
-        total = full * FRAME_STEP[-1][1] + between(FRAME_STEP, rest)
-        total += PREFILL_ROW * sum(rows for _, rows in plan.prefill)
-        by_size = Counter(frames for _, frames in plan.codec)
-        for size, streams in by_size.items():
-            full, rest = divmod(size * streams, BATCH)
-            total += full * CODEC_CALL[-1][1] + between(CODEC_CALL, rest)
+        total = at(FRAME_STEP, len(plan.frame)) + PREFILL_ROW * sum(rows for _, rows in plan.prefill)
+        for size, streams in Counter(frames for _, frames in plan.codec).items():
+            total += at(CODEC_CALL, size * streams)
         total *= self.slower * self.random.uniform(1 - self.noise, 1 + self.noise)
         return total / 1e3 * (self.stall if self.random.random() < self.stalls else 1.0)
 
 
 def calibrated() -> CostModel:
-    """What an engine would measure at start: straight lines through half a hundred streams and a full batch."""
-    (_, _), (few, frame_few), (many, frame_many) = FRAME_STEP
-    (_, _), (_, codec_few), (_, codec_many) = CODEC_CALL
+    """What an engine finds at start: straight lines through the calls of 64 and of 512."""
+    (few, frame_few), (many, frame_many) = FRAME_STEP[1:]
+    (_, codec_few), (_, codec_many) = CODEC_CALL[1:]
     stream, codec_frame = (frame_many - frame_few) / (many - few), (codec_many - codec_few) / (many - few)
-    fixed = frame_few - few * stream, codec_few - few * codec_frame
-    return CostModel(fixed[0] / 1e3, stream / 1e3, PREFILL_ROW / 1e3, fixed[1] / 1e3, codec_frame / 1e3)
+    step, codec = frame_few - few * stream, codec_few - few * codec_frame
+    return CostModel(step / 1e3, stream / 1e3, PREFILL_ROW / 1e3, codec / 1e3, codec_frame / 1e3)
 
 
-def limits(**changes: float) -> Limits:
-    """2,048 slots, memory for 46 s of context in each: what fits on the card."""
-    values: dict[str, float] = {
-        "frame_seconds": FRAME, "slots": 2048, "pages": 2048 * 36, "page_size": 16, "ring": 64, "queue": 64,
-        "queue_seconds": 1.0, "batch": BATCH,
-    }
-    return Limits(**(values | changes))  # type: ignore[arg-type]
+# 2,048 slots with 46 s of context each are what fits on the card.
+LIMITS = Limits(
+    frame_seconds=FRAME,
+    slots=2048,
+    pages=2048 * 36,
+    page_size=16,
+    ring=64,
+    queue=64,
+    queue_seconds=1.0,
+    batch=BATCH,
+)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Utterance:
-    """A request with what only the simulation knows: its length, and when its reader stops and goes on."""
+    """A request, with what only the simulation knows: its length, and when its reader stops and for how long."""
 
     arrived: float
     prompt_rows: int
     frames: int
-    max_frames: int
-    stops_at: float = inf  # frames read
-    stops_for: float = 0.0
+    stops_at: float = inf  # frames
+    stops_for: float = 0.0  # seconds
     live: bool = True
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Poisson arrivals; prompts of 10 to 60 rows; lengths lognormal around 60 frames (12 to 400)."""
-
-    random: random.Random
-    slow_readers: float = 0.01
-
-    def one(self, arrived: float) -> Utterance:
-        draw = self.random
-        frames = int(min(max(draw.lognormvariate(log(60), 0.6), 12), 400))
-        slow = draw.random() < self.slow_readers
-        return Utterance(
-            arrived, draw.randint(10, 60), frames, 500, 10 if slow else inf, 3.0 if slow else 0.0
-        )
-
-    def arrivals(self, rate: float, count: int) -> list[Utterance]:
-        now, found = 0.0, []
-        for _ in range(count):
-            now += self.random.expovariate(rate)
-            found.append(self.one(now))
-        return found
+def utterance(draw: random.Random, arrived: float = 0.0, slow_readers: float = 0.01) -> Utterance:
+    """One of the traffic; one reader in a hundred stops for 3 s at the tenth frame."""
+    frames = int(min(max(draw.lognormvariate(log(MEDIAN_FRAMES), SPREAD), FRAMES[0]), FRAMES[1]))
+    slow = draw.random() < slow_readers
+    return Utterance(arrived, draw.randint(*PROMPT_ROWS), frames, 10 if slow else inf, 3.0 if slow else 0.0)
 
 
 def mean_frames() -> float:
-    traffic = Traffic(random.Random(1))
-    return sum(traffic.one(0.0).frames for _ in range(20_000)) / 20_000
+    draw = random.Random(0)
+    return sum(utterance(draw).frames for _ in range(20_000)) / 20_000
 
 
 def capacity() -> float:
-    """Audio seconds a second when every step is full: frames, their audio in one call, and the prompts they need."""
-    full = FRAME_STEP[-1][1] + CODEC_CALL[-1][1] + BATCH / mean_frames() * 35 * PREFILL_ROW
-    return BATCH * FRAME / (full / 1e3)
+    """Audio seconds a second of this GPU without noise, every step full: frames, their audio, and their prompts."""
+    rows = sum(PROMPT_ROWS) / 2 / mean_frames()  # for each frame
+    return BATCH * FRAME / (at(FRAME_STEP, BATCH) + at(CODEC_CALL, BATCH) + BATCH * rows * PREFILL_ROW) * 1e3
 
 
-class FirstCome(Scheduler):
-    """All streams in every step, prompts as they come, slots the only door."""
+def traffic(load: float, streams: int, seed: int, warm_up: float = WARM_UP) -> list[Utterance]:
+    """Poisson arrivals at a share of capacity: those of the warm-up, and as many more as asked for."""
+    draw = random.Random(seed)
+    rate = load * capacity() / (mean_frames() * FRAME)
+    now, found = 0.0, []
+    while len(found) < streams or found[-streams].arrived < warm_up:
+        now += draw.expovariate(rate)
+        found.append(utterance(draw, now))
+    return found
 
-    def offer(self, track: Track, now: float) -> None:
+
+class FirstComeFirstServed(Scheduler):
+    """All streams in every step and prompts as they come; no deadlines, and slots the only door."""
+
+    def places(self) -> int:
+        return self.limits.slots
+
+    def offer(self, track: Track, now: float) -> None:  # noqa: ARG002
         self.waiting.append(track)
 
     def admit(self, now: float) -> tuple[list[Track], list[Track]]:
         admitted = []
         while self.waiting and len(self.running) < self.places():
-            track = self.waiting.popleft()
-            track.admitted = now
-            self.running.append(track)
-            admitted.append(track)
+            admitted.append(self.waiting.popleft())
+            admitted[-1].admitted = now
+            self.running.append(admitted[-1])
         return admitted, []
-
-    def places(self) -> int:
-        return self.limits.slots
 
     def release(self, track: Track) -> None:
         self.running.remove(track)
 
     def plan(self, now: float) -> Plan:
-        prefill = tuple((track, track.prompt_left) for track in self.running if track.prompt_left)
-        frame = tuple(t for t in self.running if not t.ended and t.started < t.max_frames and t.room >= 1)
-        codec = tuple((t, 1) for t in self.running if t.made > t.decoded and t.room >= 1 and self._begins(t))
         for track in self.running:
             self._hold(track, now)
-        return Plan(prefill, frame, codec)
+        prefill = [(track, track.prompt_left) for track in self.running if track.prompt_left]
+        frame = [track for track in self.running if not track.ended and track.room >= 1]
+        codec = [(track, 1) for track in self.running if track.made > track.decoded and track.room >= 1]
+        first = [(t, t.first_chunk) for t, _ in codec if t.first_audio is None and t.made >= t.first_chunk]
+        codec = [(track, 1) for track, _ in codec if track.first_audio is not None or track.ended] + first
+        return Plan(tuple(prefill), tuple(frame), tuple(dict(codec).items()))
 
-    def _begins(self, track: Track) -> bool:
-        return track.ended or track.first_audio is not None or track.made >= track.first_chunk
 
-
-class Semaphore(FirstCome):
-    """As many streams as a full batch, and as many frames in flight over all of them: who does not read holds its share."""
+class GlobalSemaphore(FirstComeFirstServed):
+    """A full batch of streams, and as many frames in flight over all of them: who does not read keeps its share."""
 
     def places(self) -> int:
         return BATCH
 
     def plan(self, now: float) -> Plan:
         plan = super().plan(now)
-        held = sum(int(UNREAD - t.room) for t in self.running if t.room < UNREAD)
-        free = max(0, BATCH - held)
+        unread = sum(int(READER_FRAMES - track.room) for track in self.running if track.room < READER_FRAMES)
+        free = max(0, BATCH - unread)
         return Plan(plan.prefill, plan.frame[:free], plan.codec[:free])
 
 
-UNREAD = 25  # frames of a reader's buffer
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What happened to a run's streams, those that came while the machine was warming up left out of all but underruns."""
-
-    load: float
-    offered: int = 0
-    refused: int = 0
-    underruns: int = 0  # of all admitted, also of those that warmed up
-    broken: int = 0  # streams with at least one
-    admitted_audio: float = 0.0  # audio made a second, as a share of capacity
-    first_audio: list[float] = field(default_factory=list)
-    queue_wait: list[float] = field(default_factory=list)
-    admitted: list[Utterance] = field(default_factory=list)
-    steps: int = 0
-    plan_seconds: float = 0.0  # of the real clock, on average
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
+POLICIES: dict[str, type[Scheduler]] = {
+    "Polyvox": Scheduler,
+    "first come, first served": FirstComeFirstServed,
+    "global semaphore": GlobalSemaphore,
+}
 
 
 class Simulation:
-    """Runs a scheduler as the engine's loop does: a frame's end is known one step late."""
+    """Runs a scheduler as the engine's loop does; what a frame was is known one step late."""
 
     def __init__(self, scheduler: Scheduler, gpu: Gpu, utterances: Sequence[Utterance]) -> None:
-        self.scheduler, self.gpu = scheduler, gpu
+        self.scheduler, self.gpu, self.now = scheduler, gpu, 0.0
         self.coming = deque(utterances)
-        self.now = 0.0
         self.tracks: dict[Track, Utterance] = {}
         self.done: list[Track] = []
         self.refused: list[Utterance] = []
-        self.flights: deque[tuple[Track, ...]] = deque()
-        self.read: dict[Track, tuple[float, float]] = {}  # slow readers: when one goes on, what it has not read
-        self.made: list[tuple[float, int]] = []
-        self.plans = 0.0
+        self.frames: list[tuple[float, int]] = []  # of each step: its end, the frames it made
+        self.plan_seconds: list[float] = []  # of the real clock
+        self._flights: deque[tuple[Track, ...]] = deque()
+        self._stopped: dict[Track, float] = {}  # readers, and when they go on
+        self._ids = 0
 
-    def run(self, until: float = inf) -> None:
-        while self.now < until and (self.coming or self.scheduler.running or self.scheduler.waiting):
+    def run(self) -> None:
+        while self.coming or self.scheduler.running or self.scheduler.waiting:
             self.step()
 
-    def step(self) -> None:
+    def step(self) -> Plan:
         self._arrive()
         _, expired = self.scheduler.admit(self.now)
         self.refused += [self.tracks.pop(track) for track in expired]
-        self._readers()
+        for track in [track for track, until in self._stopped.items() if until <= self.now]:
+            track.room = inf
+            del self._stopped[track]
         began = time.perf_counter()
         plan = self.scheduler.plan(self.now)
-        self.plans += time.perf_counter() - began
-        if not plan and not self.flights:
-            moments = [self.coming[0].arrived] if self.coming else []
-            moments += [until for until, _ in self.read.values() if until > self.now]
-            self.now = max(min(moments, default=self.now), self.now) + 1e-6
-            return
-        seconds = self.gpu.seconds(plan)
-        self.now += seconds
-        self._apply(plan)
-        self.scheduler.observe(plan, seconds)
-        self.made.append((self.now, len(plan.frame)))
+        self.plan_seconds.append(time.perf_counter() - began)
+        if plan or self._flights:
+            seconds = self.gpu.seconds(plan)
+            self.now += seconds
+            self._apply(plan)
+            self.scheduler.observe(plan, seconds)
+            self.frames.append((self.now, len(plan.frame)))
+        else:
+            moments = [*self._stopped.values(), *(track.arrived + 1e-6 for track in list(self.coming)[:1])]
+            assert moments, "nothing to do, and nothing that will come"
+            self.now = max(self.now, min(moments))
+        return plan
 
     def _arrive(self) -> None:
         while self.coming and self.coming[0].arrived <= self.now:
-            utterance = self.coming.popleft()
-            track = Track(
-                len(self.tracks) + len(self.refused), utterance.arrived, utterance.prompt_rows, utterance.max_frames,
-                live=utterance.live,
-            )
+            one = self.coming.popleft()
+            self._ids += 1
+            track = Track(self._ids, one.arrived, one.prompt_rows, MAX_FRAMES, live=one.live)
             try:
                 self.scheduler.offer(track, self.now)
+                self.tracks[track] = one
             except Overloaded:
-                self.refused.append(utterance)
-            else:
-                self.tracks[track] = utterance
-
-    def _readers(self) -> None:
-        for track, (until, _) in list(self.read.items()):
-            if until <= self.now:
-                track.room = inf
-                del self.read[track]
+                self.refused.append(one)
 
     def _apply(self, plan: Plan) -> None:
         for track, rows in plan.prefill:
@@ -261,28 +238,135 @@ class Simulation:
             assert not track.prompt_left
             track.started += 1
         if plan.frame:
-            self.flights.append(plan.frame)
-        while len(self.flights) > (1 if plan.frame else 0):
-            for track in self.flights.popleft():
-                if track.ended:
-                    continue
-                if track.made == self.tracks[track].frames:
-                    track.ended = True
-                else:
-                    track.made += 1
+            self._flights.append(plan.frame)
+        while len(self._flights) > bool(plan.frame):
+            for track in self._flights.popleft():
+                track.ended = track.ended or track.made == self.tracks[track].frames
+                track.made += not track.ended
         for track, frames in plan.codec:
-            assert frames in CHUNKS and track.decoded + frames <= track.made
-            track.decoded += frames
-            self.scheduler.gave(track, frames, self.now)
-            self._deliver(track, frames)
+            assert frames in CHUNKS
+            assert track.decoded + frames <= track.made
+            assert frames <= track.room
+            self._give(track, frames)
         for track in [track for track in self.scheduler.running if track.ended and track.decoded == track.made]:
             self.scheduler.release(track)
             self.done.append(track)
 
-    def _deliver(self, track: Track, frames: int) -> None:
-        utterance = self.tracks[track]
-        if track.decoded >= utterance.stops_at and utterance.stops_for:
-            self.read[track] = (self.now + utterance.stops_for, 0.0)
-            track.room, utterance.stops_for = UNREAD, 0.0
-        elif track in self.read:
-            track.room = max(0, track.room - frames)
+    def _give(self, track: Track, frames: int) -> None:
+        stops_at = self.tracks[track].stops_at
+        if track.decoded < stops_at <= track.decoded + frames:
+            track.room = READER_FRAMES
+            self._stopped[track] = self.now + self.tracks[track].stops_for
+        elif track in self._stopped:
+            track.room -= frames
+        track.decoded += frames
+        self.scheduler.gave(track, frames, self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one run: the streams after the warm-up, but underruns of all that were admitted."""
+
+    policy: str
+    load: float
+    streams: int
+    refused: int
+    underruns: int
+    broken: float  # share of the streams with an underrun
+    audio: float  # made a second while streams came, as a share of capacity
+    first_audio: tuple[float, float]  # median and 95th percentile, from the request
+    queue_wait: tuple[float, float]
+    plan_seconds: float  # median, of the real clock
+
+
+def measure(
+    policy: str, load: float, utterances: Sequence[Utterance], streams: int, seed: int, slower: float = 1.0
+) -> tuple[Outcome, list[Utterance]]:
+    """A run to its end, and the utterances that were let in."""
+    gpu = Gpu(random.Random(seed), slower=slower)
+    simulation = Simulation(POLICIES[policy](LIMITS, calibrated()), gpu, utterances)
+    simulation.run()
+    begin, end = utterances[-streams].arrived, utterances[-1].arrived
+    counted = [track for track in simulation.done if track.arrived >= begin]
+    first = [track.first_audio - track.arrived for track in counted if track.first_audio is not None]
+    waits = [track.admitted - track.arrived for track in counted]
+    made = sum(frames for when, frames in simulation.frames if begin <= when <= end)
+    outcome = Outcome(
+        policy=policy,
+        load=load,
+        streams=streams,
+        refused=sum(one.arrived >= begin for one in simulation.refused),
+        underruns=sum(track.underruns for track in simulation.done),
+        broken=sum(track.underruns > 0 for track in simulation.done) / max(len(simulation.done), 1),
+        audio=made * FRAME / (end - begin) / capacity(),
+        first_audio=(share_of(first, 0.5), share_of(first, 0.95)),
+        queue_wait=(share_of(waits, 0.5), share_of(waits, 0.95)),
+        plan_seconds=share_of(simulation.plan_seconds, 0.5),
+    )
+    return outcome, sorted(simulation.tracks.values(), key=lambda one: one.arrived)
+
+
+def share_of(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))] if values else 0.0
+
+
+def compare(load: float, streams: int, seed: int) -> list[Outcome]:
+    """Polyvox on the traffic, each of the others on exactly the streams that Polyvox let in, and an open door."""
+    all_that_came = traffic(load, streams, seed)
+    first, admitted = measure("Polyvox", load, all_that_came, streams, seed)
+    rest = streams - first.refused
+    outcomes = [first, *(measure(name, load, admitted, rest, seed)[0] for name in list(POLICIES)[1:])]
+    if first.refused:
+        open_door, _ = measure("first come, first served", load, all_that_came, streams, seed)
+        outcomes.append(replace(open_door, policy="first come, first served, nobody refused"))
+    return outcomes
+
+
+def plot(outcomes: Sequence[Outcome], path: str) -> None:
+    from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(9.5, 3.2), layout="constrained")
+    panels: list[tuple[str, Any]] = [
+        ("first audio, p95, s", lambda one: one.first_audio[1]),
+        ("queue wait, p95, s", lambda one: max(one.queue_wait[1], 1e-2)),
+        ("streams with an underrun, %", lambda one: 100 * one.broken),
+    ]
+    for axis, (title, value) in zip(axes, panels, strict=True):
+        for name, style in zip(POLICIES, ("o-", "s--", "^:"), strict=True):
+            mine = [one for one in outcomes if one.policy == name]
+            axis.plot([one.load for one in mine], [value(one) for one in mine], style, label=name, markersize=4)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("offered load (1 = capacity)", fontsize=9)
+        axis.grid(alpha=0.3, which="both")
+        if "%" not in title:
+            axis.set_yscale("log")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=2000, help="counted at each load, after the warm-up")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="shares of capacity, with commas")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plot", help="a file for the plot")
+    options = parser.parse_args()
+    sys.stdout.write(f"capacity {capacity():.0f} audio seconds a second, {mean_frames():.1f} frames an utterance\n")
+    sys.stdout.write("| load | policy | refused | audio / capacity | underruns | streams with one ")
+    sys.stdout.write("| first audio p50, p95, ms | queue wait p50, p95, ms | plan, ms |\n" + "|---" * 9 + "|\n")
+    outcomes = []
+    for load in map(float, options.loads.split(",")):
+        for one in compare(load, options.streams, options.seed):
+            outcomes.append(one)
+            first, wait = ([f"{1e3 * value:.0f}" for value in pair] for pair in (one.first_audio, one.queue_wait))
+            sys.stdout.write(
+                f"| {load} | {one.policy} | {one.refused / one.streams:.1%} | {one.audio:.3f} | {one.underruns} "
+                f"| {one.broken:.1%} | {', '.join(first)} | {', '.join(wait)} | {1e3 * one.plan_seconds:.1f} |\n"
+            )
+            sys.stdout.flush()
+    if options.plot:
+        plot(outcomes, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """How fast the three calls are, alone: python benchmarks/speed.py [--model 1.7B] [--batch 1,8,64] …
 
-Plain PyTorch, no graphs: the loop that the engine and its kernels will be judged against. Medians with the 10th and
+Plain PyTorch, no graphs: what graphs and kernels will be judged against. Medians with the 10th and
 90th percentile; on a shared CPU compare figures of one run only.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import torch
 
-from polyvox.models.qwen3_tts.model import Qwen3TTS, Streams
-from polyvox.models.qwen3_tts.sampling import KeyedNoise
+from polyvox.engine.kv import PAGE, PagedKV
+from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.synthetic import published_files, random_model
-from polyvox.tts import load, placement
+from polyvox.tts import TTS, load, placement
 
 SENTENCE = "Good morning, the train to the harbour leaves at nine."
 CODEC_FRAMES = 4
@@ -40,30 +40,51 @@ def shown(times: list[float]) -> str:
     return f"{statistics.median(times):8.2f} ({low:.2f}–{high:.2f})"
 
 
-def prefilled(model: Qwen3TTS, batch: int, context: int) -> Streams:
-    """Streams in the middle of speech: random rows stand for what was said."""
-    generator = torch.Generator(model.device).manual_seed(0)
-    like = model.talker.codec_head.weight
-    shape = (context, like.shape[1])
-    rows = [torch.randn(shape, generator=generator, device=like.device).to(like.dtype) for _ in range(batch)]
-    noise = KeyedNoise(range(batch), [0] * batch, model.device)
-    pads = [[model.config.tts_pad_id]] * batch
-    return model.prefill(rows, pads, [model.config.sampling] * batch, noise)
+class Crowd:
+    """Streams in the middle of speech: zero rows stand for what was said, and nobody ends."""
+
+    def __init__(self, model: Qwen3TTS, batch: int, context: int, frames: int) -> None:
+        self.model, self.batch, self.context = model, batch, context
+        shape = model.config.talker.transformer
+        pages = -(-(context + frames) // PAGE)
+        kv = (shape.layers, shape.kv_heads, shape.head_dim)
+        self.rows = model.new_slots(batch, 1, ring=32)
+        self.cache = PagedKV(kv, batch * pages, batch, pages, model.device, model.dtype)
+        for slot in range(batch):
+            self.cache.give(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
+        self.slots = torch.arange(batch, device=model.device)
+        self.starts = torch.zeros_like(self.slots)
+        self.prompt = torch.zeros(batch, context, shape.hidden_size, device=model.device, dtype=model.dtype)
+        self.span = context
+        self.rows.position += context
+
+    def prefill(self) -> None:
+        counts = self.starts + self.context
+        self.model.prefill(self.prompt, self.slots, self.starts, counts, self.cache, self.context)
+
+    def frame(self) -> None:
+        self.span += 1
+        self.model.frame(self.rows, self.slots, self.cache, self.span)
+
+    def decode(self) -> None:
+        self.model.decode(self.rows, self.slots, self.starts, CODEC_FRAMES)
 
 
 @torch.inference_mode()
 def table(model: Qwen3TTS, batches: list[int], context: int, repeats: int) -> None:
     out(f"{'batch':>6} {f'prefill {context} rows, ms':>26} {'frame, ms':>26} {'codec of 4 frames, ms':>26}")
     for batch in batches:
-        prefill = timed(lambda b=batch: prefilled(model, b, context), min(repeats, 10), model.device)
-        streams = prefilled(model, batch, context)
-        frame = timed(lambda s=streams: model.frame(s), repeats, model.device)
-        codes = torch.randint(
-            0, model.config.predictor.vocab_size, (batch, CODEC_FRAMES, model.config.talker.code_groups)
-        ).to(model.device)
-        state = model.codec.initial_state(batch)
-        codec = timed(lambda c=codes, s=state: model.decode_audio(c, s), repeats, model.device)
+        crowd = Crowd(model, batch, context, repeats + 8)
+        prefill = timed(crowd.prefill, min(repeats, 10), model.device)
+        frame = timed(crowd.frame, repeats, model.device)
+        codec = timed(crowd.decode, repeats, model.device)
         out(f"{batch:>6} {shown(prefill):>26} {shown(frame):>26} {shown(codec):>26}")
+
+
+def first_chunk(tts: TTS) -> None:
+    stream = tts.stream(SENTENCE, seed=1)
+    next(iter(stream))
+    stream.cancel()
 
 
 def out(line: str) -> None:
@@ -88,7 +109,7 @@ def main() -> None:
         model = random_model(published_files(options.model, "custom_voice"), *place)
     else:
         tts = load(None if options.model == "embedded" else options.model, options.device, options.dtype)
-        model = tts.model
+        model = tts.speech.model
     name = (
         torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     )
@@ -102,7 +123,7 @@ def main() -> None:
             began = time.perf_counter()
             seconds = tts.say(SENTENCE, seed=1).seconds
             times.append((time.perf_counter() - began) * 1e3)
-        chunk = timed(lambda: next(iter(tts.stream(SENTENCE, seed=1))), 10, model.device)
+        chunk = timed(lambda: first_chunk(tts), 10, model.device)
         rest = statistics.median(times[1:])
         out(f"say: {seconds:.2f} s of speech in {rest:.0f} ms, real-time factor {rest / 1e3 / seconds:.2f}")
         out(f"     the first time {times[0]:.0f} ms, real-time factor {times[0] / 1e3 / seconds:.2f}")

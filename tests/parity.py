@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from polyvox.engine.kv import PAGE, PagedKV
+from polyvox.models.protocol import ENDED, Prepared
 from polyvox.models.qwen3_tts import model as model_code
 from polyvox.models.qwen3_tts import sampling as sampling_code
-from polyvox.models.protocol import ENDED, Prepared
 from polyvox.models.qwen3_tts.config import CONTROL_IDS
 from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
 from polyvox.models.qwen3_tts.sampling import GeneratorNoise, Noise, keyed_noise
@@ -142,14 +142,15 @@ class Batch:
         self.model, count = speech.model, len(prompts)
         self.span = max(len(prompt) for prompt in prompts)
         pages = -(-(self.span + frames) // PAGE)
-        self.slots = self.model.new_slots(count, max(map(len, texts)), ring=8)
+        self.seats = speech.new_slots(count, max(map(len, texts)), ring=8)
+        self.slots = self.seats.rows
         self.cache = PagedKV(speech.kv_shape, count * pages, count, pages, speech.device, speech.dtype)
         self.index = torch.arange(count, device=speech.device)
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
             own = Own(seeds[i] if seeds else 0, params, NEVER, None)
             # Pages of different streams alternate, as they do in an engine.
             self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
-            speech.seat(self.slots, i, Prepared(prompt, text, frames, False, own))
+            self.seats.seat(i, Prepared(prompt, text, frames, False, own))
         counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
         padded = torch.nn.utils.rnn.pad_sequence([prompt[:-1] for prompt in prompts], batch_first=True)
         starts = torch.zeros_like(counts)

@@ -1,13 +1,14 @@
 import io
-import threading
 import wave
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.testclient import TestClient
 
-from polyvox.errors import Overloaded
-from polyvox.server.app import Turn, create_app
+import polyvox
+from polyvox.engine.config import EngineConfig
+from polyvox.server.app import create_app
 from polyvox.tts import TTS
 
 
@@ -23,9 +24,10 @@ def test_a_text_comes_back_as_the_wav_that_say_gives(client: TestClient, embedde
     assert response.headers["content-type"] == "audio/wav"
     assert response.headers["x-seed"] == "5"
     assert response.headers["x-finish-reason"] == "stop"
-    assert response.content == embedded.say("Hello.", "michael", seed=5).wav()
+    expected = embedded.say("Hello.", "michael", seed=5)
     with wave.open(io.BytesIO(response.content)) as file:
         assert file.getframerate() == 24_000
+        assert file.getnframes() == len(expected.samples)
 
 
 @pytest.mark.parametrize(
@@ -52,36 +54,23 @@ def test_the_root_tells_what_to_do(client: TestClient) -> None:
     assert "POST /say" in client.get("/").text
 
 
-def test_one_speaks_a_few_wait_and_the_rest_are_refused(embedded: TTS) -> None:
-    turn = Turn(waiting=1, seconds=60)
-    waiting = threading.Event()
-    heard = []
-
-    def wait() -> None:
-        waiting.set()
-        with turn.take():
-            heard.append("waited")
-
-    with turn.take():
-        other = threading.Thread(target=wait)
-        other.start()
-        assert waiting.wait(10)
-        while turn._places._value:  # the other thread holds the last place
-            pass
-        with TestClient(create_app(embedded, turn)) as client:
+def test_a_full_engine_says_when_to_come_back() -> None:
+    with polyvox.load(device="cpu", config=EngineConfig(slots=1, queue=0)) as tts:
+        held = tts.stream("Hello", live=True)
+        with TestClient(create_app(tts)) as client:
+            held.append(" there, my friend.")
             response = client.post("/say", json={"text": "Hello."})
-        assert response.status_code == 503
-        assert int(response.headers["retry-after"]) > 0
-        assert heard == []
-    other.join(10)
-    assert heard == ["waited"]
-    with turn.take():
-        pass
+            assert response.status_code == 503
+            assert int(response.headers["retry-after"]) > 0
+            held.cancel()
 
 
-def test_a_wait_ends() -> None:
-    turn = Turn(waiting=1, seconds=0.01)
-    with turn.take(), pytest.raises(Overloaded, match="no turn"), turn.take():
-        pass
-    with turn.take():
-        pass
+def test_requests_at_the_same_time_get_their_own_speech(client: TestClient, embedded: TTS) -> None:
+    alone = {voice: embedded.say("Hello.", voice, seed=5).seconds for voice in embedded.voices}
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [
+            (v, pool.submit(client.post, "/say", json={"text": "Hello.", "voice": v})) for v in embedded.voices * 2
+        ]
+        for voice, job in jobs:
+            with wave.open(io.BytesIO(job.result().content)) as file:
+                assert file.getnframes() / file.getframerate() == pytest.approx(alone[voice], abs=0.01)

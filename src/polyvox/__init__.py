@@ -1,8 +1,8 @@
 """Polyvox: a streaming speech engine for Qwen3-TTS checkpoints."""
 
 from polyvox.audio import Audio
-from polyvox.errors import CheckpointError, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.engine.config import EngineConfig
+from polyvox.errors import CheckpointError, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import ClonedVoice, Request, Sampling
 from polyvox.tts import TTS, Stream, load
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from polyvox.audio import Audio
+from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.interface import FinishReason, Samples
 from polyvox.engine.local import LocalEngine
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import InvalidRequest

@@ -20,9 +20,9 @@ from polyvox.models.qwen3_tts.config import (
     parse_config,
     read_config,
 )
-from polyvox.models.request import Sampling
 from polyvox.models.qwen3_tts.synthetic import published_files, tiny_files
 from polyvox.models.qwen3_tts.transformer import file_tensors
+from polyvox.models.request import Sampling
 from polyvox.tts import EMBEDDED_VOICE
 
 

@@ -23,7 +23,11 @@ def speak(tts: TTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[list[l
     model = tts.speech.model
     prompts, seeds, sampling = zip(*requests, strict=True)
     batch = Batch(
-        tts.speech, [model.embed(p) for p in prompts], [model.text_rows(p.trailing) for p in prompts], sampling, seeds
+        tts.speech,
+        [model.embed(p) for p in prompts],
+        [model.text_rows(p.trailing) for p in prompts],
+        sampling,
+        seeds,
     )
     spoken: list[list[list[int]]] = [[] for _ in requests]
     for _ in range(FRAMES):
@@ -41,7 +45,9 @@ def test_a_stream_in_a_crowd_says_what_it_says_alone(
     tts = loaded("custom_voice", "float64")
     ready = [
         (
-            build_prompt(tts.speech.config, tts.speech.tokenizer.role, tts.speech.tokenizer.text(text), layout, "auto", voice),
+            build_prompt(
+                tts.speech.config, tts.speech.tokenizer.role, tts.speech.tokenizer.text(text), layout, "auto", voice
+            ),
             seed,
             params,
         )

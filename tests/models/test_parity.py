@@ -75,7 +75,11 @@ def test_the_references_are_shorter_than_as_long_as_and_longer_than_the_text(loa
     for name in ("icl-shorter", "icl-equal", "icl-longer"):
         utterance = CASE[f"base-{name}-streaming"].utterances[0]
         assert utterance.reference is not None
-        text_rows = len(tts.speech.tokenizer.text(utterance.reference[0])) + len(tts.speech.tokenizer.text(utterance.text)) + 1
+        text_rows = (
+            len(tts.speech.tokenizer.text(utterance.reference[0]))
+            + len(tts.speech.tokenizer.text(utterance.text))
+            + 1
+        )
         compared.append(np.sign(utterance.reference[1] + 1 - text_rows))
     assert compared == [-1, 0, 1]
 

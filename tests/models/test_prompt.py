@@ -6,8 +6,8 @@ from conftest import Loaded
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt, Reference, build_prompt, languages
-from polyvox.models.request import Layout
 from polyvox.models.qwen3_tts.synthetic import tiny_files
+from polyvox.models.request import Layout
 
 CUSTOM = parse_config(*tiny_files("custom_voice").values())
 BASE = parse_config(*tiny_files("base").values())

@@ -1,10 +1,11 @@
 """The engine in this process: one thread, whose every turn is schedule, run, deliver."""
 
+import atexit
 import logging
 import secrets
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
@@ -12,14 +13,16 @@ from math import inf
 import torch
 from torch import Tensor
 
+from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.interface import FinishReason, Result, Samples
+from polyvox.engine.interface import Result
+from polyvox.engine.kv import PAGE
 from polyvox.engine.scheduler import Limits, Plan, Scheduler, Track
 from polyvox.engine.silence import first_sound
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
-from polyvox.errors import EngineDown, Overloaded
+from polyvox.errors import EngineDown
 from polyvox.models.protocol import ENDED, STILL, SpeechModel
 from polyvox.models.request import Request
 
@@ -64,7 +67,7 @@ class LocalEngine:
         self._flights: deque[tuple[list[LocalStream], Tensor]] = deque()
         self._leaving: list[LocalStream] = []
         self._finished: Counter[str] = Counter()
-        self._totals: Counter[str] = Counter()
+        self._totals: defaultdict[str, float] = defaultdict(float)
         self._notified: dict[LocalStream, None] = {}
         self._ids = 0
         self._failures = 0
@@ -76,7 +79,7 @@ class LocalEngine:
             frame_seconds=self.frame_seconds,
             slots=self.config.slots,
             pages=self.config.pages,
-            page_size=self.config.context * self.config.slots // self.config.pages,
+            page_size=PAGE,
             ring=RING,
             queue=self.config.queue,
             queue_seconds=self.config.queue_seconds,
@@ -84,6 +87,8 @@ class LocalEngine:
         self.scheduler = Scheduler(limits, cost)
         self._thread = threading.Thread(target=self._loop, name="polyvox-engine", daemon=True)
         self._thread.start()
+        # A thread that computes while the interpreter goes away would abort it.
+        atexit.register(self.close)
 
     # What others call
 
@@ -125,7 +130,7 @@ class LocalEngine:
                 "lead_min": leads[0] if leads else inf,
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
                 **{f"finished_{reason}": float(count) for reason, count in self._finished.items()},
-                **{name: float(count) for name, count in self._totals.items()},
+                **self._totals,
             }
 
     def close(self) -> None:
@@ -135,6 +140,7 @@ class LocalEngine:
             self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            atexit.unregister(self.close)
 
     def wake(self) -> None:
         """Something has changed that the next turn must see."""
@@ -235,11 +241,10 @@ class LocalEngine:
                     self._heard(stream, flags)
                 for (track, frames), samples in zip(plan.codec, outcome.samples, strict=True):
                     track.decoded += frames
-                    self._give(self._streams[track], frames, samples, now)
+                    self._give(self._streams[track], samples, now)
                 self._note(plan, outcome)
-            for stream in list(self._streams.values()):
-                track = stream.track
-                if track is not None and track.ended and track.decoded == track.made:
+            for track, stream in list(self._streams.items()):
+                if track.ended and track.decoded == track.made:
                     self._end(stream, stream.reason)
             self._free_those_who_left()
             ready, self._notified = list(self._notified), {}
@@ -259,11 +264,13 @@ class LocalEngine:
         if self._broken or self._stopping:
             raise EngineDown(self._broken or "the engine is closing", retry_after=1)
         self._ids += 1
+        # A stream never waits for memory once it runs, so it may not come to more than there is.
+        most = self.config.pages * PAGE - len(prepared.rows) - 1
         track = Track(
             id=self._ids,
             arrived=stream.arrived,
             prompt_rows=len(prepared.rows),
-            max_frames=prepared.max_frames,
+            max_frames=max(1, min(prepared.max_frames, most)),
             live=not request.whole_file,
             first_chunk=request.first_chunk or FIRST_CHUNK,
             room=self._room(stream),
@@ -289,8 +296,7 @@ class LocalEngine:
                 self._end(stream, "error", f"the request could not be prepared: {error}")
                 continue
             stream.text = stream.text[stream.seat.text_end :].clone()
-        if expired:
-            self._free_those_who_left()
+        self._free_those_who_left()
 
     def _feed_text(self, now: float) -> None:
         """Moves text into the slots, and tells the scheduler how far each stream's text reaches."""
@@ -332,7 +338,7 @@ class LocalEngine:
         elif track.made >= track.max_frames:
             track.ended, stream.reason = True, "runaway" if stream.prepared.guarded else "length"
 
-    def _give(self, stream: LocalStream, frames: int, samples: Samples, now: float) -> None:
+    def _give(self, stream: LocalStream, samples: Samples, now: float) -> None:
         track = stream.track
         assert track is not None
         if stream.result is not None:
@@ -391,6 +397,7 @@ class LocalEngine:
                 self._stepper.leave(stream.seat)
             stream.prepared = stream.seat = None
             stream.text = torch.empty(0)
+            self.wake()  # whoever waits for a free engine
 
     def _fail(self, plan: Plan, error: str) -> None:
         with self.lock:
@@ -436,6 +443,3 @@ class LocalEngine:
         self._totals["frames"] += len(plan.frame)
         if self._trace:
             self._trace.step(plan, outcome.seconds, self.clock(), self.scheduler)
-
-
-__all__ = ["LocalEngine", "Overloaded"]

@@ -1,8 +1,9 @@
 """Who runs in the next step, and who is let in: arithmetic on plain values, no tensors, the clock an argument.
 
-A listener hears audio at a fixed rate, so a stream has a *lead*, the seconds of audio it has been given beyond what it
-has played, and a *deadline*, the moment the lead is used up. Every step goes to the streams that need it most, lasts
-no longer than the shortest lead allows, and a new stream is let in only if all of them can still be kept fed.
+A listener hears audio at a fixed rate, so a stream has a *lead*, the seconds of audio it has been given beyond
+what it has played, and a *deadline*, the moment the lead is used up. Every step goes to the streams that need it
+most and lasts no longer than the shortest lead allows; a new one is let in only if all can still be kept fed.
+`benchmarks/scheduling.py` shows what comes of it.
 """
 
 from bisect import bisect_left
@@ -12,16 +13,17 @@ from math import ceil, inf
 
 from polyvox.errors import Overloaded
 
-# Frames of a codec chunk; a stream's chunk grows with its lead.
+# Frames of a codec chunk, powers of two; a stream's chunk grows with its lead.
 CHUNKS = (1, 2, 4, 8, 16)
-# A step may take so many times what was predicted (a stall of 3, noise of 1.2) before the shortest lead is used up.
+# A step may last so many times what was predicted (a stall of 3, noise of 1.2) before the shortest lead is used up.
 STALL = 3.6
-# While somebody starts, streams far ahead and files lengthen the step to this share of a frame and no further.
-GATE = -1e9
+# In a step in which somebody starts, streams far ahead and files fill it to this share of a frame and no further.
 QUICK = 0.25
-# Share of the slots and of the pages that whole files may hold: a flood of them must not shut out live streams.
+# Share of slots, pages and queue that whole files may take: a flood of them must not shut out live streams.
 FILES = 0.5
-# How fast the cost model follows the machine: about 50 steps; and how wrong it may come to believe that it was.
+# A codec call is well filled when its frames cost so many times what the call itself does.
+FULL_CALL = 3
+# How fast the cost model follows the machine (in about 50 steps), and how far it may leave what was measured.
 FOLLOW, FACTORS = 0.02, (0.2, 10.0)
 
 
@@ -36,7 +38,7 @@ class CostModel:
     step: float  # any frame step at all
     stream: float  # each stream of a frame step
     prefill_row: float
-    codec: float  # any codec call at all; one call for each size of chunk
+    codec: float  # any codec call at all; every size of chunk is a call
     codec_frame: float
     fixed: float = 1.0  # correction of `step` and `codec`
     growing: float = 1.0  # correction of the others
@@ -49,13 +51,12 @@ class CostModel:
         """Follows the machine slowly: one stall must not close the door, a slower machine must."""
         fixed, growing = self._parts(streams, prefill_rows, codec_frames, codec_calls)
         predicted = self.fixed * fixed + self.growing * growing
-        if predicted <= 0:
-            return
-        error = min(max(actual, predicted / 2), predicted * 2) - predicted
-        # Each part takes as much of the error as it has of the step (normalised least mean squares).
-        gain = FOLLOW * error / (fixed * fixed + growing * growing)
-        self.fixed = min(max(self.fixed + gain * fixed, FACTORS[0]), FACTORS[1])
-        self.growing = min(max(self.growing + gain * growing, FACTORS[0]), FACTORS[1])
+        if predicted > 0:
+            error = min(max(actual, predicted / 2), predicted * 2) - predicted
+            # Each part takes as much of the error as it has of the step: normalised least mean squares.
+            gain = FOLLOW * error / (fixed * fixed + growing * growing)
+            self.fixed = min(max(self.fixed + gain * fixed, FACTORS[0]), FACTORS[1])
+            self.growing = min(max(self.growing + gain * growing, FACTORS[0]), FACTORS[1])
 
     def _parts(self, streams: int, prefill_rows: int, codec_frames: int, codec_calls: int) -> tuple[float, float]:
         fixed = (self.step if streams else 0.0) + (self.codec * codec_calls if codec_frames else 0.0)
@@ -126,7 +127,14 @@ class Track:
             return self.arrived
         return self.first_audio + self.resumed + self.given
 
+    def starts(self, now: float) -> bool:
+        """Its player waits for a first chunk: at the beginning, or after a pause that was not the engine's."""
+        if not self.live or self.first_audio is None:
+            return self.live
+        return (self.paused or self.waited is not None) and now >= self.deadline
+
     def lead(self, now: float) -> float:
+        """Seconds until the player runs dry; of a file, which is never heard while it is made, infinitely many."""
         return inf if not self.live else self.deadline - now if self.first_audio is not None else 0.0
 
 
@@ -156,18 +164,17 @@ class Scheduler:
     cost: CostModel
     running: list[Track] = field(default_factory=list)
     waiting: deque[Track] = field(default_factory=deque)
-    pages_free: int = -1
+    pages_free: int = field(init=False)
+    longest: int = field(init=False)  # chunk; the other half of the ring is for the frames made meanwhile
     files: int = 0  # of those that run
     file_pages: int = 0
-    slack: float = inf  # seconds by which the deadlines of the last plan could be met
-    # Of late steps, each weighing less than the one after it:
-    steps_seen: float = 0.0
-    frames_seen: float = 0.0
-    rows_seen: float = 0.0
-    calls_seen: float = 0.0
+    # Means of late steps: prompt rows for each frame, codec calls.
+    rows: float = 0.0
+    calls: float = 1.0
 
     def __post_init__(self) -> None:
         self.pages_free = self.limits.pages
+        self.longest = _whole(max(1, self.limits.ring // 2))
 
     # The door
 
@@ -175,21 +182,24 @@ class Scheduler:
         """Takes a request into the queue, or refuses it at once with the time to come back."""
         if self.pages(track) > self.limits.pages:
             raise Overloaded("this request alone needs more memory than the engine has", retry_after=0)
-        if len(self.waiting) >= self.limits.queue and (self.waiting or not self._fits(track)):
+        places = self._places(track, self._relaxed(now))  # those who wait for these will not wait long
+        files = sum(not other.live for other in self.waiting)
+        if len(self.waiting) >= places + self.limits.queue or (
+            not track.live and files >= places + FILES * self.limits.queue
+        ):
             raise Overloaded("all streams are taken and the queue is full", retry_after=self.retry_after(now))
         self.waiting.append(track)
 
     def admit(self, now: float) -> tuple[list[Track], list[Track]]:
-        """Those who may begin now, live ones first, each kind in the order it came; and those who waited too long."""
-        if not self.waiting:
-            return [], []
+        """Those who may begin now, live ones first, each kind as it came; and those who waited too long."""
         expired = [track for track in self.waiting if now - track.arrived > self.limits.queue_seconds]
         for track in expired:
             self.waiting.remove(track)
+        relaxed = bool(self.waiting) and self._relaxed(now)
         admitted: list[Track] = []
         for live in (True, False):
             for track in [track for track in self.waiting if track.live is live]:
-                if not self._fits(track):
+                if not self._places(track, relaxed):
                     break
                 self.waiting.remove(track)
                 track.admitted = now
@@ -215,26 +225,34 @@ class Scheduler:
         room = self.limits.frame_seconds * self.limits.headroom
         fixed, each = self._per_frame()
         streams = (room - fixed) / each if each else inf
-        if streams > self.limits.batch:  # the frames of 80 ms take several steps
+        if streams > self.limits.batch:  # a frame of each takes several steps
             streams = room / (fixed / self.limits.batch + each)
         return max(1, int(min(streams, self.limits.slots)))
 
     def retry_after(self, now: float) -> float:
         """Seconds until a place may be free: half of those who speak will be gone in about their median age."""
         ages = sorted(now - track.admitted for track in self.running)
-        if not ages:
-            return 1.0
-        return max(1.0, ages[len(ages) // 2] * min(1.0, 2 * (len(self.waiting) + 1) / len(ages)))
+        share = min(1.0, 2 * (len(self.waiting) + 1) / max(len(ages), 1))
+        return max(1.0, ages[len(ages) // 2] * share) if ages else 1.0
 
-    def _fits(self, track: Track) -> bool:
-        pages = self.pages(track)
-        if len(self.running) >= self.limits.slots or pages > self.pages_free:
-            return False
+    def _places(self, track: Track, relaxed: bool) -> int:
+        """How many like this one could be let in now, by deadlines, slots and, for this one, pages."""
+        pages, live = self.pages(track), len(self.running) - self.files
+        if pages > self.pages_free:
+            return 0
         if track.live:
-            live = len(self.running) - self.files
-            return not live or (live < self.capacity() and self.slack >= GATE * self._budget([])[1])
-        places, memory = FILES * self.limits.slots, FILES * self.limits.pages
-        return not self.files or (self.files < places and self.file_pages + pages <= memory)
+            places = self.capacity() - live if relaxed or not live else 0
+        else:
+            share = int(FILES * self.limits.slots) if self.file_pages + pages <= FILES * self.limits.pages else 0
+            places = max(share, 1) - self.files
+        return max(0, min(places, self.limits.slots - len(self.running)))
+
+    def _relaxed(self, now: float) -> bool:
+        """Whether all could meet their next deadlines, the nearest first, if the time of a frame were lost."""
+        _, each = self._per_frame()
+        leads = sorted(lead for track in self.running if (lead := _need(track, now)) > -inf and track.owes_audio)
+        slack = min((lead - each * place for place, lead in enumerate(leads, 1)), default=inf)
+        return slack >= self.limits.frame_seconds
 
     def _count(self, track: Track, sign: int) -> None:
         pages = self.pages(track)
@@ -246,15 +264,8 @@ class Scheduler:
     def _per_frame(self) -> tuple[float, float]:
         """Seconds of any step, and of each frame in it with its audio and its share of the prompts."""
         cost = self.cost
-        rows = self.rows_seen / self.frames_seen if self.frames_seen else 0.0
-        calls = max(1.0, self.calls_seen / self.steps_seen) if self.steps_seen else 1.0
-        each = cost.growing * (cost.stream + cost.codec_frame + cost.prefill_row * rows)
-        return cost.fixed * (cost.step + cost.codec * calls), each
-
-    def _slack(self, leads: list[float]) -> float:
-        """Seconds that could be lost now while every stream still got its next frame in time, the nearest first."""
-        _, each = self._per_frame()
-        return min((lead - each * (place + 1) for place, lead in enumerate(leads)), default=inf)
+        each = cost.growing * (cost.stream + cost.codec_frame + cost.prefill_row * self.rows)
+        return cost.fixed * (cost.step + cost.codec * max(1.0, self.calls)), each
 
     # The step
 
@@ -264,44 +275,44 @@ class Scheduler:
         ready: list[tuple[float, float, int, Track]] = []
         chunks: list[tuple[float, int, Track]] = []
         prompts: list[Track] = []
-        owed: list[float] = []
+        leads: list[float] = []
         for track in self.running:
             self._hold(track, now)
             need = _need(track, now)
             if -inf < need < limits.lead_cap and track.owes_audio:
-                owed.append(need)
+                leads.append(need)
             if track.prompt_left > 0:
                 prompts.append(track)
             elif self._can_make(track):
                 ready.append((need, track.arrived, track.id, track))
             if track.made > track.decoded and track.room >= 1:
                 chunks.append((need, track.id, track))
-        owed.sort()
-        self.slack = self._slack(owed)
-        least, budget = self._budget(owed)
+        least, budget = self._budget(sorted(leads))
         pressing = sum(entry[0] < limits.urgent for entry in ready)
-        codec, spent = self._codec(chunks, budget - cost.seconds(least, 0, 0), bool(pressing or prompts), now)
-        prefill = self._prefill(prompts, budget, spent + cost.seconds(max(pressing, least), 0, 0))
-        for track, rows in prefill:
-            if rows == track.prompt_left and track.text_frames > 0:
-                ready.append((_need(track, now), track.arrived, track.id, track))
+        sized = self._sized(sorted(chunks), bool(pressing or prompts), now)
+        behind = sum(entry[0] < limits.lead_cap for entry in ready)
+        all_live = budget - cost.seconds(max(behind, least), 0, 0) if behind else inf  # leave so much to files
+        codec, spent = self._codec(sized, budget - cost.seconds(least, 0, 0), all_live)
+        free = budget - spent - cost.seconds(max(pressing, least), 0, 0)
+        prefill = self._prefill(prompts, budget, free, all_live - spent)
+        complete = [track for track, rows in prefill if rows == track.prompt_left and track.text_frames > 0]
+        ready += [(_need(track, now), track.arrived, track.id, track) for track in complete]
         spent += cost.seconds(1, sum(rows for _, rows in prefill), 0)
-        count = max(pressing + len(prefill), least, self._streams_in(budget - spent))
+        count = max(pressing + len(complete), least, self._streams_in(budget - spent))
         if pressing or prefill:  # those far ahead and files fill only what a quick step leaves
-            behind = sum(entry[0] < limits.lead_cap for entry in ready)
+            behind += sum(track.live for track in complete)
             count = min(count, max(behind, self._streams_in(QUICK * limits.frame_seconds - spent)))
-        ready.sort()
-        frame = tuple(entry[3] for entry in ready[: min(count, limits.batch)])
-        return Plan(tuple(prefill), frame, tuple(codec))
+        frame = [entry[3] for entry in sorted(ready)[: min(count, limits.batch)]]
+        return Plan(tuple(prefill), tuple(frame), tuple(codec))
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """How long a planned step took."""
-        sizes = plan.sizes()
-        self.cost.observe(*sizes, seconds)
-        self.steps_seen += 1 - FOLLOW * self.steps_seen
-        self.frames_seen += sizes[0] - FOLLOW * self.frames_seen
-        self.rows_seen += sizes[1] - FOLLOW * self.rows_seen
-        self.calls_seen += sizes[3] - FOLLOW * self.calls_seen
+        streams, rows, frames, calls = plan.sizes()
+        self.cost.observe(streams, rows, frames, calls, seconds)
+        self.calls += FOLLOW * (calls - self.calls)
+        # Weighed by its streams, so that many rows beside few frames count for what they are.
+        weight = FOLLOW * streams / self.limits.batch
+        self.rows += weight * (rows / max(streams, 1) - self.rows)
 
     def gave(self, track: Track, frames: float, now: float) -> None:
         """Audio of so many frames, already counted in `decoded`, has reached the reader's buffer."""
@@ -318,13 +329,9 @@ class Scheduler:
 
     def chunk(self, track: Track, now: float) -> int:
         """Frames that a stream's next chunk waits for: half of its lead may pass while they are made."""
-        if track.live and track.first_audio is None:
-            return min(track.first_chunk, self._longest())
-        frames = max(1.0, track.lead(now) / 2 / self.limits.frame_seconds)
-        return _whole(min(frames, self._longest()))
-
-    def _longest(self) -> int:
-        return _whole(max(1, self.limits.ring // 2))  # the other half is for the frames made meanwhile
+        if track.starts(now):
+            return min(track.first_chunk, self.longest)
+        return _whole(min(max(1.0, track.lead(now) / 2 / self.limits.frame_seconds), self.longest))
 
     def _hold(self, track: Track, now: float) -> None:
         """Stops the clock of a stream that has given all it can: its text or its reader is late, not the engine."""
@@ -358,23 +365,25 @@ class Scheduler:
             return 1, inf
         fixed, each = self._per_frame()
         spare = self.limits.frame_seconds * self.limits.headroom / live - each
-        least = min(ceil(fixed / spare) if spare > 0 else live, live, self.limits.batch)
-        seconds = min(leads[0] / STALL, self.limits.frame_seconds) if leads else self.limits.frame_seconds
-        if leads and seconds < fixed + each * least:
-            least = min(least, max(ceil(least / 2), bisect_left(leads, STALL * (fixed + each * least))))
+        least = max(1, min(ceil(fixed / spare) if spare > 0 else live, live, self.limits.batch))
+        stalled = STALL * (fixed + each * least)
+        if leads and leads[0] < stalled:
+            least = min(least, max(ceil(least / 2), bisect_left(leads, stalled)))
+        seconds = min(leads[0] / STALL if leads else inf, self.limits.frame_seconds)
         return least, max(fixed + each * least, seconds)
 
     def _streams_in(self, seconds: float) -> int:
         each = self.cost.growing * self.cost.stream
         return int(max(0.0, min(seconds / each, self.limits.batch))) if each else self.limits.batch
 
-    def _prefill(self, prompts: list[Track], budget: float, spent: float) -> list[tuple[Track, int]]:
-        """Prompt rows of this step: what nobody's playback can feel; to live ones always what headroom keeps free."""
+    def _prefill(self, prompts: list[Track], budget: float, free: float, files: float) -> list[tuple[Track, int]]:
+        """Prompt rows of this step: what nobody's playback can feel; of live ones at least what headroom keeps."""
         row = max(self.cost.growing * self.cost.prefill_row, 1e-9)
-        free, kept = (budget - spent) / row, (1 - self.limits.headroom) * budget / row
+        kept = max(free, row, (1 - self.limits.headroom) * budget)
         chosen, used = [], 0
         for track in sorted(prompts, key=lambda track: (not track.live, track.arrived, track.id)):
-            room = min(max(free, kept) if track.live else free, self.limits.prefill_rows) - used
+            seconds = kept if track.live else min(kept, files)
+            room = min(seconds / row, self.limits.prefill_rows) - used
             if room < 1:
                 break
             chosen.append((track, min(track.prompt_left, int(room))))
@@ -382,17 +391,18 @@ class Scheduler:
         return chosen
 
     def _codec(
-        self, chunks: list[tuple[float, int, Track]], seconds: float, busy: bool, now: float
+        self, chunks: list[tuple[Track, int]], seconds: float, files: float
     ) -> tuple[list[tuple[Track, int]], float]:
-        """The chunks of this step by need, as many as there is time for, and what they cost."""
+        """As many of the chunks as there is time for, and what they cost; the first one whatever it costs."""
         chosen: list[tuple[Track, int]] = []
         sizes: set[int] = set()
-        total, cost = 0, 0.0
-        most = max(self.limits.batch, CHUNKS[-1])
-        for track, frames in self._sized(sorted(chunks), busy, now):
-            while frames:
+        total, most = 0, max(self.limits.batch, CHUNKS[-1])
+        for track, wanted in chunks:
+            frames = wanted
+            room = seconds if track.live else min(seconds, files)
+            while frames and (chosen or not (track.live or files == inf)):
                 cost = self.cost.seconds(0, 0, total + frames, len(sizes | {frames}))
-                if (total + frames <= most and cost <= seconds) or (track.live and not chosen):
+                if total + frames <= most and cost <= room:
                     break
                 frames //= 2
             if not frames:
@@ -403,51 +413,40 @@ class Scheduler:
         return chosen, self.cost.seconds(0, 0, total, len(sizes))
 
     def _sized(self, chunks: list[tuple[float, int, Track]], busy: bool, now: float) -> list[tuple[Track, int]]:
-        """Chunks worth decoding now. Each size is a call of its own, so in a busy step few sizes are opened."""
+        """Chunks worth decoding now. Every size is a call of its own, so a busy step has few of them."""
         worth = self.cost.codec / self.cost.codec_frame if busy and self.cost.codec_frame else 0.0
-        wanted: list[tuple[float, Track, int]] = []
-        pressing: Counter[int] = Counter()
+        found: list[tuple[float, Track, int, bool]] = []
+        urgent: Counter[int] = Counter()  # frames by size
         easy: Counter[int] = Counter()
         for need, _, track in chunks:
-            available = min(track.made - track.decoded, track.room)
-            if available < self.chunk(track, now) and not (
-                track.ended or track.needs_text or available == track.room
-            ):
-                continue
-            size = _whole(available)
-            wanted.append((need, track, size))
-            (pressing if need < self.limits.urgent else easy)[size] += size
-        open_sizes = [size for size in CHUNKS if pressing[size]]
-        joins = {size: size for size in CHUNKS}
-        for smaller, size in zip(open_sizes, open_sizes[1:], strict=False):
-            if pressing[size] < worth or (worth and size == 2 * joins[smaller]):
-                joins[size] = joins[smaller]  # in two steps the same frames, and one call less
-        return [
-            (track, frames)
-            for need, track, size in wanted
-            if (frames := self._joined(need, track, size, joins, pressing, easy[size] >= worth))
-        ]
-
-    def _joined(
-        self, need: float, track: Track, size: int, joins: dict[int, int], pressing: Counter[int], worth: bool
-    ) -> int:
-        """The size in which a stream's chunk takes part, 0 where it can wait for company."""
-        if need == -inf:
-            return size
-        if need < self.limits.urgent:
-            return joins[size] if need > 2 * self.limits.frame_seconds else size
-        if worth or pressing[size] or size == self._longest():
-            return size
-        if track.ended:  # its place is wanted
-            return max((other for other in joins.values() if pressing[other] and other <= size), default=size)
-        return 0
+            available = track.made - track.decoded
+            size = _whole(min(available, track.room, self.longest))
+            complete = available >= min(self.chunk(track, now), track.room) or track.ended or track.needs_text
+            found.append((need, track, size, complete))
+            if need > -inf and complete:
+                (urgent if need < self.limits.urgent else easy)[size] += size
+        # With many, the smallest size in which all together fill one call well.
+        filled = (s for s in CHUNKS if worth and s * sum(f[2] >= s for f in found) >= FULL_CALL * worth)
+        bulk = next(filled, inf)
+        chosen = []
+        for need, track, size, complete in found:
+            if bulk <= size and need > -inf:
+                chosen.append((track, int(bulk)))
+            elif complete:
+                if need >= self.limits.urgent and easy[size] < worth and not urgent[size]:
+                    if track.ended:  # its place is wanted: it goes with others
+                        size = max((other for other in CHUNKS if other <= size and urgent[other]), default=size)
+                    elif size < self.longest:
+                        continue
+                chosen.append((track, size))
+        return chosen
 
 
 def _need(track: Track, now: float) -> float:
     """What orders streams, the smallest first: those that start, then by lead, then files."""
-    return -inf if track.live and track.first_audio is None else track.lead(now)
+    return -inf if track.starts(now) else track.lead(now)
 
 
 def _whole(frames: float) -> int:
     """The largest chunk of no more than so many frames."""
-    return max(size for size in CHUNKS if size <= frames)
+    return 1 << int(min(frames, CHUNKS[-1])).bit_length() - 1

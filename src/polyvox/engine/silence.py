@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polyvox.engine.interface import Samples
+from polyvox.audio.clip import Samples
 
 WINDOW_SECONDS = 0.02
 LEVEL = 10 ** (-45 / 20)  # -45 dBFS, as the benchmark hears it

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.interface import Samples
 from polyvox.engine.kv import PAGE, PagedKV
 from polyvox.engine.scheduler import CHUNKS, CostModel
 from polyvox.models.protocol import Prepared, SpeechModel
@@ -35,9 +35,7 @@ class Stepper:
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
         self.model, self.config = model, config
         self.rows = model.new_slots(config.slots, TEXT_ROWS, RING)
-        self.cache = PagedKV(
-            model.kv_shape, config.pages, config.slots, config.pages, model.device, model.dtype
-        )
+        self.cache = PagedKV(model.kv_shape, config.pages, config.slots, config.pages, model.device, model.dtype)
         self.free_slots = list(range(config.slots))
         self.free_pages = list(range(1, config.pages + 1))
 
@@ -45,8 +43,12 @@ class Stepper:
         """Gives a stream its slot and all the pages it may ever need."""
         taken = [self.free_pages.pop() for _ in range(pages)]
         seat = Seat(self.free_slots.pop(), taken, prepared.rows, len(prepared.rows))
-        self.cache.give(seat.slot, seat.pages)
-        self.model.seat(self.rows, seat.slot, prepared)
+        try:
+            self.cache.give(seat.slot, seat.pages)
+            self.rows.seat(seat.slot, prepared)
+        except BaseException:
+            self.leave(seat)
+            raise
         seat.text_end = min(len(prepared.text), TEXT_ROWS)
         return seat
 
@@ -69,7 +71,7 @@ class Stepper:
         """As much of more text as there is room for behind the frame that is read next; how much that was."""
         count = min(len(text), frame + TEXT_ROWS - seat.text_end)
         if count > 0:
-            self.model.write_text(self.rows, seat.slot, seat.text_end, text[:count])
+            self.rows.write_text(seat.slot, seat.text_end, text[:count])
             seat.text_end += count
         return max(count, 0)
 
@@ -80,9 +82,11 @@ class Stepper:
             assert seat.prompt is not None
             parts.append(seat.prompt[start : start + count])
         rows = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-        slots, starts, counts = (self._index(column) for column in zip(*((s.slot, a, n) for s, a, n in work), strict=True))
+        slots, starts, counts = (
+            self._index(column) for column in zip(*((s.slot, a, n) for s, a, n in work), strict=True)
+        )
         span = max(start + count for _, start, count in work)
-        self.model.prefill(rows, slots, starts, counts, self.cache, span)
+        self.rows.prefill(rows, slots, starts, counts, self.cache, span)
         for seat, start, count in work:
             if start + count == seat.rows - 1:
                 seat.prompt = None
@@ -90,7 +94,7 @@ class Stepper:
     def frame(self, work: list[tuple[Seat, int]]) -> Tensor:
         """One frame of each seat, of which so many are begun already; its flags, still on the device."""
         span = max(seat.rows + begun for seat, begun in work)
-        return self.model.frame(self.rows, self._index([seat.slot for seat, _ in work]), self.cache, span)
+        return self.rows.frame(self._index([seat.slot for seat, _ in work]), self.cache, span)
 
     def decode(self, work: list[tuple[Seat, int, int]]) -> list[Samples]:
         """Samples of each seat's frames: so many from a first on."""
@@ -99,7 +103,7 @@ class Stepper:
             group = [i for i, (_, _, count) in enumerate(work) if count == size]
             slots = self._index([work[i][0].slot for i in group])
             first = self._index([work[i][1] for i in group])
-            samples = self.model.decode(self.rows, slots, first, size).float().cpu().numpy()
+            samples = self.rows.decode(slots, first, size).float().cpu().numpy()
             found |= {i: np.ascontiguousarray(row) for i, row in zip(group, samples, strict=True)}
         return [found[i] for i in range(len(work))]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from polyvox.engine.interface import Chunk, FinishReason, Result, Samples
+from polyvox.audio.clip import FinishReason, Samples
+from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.scheduler import Track
 from polyvox.engine.step import Seat
 from polyvox.errors import InvalidRequest, StreamFailed

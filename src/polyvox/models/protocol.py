@@ -45,9 +45,25 @@ class Cache(Protocol):
 
 
 class SlotRows(Protocol):
-    """The tensors of all slots."""
+    """A model's memory for a fixed number of streams, and the three calls over it."""
 
-    def poison(self, slot: int) -> None: ...
+    def seat(self, slot: int, prepared: Prepared) -> None:
+        """Writes all of a slot that a stream reads before it writes it."""
+
+    def write_text(self, slot: int, start: int, text: Tensor) -> None:
+        """Text for the frames from start on."""
+
+    def prefill(self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int) -> None:
+        """Reads prompt rows [B,T,hidden] into the cache: of each slot [B], counts [B] rows from starts [B] on."""
+
+    def frame(self, slots: Tensor, cache: Cache, span: int) -> Tensor:
+        """One frame for each of these slots; what it tells of them, as a small tensor of flags."""
+
+    def decode(self, slots: Tensor, first: Tensor, frames: int) -> Tensor:
+        """Samples [B, samples] of so many frames of each of these slots, from frame first [B] on."""
+
+    def poison(self, slot: int) -> None:
+        """Spoils a free slot, so that whoever reads what was not written anew is found out."""
 
 
 class SpeechModel(Protocol):
@@ -64,28 +80,14 @@ class SpeechModel(Protocol):
         Raises InvalidRequest.
         """
 
-    def growing_text(self, request: Request) -> Growing: ...
+    def growing_text(self, request: Request) -> Growing:
+        """For a request whose text comes in pieces; raises InvalidRequest."""
 
     def text_rows(self, ids: list[int], last: bool) -> Tensor:
         """More text for the frames of a stream whose text grows; the last rows close it."""
 
-    def new_slots(self, count: int, text_rows: int, ring: int) -> SlotRows: ...
-
-    def seat(self, rows: SlotRows, slot: int, prepared: Prepared) -> None:
-        """Writes all of a slot that a stream reads before it writes it."""
-
-    def write_text(self, rows: SlotRows, slot: int, start: int, text: Tensor) -> None:
-        """Text for the frames from start on."""
-
-    def prefill(
-        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int
-    ) -> None: ...
-
-    def frame(self, rows: SlotRows, slots: Tensor, cache: Cache, span: int) -> Tensor:
-        """One frame for each of these slots; what it tells of them, as a small tensor of flags."""
-
-    def decode(self, rows: SlotRows, slots: Tensor, first: Tensor, frames: int) -> Tensor:
-        """Samples of so many frames of each of these slots."""
+    def new_slots(self, count: int, text_rows: int, ring: int) -> SlotRows:
+        """Memory for so many streams, each with text for so many frames and so many frames for the codec."""
 
 
 ENDED, STILL = 1, 2  # the flags of a frame: no frame was made, speech is over; speech stands still

@@ -1,19 +1,12 @@
 """One endpoint: POST /say takes a text and gives back a WAV file."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from polyvox.errors import Overloaded, PolyvoxError
-from polyvox.models.qwen3_tts.prompt import AUTO
+from polyvox.models.request import AUTO
 from polyvox.tts import TTS
-
-MAX_WAITING = 8
-MAX_WAIT_SECONDS = 30.0
 
 
 class SayRequest(BaseModel):
@@ -28,33 +21,9 @@ class SayRequest(BaseModel):
     seed: int | None = None
 
 
-class Turn:
-    """One speaks at a time; a few may wait, for a while."""
-
-    def __init__(self, waiting: int = MAX_WAITING, seconds: float = MAX_WAIT_SECONDS) -> None:
-        self._places = threading.BoundedSemaphore(waiting + 1)
-        self._speaking = threading.Lock()
-        self._seconds = seconds
-
-    @contextmanager
-    def take(self) -> Iterator[None]:
-        if not self._places.acquire(blocking=False):
-            raise Overloaded("too many requests are waiting: try again later", retry_after=5)
-        try:
-            if not self._speaking.acquire(timeout=self._seconds):
-                raise Overloaded(f"no turn within {self._seconds:g} s: try again later", retry_after=5)
-            try:
-                yield
-            finally:
-                self._speaking.release()
-        finally:
-            self._places.release()
-
-
-def create_app(tts: TTS, turn: Turn | None = None) -> FastAPI:
+def create_app(tts: TTS) -> FastAPI:
     """The application around one loaded checkpoint."""
     app = FastAPI(title="Polyvox")
-    turn = turn or Turn()
 
     @app.get("/", response_class=PlainTextResponse)
     def usage() -> str:
@@ -63,8 +32,7 @@ def create_app(tts: TTS, turn: Turn | None = None) -> FastAPI:
 
     @app.post("/say", response_class=Response, responses={200: {"content": {"audio/wav": {}}}})
     def say(request: SayRequest) -> Response:
-        with turn.take():
-            audio = tts.say(**request.model_dump())
+        audio = tts.say(**request.model_dump())
         headers = {"x-seed": str(audio.seed), "x-finish-reason": audio.finish_reason}
         return Response(audio.wav(), media_type="audio/wav", headers=headers)
 

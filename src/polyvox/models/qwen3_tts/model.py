@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from polyvox.models.protocol import ENDED, STILL, Cache
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, MIN_FRAMES, ModelConfig
 from polyvox.models.qwen3_tts.prompt import Prompt
 from polyvox.models.qwen3_tts.sampling import Noise, draw, keyed_noise, penalised
 from polyvox.models.qwen3_tts.talker import Talker
-from polyvox.models.protocol import ENDED, STILL, Cache
 
 # Past its text's budget a stream's end of speech gains this much logit with every frame.
 END_PRESSURE = 0.05

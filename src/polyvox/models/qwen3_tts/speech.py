@@ -11,7 +11,7 @@ from torch import Tensor
 from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import Cache, Prepared
 from polyvox.models.qwen3_tts.codec import CodecState
-from polyvox.models.qwen3_tts.model import Qwen3TTS, Slots
+from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.sampling import predictor_parameters, seed_words, talker_parameters
 from polyvox.models.qwen3_tts.text import GrowingText
@@ -125,42 +125,8 @@ class Speech:
         with torch.inference_mode():
             return self.model.text_rows([*ids, self.config.tts_eos_id] if last else ids)
 
-    # How it runs
-
-    def new_slots(self, count: int, text_rows: int, ring: int) -> Slots:
-        return self.model.new_slots(count, text_rows, ring)
-
-    def seat(self, rows: Slots, slot: int, prepared: Prepared) -> None:
-        own, device = prepared.own, self.device
-        rows.input[slot] = prepared.rows[-1]
-        rows.position[slot] = len(prepared.rows) - 1
-        rows.text_end[slot] = 0
-        rows.frame[slot] = rows.still[slot] = rows.segment[slot] = 0
-        rows.seen[slot] = False
-        rows.budget[slot] = own.likely
-        rows.talker_params[slot] = torch.tensor(talker_parameters(own.sampling), device=device)
-        rows.predictor_params[slot] = torch.tensor(predictor_parameters(own.sampling), device=device)
-        rows.key[slot] = torch.tensor(seed_words(own.seed), device=device)
-        for name, state in rows.codec.items():
-            state[slot] = 0 if own.warm is None else own.warm[name][0]
-        self.write_text(rows, slot, 0, prepared.text[: rows.text.shape[1]])
-
-    def write_text(self, rows: Slots, slot: int, start: int, text: Tensor) -> None:
-        ring = rows.text.shape[1]
-        places = torch.arange(start, start + len(text), device=self.device) % ring
-        rows.text[slot, places] = text
-        rows.text_end[slot] = start + len(text)
-
-    def prefill(
-        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int
-    ) -> None:
-        self.model.prefill(rows, slots, starts, counts, cache, span)
-
-    def frame(self, rows: Slots, slots: Tensor, cache: Cache, span: int) -> Tensor:
-        return self.model.frame(rows, slots, cache, span)
-
-    def decode(self, rows: Slots, slots: Tensor, first: Tensor, frames: int) -> Tensor:
-        return self.model.decode(rows, slots, first, frames)
+    def new_slots(self, count: int, text_rows: int, ring: int) -> "SpeechSlots":
+        return SpeechSlots(self.model, count, text_rows, ring)
 
     # What can be refused
 
@@ -227,3 +193,42 @@ class Speech:
             while len(self._warm) > VOICES_KEPT:
                 self._warm.popitem(last=False)
         return state
+
+
+class SpeechSlots:
+    """The model over a fixed number of slots; see protocol.py."""
+
+    def __init__(self, model: Qwen3TTS, count: int, text_rows: int, ring: int) -> None:
+        self.model = model
+        self.rows = model.new_slots(count, text_rows, ring)
+
+    def seat(self, slot: int, prepared: Prepared) -> None:
+        rows, own, device = self.rows, prepared.own, self.model.device
+        rows.input[slot] = prepared.rows[-1]
+        rows.position[slot] = len(prepared.rows) - 1
+        rows.frame[slot] = rows.still[slot] = rows.segment[slot] = 0
+        rows.seen[slot] = False
+        rows.budget[slot] = own.likely
+        rows.talker_params[slot] = torch.tensor(talker_parameters(own.sampling), device=device)
+        rows.predictor_params[slot] = torch.tensor(predictor_parameters(own.sampling), device=device)
+        rows.key[slot] = torch.tensor(seed_words(own.seed), device=device)
+        for name, state in rows.codec.items():
+            state[slot] = 0 if own.warm is None else own.warm[name][0]
+        self.write_text(slot, 0, prepared.text[: rows.text.shape[1]])
+
+    def write_text(self, slot: int, start: int, text: Tensor) -> None:
+        places = torch.arange(start, start + len(text), device=self.model.device) % self.rows.text.shape[1]
+        self.rows.text[slot, places] = text
+        self.rows.text_end[slot] = start + len(text)
+
+    def prefill(self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int) -> None:
+        self.model.prefill(rows, slots, starts, counts, cache, span)
+
+    def frame(self, slots: Tensor, cache: Cache, span: int) -> Tensor:
+        return self.model.frame(self.rows, slots, cache, span)
+
+    def decode(self, slots: Tensor, first: Tensor, frames: int) -> Tensor:
+        return self.model.decode(self.rows, slots, first, frames)
+
+    def poison(self, slot: int) -> None:
+        self.rows.poison(slot)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import TransformerConfig
 
+
 def widened(dtype: torch.dtype) -> torch.dtype:
     """The type of what the reference computes in float32 whatever the model's type; float64 stays as it is."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,441 @@
+"""The engine in a process: what it says, what it frees, what it survives."""
+
+import threading
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import Loaded
+from polyvox.audio.clip import Samples
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.interface import Chunk
+from polyvox.engine.local import LocalEngine
+from polyvox.engine.stream import LocalStream
+from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
+from polyvox.models.protocol import Prepared
+from polyvox.models.qwen3_tts.speech import Speech
+from polyvox.models.request import ClonedVoice, Request, Sampling
+
+PATIENCE = 60  # seconds that no test should need
+TEXTS = ("hello there", "the other assistant", "on and on it goes, the line", "a")
+
+
+@pytest.fixture(scope="module")
+def speech(loaded: Loaded) -> Speech:
+    return loaded("custom_voice", "float64").speech
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["at once", "one step late"])
+def engine(speech: Speech, request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
+    engine = LocalEngine(speech, EngineConfig(slots=3, queue=64, poison=True, ahead=request.param))
+    yield engine
+    engine.close()
+
+
+def spoken(stream: LocalStream) -> Samples:
+    """All samples of a stream, its chunks in order and its end told once."""
+    chunks = list(stream.chunks(PATIENCE))
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    return np.concatenate([chunk.samples for chunk in chunks])
+
+
+@cache
+def solo(speech: Speech, request: Request) -> Samples:
+    """What a request says alone on an engine that nobody else ever used."""
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        return spoken(engine.submit(request))
+    finally:
+        engine.close()
+
+
+def assert_all_free(engine: LocalEngine) -> None:
+    """Nothing is held, at the latest a step after the last stream's end."""
+    with engine.lock:
+        assert engine._work.wait_for(lambda: not engine._streams, PATIENCE)
+    stats = engine.stats()
+    assert stats["streams"] == stats["waiting"] == 0
+    assert stats["slots_free"] == engine.config.slots
+    assert stats["pages_free"] == engine.config.pages == engine.scheduler.pages_free
+    assert sorted(engine._stepper.free_slots) == list(range(engine.config.slots))
+    assert sorted(engine._stepper.free_pages) == list(range(1, engine.config.pages + 1))
+
+
+def request(text: str = TEXTS[0], voice: str = "serena", seed: int = 1, frames: int = 20, **more: Any) -> Request:
+    return Request(text, voice, "english", seed=seed, max_frames=frames, **more)
+
+
+REQUESTS = st.builds(
+    request,
+    text=st.sampled_from(TEXTS),
+    voice=st.sampled_from(["serena", "vivian"]),
+    seed=st.integers(0, 2),
+    frames=st.sampled_from([3, 9, 20]),
+    whole_file=st.booleans(),
+    sampling=st.sampled_from([None, Sampling(temperature=0, predictor_temperature=0)]),
+)
+FATES = st.sampled_from(["read", "read late", "cancel at once", "cancel after a chunk", "fail"])
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(crowd=st.lists(st.tuples(REQUESTS, FATES), min_size=1, max_size=10))
+def test_a_crowd_says_what_each_says_alone_and_leaves_nothing_behind(
+    crowd: list[tuple[Request, str]], engine: LocalEngine, speech: Speech
+) -> None:
+    failing: list[LocalStream] = []
+    rows = engine._stepper.rows
+    seat = rows.seat
+
+    def seat_or_fail(slot: int, prepared: Prepared) -> None:
+        if any(prepared is stream.prepared for stream in failing):
+            raise RuntimeError("injected")
+        seat(slot, prepared)
+
+    with mock.patch.object(rows, "seat", seat_or_fail):
+        with engine.lock:
+            streams = [engine.submit(asked) for asked, _ in crowd]
+            failing += [stream for stream, (_, fate) in zip(streams, crowd, strict=True) if fate == "fail"]
+        late = []
+        for stream, (asked, fate) in zip(streams, crowd, strict=True):
+            if fate == "cancel at once":
+                stream.cancel()
+            elif fate == "cancel after a chunk":
+                next(stream.chunks(PATIENCE))
+            elif fate == "fail":
+                with pytest.raises(StreamFailed, match="injected"):
+                    spoken(stream)
+            elif fate == "read late":
+                late.append((stream, asked))
+            else:
+                np.testing.assert_allclose(spoken(stream), solo(speech, asked), atol=1e-6)
+        for stream, asked in reversed(late):
+            np.testing.assert_allclose(spoken(stream), solo(speech, asked), atol=1e-6)
+    for stream, (_, fate) in zip(streams, crowd, strict=True):
+        wait_for_end(stream)
+        assert stream.result is not None
+        expected = {"read": ("stop", "length"), "read late": ("stop", "length"), "fail": ("error",)}
+        assert stream.result.finish_reason in expected.get(fate, ("cancelled", "stop", "length"))
+    assert_all_free(engine)
+
+
+def wait_for_end(stream: LocalStream) -> None:
+    with stream._engine.lock:
+        assert stream._ready.wait_for(lambda: stream.result is not None, PATIENCE)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(text=st.sampled_from(TEXTS[:3]), cuts=st.lists(st.integers(0, 27), max_size=6))
+def test_text_in_any_pieces_is_said_as_the_whole(
+    text: str, cuts: list[int], engine: LocalEngine, speech: Speech
+) -> None:
+    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(borders)]
+    stream = engine.submit(request(pieces[0], live=True, guard=False))
+    for piece in pieces[1:]:
+        stream.append(piece)
+    stream.finish_text()
+    whole = solo(speech, request(text, layout="streaming", guard=False))
+    np.testing.assert_allclose(spoken(stream), whole, atol=1e-6)
+    assert_all_free(engine)
+
+
+def test_waiting_for_text_is_not_an_underrun(speech: Speech) -> None:
+    """Speech stands still for ten seconds between two pieces of text, and nobody is to blame."""
+    text = "the other assistant, the other user, on and on"
+    now = [0.0]
+    engine = LocalEngine(speech, EngineConfig(slots=1), clock=lambda: now[0])
+    try:
+        stream = engine.submit(request("the other assist", live=True, guard=False, frames=30))
+        with engine.lock:
+            assert stream._ready.wait_for(lambda: stream.waiting_since is not None and stream.buffered, PATIENCE)
+            now[0] = 10.0
+        stream.append(text.removeprefix("the other assist"))
+        stream.finish_text()
+        whole = solo(speech, request(text, layout="streaming", guard=False, frames=30))
+        np.testing.assert_allclose(spoken(stream), whole, atol=1e-6)
+        assert stream.result is not None
+        assert stream.result.text_waits >= 1
+        assert stream.result.underruns == 0
+    finally:
+        engine.close()
+
+
+def test_a_live_stream_that_gets_no_text_is_ended(speech: Speech) -> None:
+    now = [0.0]
+    engine = LocalEngine(speech, EngineConfig(slots=1, text_seconds=5.0), clock=lambda: now[0])
+    try:
+        stream = engine.submit(request("the other assist", live=True, guard=False, frames=30))
+        with engine.lock:
+            assert stream._ready.wait_for(lambda: stream.waiting_since is not None and stream.buffered, PATIENCE)
+            now[0] = 6.0
+            engine.wake()
+        with pytest.raises(StreamFailed, match="no text came"):
+            spoken(stream)
+        assert len(spoken(engine.submit(request())))
+    finally:
+        engine.close()
+
+
+def test_text_may_come_as_rows_of_another_model(engine: LocalEngine, speech: Speech) -> None:
+    ids = speech.tokenizer.text(TEXTS[2])
+    stream = engine.submit(request("on and", live=True, guard=False))
+    given = len(speech.growing_text(stream.request).append("on and"))
+    stream.append_rows(speech.text_rows(ids[given:], last=True))
+    with engine.lock:
+        stream.text_open = False
+        engine.wake()
+    whole = solo(speech, request(TEXTS[2], layout="streaming", guard=False))
+    np.testing.assert_allclose(spoken(stream), whole, atol=1e-6)
+
+
+def test_text_is_refused_where_it_cannot_be_appended(engine: LocalEngine) -> None:
+    with pytest.raises(InvalidRequest, match="live"):
+        engine.submit(request()).append("more")
+    stream = engine.submit(request(live=True))
+    stream.finish_text()
+    stream.finish_text()
+    with pytest.raises(InvalidRequest, match="finish_text"):
+        stream.append("more")
+    spoken(stream)
+    empty = engine.submit(request("", live=True))
+    with pytest.raises(InvalidRequest, match="visible"):
+        empty.finish_text()
+    with pytest.raises(InvalidRequest, match="layout"):
+        engine.submit(request(live=True, layout="whole"))
+
+
+def test_a_slow_reader_pauses_only_its_own_stream(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=2, buffer_seconds=2.0, reader_seconds=PATIENCE))
+    try:
+        frames = 250  # 2 s are 1,000 frames of this tiny codec, so speak long
+        slow = engine.submit(request(seed=3, frames=frames, whole_file=True))
+        for seed in range(3):
+            quick = engine.submit(request(seed=seed, frames=frames))
+            np.testing.assert_allclose(spoken(quick), solo(speech, request(seed=seed, frames=frames)), atol=1e-6)
+        assert slow.buffered <= 2.0 * engine.sample_rate
+        assert len(spoken(slow))
+    finally:
+        engine.close()
+
+
+def test_a_reader_that_stops_is_ended_with_an_error(speech: Speech) -> None:
+    now = [0.0]
+    engine = LocalEngine(
+        speech, EngineConfig(slots=1, buffer_seconds=2.0, reader_seconds=5.0), clock=lambda: now[0]
+    )
+    try:
+        stream = engine.submit(request(frames=255, seed=3, sampling=Sampling(temperature=2.0)))
+        small = int(0.02 * engine.sample_rate)
+        with engine.lock:
+            object.__setattr__(engine.config, "buffer_seconds", small / engine.sample_rate)
+            assert stream._ready.wait_for(lambda: stream.full_since is not None or stream.result, PATIENCE)
+            assert stream.result is None
+            now[0] = 6.0
+            engine.wake()
+            assert stream._ready.wait_for(lambda: stream.result is not None, PATIENCE)
+        assert stream.result is not None
+        assert "nothing was read" in (stream.result.error or "")
+        with pytest.raises(StreamFailed):
+            spoken(stream)
+        other = engine.submit(request())
+        assert len(spoken(other))
+    finally:
+        engine.close()
+
+
+def test_a_full_engine_queues_then_refuses(speech: Speech) -> None:
+    now = [0.0]
+    config = EngineConfig(slots=1, queue=1, queue_seconds=5.0)
+    engine = LocalEngine(speech, config, clock=lambda: now[0])
+    try:
+        with engine.lock:
+            first = engine.submit(request("hello the", live=True, guard=False))
+            assert first._ready.wait_for(lambda: first.buffered or first.waiting_since is not None, PATIENCE)
+        next_up = engine.submit(request(seed=5))
+        with pytest.raises(Overloaded, match="full"):
+            engine.submit(request(seed=6))
+        with engine.lock:
+            now[0] = 6.0
+            engine.wake()
+            assert next_up._ready.wait_for(lambda: next_up.result is not None, PATIENCE)
+        assert "no place came free" in (next_up.result.error or "")  # type: ignore[union-attr]
+        first.cancel()
+        assert len(spoken(engine.submit(request(seed=6))))
+    finally:
+        engine.close()
+
+
+def test_speech_that_runs_on_is_ended(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        greedy = Sampling(temperature=0, predictor_temperature=0, repetition_penalty=1.0)
+        reasons = set()
+        for seed, text in enumerate(TEXTS):
+            stream = engine.submit(Request(text, "serena", seed=seed, sampling=greedy))
+            spoken(stream)
+            assert stream.result is not None
+            reasons.add(stream.result.finish_reason)
+        assert reasons <= {"stop", "runaway", "length"}
+        assert "runaway" in reasons
+    finally:
+        engine.close()
+
+
+def test_silence_before_the_first_sound_can_be_trimmed(loaded: Loaded) -> None:
+    speech = loaded("embedded", "float32").speech
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        asked = Request("Good morning.", "heart", seed=1)
+        whole = spoken(engine.submit(asked))
+        trimmed = spoken(engine.submit(Request("Good morning.", "heart", seed=1, trim_silence=True)))
+        cut = len(whole) - len(trimmed)
+        assert 0 < cut < speech.sample_rate
+        np.testing.assert_allclose(trimmed, whole[cut:], atol=1e-5)
+        assert np.abs(whole[: max(cut - 480, 0)]).max(initial=0) < 0.02
+    finally:
+        engine.close()
+
+
+def test_a_step_that_fails_ends_its_streams_and_nobody_else(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=2))
+    rows = engine._stepper.rows
+    try:
+        with (
+            mock.patch.object(rows, "decode", side_effect=RuntimeError("injected")),
+            pytest.raises(StreamFailed, match="injected"),
+        ):
+            spoken(engine.submit(request()))
+        np.testing.assert_allclose(spoken(engine.submit(request())), solo(speech, request()), atol=1e-6)
+        assert_all_free(engine)
+    finally:
+        engine.close()
+
+
+def test_closing_under_load_ends_everything(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=3))
+    streams = [engine.submit(request(seed=i, frames=255)) for i in range(6)]
+    engine.close()
+    engine.close()
+    assert not engine._thread.is_alive()
+    for stream in streams:
+        assert stream.result is not None
+    with pytest.raises(EngineDown):
+        engine.submit(request())
+    assert_all_free(engine)
+
+
+def test_a_thousand_cancelled_streams_leave_memory_flat(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=3, queue=2000))
+    try:
+        for _ in range(10):
+            streams = [engine.submit(request(seed=i)) for i in range(100)]
+            for stream in streams:
+                stream.cancel()
+            for stream in streams:
+                wait_for_end(stream)
+        assert_all_free(engine)
+        assert not engine._streams
+        assert not engine._leaving
+        assert not engine._flights
+        assert engine.stats()["finished_cancelled"] + engine.stats().get("finished_stop", 0) >= 990
+    finally:
+        engine.close()
+
+
+def test_an_abandoned_reader_frees_its_slot(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        for chunk in engine.submit(request(frames=255, seed=3)).chunks(PATIENCE):
+            assert isinstance(chunk, Chunk)
+            break
+        assert len(spoken(engine.submit(request())))
+        assert_all_free(engine)
+    finally:
+        engine.close()
+
+
+def test_a_callback_that_throws_costs_only_its_own_stream(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=2))
+    called = threading.Event()
+
+    def throw(_: LocalStream) -> None:
+        called.set()
+        raise RuntimeError("reader")
+
+    try:
+        bad = engine.submit(request(frames=255, seed=3), on_ready=throw)
+        np.testing.assert_allclose(spoken(engine.submit(request())), solo(speech, request()), atol=1e-6)
+        assert called.wait(PATIENCE)
+        wait_for_end(bad)
+        assert bad.result is not None
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"slots": 0}, "1 or more"),
+        ({"context": 16}, "256"),
+        ({"buffer_seconds": 0.1}, "2 or more"),
+        ({"ahead": 2}, "0 or 1"),
+    ],
+)
+def test_an_impossible_configuration_is_refused_with_what_mends_it(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        EngineConfig(**change).check()
+
+
+def test_a_prompt_larger_than_a_step_is_read_in_parts(speech: Speech) -> None:
+    """Four long prompts at once, each longer than what one step reads."""
+    engine = LocalEngine(speech, EngineConfig(slots=4, context=2048))
+    try:
+        asked = [request("the other assistant " * 40, seed=i, frames=5) for i in range(4)]
+        with engine.lock:
+            object.__setattr__(engine.scheduler.limits, "prefill_rows", 37)
+            streams = [engine.submit(one) for one in asked]
+        for stream, one in zip(streams, asked, strict=True):
+            np.testing.assert_allclose(spoken(stream), solo(speech, one), atol=1e-6)
+    finally:
+        engine.close()
+
+
+def test_a_cloned_voice_is_prepared_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    speech = loaded("base", "float64").speech
+    codes = np.random.default_rng(1).integers(0, 64, (9, 6))
+    voice = ClonedVoice(np.zeros(speech.hidden_size, np.float32), codes, "hello")
+    calls: list[int] = []
+    forward = speech.model.codec.forward
+
+    def counted(codes: torch.Tensor, state: Any) -> Any:
+        calls.append(codes.shape[1])
+        return forward(codes, state)
+
+    monkeypatch.setattr(speech.model.codec, "forward", counted)
+    for _ in range(3):
+        speech.prepare(Request("hello", voice, seed=1))
+    assert calls == [9]
+
+
+def test_a_run_can_be_seen_in_a_trace(speech: Speech, tmp_path: Any) -> None:
+    import json
+
+    path = tmp_path / "trace.json"
+    engine = LocalEngine(speech, EngineConfig(slots=2, trace=str(path)))
+    spoken(engine.submit(request()))
+    engine.close()
+    events = json.loads(path.read_text())["traceEvents"]
+    steps = [event for event in events if event["name"] == "step"]
+    assert sum(event["args"]["batch"] for event in steps) >= 20
+    assert {"prefill_rows", "codec_frames", "waiting"} <= steps[0]["args"].keys()
+    (stream,) = [event for event in events if event["name"].startswith("stream")]
+    assert stream["args"]["finish_reason"] in ("stop", "length")

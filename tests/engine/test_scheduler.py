@@ -1,0 +1,531 @@
+"""The scheduler's arithmetic, on a clock that the tests set."""
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from polyvox.engine.scheduler import CHUNKS, FOLLOW, CostModel, Limits, Plan, Scheduler, Track
+from polyvox.errors import Overloaded
+
+FRAME = 0.08
+LIMITS = Limits(frame_seconds=FRAME, slots=64, pages=4096, page_size=16, ring=64, queue=8, queue_seconds=2.0)
+# Like a large GPU: 10 ms for any step, 0.05 ms for each stream in it.
+GPU = CostModel(step=0.006, stream=2.2e-5, prefill_row=1.2e-5, codec=0.0039, codec_frame=3e-5)
+
+
+def scheduler(cost: CostModel = GPU, **changes: Any) -> Scheduler:
+    return Scheduler(replace(LIMITS, **changes), replace(cost))
+
+
+_ids = iter(range(1, 1_000_000))
+
+
+def track(arrived: float = 0.0, prompt_rows: int = 1, max_frames: int = 500, **fields: Any) -> Track:
+    return Track(next(_ids), arrived, prompt_rows, max_frames, **fields)
+
+
+def playing(lead: float, now: float = 10.0, **fields: Any) -> Track:
+    """A stream in the middle of speech that has so much lead at `now`, and everything made is given."""
+    values: dict[str, Any] = {"made": 20, "started": 20, "decoded": 20, "first_audio": 0.0, "given": now + lead}
+    return track(**(values | fields))
+
+
+def let_in(engine: Scheduler, *tracks: Track, now: float = 0.0) -> None:
+    for one in tracks:
+        engine.offer(one, now)
+        admitted, _ = engine.admit(now)
+        assert admitted == [one]
+
+
+def running(*tracks: Track, cost: CostModel = GPU, **changes: Any) -> Scheduler:
+    """A scheduler in which these run, whatever the door would have said."""
+    engine = scheduler(cost, **changes)
+    for one in tracks:
+        engine.running.append(one)
+        engine._count(one, 1)
+    return engine
+
+
+# Order
+
+
+def test_starting_streams_go_first_then_the_nearest_deadline_then_files() -> None:
+    new, newer = track(arrived=1.0), track(arrived=2.0)
+    near, far, file = playing(0.1), playing(2.0), track(arrived=0.0, live=False)
+    plan = running(file, far, newer, near, new).plan(10.0)
+    assert plan.frame == (new, newer, near, far, file)
+
+
+def test_a_full_batch_takes_those_with_the_nearest_deadlines() -> None:
+    leads = [1.5, 0.2, 0.9, 0.3, 2.5]
+    tracks = [playing(lead) for lead in leads]
+    plan = running(*tracks, batch=2).plan(10.0)
+    assert plan.frame == (tracks[1], tracks[3])
+
+
+def test_a_prompt_that_is_complete_makes_its_first_frame_in_the_same_step() -> None:
+    new = track(prompt_rows=30)
+    plan = running(new).plan(0.0)
+    assert plan.prefill == ((new, 29),)
+    assert plan.frame == (new,)
+
+
+def test_a_prompt_longer_than_a_step_takes_several_and_no_frame_before_its_end() -> None:
+    new, engine = track(prompt_rows=1000), None
+    engine = running(new)
+    plan = engine.plan(0.0)
+    assert plan == Plan(prefill=((new, 512),))
+    new.prefilled = 512
+    assert engine.plan(0.1) == Plan(prefill=((new, 487),), frame=(new,))
+
+
+# The lead cap and files
+
+
+@given(leads=st.lists(st.floats(0.01, 60), min_size=1, max_size=20), files=st.integers(0, 5))
+def test_the_lead_cap_never_idles_and_leaves_out_nobody_below_it(leads: list[float], files: int) -> None:
+    tracks = [playing(lead) for lead in leads] + [track(live=False) for _ in range(files)]
+    chosen = running(*tracks).plan(10.0).frame
+    assert chosen
+    if min(leads) >= LIMITS.urgent:  # nobody is in a hurry: everybody runs
+        assert set(chosen) == set(tracks)
+    assert {one for one in tracks if one.lead(10.0) < LIMITS.lead_cap} <= set(chosen)
+
+
+def test_streams_beyond_the_cap_rest_while_another_starts_on_a_machine_that_feels_them() -> None:
+    slow = CostModel(step=0.01, stream=0.005, prefill_row=1e-4, codec=0.004, codec_frame=0.005)
+    new, far = track(), [playing(10.0) for _ in range(5)]
+    engine = running(new, *far, cost=slow)
+    chosen = engine.plan(10.0).frame
+    assert chosen[0] is new
+    assert len(chosen) < 6
+    new.first_audio, new.given = 9.0, 4.0
+    assert len(engine.plan(10.0).frame) == 6
+
+
+def test_one_stream_on_an_idle_engine_runs_in_every_step_to_its_end() -> None:
+    one, engine, now = track(max_frames=300), scheduler(), 0.0
+    let_in(engine, one)
+    steps = 0
+    while one.decoded < 300:
+        plan = engine.plan(now)
+        assert plan.frame == ((one,) if one.started < 300 else ())
+        now, steps = now + 0.01, steps + 1
+        one.made = one.started
+        one.started += len(plan.frame)
+        one.ended = one.made == 300
+        for _, frames in plan.codec:
+            one.decoded += frames
+            engine.gave(one, frames, now)
+    assert steps < 310
+    assert one.underruns == 0
+
+
+@given(
+    leads=st.lists(st.floats(0.02, 5), min_size=1, max_size=30),
+    files=st.integers(1, 30),
+    waiting=st.integers(0, 16),
+    rows=st.integers(0, 400),
+)
+def test_files_never_take_the_place_of_a_live_stream_nor_its_time(
+    leads: list[float], files: int, waiting: int, rows: int
+) -> None:
+    def streams() -> list[Track]:
+        return [playing(lead, made=20 + i % 3, started=23) for i, lead in enumerate(leads)]
+
+    live, alone = streams(), streams()
+    others = [
+        track(live=False, prompt_rows=1 + rows * (i % 2), made=waiting, started=waiting) for i in range(files)
+    ]
+    with_files, without = running(*others, *live, batch=16), running(*alone, batch=16)
+    plan, bare = with_files.plan(10.0), without.plan(10.0)
+    assert [live.index(one) for one in plan.frame if one.live] == [alone.index(one) for one in bare.frame]
+    assert {live.index(one) for one, _ in plan.codec if one.live} == {alone.index(one) for one, _ in bare.codec}
+    # What they add fits the lead of the stream that is nearest to its deadline, or is nothing.
+    cost = GPU.seconds(*plan.sizes())
+    assert cost <= max(GPU.seconds(*bare.sizes()) + 2e-5, min(leads) / 3, LIMITS.frame_seconds / 3)
+
+
+# Prefill
+
+
+@given(lead=st.floats(0.1, 1.0), prompts=st.lists(st.integers(2, 3000), min_size=1, max_size=20))
+def test_a_burst_of_long_prompts_delays_nobody(lead: float, prompts: list[int]) -> None:
+    slow_rows = replace(GPU, prefill_row=0.001)
+    plan = running(playing(lead), *(track(prompt_rows=rows) for rows in prompts), cost=slow_rows).plan(10.0)
+    assert plan.prefill
+    assert slow_rows.seconds(*plan.sizes()) < max(lead / 2, 0.03)
+
+
+def test_prompts_get_on_even_where_every_stream_is_late() -> None:
+    engine = running(*(playing(0.01) for _ in range(60)), track(prompt_rows=400))
+    assert engine.plan(10.0).prefill
+
+
+def test_live_prompts_go_before_those_of_files() -> None:
+    file, live = track(arrived=0, prompt_rows=300, live=False), track(arrived=1, prompt_rows=300)
+    assert running(file, live).plan(2.0).prefill == ((live, 299), (file, 213))
+
+
+# The door
+
+
+def test_requests_are_let_in_in_the_order_they_came_and_live_ones_before_files() -> None:
+    engine = scheduler()
+    tracks = [track(live=live) for live in (False, True, False, True)]
+    for one in tracks:
+        engine.offer(one, 0.0)
+    admitted, expired = engine.admit(0.5)
+    assert admitted == [tracks[1], tracks[3], tracks[0], tracks[2]]
+    assert expired == []
+    assert all(one.admitted == 0.5 for one in tracks)
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
+    engine = scheduler(slots=1, queue=3)
+    let_in(engine, track())
+    for _ in range(3):
+        engine.offer(track(), 5.0)
+    with pytest.raises(Overloaded, match="queue is full") as error:
+        engine.offer(track(), 5.0)
+    assert 1.0 <= error.value.retry_after <= 5.0
+    assert len(engine.waiting) == 3
+
+
+def test_without_a_queue_a_free_place_is_still_given() -> None:
+    engine = scheduler(queue=0, slots=1)
+    let_in(engine, track())
+    with pytest.raises(Overloaded):
+        engine.offer(track(), 0.0)
+
+
+def test_a_request_that_waited_too_long_is_given_up() -> None:
+    engine = scheduler(slots=1)
+    let_in(engine, track())
+    late = track(arrived=1.0)
+    engine.offer(late, 1.0)
+    assert engine.admit(2.9) == ([], [])
+    assert engine.admit(3.1) == ([], [late])
+    assert not engine.waiting
+
+
+def test_a_request_larger_than_the_memory_is_refused_for_good() -> None:
+    with pytest.raises(Overloaded, match="more memory") as error:
+        scheduler(pages=4).offer(track(max_frames=100), 0.0)
+    assert error.value.retry_after == 0
+
+
+def test_files_leave_half_of_the_engine_and_of_the_queue_to_live_streams() -> None:
+    engine = scheduler(slots=4, queue=4)
+    for _ in range(4):
+        engine.offer(track(live=False), 0.0)
+    assert len(engine.admit(0.0)[0]) == 2
+    with pytest.raises(Overloaded):
+        engine.offer(track(live=False), 0.0)
+    let_in(engine, track(), track())
+
+
+def test_a_burst_on_an_idle_engine_is_not_refused_for_the_length_of_the_queue() -> None:
+    engine = scheduler(slots=64, queue=2)
+    for _ in range(66):
+        engine.offer(track(), 0.0)
+    with pytest.raises(Overloaded):
+        engine.offer(track(), 0.0)
+    assert len(engine.admit(0.0)[0]) == 64
+
+
+def test_a_stream_waits_at_the_door_while_others_are_about_to_run_dry() -> None:
+    late, new = playing(0.05), track(arrived=10.0)
+    engine = running(late)
+    engine.offer(new, 10.0)
+    assert engine.admit(10.0) == ([], [])
+    late.given += 1.0
+    assert engine.admit(10.0) == ([new], [])
+
+
+def test_capacity_is_what_can_be_kept_fed() -> None:
+    engine = scheduler(slots=10_000, batch=10_000)
+    streams = engine.capacity()
+    assert GPU.seconds(streams, 0, streams) <= FRAME * LIMITS.headroom < GPU.seconds(streams + 1, 0, streams + 1)
+
+
+@given(
+    factor=st.floats(1.0, 20.0),
+    field=st.sampled_from(["step", "stream", "codec", "codec_frame"]),
+    batch=st.integers(1, 600),
+)
+def test_a_slower_machine_has_less_capacity_and_a_larger_batch_more(factor: float, field: str, batch: int) -> None:
+    slower = replace(GPU, **{field: getattr(GPU, field) * factor})
+    many = {"slots": 5000, "batch": batch}
+    assert 1 <= scheduler(slower, **many).capacity() <= scheduler(**many).capacity()
+    assert scheduler(slots=5000, batch=batch + 1).capacity() >= scheduler(**many).capacity()
+    assert scheduler(slots=batch).capacity() <= batch
+
+
+def test_streams_beyond_capacity_wait() -> None:
+    slow = CostModel(step=0.02, stream=0.005, prefill_row=1e-4, codec=0.01, codec_frame=0.005)
+    engine = scheduler(slow, queue=20)
+    for _ in range(10):
+        engine.offer(track(), 0.0)
+    assert len(engine.admit(0.0)[0]) == engine.capacity() == 4
+
+
+# The cost model
+
+
+def test_the_cost_model_learns_a_slower_machine_and_forgives_a_stall() -> None:
+    engine = running(*(playing(1.0) for _ in range(40)), slots=5000)
+    before, plan = engine.capacity(), engine.plan(10.0)
+    expected = GPU.seconds(*plan.sizes())
+    engine.observe(plan, expected * 50)
+    assert engine.capacity() > before * 0.95
+    for _ in range(400):
+        engine.observe(plan, expected * 1.5)
+    assert engine.cost.seconds(*plan.sizes()) == pytest.approx(expected * 1.5, rel=0.01)
+    for _ in range(400):
+        engine.observe(plan, expected)
+    assert engine.cost.seconds(*plan.sizes()) == pytest.approx(expected, rel=0.01)
+
+
+def test_small_quick_steps_promise_nothing_about_full_ones() -> None:
+    cost = replace(GPU)
+    for _ in range(2000):
+        cost.observe(1, 0, 1, 1, 0.5 * GPU.seconds(1, 0, 1))
+    assert cost.seconds(1, 0, 1) == pytest.approx(0.5 * GPU.seconds(1, 0, 1), rel=0.01)
+    assert cost.growing > 0.99
+
+
+@given(st.lists(st.tuples(st.integers(0, 600), st.integers(0, 600), st.integers(0, 600), st.floats(0, 1e3))))
+def test_no_measurement_breaks_the_cost_model(steps: list[tuple[int, int, int, float]]) -> None:
+    cost = replace(GPU)
+    for streams, rows, frames, seconds in steps:
+        cost.observe(streams, rows, frames, 1, seconds)
+    assert 0.2 <= cost.fixed <= 10
+    assert 0.2 <= cost.growing <= 10
+
+
+def test_prompts_and_codec_calls_count_in_the_capacity() -> None:
+    engine = scheduler(slots=5000)
+    before = engine.capacity()
+    streams = tuple(playing(1.0) for _ in range(512))
+    plan = Plan(((streams[0], 500),), streams, tuple((one, 1 + one.id % 2) for one in streams))
+    for _ in range(int(3 / FOLLOW)):
+        engine.observe(plan, engine.cost.seconds(*plan.sizes()))
+    assert engine.capacity() < before * 0.9
+
+
+# Chunks
+
+
+def test_chunks_grow_with_the_lead_from_a_small_first_one() -> None:
+    engine = scheduler()
+    assert engine.chunk(track(first_chunk=2), 0.0) == 2
+    sizes = [engine.chunk(playing(lead / 10), 10.0) for lead in range(60)]
+    assert sizes == sorted(sizes)
+    assert set(sizes) == set(CHUNKS)
+    assert engine.chunk(track(live=False), 0.0) == CHUNKS[-1]
+
+
+def test_a_chunk_waits_until_it_is_whole_and_the_end_is_flushed_at_once() -> None:
+    one = playing(1.0, made=23, started=25)  # 3 of the 4 frames that its lead asks for
+    engine = running(one)
+    assert engine.plan(10.0).codec == ()
+    one.ended = True
+    assert engine.plan(10.0).codec == ((one, 2),)
+    one.decoded += 2
+    assert engine.plan(10.0).codec == ((one, 1),)
+
+
+def test_a_stream_without_text_gives_what_it_has() -> None:
+    one = playing(1.0, made=21, started=21, text_frames=21)
+    assert running(one).plan(10.0).codec == ((one, 1),)
+
+
+@given(ring=st.integers(2, 40), first_chunk=st.integers(1, 16), live=st.booleans(), room=st.integers(1, 20))
+def test_no_ring_buffer_or_first_chunk_stops_a_stream(ring: int, first_chunk: int, live: bool, room: int) -> None:
+    """Frames are known a step late, and the reader takes a frame each step: the stream still comes to its end."""
+    one = track(max_frames=50, first_chunk=first_chunk, live=live, room=room)
+    engine, now = running(one, ring=ring), 0.0
+    for _ in range(600):
+        plan = engine.plan(now)
+        now += 0.01
+        one.made = one.started
+        one.started += len(plan.frame)
+        one.ended = one.made == 50
+        one.room = min(one.room + 1, room)
+        for _, frames in plan.codec:
+            assert frames in CHUNKS
+            one.decoded += frames
+            one.room -= frames
+            assert one.room >= 0
+            engine.gave(one, frames, now)
+    assert one.decoded == 50
+
+
+def test_a_crowd_is_decoded_in_few_calls() -> None:
+    many = [playing(0.2 + 0.01 * i, made=21 + i % 7, started=30) for i in range(500)]
+    plan = running(*many, slots=600).plan(10.0)
+    assert plan.sizes()[3] <= 2
+    assert plan.sizes()[2] >= 400
+
+
+# Deadlines
+
+
+def test_a_late_chunk_is_an_underrun_and_moves_the_deadline() -> None:
+    one, engine = track(), scheduler()
+    engine.gave(one, 2, 1.0)
+    assert (one.first_audio, one.deadline, one.lead(1.1)) == (1.0, 1.16, pytest.approx(0.06))
+    engine.gave(one, 1, 1.15)
+    assert one.underruns == 0
+    engine.gave(one, 1, 1.5)
+    assert one.underruns == 1
+    assert one.deadline == pytest.approx(1.58)
+
+
+def test_a_file_has_no_deadline() -> None:
+    one, engine = track(live=False), scheduler()
+    engine.gave(one, 1, 1.0)
+    engine.gave(one, 1, 100.0)
+    assert one.underruns == 0
+    assert one.lead(1000.0) == inf
+
+
+def test_waiting_for_text_is_not_an_underrun_and_does_not_hurry_others() -> None:
+    one = playing(0.1, text_frames=20)
+    engine = running(one, playing(1.0))
+    alone = running(playing(1.0)).plan(15.0)
+    assert len(engine.plan(15.0).frame) == len(alone.frame)  # 5 s of silence
+    assert one.lead(15.0) == 0.0
+    one.text_frames = 40  # text comes: like a start
+    plan = engine.plan(15.0)
+    assert plan.frame[0] is one
+    one.started, one.made, one.decoded = 22, 22, 21
+    engine.gave(one, 1, 15.2)
+    assert one.underruns == 0
+    assert one.deadline == pytest.approx(15.28)
+    one.decoded = 22
+    engine.gave(one, 1, 15.5)  # from here on it is the engine's again
+    assert one.underruns == 1
+
+
+def test_frames_made_before_the_text_ran_out_are_still_due() -> None:
+    one = playing(0.1, made=22, started=22, text_frames=22)
+    engine = running(one)
+    engine.plan(10.0)
+    one.decoded = 22
+    engine.gave(one, 2, 10.5)
+    assert one.underruns == 1
+
+
+def test_a_reader_that_stops_is_not_an_underrun() -> None:
+    one = playing(0.1, made=24, started=24, room=0)
+    engine = running(one)
+    assert engine.plan(13.0).codec == ()
+    one.room = 25
+    assert engine.plan(13.0).codec == ((one, 4),)
+    one.decoded = 24
+    engine.gave(one, 4, 13.1)
+    assert one.underruns == 0
+    assert one.lead(13.1) == pytest.approx(0.32)
+
+
+def test_a_reader_with_a_full_buffer_keeps_the_lead_that_it_has() -> None:
+    one = playing(2.0, made=24, started=24, room=0)
+    engine = running(one)
+    engine.plan(10.0)
+    assert one.lead(10.0) == pytest.approx(2.0)
+    assert not one.starts(10.0)
+
+
+def test_a_reader_that_stopped_makes_a_few_frames_ahead_and_then_rests() -> None:
+    one = playing(2.0, room=0)
+    engine, steps = running(one), 0
+    while engine.plan(10.0).frame:
+        one.started += 1
+        one.made = one.started
+        steps += 1
+    assert steps == CHUNKS[-1]
+
+
+# Accounts
+
+
+class Door(RuleBasedStateMachine):
+    """Requests come, run, end and are given up in any order: slots and pages always add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = scheduler(slots=5, pages=60, queue=4, queue_seconds=1.0)
+        self.now = 0.0
+        self.inside: list[Track] = []
+
+    @rule(rows=st.integers(1, 300), frames=st.integers(1, 800), live=st.booleans())
+    def offer(self, rows: int, frames: int, live: bool) -> None:
+        one = track(self.now, rows, frames, live=live)
+        waiting = len(self.engine.waiting)
+        try:
+            self.engine.offer(one, self.now)
+            self.inside.append(one)
+        except Overloaded:
+            assert len(self.engine.waiting) == waiting
+
+    @rule()
+    def admit(self) -> None:
+        admitted, expired = self.engine.admit(self.now)
+        assert all(self.now - one.arrived <= 1.0 for one in admitted)
+        assert all(self.now - one.arrived > 1.0 for one in expired)
+        self.inside = [one for one in self.inside if one not in expired]
+
+    @rule(seconds=st.floats(0.001, 2.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def step(self) -> None:
+        plan = self.engine.plan(self.now)
+        assert plan or not any(not one.ended or one.decoded < one.made for one in self.engine.running)
+        assert len(plan.frame) == len(set(plan.frame))
+        self.now += 0.01
+        for one, rows in plan.prefill:
+            assert 0 < rows <= one.prompt_left
+            one.prefilled += rows
+        for one in plan.frame:
+            assert one.prompt_left == 0
+            one.started += 1
+            one.made += 1
+        for one, frames in plan.codec:
+            one.decoded += frames
+            assert one.decoded <= one.made
+            self.engine.gave(one, frames, self.now)
+        for one in self.engine.running:
+            one.ended = one.made == one.max_frames
+        self.engine.observe(plan, 0.01)
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.inside))
+        self.engine.release(one)
+        self.engine.release(one)  # a second time does nothing
+        self.inside.remove(one)
+
+    @invariant()
+    def accounts_add_up(self) -> None:
+        engine = self.engine
+        assert set(engine.running) | set(engine.waiting) == set(self.inside)
+        assert len(engine.running) + len(engine.waiting) == len(self.inside)
+        assert len(engine.running) <= 5
+        assert len(engine.waiting) <= 4 + 5  # some may be on their way to free places
+        assert engine.pages_free == 60 - sum(engine.pages(one) for one in engine.running) >= 0
+        assert engine.files == sum(not one.live for one in engine.running)
+        assert engine.file_pages == sum(engine.pages(one) for one in engine.running if not one.live)
+
+
+TestDoor = Door.TestCase
+TestDoor.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
