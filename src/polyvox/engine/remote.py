@@ -27,8 +27,8 @@ GIVEN_UP_SECONDS = 60.0  # for a person to have looked at it
 class RemoteStream:
     """A request that the engine's process has taken."""
 
-    def __init__(self, session: "_Session", id: int, request: Request, on_ready: "OnReady | None") -> None:
-        self._session, self._id, self._on_ready = session, id, on_ready
+    def __init__(self, connection: "_Connection", id: int, request: Request, on_ready: "OnReady | None") -> None:
+        self._connection, self._id, self._on_ready = connection, id, on_ready
         self._text_open = request.live
         self._arrived = threading.Condition()  # guards all that follows
         self._chunks: deque[Chunk] = deque()  # never more than the stream's credit, and its end
@@ -56,23 +56,23 @@ class RemoteStream:
         with self._arrived:
             taken = [self._chunks.popleft() for _ in range(min(most, len(self._chunks)))]
         if taken:
-            self._session.return_credit(self._id, len(taken))
+            self._connection.return_credit(self._id, len(taken))
         return taken
 
     def append(self, text: str) -> None:
         """Does not wait for the engine: a text that it cannot take ends the stream with an error that says why."""
         if not self._text_open:
             raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
-        self._session.send(wire.Append(self._id, text))
+        self._connection.send(wire.Append(self._id, text))
 
     def finish_text(self) -> None:
         if self._text_open:
             self._text_open = False
-            self._session.send(wire.Append(self._id, None))
+            self._connection.send(wire.Append(self._id, None))
 
     def cancel(self) -> None:
         if self.result is None:
-            self._session.send(wire.Cancel(self._id))
+            self._connection.send(wire.Cancel(self._id))
 
     # The receiving thread's
 
@@ -102,7 +102,7 @@ class RemoteStream:
 OnReady = Callable[[RemoteStream], None]
 
 
-class _Session:
+class _Connection:
     """One connection, from the handshake to its end, and the streams that live and die with it."""
 
     def __init__(self, door: wire.Door, credit: int, timeout: float, down: Callable[[], EngineDown]) -> None:
@@ -248,7 +248,7 @@ class RemoteEngine:
         self.sample_rate = door.sample_rate
         self._door, self._credit, self._timeout = door, credit, timeout
         self._closed = threading.Event()
-        self._session = self._connect()
+        self._connection = self._connect()
         self._thread = threading.Thread(target=self._stay_connected, name="polyvox-remote-engine", daemon=True)
         self._thread.start()
 
@@ -261,17 +261,17 @@ class RemoteEngine:
     def close(self) -> None:
         """Ends this server's streams and its connection, not the engine's process."""
         self._closed.set()
-        session = self._session
-        if session is not None:
-            session.shutdown()
+        connection = self._connection
+        if connection is not None:
+            connection.shutdown()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _live(self) -> _Session:
-        session = self._session
-        if session is None or self._closed.is_set():
+    def _live(self) -> _Connection:
+        connection = self._connection
+        if connection is None or self._closed.is_set():
             raise self._down()
-        return session
+        return connection
 
     def _down(self) -> EngineDown:
         if self._closed.is_set() or not self._door.folder.exists():
@@ -281,26 +281,26 @@ class RemoteEngine:
         seconds = max(1.0, self._door.start_seconds)
         return EngineDown(f"the engine is being started again; come back in {seconds:.0f} s", seconds)
 
-    def _connect(self) -> _Session | None:
+    def _connect(self) -> _Connection | None:
         try:
-            return _Session(self._door, self._credit, self._timeout, self._down)
+            return _Connection(self._door, self._credit, self._timeout, self._down)
         except (EOFError, OSError) as error:
             log.debug("the engine does not answer: %r", error)
             return None
 
     def _stay_connected(self) -> None:
         while not self._closed.is_set():
-            if (session := self._session) is not None:
-                session.receive()
-                self._session = None
+            if (connection := self._connection) is not None:
+                connection.receive()
+                self._connection = None
                 lost = Result("error", 0, "the engine's process ended before this stream did")
-                session.end(Result("cancelled", 0) if self._closed.is_set() else lost)
+                connection.end(Result("cancelled", 0) if self._closed.is_set() else lost)
             elif self._door.folder.exists() and not self._door.notice.exists():
-                self._session = self._connect()
-                if self._session is None:
+                self._connection = self._connect()
+                if self._connection is None:
                     self._closed.wait(RECONNECT_SECONDS)
             else:
                 return  # it will not come back
-        if self._session is not None:
-            self._session.end(Result("cancelled", 0))
-            self._session = None
+        if self._connection is not None:
+            self._connection.end(Result("cancelled", 0))
+            self._connection = None
