@@ -76,7 +76,7 @@ def test_a_prompt_that_is_complete_makes_its_first_frame_in_the_same_step() -> N
 
 
 def test_a_prompt_longer_than_a_step_takes_several_and_no_frame_before_its_end() -> None:
-    new, engine = track(prompt_rows=1000), None
+    new = track(prompt_rows=1000)
     engine = running(new)
     plan = engine.plan(0.0)
     assert plan == Plan(prefill=((new, 512),))
@@ -144,7 +144,11 @@ def test_files_never_take_the_place_of_a_live_stream_nor_its_time(
     ]
     with_files, without = running(*others, *live, batch=16), running(*alone, batch=16)
     plan, bare = with_files.plan(10.0), without.plan(10.0)
-    assert [live.index(one) for one in plan.frame if one.live] == [alone.index(one) for one in bare.frame]
+
+    def near(tracks: list[Track], frame: tuple[Track, ...]) -> list[int]:
+        return [tracks.index(one) for one in frame if one.live and one.lead(10.0) < LIMITS.lead_cap]
+
+    assert near(live, plan.frame) == near(alone, bare.frame)
     assert {live.index(one) for one, _ in plan.codec if one.live} == {alone.index(one) for one, _ in bare.codec}
     # What they add fits the lead of the stream that is nearest to its deadline, or is nothing.
     cost = GPU.seconds(*plan.sizes())
@@ -261,9 +265,9 @@ def test_capacity_is_what_can_be_kept_fed() -> None:
 )
 def test_a_slower_machine_has_less_capacity_and_a_larger_batch_more(factor: float, field: str, batch: int) -> None:
     slower = replace(GPU, **{field: getattr(GPU, field) * factor})
-    many = {"slots": 5000, "batch": batch}
-    assert 1 <= scheduler(slower, **many).capacity() <= scheduler(**many).capacity()
-    assert scheduler(slots=5000, batch=batch + 1).capacity() >= scheduler(**many).capacity()
+    before = scheduler(slots=5000, batch=batch).capacity()
+    assert 1 <= scheduler(slower, slots=5000, batch=batch).capacity() <= before
+    assert scheduler(slots=5000, batch=batch + 1).capacity() >= before
     assert scheduler(slots=batch).capacity() <= batch
 
 
@@ -380,7 +384,9 @@ def test_a_crowd_is_decoded_in_few_calls() -> None:
 def test_a_late_chunk_is_an_underrun_and_moves_the_deadline() -> None:
     one, engine = track(), scheduler()
     engine.gave(one, 2, 1.0)
-    assert (one.first_audio, one.deadline, one.lead(1.1)) == (1.0, 1.16, pytest.approx(0.06))
+    assert one.first_audio == 1.0
+    assert one.deadline == pytest.approx(1.16)
+    assert one.lead(1.1) == pytest.approx(0.06)
     engine.gave(one, 1, 1.15)
     assert one.underruns == 0
     engine.gave(one, 1, 1.5)

@@ -297,7 +297,7 @@ class Scheduler:
         prefill = self._prefill(prompts, budget, free, all_live - spent)
         complete = [track for track, rows in prefill if rows == track.prompt_left and track.text_frames > 0]
         ready += [(_need(track, now), track.arrived, track.id, track) for track in complete]
-        spent += cost.seconds(1, sum(rows for _, rows in prefill), 0)
+        spent += cost.fixed * cost.step + cost.seconds(0, sum(rows for _, rows in prefill), 0)
         count = max(pressing + len(complete), least, self._streams_in(budget - spent))
         if pressing or prefill:  # those far ahead and files fill only what a quick step leaves
             behind += sum(track.live for track in complete)

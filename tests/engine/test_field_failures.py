@@ -1,0 +1,166 @@
+"""Failures that other engines met in the field, each as a test that the mistake would not pass.
+
+The hand-off to other processes has its own (test_process.py): a dead, stopped or throwing consumer, a list instead of an
+array, a connector left open. Silent broadcasting of the embedding sum is in tests/models/test_model.py.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import Loaded
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.local import LocalEngine
+from polyvox.engine.step import TEXT_ROWS
+from polyvox.models.qwen3_tts.speech import Speech
+from polyvox.models.request import Request
+from test_local import PATIENCE, assert_all_free, request, solo, spoken
+
+
+@pytest.fixture(scope="module")
+def speech(loaded: Loaded) -> Speech:
+    return loaded("custom_voice", "float64").speech
+
+
+def test_a_small_batch_after_a_large_one_reads_nothing_of_it(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=4, poison=True))
+    try:
+        for stream in [engine.submit(request(voice="vivian", seed=i, frames=9)) for i in range(4)]:
+            spoken(stream)
+        for _ in range(2):
+            np.testing.assert_allclose(spoken(engine.submit(request())), solo(speech, request()), atol=1e-6)
+    finally:
+        engine.close()
+
+
+def test_poison_is_found_out_where_something_is_read_before_it_is_written(speech: Speech) -> None:
+    """The switch itself works: a seat that forgets to clear the codec's past is heard."""
+    engine = LocalEngine(speech, EngineConfig(slots=1, poison=True))
+    rows = engine._stepper.rows
+    seat = rows.seat
+
+    def forgetful(slot: int, prepared: object) -> None:
+        before = {name: state[slot].clone() for name, state in rows.rows.codec.items()}  # type: ignore[attr-defined]
+        seat(slot, prepared)  # type: ignore[arg-type]
+        for name, state in rows.rows.codec.items():  # type: ignore[attr-defined]
+            state[slot] = before[name]
+
+    try:
+        rows.seat = forgetful  # type: ignore[method-assign]
+        assert np.isnan(spoken(engine.submit(request()))).any()
+    finally:
+        engine.close()
+
+
+def test_a_wake_up_between_append_and_wait_is_not_lost(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=2))
+    words = "the other assistant, the other user, on and on it goes ".split(" ")
+    asked = request(" ".join(words), layout="streaming", guard=False, frames=30)
+
+    def feed(stream: object) -> None:
+        for word in words[1:]:
+            stream.append(" " + word)  # type: ignore[attr-defined]
+        stream.finish_text()  # type: ignore[attr-defined]
+
+    try:
+        for _ in range(5):
+            stream = engine.submit(request(words[0], live=True, guard=False, frames=30))
+            feeder = threading.Thread(target=feed, args=(stream,))
+            feeder.start()
+            np.testing.assert_allclose(spoken(stream), solo(speech, asked), atol=1e-6)
+            feeder.join(PATIENCE)
+            assert not feeder.is_alive()
+    finally:
+        engine.close()
+
+
+def test_text_that_was_read_is_not_kept_alive(speech: Speech) -> None:
+    """Rows that wait for room are a tensor of their own, not a window on all of the text."""
+    engine = LocalEngine(speech, EngineConfig(slots=1, context=4096))
+    try:
+        long = "a b " * 400
+        with engine.lock:
+            stream = engine.submit(request(long, layout="streaming", guard=False, frames=250))
+            assert stream._ready.wait_for(lambda: stream.buffered, PATIENCE)
+            rows = stream.text
+            assert 0 < len(rows) <= len(speech.tokenizer.text(long)) - TEXT_ROWS
+            assert rows.untyped_storage().nbytes() == rows.numel() * rows.element_size()
+        stream.cancel()
+        assert_all_free(engine)
+        assert stream.text.numel() == 0
+        assert stream.prepared is None
+    finally:
+        engine.close()
+
+
+def test_a_text_longer_than_a_slots_memory_is_read_to_its_end(speech: Speech) -> None:
+    """More rows than the ring holds: they follow the frames, and the ring's old rows are not read again."""
+    engine = LocalEngine(speech, EngineConfig(slots=1, context=4096))
+    try:
+        long = request("a b " * 200, layout="streaming", guard=False, frames=255, seed=2)
+        first = spoken(engine.submit(long))
+        roomy = speech.new_slots  # the same with a ring that holds all of it
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(speech, "new_slots", lambda count, _rows, ring: roomy(count, 1024, ring))
+            patch.setattr("polyvox.engine.step.TEXT_ROWS", 1024)
+            other = LocalEngine(speech, EngineConfig(slots=1, context=4096))
+        np.testing.assert_allclose(spoken(other.submit(long)), first, atol=1e-6)
+        other.close()
+    finally:
+        engine.close()
+
+
+def test_the_end_is_told_where_no_sample_is_left(speech: Speech) -> None:
+    """Every length of speech, also those that end with a chunk, has one final chunk and all of its samples."""
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        for frames in range(1, 20):
+            asked = request(frames=frames, seed=2)
+            samples = spoken(engine.submit(asked))
+            assert len(samples) <= frames * speech.samples_per_frame
+            assert len(samples) % speech.samples_per_frame == 0
+    finally:
+        engine.close()
+
+
+def test_a_long_prompt_does_not_keep_others_waiting_for_ever(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=4, context=2048))
+    try:
+        with engine.lock:
+            object.__setattr__(engine.scheduler.limits, "prefill_rows", 16)
+            asked = [request("the other assistant " * 30, seed=i, frames=4) for i in range(3)] + [request()]
+            streams = [engine.submit(one) for one in asked]
+        for stream, one in zip(streams, asked, strict=True):
+            np.testing.assert_allclose(spoken(stream), solo(speech, one), atol=1e-6)
+    finally:
+        engine.close()
+
+
+def test_float32_in_a_crowd_is_float32_alone_or_differs_at_a_close_draw(loaded: Loaded) -> None:
+    """Level (b): another batch rounds otherwise, so codes may part only where two scores nearly tie."""
+    speech = loaded("custom_voice", "float32").speech
+    engine = LocalEngine(speech, EngineConfig(slots=4))
+    try:
+        asked = [request(text, voice, seed) for text in ("hello there", "a") for voice in ("serena", "vivian") for seed in (1, 2)]
+        alone = [solo(speech, one) for one in asked]
+        streams = [engine.submit(one) for one in asked]
+        parted = 0
+        for stream, expected in zip(streams, alone, strict=True):
+            samples = spoken(stream)
+            parted += samples.shape != expected.shape or not np.allclose(samples, expected, atol=1e-4)
+        assert parted == 0, f"{parted} of {len(asked)} streams parted: measure the margins of their draws"
+    finally:
+        engine.close()
+
+
+def test_rows_are_refused_where_text_is_not_open(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        stream = engine.submit(Request("hello", "serena", seed=1, max_frames=3))
+        with pytest.raises(Exception, match="live"):
+            stream.append_rows(torch.zeros(1, speech.hidden_size))
+        spoken(stream)
+    finally:
+        engine.close()
