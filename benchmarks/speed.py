@@ -94,9 +94,7 @@ def out(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", default="embedded", help="embedded, 0.6B or 1.7B (random weights), or a checkpoint"
-    )
+    parser.add_argument("--model", default="embedded", help="embedded, 0.6B or 1.7B (random weights), or a checkpoint")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", default="1,4", help="batch sizes, with commas")
@@ -110,9 +108,7 @@ def main() -> None:
     else:
         tts = load(None if options.model == "embedded" else options.model, options.device, options.dtype)
         model = tts.speech.model
-    name = (
-        torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    )
+    name = torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     out(f"{options.model}, {model.talker.codec_head.weight.dtype}, {name}, torch {torch.__version__}")
     table(model, batches, options.context, options.repeats)
     if model.device.type == "cuda":

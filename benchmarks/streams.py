@@ -95,7 +95,8 @@ def main() -> None:
             p95 = firsts[min(len(firsts) - 1, int(0.95 * len(firsts)))]
             sys.stdout.write(
                 f"{count:>7}  {statistics.median(firsts) * 1e3:>15.0f}  {p95 * 1e3:>8.0f}  "
-                f"{heard.underruns:>4} of {heard.finished:<4} {heard.longest_gap * 1e3:>10.0f}  {heard.audio / took:>14.2f}\n"
+                f"{heard.underruns:>4} of {heard.finished:<4} {heard.longest_gap * 1e3:>10.0f}  "
+                f"{heard.audio / took:>14.2f}\n"
             )
             sys.stdout.flush()
 

@@ -59,9 +59,7 @@ def test_a_command_of_the_documentation_runs(command: str, environment: dict[str
 
 @pytest.mark.parametrize("text", [text for _, text in blocks("python")])
 def test_a_snippet_of_the_documentation_runs(text: str, environment: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "morning.wav").exists()
 

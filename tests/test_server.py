@@ -68,9 +68,7 @@ def test_a_full_engine_says_when_to_come_back() -> None:
 def test_requests_at_the_same_time_get_their_own_speech(client: TestClient, embedded: TTS) -> None:
     alone = {voice: embedded.say("Hello.", voice, seed=5).seconds for voice in embedded.voices}
     with ThreadPoolExecutor(4) as pool:
-        jobs = [
-            (v, pool.submit(client.post, "/say", json={"text": "Hello.", "voice": v})) for v in embedded.voices * 2
-        ]
+        jobs = [(v, pool.submit(client.post, "/say", json={"text": "Hello.", "voice": v})) for v in embedded.voices * 2]
         for voice, job in jobs:
             with wave.open(io.BytesIO(job.result().content)) as file:
                 assert file.getnframes() / file.getframerate() == pytest.approx(alone[voice], abs=0.01)

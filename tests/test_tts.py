@@ -60,9 +60,7 @@ def test_a_stream_gives_the_samples_of_say_in_small_chunks_first(embedded: TTS) 
     np.testing.assert_allclose(stream.audio(chunks).samples, whole.samples, atol=1e-5)
 
 
-def test_the_first_chunk_comes_before_the_speech_is_finished(
-    embedded: TTS, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_chunk_comes_before_the_speech_is_finished(embedded: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
     made = recorded_frames(embedded.speech.model, monkeypatch)
     stream = embedded.stream(TEXT)
     first = next(iter(stream))
@@ -140,9 +138,7 @@ def test_a_cloned_voice_speaks_with_and_without_its_recording(loaded: Loaded) ->
     assert not np.array_equal(vector_only.samples, in_context.samples)
 
 
-def test_a_recording_warms_the_codec_and_is_cut_off_exactly(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_warms_the_codec_and_is_cut_off_exactly(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """The speech after a recording is what decoding both together gives after the recording's last sample."""
     tts = loaded("base", "float64")
     voice = cloned(tts, 12)

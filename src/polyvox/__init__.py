@@ -1,10 +1,15 @@
 """Polyvox: a streaming speech engine for Qwen3-TTS checkpoints."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from polyvox.audio import Audio
-from polyvox.engine.config import EngineConfig
 from polyvox.errors import CheckpointError, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import ClonedVoice, Request, Sampling
-from polyvox.tts import TTS, Stream, load
+
+if TYPE_CHECKING:
+    from polyvox.engine.config import EngineConfig
+    from polyvox.tts import TTS, Stream, load
 
 __version__ = "0.1.0"
 
@@ -23,3 +28,12 @@ __all__ = [
     "StreamFailed",
     "load",
 ]
+
+# These need torch, which takes a second or more to import; a server process that only talks to an engine does not.
+_LATE = {"TTS": "tts", "Stream": "tts", "load": "tts", "EngineConfig": "engine.config"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module 'polyvox' has no attribute {name!r}")
+    return getattr(import_module(f"polyvox.{_LATE[name]}"), name)

@@ -100,9 +100,7 @@ class FakeStream:
 class FakeEngine:
     """Steps all of its streams at once, no faster than once in step_seconds."""
 
-    def __init__(
-        self, step_seconds: float = 0.0, close_seconds: float = 0.0, sample_rate: int = SAMPLE_RATE
-    ) -> None:
+    def __init__(self, step_seconds: float = 0.0, close_seconds: float = 0.0, sample_rate: int = SAMPLE_RATE) -> None:
         self.sample_rate = sample_rate
         self.work = threading.Condition()  # guards all that follows
         self.made: Counter[str] = Counter()
@@ -114,7 +112,7 @@ class FakeEngine:
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, *, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+    def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
         voice = request.voice
         if isinstance(voice, ClonedVoice) and not (
             isinstance(voice.vector, np.ndarray) and isinstance(voice.codes, np.ndarray)

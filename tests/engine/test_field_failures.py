@@ -1,7 +1,7 @@
 """Failures that other engines met in the field, each as a test that the mistake would not pass.
 
-The hand-off to other processes has its own (test_process.py): a dead, stopped or throwing consumer, a list instead of an
-array, a connector left open. Silent broadcasting of the embedding sum is in tests/models/test_model.py.
+The hand-off to other processes has its own (test_process.py): a dead, stopped or throwing consumer, a list instead
+of an array, a connector left open. Silent broadcasting of the embedding sum is in tests/models/test_model.py.
 """
 
 import threading
@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from conftest import Loaded
+from engine.speaking import PATIENCE, assert_all_free, request, solo, spoken
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
 from polyvox.engine.step import TEXT_ROWS
 from polyvox.models.qwen3_tts.speech import Speech
 from polyvox.models.request import Request
-from test_local import PATIENCE, assert_all_free, request, solo, spoken
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_poison_is_found_out_where_something_is_read_before_it_is_written(speech
 
 def test_a_wake_up_between_append_and_wait_is_not_lost(speech: Speech) -> None:
     engine = LocalEngine(speech, EngineConfig(slots=2))
-    words = "the other assistant, the other user, on and on it goes ".split(" ")
+    words = ["the", "other", "assistant,", "the", "other", "user,", "on", "and", "on", "it", "goes", ""]
     asked = request(" ".join(words), layout="streaming", guard=False, frames=30)
 
     def feed(stream: object) -> None:
@@ -143,7 +143,12 @@ def test_float32_in_a_crowd_is_float32_alone_or_differs_at_a_close_draw(loaded: 
     speech = loaded("custom_voice", "float32").speech
     engine = LocalEngine(speech, EngineConfig(slots=4))
     try:
-        asked = [request(text, voice, seed) for text in ("hello there", "a") for voice in ("serena", "vivian") for seed in (1, 2)]
+        asked = [
+            request(text, voice, seed)
+            for text in ("hello there", "a")
+            for voice in ("serena", "vivian")
+            for seed in (1, 2)
+        ]
         alone = [solo(speech, one) for one in asked]
         streams = [engine.submit(one) for one in asked]
         parted = 0

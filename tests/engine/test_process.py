@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import polyvox
 from engine.fake_engine import (
     BUFFER,
     CHUNK_SAMPLES,
@@ -38,22 +37,6 @@ SPAWN = multiprocessing.get_context("spawn")
 TIMEOUT = 20.0  # of any wait: long, as none is meant to come to its end
 PATIENCE = 1.5  # of the shared process, so that a server that stands still is let go soon
 RING = 40 * CHUNK_SAMPLES
-
-
-@pytest.fixture(scope="module", autouse=True)
-def light_children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Processes that are started here skip the package's own imports: a fake engine needs no PyTorch."""
-    folder = tmp_path_factory.mktemp("light")
-    package = {"name": "polyvox", "path": str(Path(polyvox.__file__).parent)}
-    (folder / "sitecustomize.py").write_text(
-        "import sys, types\n"
-        "package = types.ModuleType({name!r})\n"
-        "package.__path__ = [{path!r}]\n"
-        "sys.modules[{name!r}] = package\n".format(**package)
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -306,9 +289,7 @@ def test_a_reader_whose_callback_throws_loses_its_stream_and_nobody_elses(
     assert "the client has gone" in caplog.text
 
 
-def test_a_server_that_takes_nothing_is_let_go_and_delays_nobody(
-    process: EngineProcess, engine: RemoteEngine
-) -> None:
+def test_a_server_that_takes_nothing_is_let_go_and_delays_nobody(process: EngineProcess, engine: RemoteEngine) -> None:
     stuck, ring = wire.knock(process.door, patience=1.0)
     for seed in range(2000, 2010):
         stuck.send(wire.Submit(seed, request(seed, chunks=1_000_000), credit=8))  # 80 chunks for a ring of 40

@@ -139,9 +139,7 @@ def test_files_never_take_the_place_of_a_live_stream_nor_its_time(
         return [playing(lead, made=20 + i % 3, started=23) for i, lead in enumerate(leads)]
 
     live, alone = streams(), streams()
-    others = [
-        track(live=False, prompt_rows=1 + rows * (i % 2), made=waiting, started=waiting) for i in range(files)
-    ]
+    others = [track(live=False, prompt_rows=1 + rows * (i % 2), made=waiting, started=waiting) for i in range(files)]
     with_files, without = running(*others, *live, batch=16), running(*alone, batch=16)
     plan, bare = with_files.plan(10.0), without.plan(10.0)
 

@@ -55,9 +55,7 @@ def test_sizes_come_from_the_files() -> None:
         ("1.7B", "voice_design", 404, 1_916_676_352),
     ],
 )
-def test_the_published_models_have_the_published_tensors(
-    size: Any, kind: Kind, tensors: int, elements: int
-) -> None:
+def test_the_published_models_have_the_published_tensors(size: Any, kind: Kind, tensors: int, elements: int) -> None:
     config = parse_config(*published_files(size, kind).values())
     model = empty_model(config, torch.device("meta"), torch.bfloat16)
     talker, decoder = file_tensors(model.talker), file_tensors(model.codec)
@@ -168,9 +166,7 @@ def leaves(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     return [path]
 
 
-JUNK = (
-    st.none() | st.booleans() | st.integers(-5, 10**7) | st.floats() | st.text(max_size=5) | st.lists(st.integers())
-)
+JUNK = st.none() | st.booleans() | st.integers(-5, 10**7) | st.floats() | st.text(max_size=5) | st.lists(st.integers())
 
 
 @settings(max_examples=2000)

@@ -76,9 +76,7 @@ def test_the_references_are_shorter_than_as_long_as_and_longer_than_the_text(loa
         utterance = CASE[f"base-{name}-streaming"].utterances[0]
         assert utterance.reference is not None
         text_rows = (
-            len(tts.speech.tokenizer.text(utterance.reference[0]))
-            + len(tts.speech.tokenizer.text(utterance.text))
-            + 1
+            len(tts.speech.tokenizer.text(utterance.reference[0])) + len(tts.speech.tokenizer.text(utterance.text)) + 1
         )
         compared.append(np.sign(utterance.reference[1] + 1 - text_rows))
     assert compared == [-1, 0, 1]
@@ -172,9 +170,7 @@ def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]
 
 
 @pytest.mark.parametrize(("name", "rule", "spoil"), list(spoiled_models()))
-def test_a_spoiled_model_is_found(
-    name: str, rule: str, spoil: AbstractContextManager[object], loaded: Loaded
-) -> None:
+def test_a_spoiled_model_is_found(name: str, rule: str, spoil: AbstractContextManager[object], loaded: Loaded) -> None:
     case, expected = CASE[name], golden(name, "float32")
     with spoil:
         assert not same_codes(run(loaded(case.checkpoint, "float32"), case, expected), expected), rule

@@ -21,9 +21,7 @@ def test_rows_are_as_many_as_the_layout_says(
     text: list[int], layout: Layout, named: bool, auto: bool, instructions: list[int]
 ) -> None:
     speaker = "serena" if named else None
-    prompt = build_prompt(
-        CUSTOM, ROLE, text, layout, "auto" if auto else "english", speaker, instructions=instructions
-    )
+    prompt = build_prompt(CUSTOM, ROLE, text, layout, "auto" if auto else "english", speaker, instructions=instructions)
     head = 9 - auto - (not named) + len(instructions)
     assert len(prompt) == head + (len(text) + 2 if layout == "whole" else 1)
     assert_nothing_is_lost(prompt, [*instructions, *ROLE, *text])

@@ -1,6 +1,6 @@
 """What the server, the bench and Python users see of an engine, whether it runs in their process or in its own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +52,9 @@ class Stream(Protocol):
         seconds.
         """
 
+    def take(self, most: int, /) -> list[Chunk]:
+        """At most so many of the chunks that are there, without waiting; for whoever is told by on_ready."""
+
     def append(self, text: str) -> None:
         """More text for a live request."""
 
@@ -63,12 +66,18 @@ class Stream(Protocol):
 
 
 class Engine(Protocol):
-    sample_rate: int
+    @property
+    def sample_rate(self) -> int: ...
 
-    def submit(self, request: Request) -> Stream:
-        """Takes a request, or raises InvalidRequest or Overloaded at once."""
+    def submit(self, request: Request, on_ready: Callable[[Stream], None] | None = None) -> Stream:
+        """Takes a request, or raises InvalidRequest or Overloaded at once.
 
-    def stats(self) -> dict[str, float]: ...
+        on_ready is called, from a thread of the engine's, when the stream has new chunks and when it has its
+        result. Raises EngineDown where the engine cannot take anything.
+        """
+
+    def stats(self) -> dict[str, float]:
+        """Counts since the start, and how things stand."""
 
     def close(self) -> None:
         """Ends all streams and leaves nothing running; any number of times."""

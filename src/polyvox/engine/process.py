@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from polyvox.engine import wire
-from polyvox.engine.interface import Chunk, Result, Stream
+from polyvox.engine.interface import Engine, Result, Stream
 from polyvox.engine.ring import Pcm, Ring, to_pcm
 from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.request import Request
@@ -30,30 +29,6 @@ from polyvox.models.request import Request
 log = logging.getLogger(__name__)
 
 SUBMITTERS = 4  # requests of one server that may be prepared at once
-
-
-class TakenStream(Stream, Protocol):
-    """A stream that is emptied by whoever hears that it is ready."""
-
-    def take(self, most: int, /) -> list[Chunk]:
-        """At most so many of the chunks that are there, without waiting."""
-
-
-class HostedEngine(Protocol):
-    """What can be run in a process of its own."""
-
-    @property
-    def sample_rate(self) -> int: ...
-
-    def submit(self, request: Request, *, on_ready: Callable[[TakenStream], None]) -> TakenStream:
-        """on_ready is called from the engine's thread when the stream has new chunks, and when it has its result.
-
-        Raises EngineDown where the engine is broken for good; its process then ends, and is started again.
-        """
-
-    def stats(self) -> dict[str, float]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +48,19 @@ class _Delivery:
     """A stream on its way to a server."""
 
     credit: int
-    stream: TakenStream | None = None  # None until the engine has taken the request
+    stream: Stream | None = None  # None until the engine has taken the request
     final: bool = False
 
 
 class ServerLink:
     """One server: its streams, its ring, its credits; all of them are released when it goes."""
 
-    def __init__(self, engine: HostedEngine, line: wire.Wire, ring: Ring, patience: float) -> None:
+    def __init__(self, engine: Engine, line: wire.Wire, ring: Ring, patience: float) -> None:
         self._engine, self._wire, self._ring, self._patience = engine, line, ring, patience
         self._news = threading.Condition()  # guards all that follows; the engine is never called under it
         self._closing = False
         self._deliveries: dict[int, _Delivery] = {}
-        self._ready: dict[int, TakenStream] = {}
+        self._ready: dict[int, Stream] = {}
         self._replies: dict[int, wire.Reply] = {}
         self._heard = time.monotonic()  # when the ring was last empty or last emptied
         # Only the sender's: what was taken from streams and is not yet in the ring.
@@ -148,7 +123,7 @@ class ServerLink:
             case _:
                 raise TypeError(f"a message of an unknown kind: {type(message).__name__}")
 
-    def _change(self, stream: TakenStream, message: wire.Append | wire.Cancel) -> None:
+    def _change(self, stream: Stream, message: wire.Append | wire.Cancel) -> None:
         try:
             match message:
                 case wire.Cancel():
@@ -197,7 +172,7 @@ class ServerLink:
 
     # Notes for the sending thread
 
-    def _note(self, id: int, stream: TakenStream) -> None:
+    def _note(self, id: int, stream: Stream) -> None:
         with self._news:
             delivery = self._deliveries.get(id)
             if delivery is not None and delivery.stream is not None:
@@ -217,7 +192,7 @@ class ServerLink:
             while self._await_news():
                 with self._news:
                     replies, self._replies = self._replies, {}
-                    ready: dict[int, TakenStream] = {}
+                    ready: dict[int, Stream] = {}
                     if not self._held:
                         ready, self._ready = self._ready, {}
                 for id, stream in ready.items():
@@ -246,7 +221,7 @@ class ServerLink:
                 self._news.wait(left if outstanding else None)
             return False
 
-    def _collect(self, id: int, stream: TakenStream) -> None:
+    def _collect(self, id: int, stream: Stream) -> None:
         """Takes what a stream has, as far as its reader's credit goes, and its end when nothing is left."""
         with self._news:
             delivery = self._deliveries.get(id)
@@ -298,7 +273,7 @@ def _refusal(error: Exception) -> wire.Refusal:
     return wire.Refusal.of(PolyvoxError(f"the engine failed at this request: {type(error).__name__}: {error}"))
 
 
-def host(factory: Callable[[], HostedEngine], folder: Path, hosting: Hosting, lifeline: Connection) -> None:
+def host(factory: Callable[[], Engine], folder: Path, hosting: Hosting, lifeline: Connection) -> None:
     """The life of the process: builds the engine, lets servers in, ends when the lifeline does.
 
     The lifeline first hears the engine's sample rate, or why there is none.

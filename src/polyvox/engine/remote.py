@@ -252,7 +252,7 @@ class RemoteEngine:
         self._thread = threading.Thread(target=self._stay_connected, name="polyvox-remote-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, *, on_ready: OnReady | None = None) -> RemoteStream:
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> RemoteStream:
         return self._live().submit(request, on_ready)
 
     def stats(self) -> dict[str, float]:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from polyvox.engine.process import HostedEngine, Hosting, host
+from polyvox.engine.interface import Engine
+from polyvox.engine.process import Hosting, host
 from polyvox.engine.wire import Door
 from polyvox.errors import EngineDown
 
@@ -32,7 +33,7 @@ class EngineProcess:
 
     def __init__(
         self,
-        factory: Callable[[], HostedEngine],
+        factory: Callable[[], Engine],
         hosting: Hosting | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -142,9 +143,7 @@ class EngineProcess:
 
     def _give_up(self, reason: str) -> None:
         times = f"{self._hosting.failures} times in {self._hosting.window:g} s"
-        text = (
-            f"the engine failed {times} and is not started again ({reason}); see its log, then start Polyvox anew"
-        )
+        text = f"the engine failed {times} and is not started again ({reason}); see its log, then start Polyvox anew"
         log.error("%s", text)
         draft = self._folder / "given-up.draft"
         draft.write_text(text)

@@ -279,9 +279,7 @@ def _dialects(fields: _Fields, languages: Mapping[str, int], speakers: Mapping[s
         if dialect is False:
             continue
         if speaker.lower() not in speakers or dialect not in list(languages):
-            raise fields.unsupported(
-                f"spk_is_dialect.{speaker}", dialect, "false or a language of codec_language_id"
-            )
+            raise fields.unsupported(f"spk_is_dialect.{speaker}", dialect, "false or a language of codec_language_id")
         dialects[speaker.lower()] = dialect
     return dialects
 

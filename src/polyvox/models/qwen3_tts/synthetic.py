@@ -285,8 +285,7 @@ def _tokenizer_files() -> dict[str, Any]:
     vocabulary = _vocabulary()
     plain = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     added = {
-        str(len(vocabulary) + i): {"content": name, "special": True, **plain}
-        for i, name in enumerate(SPECIAL_TOKENS)
+        str(len(vocabulary) + i): {"content": name, "special": True, **plain} for i, name in enumerate(SPECIAL_TOKENS)
     }
     return {
         "vocab.json": vocabulary,
