@@ -289,7 +289,8 @@ class Scheduler:
                 chunks.append((need, track.id, track))
         least, budget = self._budget(sorted(leads))
         pressing = sum(entry[0] < limits.urgent for entry in ready)
-        sized = self._sized(sorted(chunks), bool(pressing or prompts), now)
+        busy = pressing > 0 or any(track.live for track in prompts)
+        sized = self._sized(sorted(chunks), busy, now)
         behind = sum(entry[0] < limits.lead_cap for entry in ready)
         all_live = budget - cost.seconds(max(behind, least), 0, 0) if behind else inf  # leave so much to files
         codec, spent = self._codec(sized, budget - cost.seconds(least, 0, 0), all_live)
@@ -299,7 +300,7 @@ class Scheduler:
         ready += [(_need(track, now), track.arrived, track.id, track) for track in complete]
         spent += cost.fixed * cost.step + cost.seconds(0, sum(rows for _, rows in prefill), 0)
         count = max(pressing + len(complete), least, self._streams_in(budget - spent))
-        if pressing or prefill:  # those far ahead and files fill only what a quick step leaves
+        if busy:  # those far ahead and files fill only what a quick step leaves
             behind += sum(track.live for track in complete)
             count = min(count, max(behind, self._streams_in(QUICK * limits.frame_seconds - spent)))
         frame = [entry[3] for entry in sorted(ready)[: min(count, limits.batch)]]
