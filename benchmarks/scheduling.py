@@ -121,7 +121,8 @@ def traffic(load: float, streams: int, seed: int, warm_up: float = WARM_UP) -> l
     """Poisson arrivals at a share of capacity: those of the warm-up, and as many more as asked for."""
     draw = random.Random(seed)
     rate = load * capacity() / (mean_frames() * FRAME)
-    now, found = 0.0, []
+    now = 0.0
+    found: list[Utterance] = []
     while len(found) < streams or found[-streams].arrived < warm_up:
         now += draw.expovariate(rate)
         found.append(utterance(draw, now))

@@ -369,6 +369,12 @@ def test_no_ring_buffer_or_first_chunk_stops_a_stream(ring: int, first_chunk: in
     assert one.decoded == 50
 
 
+def test_a_file_with_a_small_buffer_gets_on_while_others_start() -> None:
+    file = track(live=False, made=20, started=20, decoded=4, room=8)
+    new = track(prompt_rows=100)
+    assert running(file, new).plan(0.0).codec == ((file, 8),)
+
+
 def test_a_crowd_is_decoded_in_few_calls() -> None:
     many = [playing(0.2 + 0.01 * i, made=21 + i % 7, started=30) for i in range(500)]
     plan = running(*many, slots=600).plan(10.0)

@@ -312,7 +312,7 @@ class Scheduler:
         self.cost.observe(streams, rows, frames, calls, seconds)
         self.calls += FOLLOW * (calls - self.calls)
         # Weighed by its streams, so that many rows beside few frames count for what they are.
-        weight = FOLLOW * streams / self.limits.batch
+        weight = FOLLOW * streams / min(self.limits.batch, self.limits.slots)
         self.rows += weight * (rows / max(streams, 1) - self.rows)
 
     def gave(self, track: Track, frames: float, now: float) -> None:
@@ -437,7 +437,7 @@ class Scheduler:
                 if need >= self.limits.urgent and easy[size] < worth and not urgent[size]:
                     if track.ended:  # its place is wanted: it goes with others
                         size = max((other for other in CHUNKS if other <= size and urgent[other]), default=size)
-                    elif size < self.longest:
+                    elif size < min(self.longest, _whole(track.room)):
                         continue
                 chosen.append((track, size))
         return chosen
