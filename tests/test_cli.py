@@ -1,9 +1,11 @@
+import shutil
 import subprocess
 import sys
 import wave
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from polyvox.cli import main
 
@@ -51,12 +53,19 @@ def test_say_writes_to_a_pipe() -> None:
         (["say", "x" * 100_000], 2, "10,000 characters"),
         (["say", "hi", "--seed", "-1"], 2, "seed: -1"),
         (["say", "hi", "-o", "a.mp3"], 2, "ends in .wav"),
-        (["say", "hi", "-o", "nowhere/a.wav"], 2, "No such file or directory"),
+        (["say", "hi", "-o", "nowhere/a.wav"], 2, "a folder that is there"),
+        (["say", "hi", "--voice", "[/]"], 2, "voice: '[/]'"),
+        (["say", "hi", "--voice", "[bold]x"], 2, "voice: '[bold]x'"),
         (["say", "hi", "--model", "nowhere"], 1, "neither a folder nor a hub id"),
         (["say", "hi", "--model", "."], 1, "config.json is missing"),
         (["say", "hi", "--device", "tpu"], 2, "device: 'tpu'"),
         (["say", "hi", "--dtype", "int4"], 2, "dtype: 'int4'"),
-        (["serve", "--host", "256.0.0.1"], 2, "port: "),
+        (["serve", "--host", "256.0.0.1"], 2, "host: '256.0.0.1'"),
+        (["serve", "--host", "192.0.2.1"], 2, "address: '192.0.2.1:8000'"),
+        (["say", "hi", "--model", "a--b/c"], 1, "neither a folder nor a hub id"),
+        (["say", "hi", "--model", "~nobody123/x"], 1, "neither a folder nor a hub id"),
+        (["say", "hi", "--model", "foo/.."], 1, "neither a folder nor a hub id"),
+        (["say", "hi", "--model", ""], 1, "neither a folder nor a hub id"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -74,6 +83,40 @@ def test_a_mistake_is_one_sentence(
     assert told in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["corrupt weights", "another model", "NaN weights"])
+def test_a_checkpoint_that_cannot_be_used_is_one_sentence(
+    damage: str,
+    checkpoints: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(checkpoints / "custom_voice", tmp_path / "checkpoint")
+    weights = folder / "model.safetensors"
+    if damage == "corrupt weights":
+        weights.write_bytes(weights.read_bytes()[:1000])
+        told = "model.safetensors is damaged"
+    elif damage == "another model":
+        (folder / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+        told = 'config.json: model_type is "llama"; supported is "qwen3_tts"'
+    else:
+        tensors = load_file(weights)
+        tensors["talker.model.norm.weight"][3] = float("nan")
+        save_file(tensors, weights)
+        told = "talker.model.norm.weight holds NaN"
+    assert polyvox(monkeypatch, "say", "hi", "-o", str(tmp_path / "a.wav"), "--model", str(folder)) == 1
+    assert told in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_full_disk_is_told() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "polyvox", "say", "Hello.", "-o", "-"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_command_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,13 +41,24 @@ def test_a_text_comes_back_as_the_wav_that_say_gives(client: TestClient, embedde
         ({"text": "hi", "pitch": 2}, 422, "pitch"),
         ({"text": "hi", "seed": "x"}, 422, "seed"),
         ({}, 422, "text"),
-        ([], 422, "dictionary"),
+        ({"text": "hi", "seed": "7"}, 422, "seed"),
+        ({"text": "hi", "seed": True}, 422, "seed"),
+        ([], 422, "body"),
     ],
 )
 def test_bad_input_is_named(body: object, status: int, told: str, client: TestClient) -> None:
     response = client.post("/say", json=body)
     assert response.status_code == status
     assert told in response.text
+
+
+@pytest.mark.parametrize(
+    "body", ['{"text": "hi", "seed": NaN}', '{"text": "hi", "\\ud800": 1}', "{", '{"text": "\\ud800"}']
+)
+def test_what_cannot_be_echoed_is_still_refused_politely(body: str, client: TestClient) -> None:
+    response = client.post("/say", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert response.json()["error"]["message"]
 
 
 def test_the_root_tells_what_to_do(client: TestClient) -> None:

@@ -1,4 +1,5 @@
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 
 import polyvox
 from conftest import Loaded
-from polyvox import Audio, ClonedVoice, InvalidRequest, Sampling
+from polyvox import Audio, ClonedVoice, InvalidRequest, Request, Sampling
 from polyvox.models.qwen3_tts.model import Qwen3TTS, Slots
 from polyvox.tts import TTS
 
@@ -168,6 +169,16 @@ def test_a_recording_warms_the_codec_and_is_cut_off_exactly(loaded: Loaded, monk
         ({"seed": -1}, "seed", "0 to"),
         ({"seed": 2**64}, "seed", "0 to"),
         ({"seed": 1.5}, "seed", "0 to"),
+        ({"seed": True}, "seed", "0 to"),
+        ({"voice": ""}, "voice", "heart, michael"),
+        ({"voice": 5}, "voice", "heart, michael"),
+        ({"language": None}, "language", "auto, english"),
+        ({"max_frames": "5"}, "max_frames", "1 to 1023"),
+        ({"max_frames": True}, "max_frames", "1 to 1023"),
+        ({"sampling": {"top_k": 1}}, "sampling", "a Sampling"),
+        ({"sampling": Sampling(top_k=0.5)}, "top_k", "a whole number"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(temperature=1e-40)}, "temperature", "from 0 to 10"),
+        ({"text": "😀" * 2_000}, "text", "at most 1023 tokens"),
         ({"layout": "sideways"}, "layout", "whole, streaming"),
         ({"max_frames": 0}, "max_frames", "1 to 1023"),
         ({"max_frames": 5000}, "max_frames", "1 to 1023"),
@@ -185,7 +196,7 @@ def test_bad_input_is_refused_at_once(arguments: dict[str, object], field: str, 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"vector": np.zeros(3, np.float32)}, "shape"),
+        ({"vector": np.zeros(3, np.float32)}, "48 finite"),
         ({"codes": None}, "together"),
         ({"transcript": None}, "together"),
         ({"codes": np.zeros((4, 3), np.int64)}, "frames, 6"),
@@ -193,6 +204,10 @@ def test_bad_input_is_refused_at_once(arguments: dict[str, object], field: str, 
         ({"codes": np.full((4, 6), 64)}, "0 to 63"),
         ({"codes": np.zeros((4, 6))}, "whole numbers"),
         ({"transcript": " "}, "visible"),
+        ({"transcript": 5}, "a string"),
+        ({"vector": [0.0] * 48}, "an array"),
+        ({"vector": np.full(48, np.nan, np.float32)}, "finite"),
+        ({"codes": [[0] * 6]}, "an array"),
     ],
 )
 def test_a_voice_that_does_not_fit_is_refused(change: dict[str, object], told: str, loaded: Loaded) -> None:
@@ -210,8 +225,14 @@ def test_each_kind_refuses_the_other_kinds_of_voice(loaded: Loaded) -> None:
 
 
 def test_a_text_beyond_the_models_positions_is_refused(loaded: Loaded) -> None:
+    tts = loaded("custom_voice", "float32")
     with pytest.raises(InvalidRequest, match="4096"):
-        loaded("custom_voice", "float32").stream("x " * 4_500)
+        tts.stream("hello", instructions="x " * 4_500)
+    # Just enough room for a few frames: speech ends with the positions, not beyond them.
+    short = 4096 - len(tts.speech.prepare(Request("hello", instructions="x", seed=1)).rows)
+    prepared = tts.speech.prepare(Request("hello", instructions="x" * (short - 3), seed=1, guard=False))
+    assert 1 <= prepared.max_frames < 10
+    assert len(prepared.rows) + prepared.max_frames < 4096
 
 
 @pytest.mark.parametrize(
@@ -219,6 +240,9 @@ def test_a_text_beyond_the_models_positions_is_refused(loaded: Loaded) -> None:
     [
         ({"device": "tpu"}, "device"),
         ({"device": "meta"}, "device"),
+        ({"device": "cpu:7"}, "device"),
+        ({"device": None}, "device"),
+        ({"dtype": []}, "dtype"),
         ({"device": "cuda:99"}, "device"),
         ({"dtype": "int8"}, "dtype"),
     ],
@@ -248,7 +272,33 @@ def test_a_saved_file_has_the_samples(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     audio = Audio(np.zeros(4, np.float32), 24_000, 1, "stop")
-    for path in (tmp_path / "a.mp3", tmp_path / "nowhere/a.wav"):
-        with pytest.raises(InvalidRequest):
-            audio.save(path)
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    for path in ("a.mp3", "nowhere/a.wav", "file/a.wav", "n" * 300 + ".wav", "a\0b.wav"):
+        with pytest.raises(InvalidRequest, match="path"):
+            audio.save(tmp_path / path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    audio.save(tmp_path / ("n" * 245 + ".wav"))
+
+
+def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"old")
+    audio = Audio(np.zeros(4, np.float32), 24_000, 1, "stop")
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("stopped before the end"))
+    with pytest.raises(pytest.fail.Exception):
+        audio.save(path)
+    assert path.read_bytes() == b"old"
+
+
+def test_many_may_save_to_one_place_at_once(tmp_path: Path) -> None:
+    audio = Audio(np.zeros(4, np.float32), 24_000, 1, "stop")
+    with ThreadPoolExecutor(4) as pool:
+        for job in [pool.submit(audio.save, tmp_path / "a.wav") for _ in range(60)]:
+            job.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_a_base_model_reads_text_a_token_a_frame_and_others_read_it_whole(loaded: Loaded) -> None:
+    for kind, voice, rows in (("base", cloned(loaded("base", "float32"), 0), 9), ("custom_voice", "serena", 13)):
+        prepared = loaded(kind, "float32").speech.prepare(Request("hello there", voice, seed=1))
+        assert len(prepared.rows) == rows

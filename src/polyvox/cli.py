@@ -4,21 +4,26 @@ import copy
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from polyvox.errors import InvalidRequest, PolyvoxError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, markup=False)
 
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="A folder or a hub id; by default the embedded voice.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
+
+
+GRACE_SECONDS = 5  # for requests that are under way when the server stops
 
 
 @app.callback()
@@ -43,6 +48,8 @@ def say(
     """Speak a text into a file."""
     if output != "-" and not output.lower().endswith(".wav"):
         raise InvalidRequest("output", output, "a name that ends in .wav, or - for stdout")
+    if output != "-" and not Path(output).absolute().parent.is_dir():
+        raise InvalidRequest("output", output, "a file in a folder that is there")
     if output == "-" and sys.stdout.isatty():
         raise InvalidRequest("output", output, "a file, or - where stdout is a pipe")
     tts = _load(model, device, dtype)
@@ -57,7 +64,7 @@ def say(
     took = time.perf_counter() - began
     audio = stream.audio(chunks)
     if output == "-":
-        sys.stdout.buffer.write(audio.wav())
+        _write(audio.wav())
     else:
         audio.save(output)
     console.print(
@@ -86,21 +93,38 @@ def serve(
     from polyvox.server.app import create_app
 
     try:
-        listener = socket.create_server((host, port))
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise InvalidRequest(
-            "port", f"{host}:{port}", f"a free one ({error.strerror}): choose it with --port"
-        ) from None
+        raise InvalidRequest("host", host, f"an address of this machine ({error.strerror})") from None
+    try:
+        listener = socket.create_server(place[:2], family=family)
+    except OSError as error:
+        allowed = f"an address and a port that are free here ({error.strerror}): see --host and --port"
+        raise InvalidRequest("address", f"{host}:{port}", allowed) from None
     with listener:
         tts = _load(model, device, dtype)
-        address = f"http://{host}:{listener.getsockname()[1]}"
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{listener.getsockname()[1]}"
         console.print(f"Listening on {address} (stop with Ctrl-C). Try:", soft_wrap=True)
         example = f'curl {address}/say --json \'{{"text": "Hello there."}}\' --output hello.wav'
-        console.print(f"  {example}", soft_wrap=True, markup=False)
+        console.print(f"  {example}", soft_wrap=True)
         logs = copy.deepcopy(LOGGING_CONFIG)
         logs["handlers"]["access"]["stream"] = "ext://sys.stderr"
-        server = uvicorn.Server(uvicorn.Config(create_app(tts), log_config=logs))
-        server.run(sockets=[listener])
+        settings = uvicorn.Config(create_app(tts), log_config=logs, timeout_graceful_shutdown=GRACE_SECONDS)
+        with tts:
+            uvicorn.Server(settings).run(sockets=[listener])
+
+
+def _write(data: bytes) -> None:
+    """All of it to stdout, or an error: a pipe may close, a disk may be full, a write may be short."""
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[sys.stdout.buffer.write(rest) :]
+        sys.stdout.buffer.flush()
+    except (OSError, ValueError) as error:
+        sys.stdout = None  # or the interpreter tries to flush it again
+        raise InvalidRequest("output", "-", f"a stdout that takes all of it ({error})") from None
 
 
 def _load(model: str | None, device: str, dtype: str):  # type: ignore[no-untyped-def]  # torch loads late
@@ -120,5 +144,5 @@ def main() -> None:
     try:
         app()
     except PolyvoxError as error:
-        console.print(f"[red]error:[/] {error}", soft_wrap=True)
+        console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)

@@ -37,8 +37,9 @@ def load(
     device is auto, cpu, cuda or cuda:N; dtype is auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or
     float64. progress shows a bar on stderr. config is the engine's.
     """
+    place = placement(device, dtype)  # before anything is fetched
     folder = EMBEDDED_VOICE if path_or_id is None else find_checkpoint(path_or_id)
-    model = load_model(folder, *placement(device, dtype), progress)
+    model = load_model(folder, *place, progress)
     return TTS(Speech(model, TextTokenizer(folder, model.config)), config)
 
 
@@ -139,6 +140,9 @@ class Stream:
     def __iter__(self) -> Iterator[Samples]:
         return self._chunks
 
+    def __next__(self) -> Samples:
+        return next(self._chunks)
+
     def append(self, text: str) -> None:
         """More text for a live stream, in pieces of any size."""
         self._stream.append(text)
@@ -164,7 +168,7 @@ def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     place = _device(device)
     if dtype == "auto":
         dtype = "bfloat16" if place.type == "cuda" else "float32"
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise InvalidRequest("dtype", dtype, ["auto", *DTYPES])
     return place, DTYPES[dtype]
 
@@ -174,9 +178,9 @@ def _device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise InvalidRequest("device", name, "auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if name != "cpu" and device.type != "cuda":
         raise InvalidRequest("device", name, "auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidRequest("device", name, f"cpu: this machine has {torch.cuda.device_count()} CUDA devices")

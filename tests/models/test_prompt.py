@@ -9,8 +9,8 @@ from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt, Reference, build_pr
 from polyvox.models.qwen3_tts.synthetic import tiny_files
 from polyvox.models.request import Layout
 
-CUSTOM = parse_config(*tiny_files("custom_voice").values())
-BASE = parse_config(*tiny_files("base").values())
+CUSTOM = parse_config(tiny_files("custom_voice"))
+BASE = parse_config(tiny_files("base"))
 ROLE = [1, 2, 3]
 TEXT = st.lists(st.integers(10, 99), min_size=1, max_size=30)
 LAYOUT = st.sampled_from(["whole", "streaming"])

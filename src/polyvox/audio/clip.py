@@ -2,7 +2,9 @@
 
 import io
 import os
+import secrets
 import wave
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +18,7 @@ Samples = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Audio:
     """Mono samples in [-1, 1], and what is needed to make them again."""
 
@@ -46,11 +48,13 @@ class Audio:
         target = Path(path)
         if target.suffix.lower() != ".wav":
             raise InvalidRequest("path", str(path), "a name that ends in .wav")
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        partial = target.with_name(f".polyvox-{secrets.token_hex(8)}.partial")
         try:
-            partial.write_bytes(self.wav())
+            with partial.open("xb") as file:
+                file.write(self.wav())
             partial.replace(target)
-        except OSError as error:
-            raise InvalidRequest("path", str(path), f"a place that can be written ({error.strerror})") from None
-        finally:
-            partial.unlink(missing_ok=True)
+        except (OSError, ValueError) as error:
+            with suppress(OSError, ValueError):
+                partial.unlink()
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidRequest("path", str(path), f"a place that can be written ({reason})") from None

@@ -18,7 +18,10 @@ SAMPLING_BOUNDS = {
     "top_k": (0, 1_000_000),
     "top_p": (1e-6, 1.0),
     "repetition_penalty": (0.1, 10.0),
+    "min_frames": (0, 1_000_000),
 }
+# Below it scores overflow; ask for 0, which is greedy.
+LEAST_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +35,17 @@ class Sampling:
     predictor_temperature: float = 0.9
     predictor_top_k: int = 50
     predictor_top_p: float = 1.0
+    min_frames: int = 2  # before speech may end; the reference's own number
 
     def check(self) -> None:
         """Raises InvalidRequest for a value that cannot be drawn with."""
         for field in fields(self):
             low, high = SAMPLING_BOUNDS[field.name.removeprefix("predictor_")]
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise InvalidRequest(field.name, value, f"a number from {low:g} to {high:g}")
+            value, whole = getattr(self, field.name), field.type is int
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise InvalidRequest(field.name, value, "a whole number" if whole else "a number")
+            if not low <= value <= high or (field.name.endswith("temperature") and 0 < value < LEAST_TEMPERATURE):
+                raise InvalidRequest(field.name, value, f"from {low:g} to {high:g}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

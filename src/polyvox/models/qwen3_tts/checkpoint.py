@@ -1,8 +1,10 @@
 """Checkpoints: finding the folder, and its tensors straight into the model's memory, all of them or none."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from polyvox.errors import CheckpointError
+from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import ModelConfig, read_config
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.transformer import file_tensors
@@ -19,6 +21,8 @@ from polyvox.models.qwen3_tts.transformer import file_tensors
 # What a checkpoint also holds and speaking does not need: the encoders that turn a recording into a voice.
 ENCODERS = ("speaker_encoder.", "encoder.")
 
+# What the hub takes for an id: no double dashes or dots, no .git at the end.
+HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*/(?!.*\.git$)[A-Za-z0-9][\w.-]*", re.ASCII)
 HUB_FILES = [
     "*.json",
     "merges.txt",
@@ -30,20 +34,27 @@ HUB_FILES = [
 
 def find_checkpoint(path_or_id: str | Path) -> Path:
     """A local folder as it is; otherwise a hub id, from the hub's cache or, unless it is switched off, the hub."""
-    folder = Path(path_or_id).expanduser()
-    if folder.is_dir():
-        return folder
+    if not isinstance(path_or_id, str | Path):
+        raise InvalidRequest("model", path_or_id, "a folder or a hub id")
     name = str(path_or_id)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or folder.exists():
+    folder = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves unknown users as they are
+    if name and folder.is_dir():
+        return folder
+    if not HUB_ID.fullmatch(name) or folder.exists():
         raise CheckpointError(f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-Base")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except RepositoryNotFoundError:
         raise CheckpointError(f"{name!r} is not on the hub, or needs a token (hf auth login)") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{name!r} is not a folder here, not in the hub's cache, and cannot be fetched: {reason}"
@@ -51,19 +62,28 @@ def find_checkpoint(path_or_id: str | Path) -> Path:
 
 
 def load_model(folder: Path, device: torch.device, dtype: torch.dtype, progress: bool = False) -> Qwen3TTS:
-    """The model of a checkpoint folder; a missing, extra or misshapen tensor is an error with its name."""
-    model = empty_model(read_config(folder), device, dtype)
-    parts = [
-        (_weight_files(folder), file_tensors(model.talker, "talker.")),
-        (_weight_files(folder / "speech_tokenizer"), file_tensors(model.codec, "decoder.")),
-    ]
-    total = sum(path.stat().st_size for paths, _ in parts for path in paths)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
-        task = bar.add_task("Loading weights", total=total)
-        for paths, wanted in parts:
-            for size in _fill(paths, wanted, device):
-                bar.advance(task, size)
+    """The model of a checkpoint folder; a missing, extra or misshapen tensor is an error with its name.
+
+    Names and shapes are compared before any memory is taken.
+    """
+    config = read_config(folder)
+    with ExitStack() as stack:
+        files = [_open(folder, stack, device), _open(folder / "speech_tokenizer", stack, device)]
+        with torch.device("meta"):
+            expected = _parts(Qwen3TTS(config))
+        for found, wanted in zip(files, expected, strict=True):
+            _compare(found, wanted)
+        try:
+            model = empty_model(config, device, dtype)
+        except (RuntimeError, MemoryError) as error:
+            raise CheckpointError(f"{folder}: not enough memory on {device} for this model: {error}") from None
+        total = sum(path.stat().st_size for found in files for path in found.paths)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
+            task = bar.add_task("Loading weights", total=total)
+            for found, wanted in zip(files, _parts(model), strict=True):
+                for size in _fill(found, wanted):
+                    bar.advance(task, size)
     return model
 
 
@@ -76,43 +96,67 @@ def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -
     return model.to_empty(device=device).eval().requires_grad_(False)
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _parts(model: Qwen3TTS) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of each of the two files."""
+    return file_tensors(model.talker, "talker."), file_tensors(model.codec, "decoder.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The tensors of one set of weight files, by name, and where they are."""
+
+    paths: list[Path]
+    files: dict[str, safe_open]
+
+    @property
+    def where(self) -> Path:
+        return self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
+
+    def shape(self, name: str) -> list[int]:
+        return list(self.files[name].get_slice(name).get_shape())
+
+
+def _open(folder: Path, stack: ExitStack, device: torch.device) -> _Found:
     whole = folder / "model.safetensors"
     paths = [whole] if whole.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
     if not paths:
         raise CheckpointError(f"{whole} is missing; Polyvox reads safetensors")
-    return paths
+    files: dict[str, safe_open] = {}
+    for path in paths:
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt", device=str(device)))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is damaged or not safetensors: {error}") from None
+        files |= {name: file for name in file.keys() if not name.startswith(ENCODERS)}  # noqa: SIM118
+    return _Found(paths, files)
 
 
-def _fill(paths: list[Path], wanted: Mapping[str, Tensor], device: torch.device) -> Iterator[int]:
-    """Copies every wanted tensor from the files, yielding its size in the file; checks names and shapes first."""
-    with ExitStack() as stack:
-        found: dict[str, safe_open] = {}
-        for path in paths:
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt", device=str(device)))
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is damaged or not safetensors: {error}") from None
-            found |= dict.fromkeys(file.keys(), file)
-        names = {name for name in found if not name.startswith(ENCODERS)}
-        where = paths[0] if len(paths) == 1 else paths[0].parent
-        for problem, group in (("missing", wanted.keys() - names), ("not known", names - wanted.keys())):
-            if group:
-                first = min(group)
-                shape = list(wanted[first].shape) if first in wanted else found[first].get_slice(first).get_shape()
-                raise CheckpointError(
-                    f"{where}: tensor {first} {shape} is {problem} ({len(group)} such); expected are the "
-                    f"{len(wanted)} tensors of a Qwen3-TTS checkpoint with these config files"
-                )
-        for name, target in wanted.items():
-            shape = found[name].get_slice(name).get_shape()
-            if shape != list(target.shape):
-                raise CheckpointError(
-                    f"{where}: tensor {name} has shape {shape}; the config files want {list(target.shape)}"
-                )
-        for name, target in wanted.items():
-            value = found[name].get_tensor(name)
-            if not value.is_floating_point():
-                raise CheckpointError(f"{where}: tensor {name} is {value.dtype}; supported are floating types")
-            target.copy_(value)
-            yield value.nbytes
+def _compare(found: _Found, wanted: Mapping[str, Tensor]) -> None:
+    """Names and shapes must be those that the config files lead to."""
+    names = found.files.keys()
+    for problem, group in (("missing", wanted.keys() - names), ("not known", names - wanted.keys())):
+        if group:
+            first = min(group)
+            shape = list(wanted[first].shape) if first in wanted else found.shape(first)
+            raise CheckpointError(
+                f"{found.where}: tensor {first} {shape} is {problem} ({len(group)} such); expected are the "
+                f"{len(wanted)} tensors of a Qwen3-TTS checkpoint with these config files"
+            )
+    for name, target in wanted.items():
+        if found.shape(name) != list(target.shape):
+            raise CheckpointError(
+                f"{found.where}: tensor {name} has shape {found.shape(name)}; "
+                f"the config files want {list(target.shape)}"
+            )
+
+
+def _fill(found: _Found, wanted: Mapping[str, Tensor]) -> Iterator[int]:
+    """Copies every tensor to its place, yielding its size in the file."""
+    for name, target in wanted.items():
+        value = found.files[name].get_tensor(name)
+        if not value.is_floating_point():
+            raise CheckpointError(f"{found.where}: tensor {name} is {value.dtype}; supported are floating types")
+        target.copy_(value)
+        if not torch.isfinite(target).all():
+            raise CheckpointError(f"{found.where}: tensor {name} holds NaN or infinity; the file is damaged")
+        yield value.nbytes

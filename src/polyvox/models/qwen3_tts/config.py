@@ -1,13 +1,13 @@
 """The three JSON files of a checkpoint as frozen values; every size comes from them."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.models.qwen3_tts.fields import Fields, read_json
 from polyvox.models.request import Sampling
 
 Kind = Literal["custom_voice", "voice_design", "base"]
@@ -18,8 +18,6 @@ CODEC_FILE = "speech_tokenizer/config.json"
 
 # The reference forbids the last 1,024 ids of the talker's vocabulary, its control ids, all but end of speech.
 CONTROL_IDS = 1024
-# The reference forbids end of speech in the first two frames (its hard-coded min_new_tokens).
-MIN_FRAMES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,87 +108,14 @@ class ModelConfig:
         return self.kind == "voice_design" or (self.kind == "custom_voice" and self.size != "0b6")
 
 
-class _Fields:
-    """One JSON object, read field by field; every complaint names the file and the field."""
-
-    def __init__(self, file: str, values: object, path: str = "") -> None:
-        self.file, self.path = file, path
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{file}: {path.rstrip('.') or 'the file'} must be a JSON object")
-        self.values = cast(dict[str, Any], values)
-
-    def has(self, name: str) -> bool:
-        return self.values.get(name) is not None
-
-    def section(self, name: str) -> "_Fields":
-        return _Fields(self.file, self._get(name, dict, "an object"), f"{self.path}{name}.")
-
-    def id(self, name: str) -> int:
-        return self.size(name, least=0)
-
-    def size(self, name: str, least: int = 1, default: int | None = None) -> int:
-        if default is not None and not self.has(name):
-            return default
-        value = self._get(name, int, "a whole number")
-        if not least <= value < 2**31:
-            raise self.unsupported(name, value, f"a whole number from {least} on")
-        return int(value)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        if default is not None and not self.has(name):
-            return default
-        value = float(self._get(name, (int, float), "a number"))
-        if not isfinite(value) or value < 0:
-            raise self.unsupported(name, value, "a number, not negative")
-        return value
-
-    def text(self, name: str) -> str:
-        return str(self._get(name, str, "a string"))
-
-    def flag(self, name: str, default: bool) -> bool:
-        return bool(self._get(name, bool, "true or false")) if self.has(name) else default
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        values = self._get(name, list, "a list of whole numbers")
-        if not values or not all(type(value) is int and value > 0 for value in values):
-            raise self.unsupported(name, values, "a list of positive whole numbers")
-        return tuple(values)
-
-    def ids(self, name: str) -> dict[str, int]:
-        values = self._get(name, dict, "an object of names and ids")
-        for key, value in values.items():
-            if type(value) is not int:
-                raise self.unsupported(f"{name}.{key}", value, "a whole number")
-        return {key.lower(): value for key, value in values.items()}
-
-    def expect(self, name: str, *allowed: object) -> None:
-        """Refuses any value but these; an absent field stands for the first."""
-        value = self.values.get(name, allowed[0])
-        if value not in allowed:
-            raise self.unsupported(name, value, " or ".join(json.dumps(value) for value in allowed))
-
-    def unsupported(self, name: str, value: object, supported: str) -> CheckpointError:
-        shown = json.dumps(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "…"
-        return CheckpointError(f"{self.file}: {self.path}{name} is {shown}; supported is {supported}")
-
-    def _get(self, name: str, kind: type | tuple[type, ...], described: str) -> Any:
-        if not self.has(name):
-            raise CheckpointError(f"{self.file}: {self.path}{name} is missing; it must be {described}")
-        value = self.values[name]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.unsupported(name, value, described)
-        return value
-
-
 def read_config(folder: Path) -> ModelConfig:
     """Reads a checkpoint folder's three files; raises CheckpointError with file, field and what is supported."""
-    return parse_config(*(_read_json(folder, name) for name in (MODEL_FILE, GENERATION_FILE, CODEC_FILE)))
+    return parse_config({name: read_json(folder, name) for name in (MODEL_FILE, GENERATION_FILE, CODEC_FILE)})
 
 
-def parse_config(model: object, generation: object, codec: object) -> ModelConfig:
-    """The same from objects already parsed."""
-    top = _Fields(MODEL_FILE, model)
+def parse_config(files: Mapping[str, object]) -> ModelConfig:
+    """The same from objects already parsed, under the names of their files."""
+    top = Fields(MODEL_FILE, files[MODEL_FILE])
     if top.values.get("model_type") != "qwen3_tts":
         raise top.unsupported("model_type", top.values.get("model_type"), '"qwen3_tts"')
     top.expect("architectures", ["Qwen3TTSForConditionalGeneration"])
@@ -198,10 +123,11 @@ def parse_config(model: object, generation: object, codec: object) -> ModelConfi
     top.expect("tts_model_type", *get_args(Kind))
     talker = _talker(top.section("talker_config"))
     predictor_fields = top.section("talker_config").section("code_predictor_config")
+    _full_attention(predictor_fields)
     predictor = PredictorConfig(_transformer(predictor_fields), predictor_fields.size("vocab_size"))
     predictor_fields.expect("num_code_groups", talker.code_groups)
-    defaults = _Fields(GENERATION_FILE, generation)
-    codec_fields = _Fields(CODEC_FILE, codec)
+    defaults = Fields(GENERATION_FILE, files[GENERATION_FILE])
+    codec_fields = Fields(CODEC_FILE, files[CODEC_FILE])
     config = ModelConfig(
         kind=cast(Kind, top.text("tts_model_type")),
         size=top.text("tts_model_size"),
@@ -222,7 +148,7 @@ def parse_config(model: object, generation: object, codec: object) -> ModelConfi
     return config
 
 
-def _transformer(fields: _Fields) -> TransformerConfig:
+def _transformer(fields: Fields) -> TransformerConfig:
     fields.expect("hidden_act", "silu")
     fields.expect("attention_bias", False)
     heads, kv_heads = fields.size("num_attention_heads"), fields.size("num_key_value_heads")
@@ -242,12 +168,21 @@ def _transformer(fields: _Fields) -> TransformerConfig:
     )
 
 
-def _talker(fields: _Fields) -> TalkerConfig:
-    fields.expect("sliding_window", None)
-    fields.expect("tie_word_embeddings", False)
+def _full_attention(fields: Fields) -> None:
+    """Talker and predictor see all of their past, at plain rotary positions."""
+    if fields.flag("use_sliding_window", False):
+        fields.expect("sliding_window", None)
+    layers = fields.values.get("layer_types")
+    if layers is not None and layers != ["full_attention"] * fields.size("num_hidden_layers"):
+        raise fields.unsupported("layer_types", layers, '"full_attention" for every layer')
     if fields.has("rope_scaling"):
-        # The talker gives equal positions to all three axes, so multi-axis RoPE is plain RoPE.
+        # Positions are equal on all three axes, so multi-axis RoPE is plain RoPE.
         fields.section("rope_scaling").expect("rope_type", "default")
+
+
+def _talker(fields: Fields) -> TalkerConfig:
+    _full_attention(fields)
+    fields.expect("tie_word_embeddings", False)
     vocab_size = fields.size("vocab_size")
     if vocab_size <= CONTROL_IDS:
         raise fields.unsupported("vocab_size", vocab_size, f"more than the {CONTROL_IDS} control ids")
@@ -273,7 +208,7 @@ def _talker(fields: _Fields) -> TalkerConfig:
     )
 
 
-def _dialects(fields: _Fields, languages: Mapping[str, int], speakers: Mapping[str, int]) -> dict[str, str]:
+def _dialects(fields: Fields, languages: Mapping[str, int], speakers: Mapping[str, int]) -> dict[str, str]:
     dialects = {}
     for speaker, dialect in fields.section("spk_is_dialect").values.items():
         if dialect is False:
@@ -284,7 +219,7 @@ def _dialects(fields: _Fields, languages: Mapping[str, int], speakers: Mapping[s
     return dialects
 
 
-def _codec(top: _Fields) -> CodecConfig:
+def _codec(top: Fields) -> CodecConfig:
     top.expect("model_type", "qwen3_tts_tokenizer_12hz")
     fields = top.section("decoder_config")
     transformer = _transformer(fields)
@@ -295,7 +230,7 @@ def _codec(top: _Fields) -> CodecConfig:
         codebook_size=fields.size("codebook_size"),
         quantizers=fields.size("num_quantizers"),
         decoder_dim=fields.size("decoder_dim"),
-        window=fields.size("sliding_window"),
+        window=fields.size("sliding_window", most=100_000),
         upsampling_ratios=fields.integers("upsampling_ratios"),
         upsample_rates=fields.integers("upsample_rates"),
         sample_rate=top.size("output_sample_rate"),
@@ -316,7 +251,7 @@ def _codec(top: _Fields) -> CodecConfig:
     return config
 
 
-def _sampling(fields: _Fields) -> Sampling:
+def _sampling(fields: Fields) -> Sampling:
     default = Sampling()
     greedy, greedy_rest = not fields.flag("do_sample", True), not fields.flag("subtalker_dosample", True)
     sampling = Sampling(
@@ -333,11 +268,12 @@ def _sampling(fields: _Fields) -> Sampling:
     try:
         sampling.check()
     except InvalidRequest as error:
-        raise CheckpointError(f"{fields.file}: {error}") from None
+        told = str(error).replace("predictor_", "subtalker_")
+        raise CheckpointError(f"{fields.file}: {told}") from None
     return sampling
 
 
-def _check_agreement(config: ModelConfig, top: _Fields, decoder: _Fields) -> None:
+def _check_agreement(config: ModelConfig, top: Fields, decoder: Fields) -> None:
     """Talker, predictor and codec must speak of the same codes, and every id must have its row."""
     talker, codec = config.talker, config.codec
     if codec.quantizers != talker.code_groups:
@@ -347,24 +283,17 @@ def _check_agreement(config: ModelConfig, top: _Fields, decoder: _Fields) -> Non
     codes = max(talker.vocab_size - CONTROL_IDS, config.predictor.vocab_size)
     if codec.codebook_size < codes:
         raise decoder.unsupported("codebook_size", codec.codebook_size, f"at least {codes}, the talker's codes")
-    for name in ("pad", "bos", "eos", "think", "nothink", "think_bos", "think_eos"):
-        value = getattr(talker, f"{name}_id")
-        if value >= talker.vocab_size:
-            raise top.unsupported(f"talker_config.codec_{name}_id", value, f"below {talker.vocab_size}")
-    for group in (talker.languages, talker.speakers):
-        for name, value in group.items():
-            if not 0 <= value < talker.vocab_size:
-                raise top.unsupported(f"talker_config … {name}", value, f"below {talker.vocab_size}")
+    if config.kind == "custom_voice" and not talker.speakers:
+        raise top.unsupported("talker_config.spk_id", {}, "at least one speaker in a custom_voice model")
+    ids = {f"codec_{name}_id": getattr(talker, f"{name}_id") for name in ("pad", "bos", "think", "nothink")}
+    ids |= {f"codec_think_{name}_id": getattr(talker, f"think_{name}_id") for name in ("bos", "eos")}
+    ids["codec_eos_token_id"] = talker.eos_id
+    ids |= {f"codec_language_id.{name}": value for name, value in talker.languages.items()}
+    ids |= {f"spk_id.{name}": value for name, value in talker.speakers.items()}
+    for name, value in ids.items():
+        if not 0 <= value < talker.vocab_size:
+            raise top.unsupported(f"talker_config.{name}", value, f"below {talker.vocab_size}")
     for name in ("im_start", "im_end", "assistant", "tts_pad", "tts_bos", "tts_eos"):
         value = getattr(config, f"{name}_id")
         if value >= talker.text_vocab_size:
             raise top.unsupported(f"{name}_token_id", value, f"below {talker.text_vocab_size}")
-
-
-def _read_json(folder: Path, name: str) -> object:
-    try:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder / name} is missing; a Qwen3-TTS checkpoint has it") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / name} cannot be read as JSON: {error}") from None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polyvox.models.protocol import ENDED, STILL, Cache
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
-from polyvox.models.qwen3_tts.config import CONTROL_IDS, MIN_FRAMES, ModelConfig
+from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
 from polyvox.models.qwen3_tts.prompt import Prompt
 from polyvox.models.qwen3_tts.sampling import Noise, draw, keyed_noise, penalised
 from polyvox.models.qwen3_tts.talker import Talker
@@ -30,6 +30,7 @@ class Slots:
     text_end: Tensor  # [S]: frames for which there is text; from there on it is the pad
     frame: Tensor  # [S]: frames done
     seen: Tensor  # [S, vocab]: code 0 so far, for the repetition penalty
+    least: Tensor  # [S]: frames before end of speech may be drawn
     budget: Tensor  # [S]: frames after which end of speech becomes likelier
     still: Tensor  # [S]: frames for which speech has stood still
     talker_params: Tensor  # [S, 4]
@@ -103,6 +104,7 @@ class Qwen3TTS(nn.Module):
             text_end=whole(),
             frame=whole(),
             seen=torch.zeros(count, talker.vocab_size, dtype=torch.bool, device=device),
+            least=whole(),
             budget=whole(),
             still=whole(),
             talker_params=torch.ones(count, 4, device=device),
@@ -175,7 +177,7 @@ class Qwen3TTS(nn.Module):
         token = torch.arange(config.vocab_size, device=logits.device)
         end = token == config.eos_id
         forbidden = (token >= config.vocab_size - CONTROL_IDS) & ~end
-        too_early = (frame < MIN_FRAMES)[:, None] & end
+        too_early = (frame < s.least[slots])[:, None] & end
         logits = penalised(logits, s.seen[slots], params)
         pressure = END_PRESSURE * (frame - s.budget[slots]).clamp(min=0)
         logits = logits + torch.where(end, pressure[:, None], 0)

@@ -64,6 +64,8 @@ class GeneratorNoise:
         self.generator = generator
 
     def __call__(self, key: Tensor, segment: Tensor, frame: Tensor, first: int, count: int, vocab: int) -> Tensor:  # noqa: ARG002
+        if len(frame) != 1:
+            raise ValueError("the reference's generator draws for one stream at a time")
         draws = [torch.empty(1, vocab).exponential_(generator=self.generator) for _ in range(count)]
         return -torch.stack(draws, dim=1).log().to(frame.device)
 

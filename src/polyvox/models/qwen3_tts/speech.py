@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,19 @@ LONGEST_FRAMES, LONGEST_PER_BYTE = 125, 8
 GROWING_FRAMES = 1500
 NEVER = 2**31
 VOICES_KEPT = 32
+MAX_FIRST_CHUNK = 16  # frames, the largest chunk there is
+
+
+def _check_whole(field: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidRequest(field, value, f"a whole number from {least} to {most}")
+
+
+def _check_array(field: str, value: object, kinds: str, allowed: str, shape: list[int | None]) -> None:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
+        raise InvalidRequest(field, type(value).__name__, f"an array of {allowed}")
+    if value.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
+        raise InvalidRequest(field, list(value.shape), f"an array of {allowed}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,16 +95,20 @@ class Speech:
         layout = request.layout or ("streaming" if config.kind == "base" or grows else "whole")
         reference = vector = frames = warm = None
         if cloned is not None:
-            vector = torch.from_numpy(cloned.vector)
+            vector = torch.from_numpy(cloned.vector.astype(np.float32))
             if cloned.codes is not None and cloned.transcript is not None:
                 transcript = self.tokenizer.text(cloned.transcript, "voice.transcript")
                 reference = Reference(transcript, len(cloned.codes))
-                frames = torch.from_numpy(cloned.codes)
+                frames = torch.from_numpy(cloned.codes.astype(np.int64))
                 warm = self._warm_state(frames)
+        said = ids if ids is not None else self.tokenizer.text(request.text)
+        if len(said) > config.max_frames:
+            allowed = f"at most {config.max_frames} tokens, a frame each (this is {len(said)}): split it at sentences"
+            raise InvalidRequest("text", request.text, allowed)
         prompt = build_prompt(
             config,
             self.tokenizer.role,
-            ids if ids is not None else self.tokenizer.text(request.text),
+            said,
             layout,
             request.language,
             speaker,
@@ -100,7 +118,7 @@ class Speech:
         )
         room = config.talker.max_positions - len(prompt) - 1
         if room < 1:
-            allowed = f"text and reference of fewer than {config.talker.max_positions} tokens for this model"
+            allowed = f"text, instructions and reference of fewer than {config.talker.max_positions} tokens in all"
             raise InvalidRequest("text", request.text, allowed)
         asked = min(request.max_frames or config.max_frames, room)
         size = len(request.text.encode())
@@ -140,14 +158,19 @@ class Speech:
         if request.instructions and not self.config.takes_instructions:
             allowed = "none with this model: VoiceDesign and the 1.7B CustomVoice models take them"
             raise InvalidRequest("instructions", request.instructions, allowed)
-        if request.max_frames is not None and not 1 <= request.max_frames <= self.config.max_frames:
-            raise InvalidRequest("max_frames", request.max_frames, f"1 to {self.config.max_frames}")
-        seed = request.seed
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEED_LIMIT):
-            raise InvalidRequest("seed", seed, f"a whole number from 0 to {SEED_LIMIT - 1}")
+        if not isinstance(request.language, str):
+            raise InvalidRequest("language", request.language, self.languages)
+        if request.max_frames is not None:
+            _check_whole("max_frames", request.max_frames, 1, self.config.max_frames)
+        if request.seed is not None:
+            _check_whole("seed", request.seed, 0, SEED_LIMIT - 1)
+        if request.first_chunk is not None:
+            _check_whole("first_chunk", request.first_chunk, 1, MAX_FIRST_CHUNK)
         if request.layout not in (None, "whole", "streaming"):
             raise InvalidRequest("layout", request.layout, ("whole", "streaming"))
         if request.sampling is not None:
+            if not isinstance(request.sampling, Sampling):
+                raise InvalidRequest("sampling", request.sampling, "a Sampling")
             request.sampling.check()
         self._voice(request)
 
@@ -155,9 +178,13 @@ class Speech:
         """The speaker or the cloned voice that this checkpoint can speak with."""
         voice = request.voice
         if self.config.kind == "custom_voice":
-            if not isinstance(voice, str | None):
+            if isinstance(voice, ClonedVoice):
                 raise InvalidRequest("voice", "a cloned voice", f"{', '.join(self.voices)}: only Base models clone")
-            return voice or self.voices[0], None
+            if voice is None:
+                return self.voices[0], None
+            if not isinstance(voice, str) or voice.lower() not in self.voices:
+                raise InvalidRequest("voice", voice, self.voices)
+            return voice, None
         if self.config.kind == "voice_design":
             if voice is not None:
                 raise InvalidRequest("voice", voice, "none with this model: describe the voice in instructions")
@@ -170,15 +197,18 @@ class Speech:
     def _check_clone(self, voice: ClonedVoice) -> None:
         hidden, groups = self.config.talker.transformer.hidden_size, self.config.talker.code_groups
         size = self.config.predictor.vocab_size
-        if list(voice.vector.shape) != [hidden]:
-            raise InvalidRequest("voice.vector", list(voice.vector.shape), f"the shape [{hidden}] for this model")
+        _check_array("voice.vector", voice.vector, "f", f"{hidden} finite numbers, for this model", [hidden])
+        if not np.isfinite(voice.vector).all():
+            raise InvalidRequest("voice.vector", "NaN or infinity", "finite numbers")
         if (voice.codes is None) != (voice.transcript is None):
             raise InvalidRequest("voice.transcript", voice.transcript, "codes and transcript together, or neither")
         if voice.codes is not None:
-            if voice.codes.ndim != 2 or voice.codes.shape[1] != groups or not len(voice.codes):
-                raise InvalidRequest("voice.codes", list(voice.codes.shape), f"the shape [frames, {groups}]")
-            if voice.codes.dtype.kind != "i" or not 0 <= voice.codes.min() <= voice.codes.max() < size:
-                raise InvalidRequest("voice.codes", "their values", f"whole numbers from 0 to {size - 1}")
+            allowed = f"whole numbers from 0 to {size - 1} in the shape [frames, {groups}]"
+            _check_array("voice.codes", voice.codes, "iu", allowed, [None, groups])
+            if not len(voice.codes) or not 0 <= voice.codes.min() <= voice.codes.max() < size:
+                raise InvalidRequest("voice.codes", "their values", allowed)
+            if not isinstance(voice.transcript, str):
+                raise InvalidRequest("voice.transcript", voice.transcript, "a string")
 
     def _warm_state(self, codes: Tensor) -> CodecState:
         """The codec after a recording, which is what speech continues; kept for the voices used last."""
@@ -208,7 +238,7 @@ class SpeechSlots:
         rows.position[slot] = len(prepared.rows) - 1
         rows.frame[slot] = rows.still[slot] = rows.segment[slot] = 0
         rows.seen[slot] = False
-        rows.budget[slot] = own.likely
+        rows.budget[slot], rows.least[slot] = own.likely, own.sampling.min_frames
         rows.talker_params[slot] = torch.tensor(talker_parameters(own.sampling), device=device)
         rows.predictor_params[slot] = torch.tensor(predictor_parameters(own.sampling), device=device)
         rows.key[slot] = torch.tensor(seed_words(own.seed), device=device)

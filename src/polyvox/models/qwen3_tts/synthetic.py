@@ -3,13 +3,14 @@
 import json
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.checkpoint import empty_model
 from polyvox.models.qwen3_tts.config import CODEC_FILE, GENERATION_FILE, MODEL_FILE, Kind, parse_config
 from polyvox.models.qwen3_tts.model import Qwen3TTS
@@ -35,7 +36,7 @@ def random_model(files: dict[str, Any], device: torch.device, dtype: torch.dtype
 
     files are those of published_files or tiny_files.
     """
-    model = empty_model(parse_config(*files.values()), device, dtype)
+    model = empty_model(parse_config(files), device, dtype)
     generator = torch.Generator(device).manual_seed(seed)
     for name, tensor in _all_tensors(model).items():
         low, high = _range(name, tensor)
@@ -46,7 +47,7 @@ def random_model(files: dict[str, Any], device: torch.device, dtype: torch.dtype
 def write_tiny(folder: Path, kind: Kind, seed: int = 0) -> Path:
     """Writes a whole checkpoint of a few hundred kilobytes; the same seed gives the same bytes anywhere."""
     files = tiny_files(kind)
-    model = empty_model(parse_config(*files.values()), torch.device("cpu"), torch.float32)
+    model = empty_model(parse_config(files), torch.device("cpu"), torch.float32)
     for name, tensor in _all_tensors(model).items():
         low, high = _range(name, tensor)
         # Uniform numbers keyed by name: exact on every machine, and a new tensor changes no other.
@@ -63,6 +64,8 @@ def write_tiny(folder: Path, kind: Kind, seed: int = 0) -> Path:
 
 def published_files(size: Size, kind: Kind) -> dict[str, Any]:
     """The three config files of a published checkpoint."""
+    if size not in get_args(Size):
+        raise InvalidRequest("size", size, get_args(Size))
     wide = size == "1.7B"
     talker = {
         "hidden_size": 2048 if wide else 1024,

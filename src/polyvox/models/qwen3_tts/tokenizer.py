@@ -31,10 +31,11 @@ class TextTokenizer:
                 f"{folder}: the vocabulary gives {self.role[1:]} for 'assistant' and a line break; "
                 f"supported is two ids, the first config.json's assistant_token_id {config.assistant_id}"
             )
-        if self._tokenizer.get_vocab_size() > config.talker.text_vocab_size:
+        largest = max(self._tokenizer.get_vocab().values())
+        if largest >= config.talker.text_vocab_size:
             raise CheckpointError(
-                f"{folder}: the vocabulary has {self._tokenizer.get_vocab_size()} entries; supported are "
-                f"config.json's talker_config.text_vocab_size {config.talker.text_vocab_size} and less"
+                f"{folder}: the vocabulary has the id {largest}; supported are ids below config.json's "
+                f"talker_config.text_vocab_size, {config.talker.text_vocab_size}"
             )
 
     def text(self, text: str, field: str = "text") -> list[int]:
