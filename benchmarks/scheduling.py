@@ -17,7 +17,9 @@ from itertools import pairwise
 from math import inf, log
 from typing import Any
 
-from polyvox.engine.scheduler import CHUNKS, CostModel, Limits, Plan, Scheduler, Track
+from polyvox.engine.cost import CostModel
+from polyvox.engine.scheduler import Scheduler
+from polyvox.engine.track import CHUNKS, Limits, Plan, Track
 from polyvox.errors import Overloaded
 
 FRAME = 0.08

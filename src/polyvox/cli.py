@@ -106,7 +106,8 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         console.print(f"Listening on {address} (stop with Ctrl-C). Try:", soft_wrap=True)
-        example = f'curl {address}/say --json \'{{"text": "Hello there."}}\' --output hello.wav'
+        body = """-H 'content-type: application/json' -d '{"text": "Hello there."}'"""
+        example = f"curl {address}/say {body} -o hello.wav"
         console.print(f"  {example}", soft_wrap=True)
         logs = copy.deepcopy(LOGGING_CONFIG)
         logs["handlers"]["access"]["stream"] = "ext://sys.stderr"

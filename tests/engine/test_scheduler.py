@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from polyvox.engine.scheduler import CHUNKS, FOLLOW, CostModel, Limits, Plan, Scheduler, Track
+from polyvox.engine.cost import FOLLOW, CostModel
+from polyvox.engine.scheduler import Scheduler
+from polyvox.engine.track import CHUNKS, Limits, Plan, Track
 from polyvox.errors import Overloaded
 
 FRAME = 0.08

@@ -58,6 +58,8 @@ def test_a_case_equals_the_reference(name: str, dtype: str, loaded: Loaded) -> N
 @pytest.mark.parametrize("name", names(EMBEDDED))
 def test_the_embedded_voice_gives_the_tokens_of_the_reference(name: str, dtype: str, loaded: Loaded) -> None:
     case, expected = CASE[name], golden(name, dtype)
+    assert len(expected["codes0"]) >= 24
+    assert len(np.unique(expected["codes0"][:, 0])) >= 8
     ours = run(loaded("embedded", dtype), case, expected)
     np.testing.assert_array_equal(ours.codes[0], expected["codes0"])
     if "audio0" in expected:
@@ -80,6 +82,19 @@ def test_the_references_are_shorter_than_as_long_as_and_longer_than_the_text(loa
         )
         compared.append(np.sign(utterance.reference[1] + 1 - text_rows))
     assert compared == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("name", names(CASES))
+def test_a_prompt_has_the_ids_of_the_reference(name: str, loaded: Loaded) -> None:
+    """The reference encodes whole chat strings; what it cuts out of them is what we encode."""
+    case, expected = CASE[name], golden(name, "float32")
+    tokenizer = loaded(case.checkpoint, "float32").speech.tokenizer
+    for i, utterance in enumerate(case.utterances):
+        assert tokenizer.role + tokenizer.text(utterance.text) == expected[f"chat{i}"][:-5].tolist()
+        if utterance.instructions:
+            assert tokenizer.instructions(utterance.instructions) == expected[f"instructions{i}"].tolist()
+        if utterance.reference:
+            assert tokenizer.text(utterance.reference[0]) == expected[f"transcript{i}"][3:-2].tolist()
 
 
 @pytest.mark.parametrize("checkpoint", ["custom_voice", "embedded"])

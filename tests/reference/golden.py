@@ -27,7 +27,7 @@ from polyvox.tts import EMBEDDED_VOICE
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
 ORACLE = HERE.parents[1] / ".oracle"
-SCRIPTS = ("oracle.py", "cases.py")
+SCRIPTS = ("oracle.py", "cases.py", "golden.py")
 PACKAGES = (
     ("torch==2.13.0",),
     ("transformers==4.57.3", "accelerate==1.12.0", "librosa==0.11.0", "soundfile==0.14.0", "einops==0.8.2"),
@@ -68,7 +68,8 @@ def main() -> None:
 def environment() -> Path:
     """The reference's own virtual environment."""
     python = ORACLE / "bin/python"
-    if not (ORACLE / ".complete").exists():
+    complete = ORACLE / ".complete"
+    if not complete.exists() or complete.read_text() != repr(PACKAGES):
         say(f"Building the reference's environment in {ORACLE}")
         venv.create(ORACLE, clear=True, with_pip=True)
         for packages in PACKAGES:
@@ -79,7 +80,7 @@ def environment() -> Path:
             path = site / "torchaudio" / name
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(text)
-        (ORACLE / ".complete").touch()
+        complete.write_text(repr(PACKAGES))
     return python
 
 
@@ -105,8 +106,12 @@ def digest(path: Path) -> str:
 
 
 def compare(made: Path) -> int:
-    """Prints every committed array that the new files do not repeat; returns how many."""
+    """Prints every committed array that the new files do not repeat, and what made them; returns how many."""
     differences = 0
+    committed = GOLDEN / "manifest.json"
+    if committed.exists() and committed.read_text() != (made / "manifest.json").read_text():
+        say("  manifest.json: other scripts, weights or packages")
+        differences += 1
     names = {path.name for folder in (made, GOLDEN) if folder.exists() for path in folder.glob("*.npz")}
     for name in sorted(names):
         if not (made / name).exists() or not (GOLDEN / name).exists():

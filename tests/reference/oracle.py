@@ -148,11 +148,18 @@ def generate(reference: Any, case: Case, max_new_tokens: int) -> Arrays:
         for hook in hooks:
             hook.remove()
 
+    result = dict(kept)
+    for i, utterance in enumerate(spoken):
+        result[f"chat{i}"] = ids(reference, reference._build_assistant_text(utterance.text))[0].numpy()
+        if utterance.instructions:
+            instructed = reference._build_instruct_text(utterance.instructions)
+            result[f"instructions{i}"] = ids(reference, instructed)[0].numpy()
+        if utterance.reference:
+            result[f"transcript{i}"] = ids(reference, reference._build_ref_text(utterance.reference[0]))[0].numpy()
     mask = captured["attention_mask"].bool()
     config = model.config.talker_config
     groups = config.num_code_groups
     legal = [*range(config.vocab_size - 1024), config.codec_eos_token_id]
-    result = dict(kept)
     for i, own in enumerate(codes):
         result[f"codes{i}"] = own.numpy()
         result[f"prefill{i}"] = captured["inputs_embeds"][i][mask[i]].numpy()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +18,12 @@ from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.kv import PAGE
-from polyvox.engine.scheduler import Limits, Plan, Scheduler, Track
+from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.silence import first_sound
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
+from polyvox.engine.track import Limits, Plan, Track
 from polyvox.errors import EngineDown
 from polyvox.models.protocol import ENDED, STILL, SpeechModel
 from polyvox.models.request import Request
@@ -343,13 +345,17 @@ class LocalEngine:
         assert track is not None
         if stream.result is not None:
             return
+        final = track.ended and track.decoded == track.made
         if stream.silent:
-            start = first_sound(samples, self.sample_rate)
-            if start is None:
+            # Less than a first chunk of sound would leave its player dry at once.
+            start = 0 if len(stream.held) else first_sound(samples, self.sample_rate)
+            if start is not None:
+                stream.held = np.concatenate([stream.held, samples[start:]])
+            if len(stream.held) < track.first_chunk * self.model.samples_per_frame and not final:
                 return
-            stream.silent, samples = False, samples[start:]
+            stream.silent, samples, stream.held = False, stream.held, stream.held[:0]
         self.scheduler.gave(track, len(samples) / self.model.samples_per_frame, now)
-        stream.push(samples, final=track.ended and track.decoded == track.made)
+        stream.push(samples, final)
         track.room = self._room(stream)
         if track.room < 1 and stream.full_since is None:
             stream.full_since = now

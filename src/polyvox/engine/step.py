@@ -9,8 +9,9 @@ from torch import Tensor
 
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
+from polyvox.engine.cost import CostModel
 from polyvox.engine.kv import PAGE, PagedKV
-from polyvox.engine.scheduler import CHUNKS, CostModel
+from polyvox.engine.track import CHUNKS
 from polyvox.models.protocol import Prepared, SpeechModel
 
 RING = 2 * CHUNKS[-1]  # frames that a slot keeps for the codec

@@ -9,8 +9,8 @@ import torch
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.interface import Chunk, Result
-from polyvox.engine.scheduler import Track
 from polyvox.engine.step import Seat
+from polyvox.engine.track import Track
 from polyvox.errors import InvalidRequest, StreamFailed
 from polyvox.models.protocol import Growing, Prepared
 from polyvox.models.request import Request
@@ -51,6 +51,7 @@ class LocalStream:
         self.full_since: float | None = None  # the buffer, for a reader
         self.flights = 0  # frame steps under way that name the slot
         self.silent = request.trim_silence  # nothing has been heard yet
+        self.held = _NOTHING  # the first sound, until there is enough of it
         self.reason: FinishReason = "stop"
 
     # The reader's side

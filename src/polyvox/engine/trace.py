@@ -6,7 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyvox.engine.scheduler import Plan, Scheduler
+from polyvox.engine.scheduler import Scheduler
+from polyvox.engine.track import Plan
 
 if TYPE_CHECKING:
     from polyvox.engine.stream import LocalStream

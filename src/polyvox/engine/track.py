@@ -1,0 +1,102 @@
+"""What the scheduler knows: its limits, a stream's progress and deadline, and the plan of a step."""
+
+from dataclasses import dataclass
+from math import inf
+
+# Frames of a codec chunk, powers of two; a stream's chunk grows with its lead.
+CHUNKS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the scheduler works within; the engine derives them from its configuration."""
+
+    frame_seconds: float
+    slots: int
+    pages: int
+    page_size: int
+    ring: int  # frames that a slot keeps for its codec
+    queue: int  # requests that may wait
+    queue_seconds: float  # and for how long
+    headroom: float = 0.9  # share of real time that admitted streams may fill
+    urgent: float = 0.5  # seconds of lead under which a stream goes before others
+    lead_cap: float = 3.0  # seconds of lead beyond which it rests while others need the room
+    prefill_rows: int = 512  # of one step, at most
+    batch: int = 512  # streams of one frame step and frames of one codec step, at most
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """One stream as the scheduler sees it."""
+
+    id: int
+    arrived: float
+    prompt_rows: int
+    max_frames: int
+    live: bool = True  # False: a whole file, which has no deadline
+    first_chunk: int = 2
+    prefilled: int = 0
+    made: int = 0  # frames known to be speech
+    started: int = 0  # frame steps begun, known or not
+    decoded: int = 0  # frames given to the codec
+    text_frames: float = inf  # frames for which there is text; later ones must wait for it
+    room: float = inf  # frames that its reader's buffer can still take
+    ended: bool = False  # no more frames will be made; what is left is flushed
+    admitted: float = 0.0
+    first_audio: float | None = None
+    given: float = 0.0  # seconds of audio given to the reader
+    resumed: float = 0.0  # seconds that playback stood still: for text, for its reader, or for want of audio
+    underruns: int = 0
+    waited: int | None = None  # frames begun when the text ran out: the pause after them is not an underrun
+    paused: bool = False  # the reader's buffer was full: the pause before the next chunk is not an underrun
+
+    @property
+    def prompt_left(self) -> int:
+        return self.prompt_rows - 1 - self.prefilled
+
+    @property
+    def needs_text(self) -> bool:
+        """No frame can be made before more text comes."""
+        return not self.ended and self.text_frames <= self.started < self.max_frames
+
+    @property
+    def owes_audio(self) -> bool:
+        """Its player waits for the engine, not for more text, a reader or nothing at all."""
+        return not self.paused and self.waited is None and not (self.ended and self.decoded >= self.made)
+
+    @property
+    def deadline(self) -> float:
+        """When the player runs dry; a stream that has given nothing yet is due at once."""
+        if self.first_audio is None:
+            return self.arrived
+        return self.first_audio + self.resumed + self.given
+
+    def starts(self, now: float) -> bool:
+        """Its player waits for a first chunk: at the beginning, or after a pause that was not the engine's."""
+        if not self.live or self.first_audio is None:
+            return self.live
+        return (self.paused or self.waited is not None) and now >= self.deadline
+
+    def lead(self, now: float) -> float:
+        """Seconds until the player runs dry; of a file, which is never heard while it is made, infinitely many."""
+        return inf if not self.live else self.deadline - now if self.first_audio is not None else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, in this order: prefill rows by stream, streams that make a frame, codec frames by stream.
+
+    A stream whose prompt is complete after this plan's rows makes its first frame in the same step.
+    """
+
+    prefill: tuple[tuple[Track, int], ...] = ()
+    frame: tuple[Track, ...] = ()
+    codec: tuple[tuple[Track, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.prefill or self.frame or self.codec)
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Streams, prefill rows, codec frames, codec calls: what the step costs by."""
+        chunks = [frames for _, frames in self.codec]
+        return len(self.frame), sum(rows for _, rows in self.prefill), sum(chunks), len(set(chunks))

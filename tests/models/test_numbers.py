@@ -1,0 +1,91 @@
+"""What is rounded where: in a model of 16 bits some parts are computed in float32, as the reference does."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import DEVICE, Loaded
+from parity import Batch
+from polyvox.models.qwen3_tts.codec import Codebook
+from polyvox.models.qwen3_tts.config import TransformerConfig
+from polyvox.models.qwen3_tts.sampling import draw, penalised, talker_parameters
+from polyvox.models.qwen3_tts.transformer import RMSNorm, Rotation
+from polyvox.models.request import Sampling
+
+BF16 = torch.bfloat16
+
+
+def test_a_norm_is_computed_in_float32_and_scaled_after_rounding() -> None:
+    norm = RMSNorm(64, 1e-6).to(BF16)
+    generator = torch.Generator().manual_seed(1)
+    norm.weight.data = torch.rand(64, generator=generator).to(BF16)
+    x = (torch.randn(50, 64, generator=generator) * 3).to(BF16)
+    wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+    assert torch.equal(norm(x), norm.weight * wide.to(BF16))
+    coarse = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    assert not torch.equal(norm(x), norm.weight * coarse)
+
+
+def test_angles_are_computed_in_float32_and_rounded_once() -> None:
+    config = TransformerConfig(1, 1, 1, 1, 1, 8, 1e-6, 1e6)
+    positions = torch.arange(4000, 4020)[None]
+    rounded, exact = Rotation(positions, config, BF16), Rotation(positions, config, torch.float32)
+    assert torch.equal(rounded.cos, exact.cos.to(BF16))
+    assert torch.equal(rounded.sin, exact.sin.to(BF16))
+
+
+def test_a_frame_is_summed_before_it_is_rounded(loaded: Loaded) -> None:
+    talker = loaded("custom_voice", "bfloat16").speech.model.talker
+    groups = talker.code_predictor.residuals + 1
+    frames = torch.randint(0, 64, (200, groups), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    parts = torch.cat(
+        [
+            talker.model.codec_embedding(frames[:, :1]),
+            talker.code_predictor.model.codec_embedding.lookup(frames[:, 1:]),
+        ],
+        dim=1,
+    )
+    assert torch.equal(talker.frame_rows(frames), parts.float().sum(1).to(BF16))
+
+
+def test_scores_are_drawn_from_in_float32() -> None:
+    """Two scores that a division in bfloat16 would make equal stay apart."""
+    logits = torch.tensor([[1.0, 1.0078125]], dtype=BF16)
+    params = torch.tensor([talker_parameters(Sampling(temperature=0.9, top_k=0))])
+    assert draw(logits, params, torch.tensor([[0.0, -0.004]])).item() == 1
+    assert penalised(logits, torch.tensor([[True, True]]), params).dtype == torch.float32
+
+
+def test_an_entry_that_was_never_used_is_finite() -> None:
+    book = Codebook(2, 3)
+    book.embedding_sum.data = torch.ones(2, 3)
+    book.cluster_usage.data = torch.tensor([0.0, 2.0])
+    assert book(torch.tensor([0, 1])).tolist() == [[pytest.approx(1e5)] * 3, [0.5] * 3]
+
+
+@pytest.mark.parametrize("least", [0, 2, 5])
+def test_speech_cannot_end_before_its_least_length(least: int, loaded: Loaded) -> None:
+    """With an end that always wins, it comes as soon as it may."""
+    speech = loaded("custom_voice", "float64").speech
+    head, end = speech.model.talker.codec_head, speech.config.talker.eos_id
+
+    def always(_module: object, _inputs: object, logits: torch.Tensor) -> torch.Tensor:
+        logits[:, end] = 1e6
+        return logits
+
+    hook = head.register_forward_hook(always)
+    try:
+        greedy = Sampling(temperature=0, predictor_temperature=0, repetition_penalty=1.0)
+        batch = Batch(
+            speech,
+            [torch.zeros(3, speech.hidden_size, dtype=speech.dtype, device=DEVICE)] * 2,
+            [torch.zeros(1, speech.hidden_size, dtype=speech.dtype, device=DEVICE)] * 2,
+            [replace(greedy, min_frames=least), replace(greedy, min_frames=7)],
+        )
+        over = np.array([batch.frame()[1].tolist() for _ in range(9)])
+    finally:
+        hook.remove()
+    assert over[:, 0].argmax() == least
+    assert over[:, 1].argmax() == 7
