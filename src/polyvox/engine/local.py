@@ -74,21 +74,12 @@ class LocalEngine:
         self._ids = 0
         self._failures = 0
         self._trace = Trace(self.config.trace) if self.config.trace else None
-        with torch.inference_mode():
-            self._stepper = Stepper(model, self.config)
-            cost = self._stepper.calibrate()
-        limits = Limits(
-            frame_seconds=self.frame_seconds,
-            slots=self.config.slots,
-            pages=self.config.pages,
-            page_size=PAGE,
-            ring=RING,
-            queue=self.config.queue,
-            queue_seconds=self.config.queue_seconds,
-        )
-        self.scheduler = Scheduler(limits, cost)
         self._thread = threading.Thread(target=self._loop, name="polyvox-engine", daemon=True)
+        self._started = threading.Event()
         self._thread.start()
+        self._started.wait()
+        if self._broken:
+            raise EngineDown(self._broken, retry_after=0)
         # A thread that computes while the interpreter goes away would abort it.
         atexit.register(self.close)
 
@@ -171,9 +162,25 @@ class LocalEngine:
 
     # The turn
 
+    def _start(self) -> None:
+        """Takes the memory and measures the machine, in the thread that will do the work."""
+        self._stepper = Stepper(self.model, self.config)
+        limits = Limits(
+            frame_seconds=self.frame_seconds,
+            slots=self.config.slots,
+            pages=self.config.pages,
+            page_size=PAGE,
+            ring=RING,
+            queue=self.config.queue,
+            queue_seconds=self.config.queue_seconds,
+        )
+        self.scheduler = Scheduler(limits, self._stepper.calibrate())
+        self._started.set()
+
     def _loop(self) -> None:
         with torch.inference_mode():
             try:
+                self._start()
                 while True:
                     plan = self._schedule()
                     if plan is None:
@@ -185,6 +192,7 @@ class LocalEngine:
                 self._broken = f"the engine has stopped: {error}"
             finally:
                 self._close_all()
+                self._started.set()
 
     def _schedule(self) -> Plan | None:
         """Waits until there is something to do, and says what; None when the engine closes."""
