@@ -14,9 +14,10 @@ from conftest import Loaded
 from engine.speaking import PATIENCE, assert_all_free, request, solo, spoken
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
-from polyvox.engine.step import TEXT_ROWS
 from polyvox.models.qwen3_tts.speech import Speech
 from polyvox.models.request import Request
+
+SMALL_RING = 24  # text rows
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +77,17 @@ def test_a_wake_up_between_append_and_wait_is_not_lost(speech: Speech) -> None:
         engine.close()
 
 
-def test_text_that_was_read_is_not_kept_alive(speech: Speech) -> None:
+def test_text_that_was_read_is_not_kept_alive(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that wait for room are a tensor of their own, not a window on all of the text."""
+    monkeypatch.setattr("polyvox.engine.step.TEXT_ROWS", SMALL_RING)
     engine = LocalEngine(speech, EngineConfig(slots=1, context=4096))
     try:
-        long = "a b " * 400
+        long = "a b " * 50
         with engine.lock:
             stream = engine.submit(request(long, layout="streaming", guard=False, frames=250))
             assert stream._ready.wait_for(lambda: stream.buffered, PATIENCE)
             rows = stream.text
-            assert 0 < len(rows) <= len(speech.tokenizer.text(long)) - TEXT_ROWS
+            assert 0 < len(rows) <= len(speech.tokenizer.text(long)) - SMALL_RING
             assert rows.untyped_storage().nbytes() == rows.numel() * rows.element_size()
         stream.cancel()
         assert_all_free(engine)
@@ -95,19 +97,15 @@ def test_text_that_was_read_is_not_kept_alive(speech: Speech) -> None:
         engine.close()
 
 
-def test_a_text_longer_than_a_slots_memory_is_read_to_its_end(speech: Speech) -> None:
+def test_a_text_longer_than_a_slots_memory_is_read_to_its_end(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than the ring holds: they follow the frames, and the ring's old rows are not read again."""
-    engine = LocalEngine(speech, EngineConfig(slots=1, context=4096))
+    long = request("a b " * 50, layout="streaming", guard=False, frames=255, seed=2)
+    whole = solo(speech, long)
+    monkeypatch.setattr("polyvox.engine.step.TEXT_ROWS", SMALL_RING)
+    engine = LocalEngine(speech, EngineConfig(slots=1))
     try:
-        long = request("a b " * 200, layout="streaming", guard=False, frames=255, seed=2)
-        first = spoken(engine.submit(long))
-        roomy = speech.new_slots  # the same with a ring that holds all of it
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(speech, "new_slots", lambda count, _rows, ring: roomy(count, 1024, ring))
-            patch.setattr("polyvox.engine.step.TEXT_ROWS", 1024)
-            other = LocalEngine(speech, EngineConfig(slots=1, context=4096))
-        np.testing.assert_allclose(spoken(other.submit(long)), first, atol=1e-6)
-        other.close()
+        assert len(whole) > 2 * SMALL_RING * speech.samples_per_frame
+        np.testing.assert_allclose(spoken(engine.submit(long)), whole, atol=1e-6)
     finally:
         engine.close()
 
