@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -148,10 +149,9 @@ def test_text_may_come_as_rows_of_another_model(engine: LocalEngine, speech: Spe
     ids = speech.tokenizer.text(TEXTS[2])
     stream = engine.submit(request("on and", live=True, guard=False))
     given = len(speech.growing_text(stream.request).append("on and"))
-    stream.append_rows(speech.text_rows(ids[given:], last=True))
-    with engine.lock:
-        stream.text_open = False
-        engine.wake()
+    with pytest.raises(InvalidRequest, match="rows of 48"):
+        stream.append_rows(torch.zeros(1, 7))
+    stream.append_rows(speech.text_rows(ids[given:], last=True), last=True)
     whole = solo(speech, request(TEXTS[2], layout="streaming", guard=False))
     np.testing.assert_allclose(spoken(stream), whole, atol=1e-6)
 
@@ -168,20 +168,32 @@ def test_text_is_refused_where_it_cannot_be_appended(engine: LocalEngine) -> Non
     empty = engine.submit(request("", live=True))
     with pytest.raises(InvalidRequest, match="visible"):
         empty.finish_text()
+    with pytest.raises(StreamFailed, match="visible"):
+        spoken(empty)
     with pytest.raises(InvalidRequest, match="layout"):
         engine.submit(request(live=True, layout="whole"))
 
 
-def test_a_slow_reader_pauses_only_its_own_stream(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=2, buffer_seconds=2.0, reader_seconds=PATIENCE))
+def small_buffer(engine: LocalEngine, frames: int) -> None:
+    """Frames of the tiny codec are 2 ms; no configuration allows so small a buffer."""
+    object.__setattr__(engine.config, "buffer_seconds", frames * engine.frame_seconds)
+
+
+def test_a_slow_reader_pauses_only_its_own_stream_and_loses_nothing(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=2))
+    small_buffer(engine, 20)
     try:
-        frames = 250  # 2 s are 1,000 frames of this tiny codec, so speak long
-        slow = engine.submit(request(seed=3, frames=frames, whole_file=True))
-        for seed in range(3):
-            quick = engine.submit(request(seed=seed, frames=frames))
-            np.testing.assert_allclose(spoken(quick), solo(speech, request(seed=seed, frames=frames)), atol=1e-6)
-        assert slow.buffered <= 2.0 * engine.sample_rate
-        assert len(spoken(slow))
+        asked = request(seed=2, frames=150, sampling=Sampling(min_frames=150))
+        slow = engine.submit(asked)
+        with engine.lock:
+            assert slow._ready.wait_for(lambda: slow.buffered >= 16 * speech.samples_per_frame, PATIENCE)
+        for seed in (0, 1, 4):
+            quick = request(seed=seed, frames=20)
+            np.testing.assert_allclose(spoken(engine.submit(quick)), solo(speech, quick), atol=1e-6)
+        assert slow.result is None
+        assert slow.buffered <= 20 * speech.samples_per_frame
+        np.testing.assert_allclose(spoken(slow), solo(speech, asked), atol=1e-6)
+        assert_all_free(engine)
     finally:
         engine.close()
 
@@ -190,10 +202,9 @@ def test_a_reader_that_stops_is_ended_with_an_error(speech: Speech) -> None:
     now = [0.0]
     engine = LocalEngine(speech, EngineConfig(slots=1, buffer_seconds=2.0, reader_seconds=5.0), clock=lambda: now[0])
     try:
-        stream = engine.submit(request(frames=255, seed=3, sampling=Sampling(temperature=2.0)))
-        small = int(0.02 * engine.sample_rate)
+        stream = engine.submit(request(frames=255, sampling=Sampling(min_frames=255)))
+        small_buffer(engine, 10)
         with engine.lock:
-            object.__setattr__(engine.config, "buffer_seconds", small / engine.sample_rate)
             assert stream._ready.wait_for(lambda: stream.full_since is not None or stream.result, PATIENCE)
             assert stream.full_since is not None
             now[0] = 6.0
@@ -223,8 +234,8 @@ def test_a_full_engine_queues_then_refuses(speech: Speech) -> None:
         with engine.lock:
             now[0] = 6.0
             engine.wake()
-            assert next_up._ready.wait_for(lambda: next_up.result is not None, PATIENCE)
-        assert "no place came free" in (next_up.result.error or "")  # type: ignore[union-attr]
+        with pytest.raises(Overloaded, match="no place came free"):
+            spoken(next_up)
         first.cancel()
         assert len(spoken(engine.submit(request(seed=6))))
     finally:
@@ -290,10 +301,17 @@ def test_closing_under_load_ends_everything(speech: Speech) -> None:
     assert_all_free(engine)
 
 
+def resident() -> float:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096.0
+
+
 def test_a_thousand_cancelled_streams_leave_memory_flat(speech: Speech) -> None:
     engine = LocalEngine(speech, EngineConfig(slots=3, queue=2000))
+    before = 0.0
     try:
-        for _ in range(10):
+        for turn in range(10):
+            before = resident() if turn == 2 else before
             streams = [engine.submit(request(seed=i)) for i in range(100)]
             for stream in streams:
                 stream.cancel()
@@ -303,7 +321,9 @@ def test_a_thousand_cancelled_streams_leave_memory_flat(speech: Speech) -> None:
         assert not engine._streams
         assert not engine._leaving
         assert not engine._flights
-        assert engine.stats()["finished_cancelled"] + engine.stats().get("finished_stop", 0) >= 990
+        stats = engine.stats()
+        assert sum(count for name, count in stats.items() if name.startswith("finished_")) == 1000
+        assert resident() - before < 20e6
     finally:
         engine.close()
 
@@ -334,6 +354,7 @@ def test_a_callback_that_throws_costs_only_its_own_stream(speech: Speech) -> Non
         assert called.wait(PATIENCE)
         wait_for_end(bad)
         assert bad.result is not None
+        assert bad.result.finish_reason == "cancelled"
     finally:
         engine.close()
 
@@ -396,3 +417,95 @@ def test_a_run_can_be_seen_in_a_trace(speech: Speech, tmp_path: Any) -> None:
     assert {"prefill_rows", "codec_frames", "waiting"} <= steps[0]["args"].keys()
     (stream,) = [event for event in events if event["name"].startswith("stream")]
     assert stream["args"]["finish_reason"] in ("stop", "length")
+
+
+def test_whoever_asked_to_be_told_is_told_of_every_end(speech: Speech) -> None:
+    """Also on an engine that has nothing else to do: cancelled, refused, out of text, closed."""
+    now = [0.0]
+    engine = LocalEngine(speech, EngineConfig(slots=1, queue_seconds=5, text_seconds=50), clock=lambda: now[0])
+    told: dict[int, threading.Event] = {seed: threading.Event() for seed in range(4)}
+
+    def submit(seed: int, **more: Any) -> LocalStream:
+        def tell(stream: LocalStream) -> None:
+            if stream.result is not None:
+                told[seed].set()
+
+        return engine.submit(request("the other assist", seed=seed, guard=False, **more), on_ready=tell)
+
+    try:
+        cancelled = submit(0, live=True)
+        with engine.lock:
+            assert cancelled._ready.wait_for(lambda: cancelled.waiting_since is not None, PATIENCE)
+        refused = submit(1)
+        with engine.lock:
+            now[0] = 6.0
+            engine.wake()
+        assert told[1].wait(PATIENCE)
+        assert refused.result is not None
+        cancelled.cancel()
+        assert told[0].wait(PATIENCE)
+        hungry = submit(2, live=True)
+        with engine.lock:
+            assert hungry._ready.wait_for(lambda: hungry.waiting_since is not None, PATIENCE)
+            now[0] = 60.0
+            engine.wake()
+        assert told[2].wait(PATIENCE)
+        submit(3, live=True)
+    finally:
+        engine.close()
+    assert told[3].wait(PATIENCE)
+
+
+def test_a_live_stream_without_a_first_word_is_a_stream_like_any_other(speech: Speech) -> None:
+    now = [0.0]
+    config = EngineConfig(slots=1, queue=1, queue_seconds=5, text_seconds=20)
+    engine = LocalEngine(speech, config, clock=lambda: now[0])
+    try:
+        first, second = (engine.submit(request("", live=True, guard=False)) for _ in range(2))
+        with pytest.raises(Overloaded, match="first word"):
+            engine.submit(request("", live=True))
+        first.cancel()
+        wait_for_end(first)
+        now[0] = 11.0  # longer than anyone may queue, but this one does not queue yet
+        second.append(TEXTS[0])
+        second.finish_text()
+        late = request(TEXTS[0], layout="streaming", guard=False)
+        np.testing.assert_allclose(spoken(second), solo(speech, late), atol=1e-6)
+        forgotten = engine.submit(request("", live=True))
+        with engine.lock:
+            now[0] = 40.0
+            engine.wake()
+        with pytest.raises(StreamFailed, match="no text came"):
+            spoken(forgotten)
+        left = engine.submit(request("", live=True))
+    finally:
+        engine.close()
+    with pytest.raises(StreamFailed, match="closed"):
+        spoken(left)
+
+
+def test_a_refused_first_word_ends_its_stream(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=1, queue=0))
+    try:
+        waiting = engine.submit(request("", live=True))
+        holder = engine.submit(request("the other assist", live=True, guard=False))
+        with engine.lock:
+            assert holder._ready.wait_for(lambda: holder.waiting_since is not None, PATIENCE)
+        with pytest.raises(Overloaded):
+            waiting.append("hello there, user")
+        with pytest.raises(StreamFailed, match="queue is full"):
+            spoken(waiting)
+        holder.cancel()
+        assert_all_free(engine)
+    finally:
+        engine.close()
+
+
+def test_an_end_that_was_read_ends_a_second_reader_too(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        stream = engine.submit(request(frames=3))
+        spoken(stream)
+        assert list(stream.chunks(PATIENCE)) == []
+    finally:
+        engine.close()

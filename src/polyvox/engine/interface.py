@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polyvox.audio.clip import FinishReason, Samples
+from polyvox.errors import Overloaded, StreamFailed
 from polyvox.models.request import Request
 
 
@@ -33,6 +34,13 @@ class Result:
     first_audio: float | None = None  # seconds from the request to its first chunk
     underruns: int = 0
     text_waits: int = 0
+    retry_after: float | None = None  # seconds, where it was refused for want of a place
+
+    def check(self) -> None:
+        """Raises what a reader should know: Overloaded or StreamFailed; nothing after a good end."""
+        if self.finish_reason == "error":
+            message = self.error or "the stream failed"
+            raise StreamFailed(message) if self.retry_after is None else Overloaded(message, self.retry_after)
 
 
 class Stream(Protocol):
@@ -48,8 +56,8 @@ class Stream(Protocol):
     def chunks(self, timeout: float | None = None) -> Iterator[Chunk]:
         """The chunks as they come, for one reader; ends after the final one.
 
-        Raises StreamFailed where the stream ended with an error, TimeoutError where nothing came for `timeout`
-        seconds.
+        Raises StreamFailed where the stream ended with an error, Overloaded where it found no place, TimeoutError
+        where nothing came for `timeout` seconds.
         """
 
     def take(self, most: int, /) -> list[Chunk]:

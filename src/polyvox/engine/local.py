@@ -24,8 +24,8 @@ from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
 from polyvox.engine.track import Limits, Plan, Track
-from polyvox.errors import EngineDown
-from polyvox.models.protocol import ENDED, STILL, SpeechModel
+from polyvox.errors import EngineDown, Overloaded
+from polyvox.models.protocol import ENDED, STILL, Prepared, SpeechModel
 from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class LocalEngine:
         self._broken: str | None = None
         self._streams: dict[Track, LocalStream] = {}
         self._flights: deque[tuple[list[LocalStream], Tensor]] = deque()
+        self._unspoken: dict[LocalStream, None] = {}  # live streams that have no first word yet
         self._leaving: list[LocalStream] = []
         self._finished: Counter[str] = Counter()
         self._totals: defaultdict[str, float] = defaultdict(float)
@@ -95,18 +96,19 @@ class LocalEngine:
             raise EngineDown(self._broken or "the engine is closing", retry_after=1)
         if request.seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
-        if request.live:
-            growing = self.model.growing_text(request)
-            ids = growing.append(request.text)
-            prepared = self.model.prepare(request, ids) if ids else None
-        else:
-            growing, prepared = None, self.model.prepare(request)
+        growing = self.model.growing_text(request) if request.live else None
+        ids = growing.append(request.text) if growing else None
+        prepared = None if ids == [] else self.model.prepare(request, ids)
         with self.lock:
-            stream = LocalStream(self, request, on_ready)
-            stream.growing = growing
+            stream = LocalStream(self, request, growing, on_ready)
             if prepared is not None:
-                stream.prepared = prepared
-                self._offer(stream)
+                self.offer(stream, prepared)
+            elif len(self._unspoken) >= self.config.queue + self.config.slots:
+                raise Overloaded("too many streams wait for their first word", retry_after=1)
+            else:
+                stream.waiting_since = self.clock()
+                self._unspoken[stream] = None
+                self.wake()
             return stream
 
     def stats(self) -> dict[str, float]:
@@ -139,25 +141,42 @@ class LocalEngine:
         """Something has changed that the next turn must see."""
         self._work.notify_all()
 
-    # Text that grows, under the lock
+    # Called by streams, under the lock
 
-    def grow_text(self, stream: LocalStream, text: str, last: bool) -> None:
-        assert stream.growing is not None
-        ids = stream.growing.append(text) if text else []
-        if last:
-            ids += stream.growing.finish()
-        if stream.prepared is None and ids:
-            stream.prepared = self.model.prepare(stream.request, ids)
-            ids = []
-            self._offer(stream)
-        if stream.prepared is not None and (ids or last):
-            self.add_text(stream, self.model.text_rows(ids, last))
-        if last:
-            stream.text_open = False
-            self.wake()
+    def offer(self, stream: LocalStream, prepared: Prepared) -> None:
+        """Puts a stream into the queue; raises Overloaded where there is no place in it."""
+        if self._broken or self._stopping:
+            raise EngineDown(self._broken or "the engine is closing", retry_after=1)
+        now = self.clock()
+        # A stream never waits for memory once it runs, so it may not come to more than there is.
+        most = self.config.pages * PAGE - len(prepared.rows) - 1
+        track = Track(
+            id=self._ids + 1,
+            arrived=now,
+            prompt_rows=len(prepared.rows),
+            max_frames=max(1, min(prepared.max_frames, most)),
+            live=not stream.request.whole_file,
+            first_chunk=stream.request.first_chunk or FIRST_CHUNK,
+            room=self._room(stream),
+        )
+        self.scheduler.offer(track, now)
+        self._ids += 1
+        stream.arrived, stream.prepared, stream.track, stream.text = now, prepared, track, prepared.text
+        stream.waiting_since = None
+        self._unspoken.pop(stream, None)
+        self._streams[track] = stream
+        self.wake()
 
-    def add_text(self, stream: LocalStream, rows: Tensor) -> None:
+    def add_text(self, stream: LocalStream, rows: Tensor, last: bool) -> None:
+        """More rows of text for a stream that has been offered."""
         stream.text = torch.cat([stream.text, rows]) if len(stream.text) else rows
+        stream.text_open = stream.text_open and not last
+        self.wake()
+
+    def fail(self, stream: LocalStream, error: Exception) -> None:
+        """Ends one stream, whatever state it is in."""
+        self._end(stream, "error", str(error))
+        self._free_those_who_left()
         self.wake()
 
     # The turn
@@ -196,17 +215,21 @@ class LocalEngine:
 
     def _schedule(self) -> Plan | None:
         """Waits until there is something to do, and says what; None when the engine closes."""
-        with self.lock:
-            while not self._stopping:
+        while True:
+            with self.lock:
+                if self._stopping:
+                    return None
                 now = self.clock()
                 self._end_those_who_must(now)
                 self._admit(now)
+                self._look_at_readers(now)
                 self._feed_text(now)
                 plan = self.scheduler.plan(now)
                 if plan or self._flights:
                     return plan
-                self._work.wait(self._next_timer(now))
-            return None
+                if not self._notified:
+                    self._work.wait(self._next_timer(now))
+            self._tell_readers()
 
     def _run(self, plan: Plan) -> Outcome | None:
         """The device's work; None where it failed, which ends the streams of the step and nobody else."""
@@ -257,6 +280,11 @@ class LocalEngine:
                 if track.ended and track.decoded == track.made:
                     self._end(stream, stream.reason)
             self._free_those_who_left()
+        self._tell_readers()
+
+    def _tell_readers(self) -> None:
+        """Calls those who asked to be told, without the lock; one that throws loses its own stream only."""
+        with self.lock:
             ready, self._notified = list(self._notified), {}
         for stream in ready:
             if stream.on_ready is not None:
@@ -268,34 +296,12 @@ class LocalEngine:
 
     # Parts of the turn, under the lock
 
-    def _offer(self, stream: LocalStream) -> None:
-        prepared, request = stream.prepared, stream.request
-        assert prepared is not None
-        if self._broken or self._stopping:
-            raise EngineDown(self._broken or "the engine is closing", retry_after=1)
-        self._ids += 1
-        # A stream never waits for memory once it runs, so it may not come to more than there is.
-        most = self.config.pages * PAGE - len(prepared.rows) - 1
-        track = Track(
-            id=self._ids,
-            arrived=stream.arrived,
-            prompt_rows=len(prepared.rows),
-            max_frames=max(1, min(prepared.max_frames, most)),
-            live=not request.whole_file,
-            first_chunk=request.first_chunk or FIRST_CHUNK,
-            room=self._room(stream),
-        )
-        self.scheduler.offer(track, self.clock())
-        stream.track, stream.text = track, prepared.text
-        self._streams[track] = stream
-        self.wake()
-
     def _admit(self, now: float) -> None:
         admitted, expired = self.scheduler.admit(now)
         for track in expired:
             stream = self._streams[track]
             wait = f"no place came free within {self.config.queue_seconds:g} s"
-            self._end(stream, "error", wait)
+            self._end(stream, "error", wait, self.scheduler.retry_after(now))
         for track in admitted:
             stream = self._streams[track]
             assert stream.prepared is not None
@@ -310,22 +316,35 @@ class LocalEngine:
 
     def _feed_text(self, now: float) -> None:
         """Moves text into the slots, and tells the scheduler how far each stream's text reaches."""
-        for track, stream in self._streams.items():
-            if stream.seat is None:
+        for track, stream in list(self._streams.items()):
+            if stream.seat is None or stream.result is not None:
                 continue
             if len(stream.text):
-                count = self._stepper.write_text(stream.seat, stream.text, track.started)
+                try:
+                    count = self._stepper.write_text(stream.seat, stream.text, track.started)
+                except Exception as error:
+                    log.exception("text could not be written")
+                    self._end(stream, "error", f"the text could not be read: {error}")
+                    continue
                 stream.text = stream.text[count:].clone()
             closed = not stream.text_open and not len(stream.text)
             track.text_frames = inf if closed else stream.seat.text_end
             if track.started < track.text_frames:
                 stream.waiting_since = None
             elif stream.waiting_since is None and stream.text_open and not track.prompt_left:
-                stream.waiting_since = now
-                stream.text_waits += 1
+                stream.wait_for_text(now)
+
+    def _look_at_readers(self, now: float) -> None:
+        """How much each reader's buffer can take, and since when it can take nothing."""
+        for track, stream in self._streams.items():
+            track.room = self._room(stream)
+            if track.room >= 1:
+                stream.full_since = None
+            elif stream.full_since is None:
+                stream.full_since = now
 
     def _end_those_who_must(self, now: float) -> None:
-        for stream in list(self._streams.values()):
+        for stream in [*self._streams.values(), *self._unspoken]:
             if stream.wants_end is not None:
                 self._end(stream, stream.wants_end)
             elif stream.full_since is not None and now - stream.full_since > self.config.reader_seconds:
@@ -346,7 +365,8 @@ class LocalEngine:
         if flags & STILL and stream.request.guard:
             track.ended, stream.reason = True, "runaway"
         elif track.made >= track.max_frames:
-            track.ended, stream.reason = True, "runaway" if stream.prepared.guarded else "length"
+            guarded = stream.prepared.guarded and track.max_frames == stream.prepared.max_frames
+            track.ended, stream.reason = True, "runaway" if guarded else "length"
 
     def _give(self, stream: LocalStream, samples: Samples, now: float) -> None:
         track = stream.track
@@ -365,8 +385,6 @@ class LocalEngine:
         self.scheduler.gave(track, len(samples) / self.model.samples_per_frame, now)
         stream.push(samples, final)
         track.room = self._room(stream)
-        if track.room < 1 and stream.full_since is None:
-            stream.full_since = now
         self._totals["audio_seconds"] += len(samples) / self.sample_rate
         self._notified[stream] = None
 
@@ -374,30 +392,41 @@ class LocalEngine:
         most = self.config.buffer_seconds * self.sample_rate
         return max(0.0, (most - stream.buffered) // self.model.samples_per_frame)
 
-    def _end(self, stream: LocalStream, reason: FinishReason, error: str | None = None) -> None:
+    def _end(
+        self,
+        stream: LocalStream,
+        reason: FinishReason,
+        error: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
         """Ends a stream for its reader now; its slot is freed when no step names it any more."""
         track = stream.track
-        if stream.result is not None or track is None:
+        if stream.result is not None:
             return
-        first = None if track.first_audio is None else track.first_audio - stream.arrived
+        if len(stream.held) and error is None and reason != "cancelled":
+            stream.push(stream.held, final=True)
         stream.end(
             Result(
                 finish_reason=reason,
                 seed=stream.seed,
                 error=error,
-                frames=track.made,
-                seconds=track.made * self.frame_seconds,
-                queue_wait=(track.admitted or self.clock()) - stream.arrived,
-                first_audio=first,
-                underruns=track.underruns,
+                frames=track.made if track else 0,
+                seconds=track.made * self.frame_seconds if track else 0.0,
+                queue_wait=((track and track.admitted) or self.clock()) - stream.arrived,
+                first_audio=track.first_audio - stream.arrived if track and track.first_audio is not None else None,
+                underruns=track.underruns if track else 0,
                 text_waits=stream.text_waits,
+                retry_after=retry_after,
             )
         )
-        track.ended, stream.text_open = True, False
+        stream.text_open = False
+        self._unspoken.pop(stream, None)
         self._finished[reason] += 1
-        self._totals["underruns"] += track.underruns
-        self._leaving.append(stream)
         self._notified[stream] = None
+        if track is not None:
+            track.ended = True
+            self._totals["underruns"] += track.underruns
+            self._leaving.append(stream)
         if self._trace:
             self._trace.stream(stream, self.clock())
 
@@ -427,14 +456,11 @@ class LocalEngine:
     def _close_all(self) -> None:
         with self.lock:
             self._flights.clear()
-            for stream in list(self._streams.values()):
+            for stream in [*self._streams.values(), *self._unspoken]:
                 stream.flights = 0
                 self._end(stream, "error", self._broken or "the engine was closed")
             self._free_those_who_left()
-            ready, self._notified = list(self._notified), {}
-        for stream in ready:
-            if stream.on_ready is not None:
-                stream.on_ready(stream)
+        self._tell_readers()
         if self._trace:
             self._trace.write()
 
@@ -444,7 +470,7 @@ class LocalEngine:
     def _next_timer(self, now: float) -> float | None:
         """Seconds until something happens by itself; None where nothing will."""
         moments = [t.arrived + self.config.queue_seconds for t in self.scheduler.waiting]
-        for stream in self._streams.values():
+        for stream in [*self._streams.values(), *self._unspoken]:
             if stream.full_since is not None:
                 moments.append(stream.full_since + self.config.reader_seconds)
             if stream.waiting_since is not None:

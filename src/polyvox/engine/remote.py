@@ -13,7 +13,7 @@ import numpy as np
 from polyvox.engine import wire
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.ring import from_pcm
-from polyvox.errors import EngineDown, InvalidRequest, StreamFailed
+from polyvox.errors import EngineDown, InvalidRequest
 from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)
@@ -41,12 +41,14 @@ class RemoteStream:
         try:
             while not final:
                 with self._arrived:
-                    if not self._arrived.wait_for(lambda: self._chunks, timeout):
+                    if not self._arrived.wait_for(lambda: self._chunks or self.result is not None, timeout):
                         raise TimeoutError(f"no audio for {timeout} s")
+                    if not self._chunks:
+                        return  # another reader has had the end
                 for chunk in self.take(1):
                     final = chunk.final
-                    if final and self.result is not None and self.result.finish_reason == "error":
-                        raise StreamFailed(self.result.error or "the stream failed")
+                    if final and self.result is not None:
+                        self.result.check()
                     yield chunk
         finally:
             self.cancel()  # a reader that goes away early wants no more of it
@@ -79,9 +81,11 @@ class RemoteStream:
     def put(self, chunks: list[Chunk], result: Result | None) -> None:
         """The last chunk and the result come together: who has seen the one can see the other."""
         with self._arrived:
+            if self.result is not None:
+                return  # it has ended here already
             self._chunks.extend(chunks)
             self._number = chunks[-1].index + (not chunks[-1].final) if chunks else self._number
-            if result is not None and self.result is None:
+            if result is not None:
                 self.result = result
                 if result.finish_reason in ("cancelled", "error"):  # nobody wants what is left of it
                     self._chunks.clear()

@@ -74,8 +74,9 @@ class Ring:
         """The reader's: a copy of the next samples."""
         at = self.taken % self.capacity
         before = min(samples, self.capacity - at)
-        self.taken += samples
-        return np.concatenate((self._samples[at : at + before], self._samples[: samples - before]))
+        copied = np.concatenate((self._samples[at : at + before], self._samples[: samples - before]))
+        self.taken += samples  # only now may the writer use the place again
+        return copied
 
     def close(self) -> None:
         """Lets go of the memory; any number of times."""

@@ -104,7 +104,8 @@ class Scheduler:
 
     def _places(self, track: Track, relaxed: bool) -> int:
         """How many like this one could be let in now, by deadlines, slots and, for this one, pages."""
-        pages, live = self.pages(track), len(self.running) - self.files
+        # One that waits for its text or its reader has given its share of the step to others.
+        pages, live = self.pages(track), sum(other.live and other.owes_audio for other in self.running)
         if pages > self.pages_free:
             return 0
         if track.live:
@@ -204,6 +205,10 @@ class Scheduler:
     def _hold(self, track: Track, now: float) -> None:
         """Stops the clock of a stream that has given all it can: its text or its reader is late, not the engine."""
         hungry = track.needs_text
+        if track.first_audio is not None and now < track.deadline:
+            # Text or reader came back before the player ran dry: from here on lateness is the engine's own.
+            track.waited = None
+            track.paused = track.paused and track.room < 1
         if hungry:
             track.waited = track.started
         if track.room < 1 and track.made > track.decoded:

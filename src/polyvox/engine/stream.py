@@ -11,7 +11,7 @@ from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.step import Seat
 from polyvox.engine.track import Track
-from polyvox.errors import InvalidRequest, StreamFailed
+from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import Growing, Prepared
 from polyvox.models.request import Request
 
@@ -28,7 +28,9 @@ class LocalStream:
     engine writes through `push` and `end`; the reader through `take`, `chunks`, `append`, `finish_text`, `cancel`.
     """
 
-    def __init__(self, engine: "LocalEngine", request: Request, on_ready: OnReady | None) -> None:
+    def __init__(
+        self, engine: "LocalEngine", request: Request, growing: Growing | None, on_ready: OnReady | None
+    ) -> None:
         assert request.seed is not None
         self._engine, self.request, self.seed, self.on_ready = engine, request, request.seed, on_ready
         self._ready = threading.Condition(engine.lock)
@@ -43,7 +45,8 @@ class LocalStream:
         self.prepared: Prepared | None = None
         self.track: Track | None = None
         self.seat: Seat | None = None
-        self.growing: Growing | None = None
+        self._growing = growing
+        self._text_lock = threading.Lock()  # one piece of text at a time; taken before the engine's lock
         self.text = torch.empty(0)  # rows that have not found room in the slot yet
         self.text_open = request.live
         self.text_waits = 0
@@ -60,12 +63,14 @@ class LocalStream:
         try:
             while True:
                 with self._engine.lock:
-                    if not self._ready.wait_for(lambda: bool(self._buffer), timeout):
+                    if not self._ready.wait_for(lambda: self._buffer or self.result is not None, timeout):
                         raise TimeoutError(f"no audio for {timeout} s")
+                    if not self._buffer:
+                        return  # another reader has had the end
                     (chunk,) = self.take(1)
                     result = self.result
-                if chunk.final and result is not None and result.finish_reason == "error":
-                    raise StreamFailed(result.error or "the stream failed")
+                if chunk.final and result is not None:
+                    result.check()
                 yield chunk
                 if chunk.final:
                     return
@@ -79,7 +84,6 @@ class LocalStream:
             taken = [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
             self.buffered -= sum(len(chunk.samples) for chunk in taken)
             if taken:
-                self.full_since = None
                 self._engine.wake()
             return taken
 
@@ -87,11 +91,16 @@ class LocalStream:
         """More text for a live request."""
         self._grow(text, last=False)
 
-    def append_rows(self, rows: torch.Tensor) -> None:
-        """More text as rows that another model has made."""
-        with self._engine.lock:
+    def append_rows(self, rows: torch.Tensor, last: bool = False) -> None:
+        """More text as rows that another model has made, after a first word; the last ones close it."""
+        model = self._engine.model
+        if rows.dim() != 2 or rows.shape[1] != model.hidden_size:
+            raise InvalidRequest("append_rows", list(rows.shape), f"rows of {model.hidden_size} numbers")
+        with self._text_lock, self._engine.lock:
             self._check_open()
-            self._engine.add_text(self, rows)
+            if self.track is None:
+                raise InvalidRequest("append_rows", "the first of the text", "rows after a first word of text")
+            self._engine.add_text(self, rows.to(model.device, model.dtype), last)
 
     def finish_text(self) -> None:
         """No more text will come."""
@@ -104,11 +113,28 @@ class LocalStream:
                 self._engine.wake()
 
     def _grow(self, text: str, last: bool) -> None:
-        with self._engine.lock:
-            if last and not self.text_open:
-                return
-            self._check_open()
-            self._engine.grow_text(self, text, last)
+        """Makes rows of more text, in the caller's thread and without the engine's lock, and hands them over."""
+        with self._text_lock:
+            with self._engine.lock:
+                if last and not self.text_open:
+                    return
+                self._check_open()
+            assert self._growing is not None
+            model = self._engine.model
+            try:
+                ids = self._growing.append(text) if text else []
+                ids += self._growing.finish() if last else []
+                prepared = model.prepare(self.request, ids) if ids and self.track is None else None
+                rows = model.text_rows([] if prepared else ids, last)
+                with self._engine.lock:
+                    if prepared is not None and self.result is None:
+                        self._engine.offer(self, prepared)
+                    if self.track is not None and self.result is None:
+                        self._engine.add_text(self, rows, last)
+            except Exception as error:
+                with self._engine.lock:
+                    self._engine.fail(self, error)
+                raise
 
     def _check_open(self) -> None:
         if not self.text_open:
@@ -121,6 +147,11 @@ class LocalStream:
         self._chunks += 1
         self._closed = self._closed or final
         self.buffered += len(samples)
+        self._ready.notify_all()
+
+    def wait_for_text(self, now: float) -> None:
+        self.waiting_since = now
+        self.text_waits += 1
         self._ready.notify_all()
 
     def end(self, result: Result) -> None:

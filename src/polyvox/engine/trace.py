@@ -37,10 +37,10 @@ class Trace:
     def stream(self, stream: "LocalStream", now: float) -> None:
         result = stream.result
         assert result is not None
-        assert stream.track is not None
+        id = stream.track.id if stream.track else 0
         arguments = {name: getattr(result, name) for name in result.__slots__}
         duration = (now - stream.arrived) * 1e6
-        self._add(f"stream {stream.track.id}", "X", stream.arrived, stream.track.id, dur=duration, args=arguments)
+        self._add(f"stream {id}", "X", stream.arrived, id, dur=duration, args=arguments)
 
     def write(self) -> None:
         """The file is whole or not there."""

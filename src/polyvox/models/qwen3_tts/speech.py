@@ -135,7 +135,7 @@ class Speech:
             rows=self.model.embed(prompt, vector, frames),
             text=self.model.text_rows(trailing),
             max_frames=min(asked, longest),
-            guarded=longest < asked,
+            guarded=longest < asked and not grows,
             own=Own(request.seed or 0, request.sampling or config.sampling, likely, warm),
         )
 
