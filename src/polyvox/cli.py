@@ -103,6 +103,9 @@ def serve(
         raise InvalidRequest("address", f"{host}:{port}", allowed) from None
     with listener:
         tts = _load(model, device, dtype)
+        with console.status("Measuring this machine …"):
+            capacity = tts.engine.scheduler.capacity()
+        console.print(f"By its first measure this machine keeps {capacity} listeners fed at once.")
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         console.print(f"Listening on {address} (stop with Ctrl-C). Try:", soft_wrap=True)

@@ -416,6 +416,9 @@ def test_a_run_can_be_seen_in_a_trace(speech: Speech, tmp_path: Any) -> None:
     path = tmp_path / "trace.json"
     engine = LocalEngine(speech, EngineConfig(slots=2, trace=str(path)))
     spoken(engine.submit(request()))
+    stats = engine.stats()
+    assert stats["steps"] >= 20
+    assert {"step_batch", "step_prefill_rows", "step_codec_frames", "step_seconds"} <= stats.keys()
     engine.close()
     events = json.loads(path.read_text())["traceEvents"]
     steps = [event for event in events if event["name"] == "step"]

@@ -71,6 +71,7 @@ class LocalEngine:
         self._leaving: list[LocalStream] = []
         self._finished: Counter[str] = Counter()
         self._totals: defaultdict[str, float] = defaultdict(float)
+        self._last: dict[str, float] = {}  # what the last step had in it
         self._notified: dict[LocalStream, None] = {}
         self._ids = 0
         self._failures = 0
@@ -126,6 +127,7 @@ class LocalEngine:
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
                 **{f"finished_{reason}": float(count) for reason, count in self._finished.items()},
                 **self._totals,
+                **{f"step_{name}": value for name, value in self._last.items()},
             }
 
     def close(self) -> None:
@@ -481,5 +483,7 @@ class LocalEngine:
         self.scheduler.observe(plan, outcome.seconds)
         self._totals["steps"] += 1
         self._totals["frames"] += len(plan.frame)
+        batch, rows, frames, _ = plan.sizes()
+        self._last = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": outcome.seconds}
         if self._trace:
             self._trace.step(plan, outcome.seconds, self.clock(), self.scheduler)
