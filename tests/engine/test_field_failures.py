@@ -14,6 +14,8 @@ from conftest import Loaded
 from engine.speaking import PATIENCE, assert_all_free, request, solo, spoken
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
+from polyvox.engine.step import Seat
+from polyvox.errors import StreamFailed
 from polyvox.models.qwen3_tts.speech import Speech
 from polyvox.models.request import Request
 
@@ -165,5 +167,35 @@ def test_rows_are_refused_where_text_is_not_open(speech: Speech) -> None:
         with pytest.raises(Exception, match="live"):
             stream.append_rows(torch.zeros(1, speech.hidden_size))
         spoken(stream)
+    finally:
+        engine.close()
+
+
+def test_text_that_fails_frees_its_slot_from_the_engines_thread_alone(
+    speech: Speech, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot that another thread frees may be in the step that runs: the next stream would share it."""
+    engine = LocalEngine(speech, EngineConfig(slots=1, poison=True))
+    freed: list[str] = []
+    leave = engine._stepper.leave
+
+    def noted(seat: Seat) -> None:
+        freed.append(threading.current_thread().name)
+        leave(seat)
+
+    monkeypatch.setattr(engine._stepper, "leave", noted)
+    try:
+        stream = engine.submit(request("the other assist", live=True, guard=False))
+        with engine.lock:
+            assert stream._ready.wait_for(lambda: stream.waiting_since is not None, PATIENCE)
+        with monkeypatch.context() as patch:
+            patch.setattr(speech, "text_rows", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                stream.append("ant, the user")
+        with pytest.raises(StreamFailed, match="division"):
+            spoken(stream)
+        assert_all_free(engine)
+        assert freed == ["polyvox-engine"]
+        np.testing.assert_allclose(spoken(engine.submit(request())), solo(speech, request()), atol=1e-6)
     finally:
         engine.close()

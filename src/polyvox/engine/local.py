@@ -176,10 +176,10 @@ class LocalEngine:
         self.wake()
 
     def fail(self, stream: LocalStream, error: Exception) -> None:
-        """Ends one stream, whatever state it is in."""
-        self._end(stream, "error", str(error))
-        self._free_those_who_left()
-        self.wake()
+        """Asks for the end of one stream; its slot may be in a step, so only the engine's thread ends it."""
+        if stream.result is None and stream.wants_end is None:
+            stream.wants_end, stream.failure = "error", str(error)
+            self.wake()
 
     # The turn
 
@@ -348,7 +348,7 @@ class LocalEngine:
     def _end_those_who_must(self, now: float) -> None:
         for stream in [*self._streams.values(), *self._unspoken]:
             if stream.wants_end is not None:
-                self._end(stream, stream.wants_end)
+                self._end(stream, stream.wants_end, stream.failure)
             elif stream.full_since is not None and now - stream.full_since > self.config.reader_seconds:
                 self._end(stream, "error", f"nothing was read for {self.config.reader_seconds:g} s")
             elif stream.waiting_since is not None and now - stream.waiting_since > self.config.text_seconds:

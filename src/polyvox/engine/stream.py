@@ -40,6 +40,7 @@ class LocalStream:
         self.result: Result | None = None
         self.buffered = 0  # samples that the reader has not taken
         self.wants_end: FinishReason | None = None  # asked for by the reader, done by the engine
+        self.failure: str | None = None  # and why, where that is an error
         # The engine's own notes
         self.arrived = engine.clock()
         self.prepared: Prepared | None = None
