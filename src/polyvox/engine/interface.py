@@ -1,6 +1,6 @@
 """What the server, the bench and Python users see of an engine, whether it runs in their process or in its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +59,9 @@ class Stream(Protocol):
         Raises StreamFailed where the stream ended with an error, Overloaded where it found no place, TimeoutError
         where nothing came for `timeout` seconds.
         """
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """The same for a reader in an event loop, which costs no thread; without a timeout."""
 
     def take(self, most: int, /) -> list[Chunk]:
         """At most so many of the chunks that are there, without waiting; for whoever is told by on_ready."""

@@ -3,8 +3,8 @@
 import itertools
 import logging
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from polyvox.engine import wire
 from polyvox.engine.interface import Chunk, Result
+from polyvox.engine.reader import ReadStream
 from polyvox.engine.ring import from_pcm
 from polyvox.errors import EngineDown, InvalidRequest
 from polyvox.models.request import Request
@@ -24,42 +25,18 @@ RECONNECT_SECONDS = 0.05
 GIVEN_UP_SECONDS = 60.0  # for a person to have looked at it
 
 
-class RemoteStream:
+class RemoteStream(ReadStream):
     """A request that the engine's process has taken."""
 
     def __init__(self, connection: "_Connection", id: int, request: Request, on_ready: "OnReady | None") -> None:
         self._connection, self._id, self._on_ready = connection, id, on_ready
         self._text_open = request.live
-        self._arrived = threading.Condition()  # guards all that follows
-        self._chunks: deque[Chunk] = deque()  # never more than the stream's credit, and its end
+        super().__init__(threading.Condition())  # its buffer never holds more than the stream's credit, and its end
         self._number = 0  # of the next chunk
         self.seed = request.seed or 0  # until the engine has drawn one
-        self.result: Result | None = None
 
-    def chunks(self, timeout: float | None = None) -> Iterator[Chunk]:
-        final = False
-        try:
-            while not final:
-                with self._arrived:
-                    if not self._arrived.wait_for(lambda: self._chunks or self.result is not None, timeout):
-                        raise TimeoutError(f"no audio for {timeout} s")
-                    if not self._chunks:
-                        return  # another reader has had the end
-                for chunk in self.take(1):
-                    final = chunk.final
-                    if final and self.result is not None:
-                        self.result.check()
-                    yield chunk
-        finally:
-            self.cancel()  # a reader that goes away early wants no more of it
-
-    def take(self, most: int) -> list[Chunk]:
-        """What is there, without waiting; the engine then sends as many more."""
-        with self._arrived:
-            taken = [self._chunks.popleft() for _ in range(min(most, len(self._chunks)))]
-        if taken:
-            self._connection.return_credit(self._id, len(taken))
-        return taken
+    def _took(self, taken: list[Chunk]) -> None:
+        self._connection.return_credit(self._id, len(taken))
 
     def append(self, text: str) -> None:
         """Does not wait for the engine: a text that it cannot take ends the stream with an error that says why."""
@@ -80,17 +57,17 @@ class RemoteStream:
 
     def put(self, chunks: list[Chunk], result: Result | None) -> None:
         """The last chunk and the result come together: who has seen the one can see the other."""
-        with self._arrived:
+        with self._ready:
             if self.result is not None:
                 return  # it has ended here already
-            self._chunks.extend(chunks)
+            self._buffer.extend(chunks)
             self._number = chunks[-1].index + (not chunks[-1].final) if chunks else self._number
             if result is not None:
                 self.result = result
                 if result.finish_reason in ("cancelled", "error"):  # nobody wants what is left of it
-                    self._chunks.clear()
-                    self._chunks.append(Chunk(np.zeros(0, np.float32), self._number, True))
-            self._arrived.notify_all()
+                    self._buffer.clear()
+                    self._buffer.append(Chunk(np.zeros(0, np.float32), self._number, True))
+            self._told()
 
     def call_reader(self) -> None:
         """A reader that fails ends its own stream, and nothing else."""

@@ -1,14 +1,14 @@
 """A stream between the engine that makes it and the one reader that takes it."""
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.interface import Chunk, Result
+from polyvox.engine.reader import ReadStream
 from polyvox.engine.step import Seat
 from polyvox.engine.track import Track
 from polyvox.errors import InvalidRequest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OnReady = Callable[["LocalStream"], None]
 
 
-class LocalStream:
+class LocalStream(ReadStream):
     """The `Stream` of an engine in the same process.
 
     All of its state is guarded by the engine's one lock, so a wake-up cannot fall between a look and a wait. The
@@ -33,11 +33,9 @@ class LocalStream:
     ) -> None:
         assert request.seed is not None
         self._engine, self.request, self.seed, self.on_ready = engine, request, request.seed, on_ready
-        self._ready = threading.Condition(engine.lock)
-        self._buffer: deque[Chunk] = deque()
+        super().__init__(threading.Condition(engine.lock))
         self._chunks = 0
         self._closed = False  # the final chunk is in the buffer
-        self.result: Result | None = None
         self.buffered = 0  # samples that the reader has not taken
         self.wants_end: FinishReason | None = None  # asked for by the reader, done by the engine
         self.failure: str | None = None  # and why, where that is an error
@@ -60,33 +58,10 @@ class LocalStream:
 
     # The reader's side
 
-    def chunks(self, timeout: float | None = None) -> Iterator[Chunk]:
-        try:
-            while True:
-                with self._engine.lock:
-                    if not self._ready.wait_for(lambda: self._buffer or self.result is not None, timeout):
-                        raise TimeoutError(f"no audio for {timeout} s")
-                    if not self._buffer:
-                        return  # another reader has had the end
-                    (chunk,) = self.take(1)
-                    result = self.result
-                if chunk.final and result is not None:
-                    result.check()
-                yield chunk
-                if chunk.final:
-                    return
-        finally:
-            # A reader that goes away early wants no more of it.
-            self.cancel()
-
-    def take(self, most: int) -> list[Chunk]:
-        """What is there, without waiting."""
+    def _took(self, taken: list[Chunk]) -> None:
         with self._engine.lock:
-            taken = [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
             self.buffered -= sum(len(chunk.samples) for chunk in taken)
-            if taken:
-                self._engine.wake()
-            return taken
+            self._engine.wake()
 
     def append(self, text: str) -> None:
         """More text for a live request."""
@@ -148,12 +123,12 @@ class LocalStream:
         self._chunks += 1
         self._closed = self._closed or final
         self.buffered += len(samples)
-        self._ready.notify_all()
+        self._told()
 
     def wait_for_text(self, now: float) -> None:
         self.waiting_since = now
         self.text_waits += 1
-        self._ready.notify_all()
+        self._told()
 
     def end(self, result: Result) -> None:
         """Closes the stream; the reader finds what is still in its buffer, then the end."""
