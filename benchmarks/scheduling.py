@@ -85,6 +85,7 @@ LIMITS = Limits(
     ring=64,
     queue=64,
     queue_seconds=1.0,
+    prefill_rows=512,
     batch=BATCH,
 )
 
@@ -292,7 +293,7 @@ def measure(
     begin, end = utterances[-streams].arrived, utterances[-1].arrived
     counted = [track for track in simulation.done if track.arrived >= begin]
     first = [track.first_audio - track.arrived for track in counted if track.first_audio is not None]
-    waits = [track.admitted - track.arrived for track in counted]
+    waits = [track.admitted - track.arrived for track in counted if track.admitted is not None]
     made = sum(frames for when, frames in simulation.frames if begin <= when <= end)
     outcome = Outcome(
         policy=policy,

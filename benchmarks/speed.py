@@ -54,13 +54,13 @@ class Crowd:
             self.cache.give(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
         self.slots = torch.arange(batch, device=model.device)
         self.starts = torch.zeros_like(self.slots)
-        self.prompt = torch.zeros(batch, context, shape.hidden_size, device=model.device, dtype=model.dtype)
+        self.prompt = torch.zeros(batch * context, shape.hidden_size, device=model.device, dtype=model.dtype)
         self.span = context
         self.rows.position += context
 
     def prefill(self) -> None:
         counts = self.starts + self.context
-        self.model.prefill(self.prompt, self.slots, self.starts, counts, self.cache, self.context)
+        self.model.prefill(self.prompt, self.slots, self.starts, counts, self.context, self.cache, self.context)
 
     def frame(self) -> None:
         self.span += 1

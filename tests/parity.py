@@ -150,11 +150,11 @@ class Batch:
             own = Own(seeds[i] if seeds else 0, params, NEVER, None)
             # Pages of different streams alternate, as they do in an engine.
             self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
-            self.seats.seat(i, Prepared(prompt, text, frames, False, own))
+            self.seats.seat(i, Prepared(prompt, text, frames, False, len(text), own))
         counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
-        padded = torch.nn.utils.rnn.pad_sequence([prompt[:-1] for prompt in prompts], batch_first=True)
+        packed = torch.cat([prompt[:-1] for prompt in prompts])
         starts = torch.zeros_like(counts)
-        self.model.prefill(padded, self.index, starts, counts, self.cache, self.span - 1)
+        self.model.prefill(packed, self.index, starts, counts, self.span - 1, self.cache, self.span - 1)
 
     def frame(self, noise: Noise = keyed_noise) -> tuple[torch.Tensor, torch.Tensor]:
         """The next frame's codes [B, groups], and which streams have ended."""

@@ -15,7 +15,17 @@ from polyvox.engine.track import CHUNKS, Limits, Plan, Track
 from polyvox.errors import Overloaded
 
 FRAME = 0.08
-LIMITS = Limits(frame_seconds=FRAME, slots=64, pages=4096, page_size=16, ring=64, queue=8, queue_seconds=2.0)
+LIMITS = Limits(
+    frame_seconds=FRAME,
+    slots=64,
+    pages=4096,
+    page_size=16,
+    ring=64,
+    queue=8,
+    queue_seconds=2.0,
+    prefill_rows=512,
+    batch=512,
+)
 # Like a large GPU: 10 ms for any step, 0.05 ms for each stream in it.
 GPU = CostModel(step=0.006, stream=2.2e-5, prefill_row=1.2e-5, codec=0.0039, codec_frame=3e-5)
 

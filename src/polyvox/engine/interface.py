@@ -4,6 +4,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.errors import Overloaded, StreamFailed
 from polyvox.models.request import Request
@@ -28,7 +31,8 @@ class Result:
     finish_reason: FinishReason
     seed: int
     error: str | None = None
-    frames: int = 0
+    text_tokens: int = 0  # read
+    frames: int = 0  # made
     seconds: float = 0.0  # of audio
     queue_wait: float = 0.0  # seconds from the request to its admission
     first_audio: float | None = None  # seconds from the request to its first chunk
@@ -68,6 +72,9 @@ class Stream(Protocol):
 
     def append(self, text: str) -> None:
         """More text for a live request."""
+
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
+        """More text as rows [n, hidden] that another model has made, after a first word; the last ones close it."""
 
     def finish_text(self) -> None:
         """No more text will come."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyvox.models.protocol import Attend
+from polyvox.models.protocol import Attend, Pack
 
 PAGE = 16  # positions
 SCRATCH = 0  # the page that rows which are not meant to be kept are written to; nobody owns it
@@ -39,26 +39,34 @@ class PagedKV:
         """Fills free pages with NaN, so that whoever reads them is found out."""
         self.keys[:, pages], self.values[:, pages] = torch.nan, torch.nan
 
-    def at(self, slots: Tensor, positions: Tensor, span: int, valid: Tensor | None = None) -> Attend:
-        """Attention for rows of these slots [B] at positions [B,T], kept where valid [B,T] is true."""
+    def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend:
+        """Attention for rows at positions [N], one of each of these slots [N], or as pack says of these slots [B]."""
         tables = self.table[slots][:, : -(-span // PAGE)]
-        page = tables.gather(1, (positions // PAGE).clamp(max=tables.shape[1] - 1))
-        if valid is not None:
-            page = torch.where(valid, page, SCRATCH)
-        offset = positions % PAGE
+        owned = tables if pack is None else tables[pack.owner]
+        page, offset = owned.gather(1, positions[:, None] // PAGE)[:, 0], positions % PAGE
         columns = torch.arange(tables.shape[1] * PAGE, device=positions.device)
-        seen = (columns <= positions[:, :, None])[:, None]
-        last = positions if valid is None else torch.where(valid, positions, 0)
-        unwritten = (columns > last.amax(1, keepdim=True))[:, :, None, None]
+        asked = _spread(positions, pack)
+        seen = (columns <= asked[:, :, None])[:, None]
+        unwritten = (columns > asked.amax(1, keepdim=True))[:, :, None, None]
 
         def past(pool: Tensor, new: Tensor) -> Tensor:
-            pool[page, offset] = new
+            pool[page, offset] = new.flatten(0, 1)
             return pool[tables].flatten(1, 2).masked_fill(unwritten, 0).transpose(1, 2)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = past(self.keys[layer], k), past(self.values[layer], v)
-            return F.scaled_dot_product_attention(
-                q.transpose(1, 2), keys, values, attn_mask=seen, enable_gqa=True
-            ).transpose(1, 2)
+            queries = _spread(q.flatten(0, 1), pack).transpose(1, 2)
+            heard = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=True)
+            heard = heard.transpose(1, 2)
+            return (heard if pack is None else heard[pack.owner, pack.column]).view_as(q)
 
         return attend
+
+
+def _spread(rows: Tensor, pack: Pack | None) -> Tensor:
+    """Rows [N, ...] by their slots, [B, T, ...]; places that no row has are zero."""
+    if pack is None:
+        return rows[:, None]
+    spread = rows.new_zeros(pack.slots, pack.width, *rows.shape[1:])
+    spread[pack.owner, pack.column] = rows
+    return spread

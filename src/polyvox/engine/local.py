@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.silence import first_sound
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.kv import PAGE
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.silence import first_sound
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
@@ -31,6 +31,7 @@ from polyvox.models.request import Request
 log = logging.getLogger(__name__)
 
 FIRST_CHUNK = 2  # frames
+MOST_ROWS = 2048  # of one prefill, whatever the machine: their activations are not counted in the memory
 FAILURES_ALLOWED = 3  # steps in a row that may fail before the engine gives up
 
 
@@ -75,6 +76,7 @@ class LocalEngine:
         self._notified: dict[LocalStream, None] = {}
         self._ids = 0
         self._failures = 0
+        self._began: float | None = None  # when the step that runs now did
         self._trace = Trace(self.config.trace) if self.config.trace else None
         self._thread = threading.Thread(target=self._loop, name="polyvox-engine", daemon=True)
         self._started = threading.Event()
@@ -116,7 +118,7 @@ class LocalEngine:
         """Counts since the start, and how things stand."""
         with self.lock:
             now = self.clock()
-            leads = sorted(t.lead(now) for t in self.scheduler.running if t.live and t.first_audio is not None)
+            leads = self.scheduler.leads(now)
             return {
                 "streams": len(self.scheduler.running),
                 "waiting": len(self.scheduler.waiting),
@@ -127,6 +129,7 @@ class LocalEngine:
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
                 **{f"finished_{reason}": float(count) for reason, count in self._finished.items()},
                 **self._totals,
+                "stuck_seconds": now - self._began if self._began is not None else 0.0,
                 **{f"step_{name}": value for name, value in self._last.items()},
             }
 
@@ -160,10 +163,13 @@ class LocalEngine:
             live=not stream.request.whole_file,
             first_chunk=stream.request.first_chunk or FIRST_CHUNK,
             room=self._room(stream),
+            text_frames=0 if stream.text_open else inf,
         )
         self.scheduler.offer(track, now)
         self._ids += 1
         stream.arrived, stream.prepared, stream.track, stream.text = now, prepared, track, prepared.text
+        stream.guarded = prepared.guarded and track.max_frames == prepared.max_frames
+        stream.text_tokens = max(stream.text_tokens, prepared.tokens)
         stream.waiting_since = None
         self._unspoken.pop(stream, None)
         self._streams[track] = stream
@@ -186,6 +192,7 @@ class LocalEngine:
     def _start(self) -> None:
         """Takes the memory and measures the machine, in the thread that will do the work."""
         self._stepper = Stepper(self.model, self.config)
+        cost = self._stepper.calibrate()
         limits = Limits(
             frame_seconds=self.frame_seconds,
             slots=self.config.slots,
@@ -194,8 +201,11 @@ class LocalEngine:
             ring=RING,
             queue=self.config.queue,
             queue_seconds=self.config.queue_seconds,
+            # A prompt must not hold up for longer than a frame those who come after it.
+            prefill_rows=int(min(max(self.frame_seconds / cost.prefill_row, PAGE), MOST_ROWS)),
+            batch=self.config.slots,
         )
-        self.scheduler = Scheduler(limits, self._stepper.calibrate())
+        self.scheduler = Scheduler(limits, cost)
         self._started.set()
 
     def _loop(self) -> None:
@@ -235,7 +245,7 @@ class LocalEngine:
 
     def _run(self, plan: Plan) -> Outcome | None:
         """The device's work; None where it failed, which ends the streams of the step and nobody else."""
-        began = self.clock()
+        began = self._began = self.clock()
         try:
             seats = {track: self._streams[track].seat for track in self._named(plan)}
             if plan.prefill:
@@ -261,6 +271,8 @@ class LocalEngine:
             log.exception("a step failed")
             self._fail(plan, f"a step of the engine failed: {error}")
             return None
+        finally:
+            self._began = None
 
     def _deliver(self, plan: Plan, outcome: Outcome | None) -> None:
         """Takes note of what the step gave and hands the samples over."""
@@ -330,6 +342,10 @@ class LocalEngine:
                     continue
                 stream.text = stream.text[count:].clone()
             closed = not stream.text_open and not len(stream.text)
+            if closed and track.text_frames < inf and stream.request.guard:
+                longest = max(self._stepper.rows.close_text(stream.seat.slot, stream.text_size), track.started + 1)
+                stream.guarded |= longest < track.max_frames
+                track.max_frames = min(track.max_frames, longest)
             track.text_frames = inf if closed else stream.seat.text_end
             if track.started < track.text_frames:
                 stream.waiting_since = None
@@ -363,12 +379,10 @@ class LocalEngine:
             track.ended = True
             return
         track.made += 1
-        assert stream.prepared is not None
         if flags & STILL and stream.request.guard:
             track.ended, stream.reason = True, "runaway"
         elif track.made >= track.max_frames:
-            guarded = stream.prepared.guarded and track.max_frames == stream.prepared.max_frames
-            track.ended, stream.reason = True, "runaway" if guarded else "length"
+            track.ended, stream.reason = True, "runaway" if stream.guarded else "length"
 
     def _give(self, stream: LocalStream, samples: Samples, now: float) -> None:
         track = stream.track
@@ -412,9 +426,11 @@ class LocalEngine:
                 finish_reason=reason,
                 seed=stream.seed,
                 error=error,
+                text_tokens=stream.text_tokens,
                 frames=track.made if track else 0,
                 seconds=track.made * self.frame_seconds if track else 0.0,
-                queue_wait=((track and track.admitted) or self.clock()) - stream.arrived,
+                queue_wait=(self.clock() if track is None or track.admitted is None else track.admitted)
+                - stream.arrived,
                 first_audio=track.first_audio - stream.arrived if track and track.first_audio is not None else None,
                 underruns=track.underruns if track else 0,
                 text_waits=stream.text_waits,

@@ -69,7 +69,7 @@ class Scheduler:
                 if not self._places(track, relaxed):
                     break
                 self.waiting.remove(track)
-                track.admitted = now
+                track.admitted, track.pages = now, self.pages(track)
                 self._count(track, 1)
                 self.running.append(track)
                 admitted.append(track)
@@ -98,9 +98,13 @@ class Scheduler:
 
     def retry_after(self, now: float) -> float:
         """Seconds until a place may be free: half of those who speak will be gone in about their median age."""
-        ages = sorted(now - track.admitted for track in self.running)
+        ages = sorted(now - track.admitted for track in self.running if track.admitted is not None)
         share = min(1.0, 2 * (len(self.waiting) + 1) / max(len(ages), 1))
         return max(1.0, ages[len(ages) // 2] * share) if ages else 1.0
+
+    def leads(self, now: float) -> list[float]:
+        """Of those who listen, the shortest first."""
+        return sorted(t.lead(now) for t in self.running if t.live and t.first_audio is not None)
 
     def _places(self, track: Track, relaxed: bool) -> int:
         """How many like this one could be let in now, by deadlines, slots and, for this one, pages."""
@@ -123,11 +127,10 @@ class Scheduler:
         return slack >= self.limits.frame_seconds
 
     def _count(self, track: Track, sign: int) -> None:
-        pages = self.pages(track)
-        self.pages_free -= sign * pages
+        self.pages_free -= sign * track.pages
         if not track.live:
             self.files += sign
-            self.file_pages += sign * pages
+            self.file_pages += sign * track.pages
 
     def _per_frame(self) -> tuple[float, float]:
         """Seconds of any step, and of each frame in it with its audio and its share of the prompts."""
@@ -144,9 +147,11 @@ class Scheduler:
         chunks: list[tuple[float, int, Track]] = []
         prompts: list[Track] = []
         leads: list[float] = []
+        live = 0
         for track in self.running:
             self._hold(track, now)
             need = _need(track, now)
+            live += track.live and track.owes_audio
             if -inf < need < limits.lead_cap and track.owes_audio:
                 leads.append(need)
             if track.prompt_left > 0:
@@ -155,7 +160,7 @@ class Scheduler:
                 ready.append((need, track.arrived, track.id, track))
             if track.made > track.decoded and track.room >= 1:
                 chunks.append((need, track.id, track))
-        least, budget = self._budget(sorted(leads))
+        least, budget = self._budget(sorted(leads), live)
         pressing = sum(entry[0] < limits.urgent for entry in ready)
         busy = pressing > 0 or any(track.live for track in prompts)
         sized = self._sized(sorted(chunks), busy, now)
@@ -226,14 +231,13 @@ class Scheduler:
             and track.started - track.decoded < min(self.limits.ring, track.room + CHUNKS[-1])
         )
 
-    def _budget(self, leads: list[float]) -> tuple[int, float]:
+    def _budget(self, leads: list[float], live: int) -> tuple[int, float]:
         """The fewest streams that the step must have, and the seconds that it may take, by the leads in order.
 
         A stall must not use up the shortest lead, nor a newcomer wait longer than a frame. But short steps cost
         more than long ones: in the long run there is a fewest at which all live streams keep up; half of it will do
         for a moment, if those who are close to their deadline are among them.
         """
-        live = len(self.running) - self.files
         if not live:
             return 1, inf
         fixed, each = self._per_frame()

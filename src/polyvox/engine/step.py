@@ -1,6 +1,9 @@
 """The device's side of a step: slots and pages by index, and the three calls of the model over them."""
 
+import itertools
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +15,14 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost import CostModel
 from polyvox.engine.kv import PAGE, PagedKV
 from polyvox.engine.track import CHUNKS
+from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import Prepared, SpeechModel
 
 RING = 2 * CHUNKS[-1]  # frames that a slot keeps for the codec
 CALIBRATION_CALLS, CALIBRATION_SECONDS = 4, 0.5  # of each measurement at start
 TEXT_ROWS = 256  # text rows that a slot keeps ahead of its frames
+SMALL_MODEL = 1 << 24  # layers × hidden²; the 0.6B model has 29 million
+SHARED_WORK = 12  # frames of a codec call from which on a second thread pays, for a small model
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +41,29 @@ class Stepper:
 
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
         self.model, self.config = model, config
+        self._check_memory()
         self.rows = model.new_slots(config.slots, TEXT_ROWS, RING)
         self.cache = PagedKV(model.kv_shape, config.pages, config.slots, config.pages, model.device, model.dtype)
         self.free_slots = list(range(config.slots))
         self.free_pages = list(range(1, config.pages + 1))
+        layers, _, _ = model.kv_shape
+        self._small = layers * model.hidden_size**2 <= SMALL_MODEL
+        self._threads = torch.get_num_threads()
+
+    def _check_memory(self) -> None:
+        """Raises InvalidRequest where the slots and pages that are asked for cannot fit."""
+        config, model = self.config, self.model
+        layers, kv_heads, head_dim = model.kv_shape
+        one = config.context * 2 * layers * kv_heads * head_dim * model.dtype.itemsize
+        one += model.new_slots(1, TEXT_ROWS, RING).nbytes
+        if model.device.type == "cuda":
+            there, _ = torch.cuda.mem_get_info(model.device)
+        else:
+            there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if one * config.slots > there:
+            needed = f"{one * config.slots / 1e9:.1f} GB are needed and {there / 1e9:.1f} GB are there"
+            most = f"at most {int(there // one)} with a context of {config.context}, or a smaller context ({needed})"
+            raise InvalidRequest("slots", config.slots, most)
 
     def seat(self, prepared: Prepared, pages: int) -> Seat:
         """Gives a stream its slot and all the pages it may ever need."""
@@ -78,27 +103,24 @@ class Stepper:
 
     def prefill(self, work: list[tuple[Seat, int, int]]) -> None:
         """Prompt rows: of each seat, so many from a start on."""
-        parts = []
-        for seat, start, count in work:
-            assert seat.prompt is not None
-            parts.append(seat.prompt[start : start + count])
-        rows = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-        slots, starts, counts = (
-            self._index(column) for column in zip(*((s.slot, a, n) for s, a, n in work), strict=True)
-        )
+        rows = torch.cat([seat.prompt[start : start + count] for seat, start, count in work if seat.prompt is not None])
+        columns = zip(*((seat.slot, start, count) for seat, start, count in work), strict=True)
+        slots, starts, counts = (self._index(column) for column in columns)
         span = max(start + count for _, start, count in work)
-        self.rows.prefill(rows, slots, starts, counts, self.cache, span)
+        self.rows.prefill(rows, slots, starts, counts, max(count for *_, count in work), self.cache, span)
         for seat, start, count in work:
-            if start + count == seat.rows - 1:
+            if start + count == seat.rows - 1 and seat.pages:
                 seat.prompt = None
 
     def frame(self, work: list[tuple[Seat, int]]) -> Tensor:
         """One frame of each seat, of which so many are begun already; its flags, still on the device."""
+        self._choose_threads(0)
         span = max(seat.rows + begun for seat, begun in work)
         return self.rows.frame(self._index([seat.slot for seat, _ in work]), self.cache, span)
 
     def decode(self, work: list[tuple[Seat, int, int]]) -> list[Samples]:
         """Samples of each seat's frames: so many from a first on."""
+        self._choose_threads(sum(frames for *_, frames in work))
         found: dict[int, Samples] = {}
         for size in {count for _, _, count in work}:
             group = [i for i, (_, _, count) in enumerate(work) if count == size]
@@ -109,38 +131,43 @@ class Stepper:
         return [found[i] for i in range(len(work))]
 
     def calibrate(self) -> CostModel:
-        """Times the three calls alone and together on free slots, before anyone speaks."""
-        many = len(self.free_slots)
-        seats = [Seat(slot, [], torch.zeros(0), 1) for slot in self.free_slots]
+        """Times the three calls, of one stream and of all, on free slots, before anyone speaks."""
+        many, begun = len(self.free_slots), itertools.count(1)
         prompt = torch.zeros(PAGE, self.model.hidden_size, device=self.model.device, dtype=self.model.dtype)
+        seats = [Seat(slot, [], prompt, PAGE) for slot in self.free_slots]
 
-        def timed(streams: int, frames: int) -> float:
-            some = seats[:streams]
-            calls = (
-                (lambda: self.decode([(seat, 0, frames) for seat in some]))
-                if frames
-                else (lambda: self.frame([(seat, 0) for seat in some]).cpu())
-            )
+        def timed(call: Callable[[list[Seat]], object], streams: int) -> float:
             times: list[float] = []
             # The first call warms up, whatever it takes.
             while len(times) < 2 or (len(times) < CALIBRATION_CALLS and sum(times) < CALIBRATION_SECONDS):
                 began = time.perf_counter()
-                calls()
+                call(seats[:streams])
+                if self.model.device.type == "cuda":
+                    torch.cuda.synchronize(self.model.device)
                 times.append(time.perf_counter() - began)
             return min(times[1:])
 
-        one, all_ = timed(1, 0), timed(many, 0)
-        chunk = CHUNKS[2]
-        codec_one, codec_all = timed(1, chunk), timed(many, chunk)
-        for seat in seats:
-            seat.prompt, seat.rows = prompt, PAGE + 1
-        began = time.perf_counter()
-        self.prefill([(seats[0], 0, PAGE)])
-        row = (time.perf_counter() - began) / PAGE
+        def line(call: Callable[[list[Seat]], object]) -> tuple[float, float]:
+            """Seconds of any call, and of each stream in it."""
+            one = timed(call, 1)
+            each = max(timed(call, many) - one, 1e-3 * one) / max(many - 1, 1)
+            return max(one - each, 0.0), each
+
+        def frame(some: list[Seat]) -> None:
+            calls = next(begun)
+            self.frame([(seat, calls) for seat in some])
+
+        chunk, rows = CHUNKS[2], PAGE - 1
+        step, stream = line(frame)
+        codec, codec_chunk = line(lambda some: self.decode([(seat, 0, chunk) for seat in some]))
+        prefill = timed(lambda some: self.prefill([(seat, 0, rows) for seat in some]), many)
         self.poison(self.free_slots, self.free_pages)
-        each = max(all_ - one, 0.0) / max(many - 1, 1)
-        codec_each = max(codec_all - codec_one, codec_one * 1e-3) / max(many - 1, 1) / chunk
-        return CostModel(max(one - each, 1e-6), each, row, max(codec_one - codec_each * chunk, 0.0), codec_each)
+        return CostModel(step, stream, prefill / (many * rows), codec, codec_chunk / chunk)
+
+    def _choose_threads(self, work: int) -> None:
+        """On a CPU, small work is done sooner by one thread than it is shared out."""
+        if self.model.device.type == "cpu":
+            torch.set_num_threads(1 if self._small and work < SHARED_WORK else self._threads)
 
     def _index(self, values: list[int] | tuple[int, ...]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.model.device)

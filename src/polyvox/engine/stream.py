@@ -4,7 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.interface import Chunk, Result
@@ -17,6 +19,8 @@ from polyvox.models.request import Request
 
 if TYPE_CHECKING:
     from polyvox.engine.local import LocalEngine
+
+ROW_BYTES = 4  # of text that a row of another model stands for, as a token does
 
 OnReady = Callable[["LocalStream"], None]
 
@@ -48,6 +52,8 @@ class LocalStream(ReadStream):
         self._text_lock = threading.Lock()  # one piece of text at a time; taken before the engine's lock
         self.text = torch.empty(0)  # rows that have not found room in the slot yet
         self.text_open = request.live
+        self.text_size = len(request.text.encode())  # bytes of all text so far
+        self.text_tokens = 0
         self.text_waits = 0
         self.waiting_since: float | None = None  # for text
         self.full_since: float | None = None  # the buffer, for a reader
@@ -55,6 +61,7 @@ class LocalStream(ReadStream):
         self.silent = request.trim_silence  # nothing has been heard yet
         self.held = _NOTHING  # the first sound, until there is enough of it
         self.reason: FinishReason = "stop"
+        self.guarded = False  # its longest is what the text can need at most, not what was asked for
 
     # The reader's side
 
@@ -67,16 +74,16 @@ class LocalStream(ReadStream):
         """More text for a live request."""
         self._grow(text, last=False)
 
-    def append_rows(self, rows: torch.Tensor, last: bool = False) -> None:
-        """More text as rows that another model has made, after a first word; the last ones close it."""
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
         model = self._engine.model
-        if rows.dim() != 2 or rows.shape[1] != model.hidden_size:
-            raise InvalidRequest("append_rows", list(rows.shape), f"rows of {model.hidden_size} numbers")
+        if rows.ndim != 2 or rows.shape[1] != model.hidden_size or not np.isfinite(rows).all():
+            raise InvalidRequest("append_rows", list(rows.shape), f"rows of {model.hidden_size} finite numbers")
         with self._text_lock, self._engine.lock:
             self._check_open()
             if self.track is None:
                 raise InvalidRequest("append_rows", "the first of the text", "rows after a first word of text")
-            self._engine.add_text(self, rows.to(model.device, model.dtype), last)
+            self.text_size += ROW_BYTES * len(rows)
+            self._engine.add_text(self, torch.from_numpy(rows).to(model.device, model.dtype), last)
 
     def finish_text(self) -> None:
         """No more text will come."""
@@ -103,6 +110,8 @@ class LocalStream(ReadStream):
                 prepared = model.prepare(self.request, ids) if ids and self.track is None else None
                 rows = model.text_rows([] if prepared else ids, last)
                 with self._engine.lock:
+                    self.text_size += len(text.encode())
+                    self.text_tokens += len(ids)
                     if prepared is not None and self.result is None:
                         self._engine.offer(self, prepared)
                     if self.track is not None and self.result is None:

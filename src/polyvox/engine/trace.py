@@ -23,7 +23,7 @@ class Trace:
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
 
     def step(self, plan: Plan, seconds: float, now: float, scheduler: Scheduler) -> None:
-        leads = sorted(t.lead(now) for t in scheduler.running if t.live and t.first_audio is not None)
+        leads = scheduler.leads(now)
         arguments: dict[str, float] = {
             "batch": len(plan.frame),
             "prefill_rows": sum(rows for _, rows in plan.prefill),

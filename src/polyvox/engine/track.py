@@ -18,11 +18,11 @@ class Limits:
     ring: int  # frames that a slot keeps for its codec
     queue: int  # requests that may wait
     queue_seconds: float  # and for how long
+    prefill_rows: int  # of one step, at most
+    batch: int  # streams of one frame step and frames of one codec step, at most
     headroom: float = 0.9  # share of real time that admitted streams may fill
     urgent: float = 0.5  # seconds of lead under which a stream goes before others
     lead_cap: float = 3.0  # seconds of lead beyond which it rests while others need the room
-    prefill_rows: int = 512  # of one step, at most
-    batch: int = 512  # streams of one frame step and frames of one codec step, at most
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,8 @@ class Track:
     text_frames: float = inf  # frames for which there is text; later ones must wait for it
     room: float = inf  # frames that its reader's buffer can still take
     ended: bool = False  # no more frames will be made; what is left is flushed
-    admitted: float = 0.0
+    admitted: float | None = None
+    pages: int = 0  # reserved for it
     first_audio: float | None = None
     given: float = 0.0  # seconds of audio given to the reader
     resumed: float = 0.0  # seconds that playback stood still: for text, for its reader, or for want of audio

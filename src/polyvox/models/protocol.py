@@ -18,6 +18,7 @@ class Prepared:
     text: Tensor  # [N, hidden]: text for the frames, one row each; after it comes the pad, or more text
     max_frames: int
     guarded: bool  # max_frames is what the text can need at most, not what was asked for
+    tokens: int  # of the text
     own: Any  # what the model itself wants to find again when it takes the slot
 
 
@@ -34,11 +35,21 @@ class Growing(Protocol):
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pack:
+    """Rows of several slots behind one another, without padding: row i is number column[i] of slot owner[i]."""
+
+    owner: Tensor  # [N]: which of the slots
+    column: Tensor  # [N]
+    slots: int
+    width: int  # the most rows that a slot has
+
+
 class Cache(Protocol):
     """Where the keys and values of all slots are kept."""
 
-    def at(self, slots: Tensor, positions: Tensor, span: int, valid: Tensor | None = None) -> Attend:
-        """Attention for rows of these slots [B] at positions [B,T], written where valid [B,T] is true.
+    def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend:
+        """Attention for rows at positions [N]: one of each of these slots [N], or as pack says of these slots [B].
 
         span is a bound, known to the host, on the largest position plus one.
         """
@@ -47,14 +58,24 @@ class Cache(Protocol):
 class SlotRows(Protocol):
     """A model's memory for a fixed number of streams, and the three calls over it."""
 
+    nbytes: int  # of all of it
+
     def seat(self, slot: int, prepared: Prepared) -> None:
         """Writes all of a slot that a stream reads before it writes it."""
 
     def write_text(self, slot: int, start: int, text: Tensor) -> None:
         """Text for the frames from start on."""
 
-    def prefill(self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int) -> None:
-        """Reads prompt rows [B,T,hidden] into the cache: of each slot [B], counts [B] rows from starts [B] on."""
+    def close_text(self, slot: int, size: int) -> int:
+        """No more text will come, and it was so many bytes in all; the frames that it can need at most."""
+
+    def prefill(
+        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, width: int, cache: Cache, span: int
+    ) -> None:
+        """Reads prompt rows [N,hidden] into the cache: of each slot [B], counts [B] rows from starts [B] on.
+
+        width is the largest count.
+        """
 
     def frame(self, slots: Tensor, cache: Cache, span: int) -> Tensor:
         """One frame for each of these slots; what it tells of them, as a small tensor of flags."""

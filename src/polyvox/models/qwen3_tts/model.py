@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyvox.models.protocol import ENDED, STILL, Cache
+from polyvox.models.protocol import ENDED, STILL, Cache, Pack
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
 from polyvox.models.qwen3_tts.prompt import Prompt
@@ -41,13 +41,18 @@ class Slots:
     codec: CodecState
     pad: Tensor  # [hidden]: the text row of a frame that has no text; not a slot's own
 
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self._all())
+
     def poison(self, slot: int) -> None:
         """Spoils a free slot, so that whoever reads what was not written anew is found out."""
-        for name in self.__slots__:
-            if name not in ("codec", "pad"):
-                _spoil(getattr(self, name)[slot])
-        for state in self.codec.values():
-            _spoil(state[slot])
+        for rows in self._all():
+            _spoil(rows[slot])
+
+    def _all(self) -> list[Tensor]:
+        own = [getattr(self, name) for name in self.__slots__ if name not in ("codec", "pad")]
+        return [*own, *self.codec.values()]
 
 
 def _spoil(row: Tensor) -> None:
@@ -116,12 +121,19 @@ class Qwen3TTS(nn.Module):
             pad=self.text_rows([self.config.tts_pad_id])[0],
         )
 
-    def prefill(self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int) -> None:
-        """Reads prompt rows [B,T,hidden] into the cache: of each slot [B], counts [B] rows from starts [B] on."""
-        columns = torch.arange(rows.shape[1], device=self.device)
-        positions = starts[:, None] + columns
-        valid = columns < counts[:, None]
-        self.talker(rows, positions, cache.at(slots, positions, span, valid))
+    def prefill(
+        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, width: int, cache: Cache, span: int
+    ) -> None:
+        """Reads prompt rows [N,hidden] into the cache: of each slot [B], counts [B] rows from starts [B] on.
+
+        width is the largest count.
+        """
+        each = torch.arange(len(slots), device=self.device)
+        owner = each.repeat_interleave(counts, output_size=len(rows))
+        column = torch.arange(len(rows), device=self.device) - (counts.cumsum(0) - counts)[owner]
+        positions = starts[owner] + column
+        pack = Pack(owner, column, len(slots), width)
+        self.talker(rows[None], positions[None], cache.at(slots, positions, span, pack))
 
     def frame(self, s: Slots, slots: Tensor, cache: Cache, span: int, noise: Noise = keyed_noise) -> Tensor:
         """One frame of each of these slots [B]; what it tells of them, [B].
@@ -131,7 +143,7 @@ class Qwen3TTS(nn.Module):
         talker, config = self.talker, self.config
         position, frame = s.position[slots], s.frame[slots]
         key, segment, ring = s.key[slots], s.segment[slots], s.codes.shape[1]
-        hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position[:, None], span))[:, 0]
+        hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span))[:, 0]
         first_noise = noise(key, segment, frame, 0, 1, config.talker.vocab_size)[:, 0]
         code = self._draw_first(talker.codec_head(hidden), s, slots, frame, first_noise)
         ended = code == config.talker.eos_id

@@ -32,6 +32,11 @@ VOICES_KEPT = 32
 MAX_FIRST_CHUNK = 16  # frames, the largest chunk there is
 
 
+def _bounds(size: int) -> tuple[int, int]:
+    """Frames from which on the end of a text of so many bytes becomes likelier, and at which it ends."""
+    return LIKELY_FRAMES + LIKELY_PER_BYTE * size, LONGEST_FRAMES + LONGEST_PER_BYTE * size
+
+
 def _check_whole(field: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidRequest(field, value, f"a whole number from {least} to {most}")
@@ -121,8 +126,7 @@ class Speech:
             allowed = f"text, instructions and reference of fewer than {config.talker.max_positions} tokens in all"
             raise InvalidRequest("text", request.text, allowed)
         asked = min(request.max_frames or config.max_frames, room)
-        size = len(request.text.encode())
-        longest, likely = LONGEST_FRAMES + LONGEST_PER_BYTE * size, LIKELY_FRAMES + LIKELY_PER_BYTE * size
+        likely, longest = _bounds(len(request.text.encode()))
         if grows:
             longest, likely = request.max_frames or GROWING_FRAMES, NEVER
             # Its end is not the end of the text: that row comes when the text is finished.
@@ -136,6 +140,7 @@ class Speech:
             text=self.model.text_rows(trailing),
             max_frames=min(asked, longest),
             guarded=longest < asked and not grows,
+            tokens=len(said),
             own=Own(request.seed or 0, request.sampling or config.sampling, likely, warm),
         )
 
@@ -231,6 +236,7 @@ class SpeechSlots:
     def __init__(self, model: Qwen3TTS, count: int, text_rows: int, ring: int) -> None:
         self.model = model
         self.rows = model.new_slots(count, text_rows, ring)
+        self.nbytes = self.rows.nbytes
 
     def seat(self, slot: int, prepared: Prepared) -> None:
         rows, own, device = self.rows, prepared.own, self.model.device
@@ -251,8 +257,14 @@ class SpeechSlots:
         self.rows.text[slot, places] = text
         self.rows.text_end[slot] = start + len(text)
 
-    def prefill(self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, cache: Cache, span: int) -> None:
-        self.model.prefill(rows, slots, starts, counts, cache, span)
+    def close_text(self, slot: int, size: int) -> int:
+        self.rows.budget[slot], longest = _bounds(size)
+        return longest
+
+    def prefill(
+        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, width: int, cache: Cache, span: int
+    ) -> None:
+        self.model.prefill(rows, slots, starts, counts, width, cache, span)
 
     def frame(self, slots: Tensor, cache: Cache, span: int) -> Tensor:
         return self.model.frame(self.rows, slots, cache, span)
