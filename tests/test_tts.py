@@ -1,8 +1,10 @@
+import asyncio
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import torch
 import polyvox
 from conftest import Loaded
 from polyvox import Audio, ClonedVoice, InvalidRequest, Request, Sampling
+from polyvox.audio.clip import Samples
+from polyvox.errors import PolyvoxError
 from polyvox.models.qwen3_tts.model import Qwen3TTS, Slots
 from polyvox.tts import TTS
 
@@ -302,3 +306,27 @@ def test_a_base_model_reads_text_a_token_a_frame_and_others_read_it_whole(loaded
     for kind, voice, rows in (("base", cloned(loaded("base", "float32"), 0), 9), ("custom_voice", "serena", 13)):
         prepared = loaded(kind, "float32").speech.prepare(Request("hello there", voice, seed=1))
         assert len(prepared.rows) == rows
+
+
+def test_a_stream_can_be_read_in_an_event_loop(embedded: TTS) -> None:
+    async def read() -> list[Samples]:
+        return [samples async for samples in embedded.stream("Hello.", seed=5)]
+
+    expected = embedded.say("Hello.", seed=5).samples
+    np.testing.assert_allclose(np.concatenate(asyncio.run(read())), expected, atol=1e-4)
+
+
+def test_an_engine_that_broke_is_replaced(loaded: Loaded) -> None:
+    with TTS(loaded("custom_voice", "float32").speech) as tts:
+        broken = tts.engine
+        step = mock.patch.object(broken._stepper.rows, "frame", side_effect=RuntimeError("injected"))
+        with step:
+            for _ in range(5):
+                with pytest.raises(PolyvoxError):
+                    tts.say("hello", "serena")
+                if broken.broken:
+                    break
+        broken._thread.join()
+        assert broken.broken
+        assert tts.engine is not broken
+        assert tts.say("hello", "serena", max_frames=4).seconds > 0

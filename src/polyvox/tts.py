@@ -1,8 +1,7 @@
 """Text to speech in Python: load a checkpoint, say something, or stream it."""
 
 import threading
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,6 +12,7 @@ import torch
 from polyvox.audio import Audio
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.config import EngineConfig
+from polyvox.engine.interface import Result
 from polyvox.engine.local import LocalEngine
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import InvalidRequest
@@ -52,12 +52,15 @@ class TTS:
         self._config = config or EngineConfig()
         self._config.check()
         self._lock = threading.Lock()
+        self._engine: LocalEngine | None = None
 
-    @cached_property
+    @property
     def engine(self) -> LocalEngine:
-        """Started by the first request."""
+        """Started by the first request, and again after one that broke."""
         with self._lock:
-            return self.__dict__.get("engine") or LocalEngine(self.speech, self._config)
+            if self._engine is None or self._engine.broken:
+                self._engine = LocalEngine(self.speech, self._config)
+            return self._engine
 
     @property
     def voices(self) -> list[str]:
@@ -96,6 +99,7 @@ class TTS:
         sampling: Sampling | None = None,
         max_frames: int | None = None,
         live: bool = False,
+        trim_silence: bool = False,
     ) -> "Stream":
         """Speaks a text chunk by chunk; raises InvalidRequest at once where it cannot.
 
@@ -104,14 +108,17 @@ class TTS:
         speech; one is drawn if none is given. layout: all text before speech begins ("whole") or one token a frame
         ("streaming"); by default as the checkpoint was meant. sampling: instead of the checkpoint's own.
         max_frames: the longest utterance, in frames of 80 ms. live: more text may be appended until finish_text.
+        trim_silence: begin with the first sound.
         """
-        request = Request(text, voice, language, instructions, seed, layout, sampling, max_frames, live)
+        request = Request(
+            text, voice, language, instructions, seed, layout, sampling, max_frames, live, trim_silence=trim_silence
+        )
         return Stream(self.engine.submit(request), self.sample_rate)
 
     def close(self) -> None:
         """Ends the engine and whatever it still speaks."""
-        if "engine" in self.__dict__:
-            self.engine.close()
+        if self._engine is not None:
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +130,10 @@ class TTS:
 
 
 class Stream:
-    """Speech as it is made: iterate over it for chunks of samples. finish_reason is known after the last one."""
+    """Speech as it is made: iterate over it, with for or async for, for chunks of samples.
+
+    finish_reason and result are known after the last one.
+    """
 
     def __init__(self, stream: LocalStream, sample_rate: int) -> None:
         self._stream, self.sample_rate = stream, sample_rate
@@ -134,11 +144,21 @@ class Stream:
         return self._stream.seed
 
     @property
+    def result(self) -> Result | None:
+        """How it ended, with timings and token counts; None until then."""
+        return self._stream.result
+
+    @property
     def finish_reason(self) -> FinishReason | None:
-        return self._stream.result.finish_reason if self._stream.result else None
+        return self.result.finish_reason if self.result else None
 
     def __iter__(self) -> Iterator[Samples]:
         return self._chunks
+
+    async def __aiter__(self) -> AsyncIterator[Samples]:
+        async for chunk in self._stream:
+            if len(chunk.samples):
+                yield chunk.samples
 
     def __next__(self) -> Samples:
         return next(self._chunks)

@@ -1,5 +1,6 @@
 """The engine in a process: what it says, what it frees, what it survives."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -377,6 +378,76 @@ def test_a_callback_that_throws_costs_only_its_own_stream(speech: Speech) -> Non
 def test_an_impossible_configuration_is_refused_with_what_mends_it(change: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         EngineConfig(**change).check()
+
+
+def test_more_slots_than_memory_are_refused_with_how_many_fit(speech: Speech) -> None:
+    with pytest.raises(InvalidRequest, match=r"slots: 100000000 .* at most \d+ with a context of 1024.* GB are there"):
+        LocalEngine(speech, EngineConfig(slots=100_000_000))
+
+
+def test_live_text_has_the_budget_of_its_length_once_it_is_finished(speech: Speech) -> None:
+    """A live stream may be long while its text grows; after the end of the text it may not run on."""
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    endless = Sampling(min_frames=1_000_000)
+    try:
+        live = engine.submit(Request("a", "serena", seed=1, live=True, sampling=endless))
+        live.append(" b")
+        with engine.lock:
+            live.finish_text()
+            assert live.track is not None
+        spoken(live)
+        whole = engine.submit(Request("a b", "serena", seed=1, layout="streaming", sampling=endless))
+        spoken(whole)
+        assert live.result is not None
+        assert whole.result is not None
+        assert live.result.finish_reason == whole.result.finish_reason == "runaway"
+        assert live.result.frames == whole.result.frames
+        assert live.result.text_tokens == whole.result.text_tokens == len(speech.tokenizer.text("a b"))
+        assert_all_free(engine)
+    finally:
+        engine.close()
+
+
+def test_an_end_becomes_likelier_for_live_text_too(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        stream = engine.submit(request("hello there", live=True, frames=3))
+        stream.finish_text()
+        spoken(stream)
+        budget = int(engine._stepper.rows.rows.budget[0])  # type: ignore[attr-defined]
+        spoken(engine.submit(request("hello there", layout="streaming", frames=3)))
+        assert budget == int(engine._stepper.rows.rows.budget[0])  # type: ignore[attr-defined]
+    finally:
+        engine.close()
+
+
+def test_a_stream_can_be_read_in_an_event_loop(speech: Speech) -> None:
+    engine = LocalEngine(speech, EngineConfig(slots=2))
+
+    async def read(stream: LocalStream) -> list[Chunk]:
+        return [chunk async for chunk in stream]
+
+    async def crowd() -> list[list[Chunk]]:
+        return await asyncio.gather(*(read(engine.submit(request(seed=seed))) for seed in range(4)))
+
+    async def leave() -> LocalStream:
+        stream = engine.submit(request(frames=255))
+        async for _ in stream:
+            break
+        return stream
+
+    try:
+        for seed, chunks in enumerate(asyncio.run(crowd())):
+            assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+            samples = np.concatenate([chunk.samples for chunk in chunks])
+            np.testing.assert_allclose(samples, solo(speech, request(seed=seed)), atol=1e-6)
+        left = asyncio.run(leave())
+        wait_for_end(left)
+        assert left.result is not None
+        assert left.result.finish_reason == "cancelled"
+        assert_all_free(engine)
+    finally:
+        engine.close()
 
 
 def test_a_prompt_larger_than_a_step_is_read_in_parts(speech: Speech) -> None:

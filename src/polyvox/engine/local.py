@@ -24,7 +24,7 @@ from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
 from polyvox.engine.track import Limits, Plan, Track
-from polyvox.errors import EngineDown, Overloaded
+from polyvox.errors import EngineDown, Overloaded, PolyvoxError
 from polyvox.models.protocol import ENDED, STILL, Prepared, SpeechModel
 from polyvox.models.request import Request
 
@@ -65,7 +65,8 @@ class LocalEngine:
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._stopping = False
-        self._broken: str | None = None
+        self.broken: str | None = None  # and why
+        self._refusal: Exception | None = None  # of a start that failed
         self._streams: dict[Track, LocalStream] = {}
         self._flights: deque[tuple[list[LocalStream], Tensor]] = deque()
         self._unspoken: dict[LocalStream, None] = {}  # live streams that have no first word yet
@@ -82,8 +83,8 @@ class LocalEngine:
         self._started = threading.Event()
         self._thread.start()
         self._started.wait()
-        if self._broken:
-            raise EngineDown(self._broken, retry_after=0)
+        if self._refusal is not None:
+            raise self._refusal
         # A thread that computes while the interpreter goes away would abort it.
         atexit.register(self.close)
 
@@ -95,8 +96,8 @@ class LocalEngine:
         All that can be prepared is prepared here, in the caller's thread. on_ready is called, from the engine's
         thread and without its lock, once a turn in which the stream got chunks or its end.
         """
-        if self._broken or self._stopping:
-            raise EngineDown(self._broken or "the engine is closing", retry_after=1)
+        if self.broken or self._stopping:
+            raise EngineDown(self.broken or "the engine is closing", retry_after=1)
         if request.seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
         growing = self.model.growing_text(request) if request.live else None
@@ -150,8 +151,8 @@ class LocalEngine:
 
     def offer(self, stream: LocalStream, prepared: Prepared) -> None:
         """Puts a stream into the queue; raises Overloaded where there is no place in it."""
-        if self._broken or self._stopping:
-            raise EngineDown(self._broken or "the engine is closing", retry_after=1)
+        if self.broken or self._stopping:
+            raise EngineDown(self.broken or "the engine is closing", retry_after=1)
         now = self.clock()
         # A stream never waits for memory once it runs, so it may not come to more than there is.
         most = self.config.pages * PAGE - len(prepared.rows) - 1
@@ -219,8 +220,10 @@ class LocalEngine:
                     outcome = self._run(plan)
                     self._deliver(plan, outcome)
             except Exception as error:
-                log.exception("the engine has stopped")
-                self._broken = f"the engine has stopped: {error}"
+                refused = not self._started.is_set() and isinstance(error, PolyvoxError)
+                log.log(logging.INFO if refused else logging.ERROR, "the engine has stopped", exc_info=error)
+                self.broken = f"the engine has stopped: {error}"
+                self._refusal = error if refused else EngineDown(self.broken, retry_after=0)
             finally:
                 self._close_all()
                 self._started.set()
@@ -476,7 +479,7 @@ class LocalEngine:
             self._flights.clear()
             for stream in [*self._streams.values(), *self._unspoken]:
                 stream.flights = 0
-                self._end(stream, "error", self._broken or "the engine was closed")
+                self._end(stream, "error", self.broken or "the engine was closed")
             self._free_those_who_left()
         self._tell_readers()
         if self._trace:

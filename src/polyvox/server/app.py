@@ -34,10 +34,10 @@ def create_app(tts: TTS) -> FastAPI:
 
     @app.post("/say", response_class=Response, responses={200: {"content": {"audio/wav": {}}}})
     async def say(wanted: SayRequest, request: Request) -> Response:
-        stream = await run_in_threadpool(lambda: tts.stream(**wanted.model_dump()))
+        stream = await run_in_threadpool(lambda: tts.stream(**wanted.model_dump(), trim_silence=True))
         chunks = []
         try:
-            while (chunk := await run_in_threadpool(next, stream, None)) is not None:
+            async for chunk in stream:
                 chunks.append(chunk)
                 if await request.is_disconnected():
                     raise StreamFailed("the client has gone")
