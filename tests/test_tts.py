@@ -99,6 +99,18 @@ def test_the_same_seed_gives_the_same_speech_and_is_reported(loaded: Loaded) -> 
     assert not np.array_equal(first.samples[:200], other.samples[:200])
 
 
+def test_each_part_of_a_longer_text_has_chances_of_its_own(loaded: Loaded) -> None:
+    engine = loaded("custom_voice", "float32").engine
+    said = [
+        np.concatenate(
+            [chunk.samples for chunk in engine.submit(Request("hello", seed=3, max_frames=9, segment=s)).chunks()]
+        )
+        for s in (0, 0, 1)
+    ]
+    assert np.array_equal(said[0], said[1])
+    assert not np.array_equal(said[0], said[2])
+
+
 def test_speech_is_cut_at_the_longest_utterance(loaded: Loaded) -> None:
     tts = loaded("custom_voice", "float32")
     audio = tts.say("hello", max_frames=5, seed=3)

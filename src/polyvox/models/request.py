@@ -64,7 +64,8 @@ class Request:
     seed: the same seed gives the same speech; one is drawn if none is given. live: text may be appended after the
     request has begun, in the streaming layout. whole_file: nobody listens while it is made, so it has no deadline.
     first_chunk: frames of the first chunk. trim_silence: drop what is silent before the first sound. guard: end
-    speech that runs on past what its text can need.
+    speech that runs on past what its text can need. segment: which part of a longer text this is; the same seed gives
+    every part chances of its own.
     """
 
     text: str
@@ -80,3 +81,4 @@ class Request:
     first_chunk: int | None = None
     trim_silence: bool = False
     guard: bool = True
+    segment: int = 0

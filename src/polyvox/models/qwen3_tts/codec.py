@@ -266,8 +266,12 @@ class CodecDecoder(nn.Module):
 
     def forward(self, codes: Tensor, state: CodecState) -> tuple[Tensor, CodecState]:
         """The next frames [B,T,quantizers] of each stream to samples [B, T · samples_per_frame] in [-1, 1]."""
+        return self.sound(self.quantizer(codes), state)
+
+    def sound(self, x: Tensor, state: CodecState) -> tuple[Tensor, CodecState]:
+        """The same from what the codes stand for, [B,codebook_dim,T]; training goes through here."""
         step = Pass(state)
-        x = self.pre_conv(self.quantizer(codes), step)
+        x = self.pre_conv(x, step)
         x = self.pre_transformer(x.transpose(1, 2), step).transpose(1, 2)
         for stage in self.upsample:
             for layer in cast(nn.ModuleList, stage):

@@ -29,6 +29,7 @@ LONGEST_FRAMES, LONGEST_PER_BYTE = 125, 8
 GROWING_FRAMES = 1500
 NEVER = 2**31
 VOICES_KEPT = 32
+MAX_SEGMENT = 2**31 - 1
 MAX_FIRST_CHUNK = 16  # frames, the largest chunk there is
 
 
@@ -54,6 +55,7 @@ class Own:
     """What a slot takes over from a request beside its rows."""
 
     seed: int
+    segment: int
     sampling: Sampling
     likely: int  # frames after which end of speech becomes likelier
     warm: CodecState | None  # the codec after a recording that speech continues
@@ -141,7 +143,7 @@ class Speech:
             max_frames=min(asked, longest),
             guarded=longest < asked and not grows,
             tokens=len(said),
-            own=Own(request.seed or 0, request.sampling or config.sampling, likely, warm),
+            own=Own(request.seed or 0, request.segment, request.sampling or config.sampling, likely, warm),
         )
 
     def text_rows(self, ids: list[int], last: bool) -> Tensor:
@@ -169,6 +171,7 @@ class Speech:
             _check_whole("max_frames", request.max_frames, 1, self.config.max_frames)
         if request.seed is not None:
             _check_whole("seed", request.seed, 0, SEED_LIMIT - 1)
+        _check_whole("segment", request.segment, 0, MAX_SEGMENT)
         if request.first_chunk is not None:
             _check_whole("first_chunk", request.first_chunk, 1, MAX_FIRST_CHUNK)
         if request.layout not in (None, "whole", "streaming"):
@@ -242,7 +245,8 @@ class SpeechSlots:
         rows, own, device = self.rows, prepared.own, self.model.device
         rows.input[slot] = prepared.rows[-1]
         rows.position[slot] = len(prepared.rows) - 1
-        rows.frame[slot] = rows.still[slot] = rows.segment[slot] = 0
+        rows.frame[slot] = rows.still[slot] = 0
+        rows.segment[slot] = own.segment
         rows.seen[slot] = False
         rows.budget[slot], rows.least[slot] = own.likely, own.sampling.min_frames
         rows.talker_params[slot] = torch.tensor(talker_parameters(own.sampling), device=device)
