@@ -17,3 +17,9 @@ def first_sound(samples: Samples, sample_rate: int) -> int | None:
         if float(np.sqrt(np.mean(part * part))) >= LEVEL:
             return max(0, start - KEPT_WINDOWS * window)
     return None
+
+
+def trimmed(samples: Samples, sample_rate: int) -> Samples:
+    """Without the silence at both ends; nothing where there is no sound."""
+    start, back = first_sound(samples, sample_rate), first_sound(samples[::-1], sample_rate)
+    return samples[:0] if start is None or back is None else samples[start : len(samples) - back]
