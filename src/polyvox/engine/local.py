@@ -185,7 +185,7 @@ class LocalEngine:
     def fail(self, stream: LocalStream, error: Exception) -> None:
         """Asks for the end of one stream; its slot may be in a step, so only the engine's thread ends it."""
         if stream.result is None and stream.wants_end is None:
-            stream.wants_end, stream.failure = "error", str(error)
+            stream.wants_end, stream.failure, stream.text_open = "error", str(error), False
             self.wake()
 
     # The turn
@@ -235,10 +235,10 @@ class LocalEngine:
                 if self._stopping:
                     return None
                 now = self.clock()
+                # What came in time counts, however late this turn is: limits are looked at after it.
+                self._look_at_streams(now)
                 self._end_those_who_must(now)
                 self._admit(now)
-                self._look_at_readers(now)
-                self._feed_text(now)
                 plan = self.scheduler.plan(now)
                 if plan or self._flights:
                     return plan
@@ -329,40 +329,42 @@ class LocalEngine:
                 self._end(stream, "error", f"the request could not be prepared: {error}")
                 continue
             stream.text = stream.text[stream.seat.text_end :].clone()
+            self._feed_text(track, stream, now)
         self._free_those_who_left()
 
-    def _feed_text(self, now: float) -> None:
-        """Moves text into the slots, and tells the scheduler how far each stream's text reaches."""
-        for track, stream in list(self._streams.items()):
-            if stream.seat is None or stream.result is not None:
-                continue
-            if len(stream.text):
-                try:
-                    count = self._stepper.write_text(stream.seat, stream.text, track.started)
-                except Exception as error:
-                    log.exception("text could not be written")
-                    self._end(stream, "error", f"the text could not be read: {error}")
-                    continue
-                stream.text = stream.text[count:].clone()
-            closed = not stream.text_open and not len(stream.text)
-            if closed and track.text_frames < inf and stream.request.guard:
-                longest = max(self._stepper.rows.close_text(stream.seat.slot, stream.text_size), track.started + 1)
-                stream.guarded |= longest < track.max_frames
-                track.max_frames = min(track.max_frames, longest)
-            track.text_frames = inf if closed else stream.seat.text_end
-            if track.started < track.text_frames:
-                stream.waiting_since = None
-            elif stream.waiting_since is None and stream.text_open and not track.prompt_left:
-                stream.wait_for_text(now)
-
-    def _look_at_readers(self, now: float) -> None:
-        """How much each reader's buffer can take, and since when it can take nothing."""
+    def _look_at_streams(self, now: float) -> None:
+        """New text, and how much each reader's buffer can take, or since when it can take nothing."""
         for track, stream in self._streams.items():
             track.room = self._room(stream)
             if track.room >= 1:
                 stream.full_since = None
             elif stream.full_since is None:
                 stream.full_since = now
+            if stream.seat is not None and stream.result is None:
+                self._feed_text(track, stream, now)
+
+    def _feed_text(self, track: Track, stream: LocalStream, now: float) -> None:
+        """Moves text into the slot, and tells the scheduler how far it reaches."""
+        seat = stream.seat
+        assert seat is not None
+        if len(stream.text):
+            try:
+                count = self._stepper.write_text(seat, stream.text, track.started)
+            except Exception as error:
+                log.exception("text could not be written")
+                self._end(stream, "error", f"the text could not be read: {error}")
+                return
+            stream.text = stream.text[count:].clone()
+        closed = not stream.text_open and not len(stream.text)
+        if closed and track.text_frames < inf and stream.request.guard:
+            longest = max(self._stepper.rows.close_text(seat.slot, stream.text_size), track.started + 1)
+            stream.guarded |= longest < track.max_frames
+            track.max_frames = min(track.max_frames, longest)
+        track.text_frames = inf if closed else seat.text_end
+        if track.started < track.text_frames:
+            stream.waiting_since = None
+        elif stream.waiting_since is None and stream.text_open and not track.prompt_left:
+            stream.wait_for_text(now)
 
     def _end_those_who_must(self, now: float) -> None:
         for stream in [*self._streams.values(), *self._unspoken]:
