@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyvox.engine.ring import Ring, from_pcm, shared_file, to_pcm
+from polyvox.audio.pcm import from_pcm, to_pcm
+from polyvox.engine.ring import Ring, shared_file
 
 CAPACITY = 64
 

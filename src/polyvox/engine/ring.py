@@ -6,20 +6,8 @@ import sys
 import tempfile
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyvox.audio.clip import Samples
-
-Pcm = NDArray[np.int16]
-SCALE = 32767  # of 16-bit sound, here as in WAV files
-
-
-def to_pcm(samples: Samples) -> Pcm:
-    return np.rint(np.clip(samples, -1.0, 1.0) * SCALE).astype(np.int16)
-
-
-def from_pcm(pcm: Pcm) -> Samples:
-    return pcm.astype(np.float32) / np.float32(SCALE)
+from polyvox.audio.pcm import Pcm
 
 
 def shared_file(samples: int) -> int:
