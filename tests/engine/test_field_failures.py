@@ -8,7 +8,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 from conftest import Loaded
 from engine.speaking import PATIENCE, assert_all_free, request, solo, spoken
@@ -165,7 +164,7 @@ def test_rows_are_refused_where_text_is_not_open(speech: Speech) -> None:
     try:
         stream = engine.submit(Request("hello", "serena", seed=1, max_frames=3))
         with pytest.raises(Exception, match="live"):
-            stream.append_rows(torch.zeros(1, speech.hidden_size))
+            stream.append_rows(np.zeros((1, speech.hidden_size), np.float32))
         spoken(stream)
     finally:
         engine.close()

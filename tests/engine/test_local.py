@@ -156,8 +156,8 @@ def test_text_may_come_as_rows_of_another_model(engine: LocalEngine, speech: Spe
     stream = engine.submit(request("on and", live=True, guard=False))
     given = len(speech.growing_text(stream.request).append("on and"))
     with pytest.raises(InvalidRequest, match="rows of 48"):
-        stream.append_rows(torch.zeros(1, 7))
-    stream.append_rows(speech.text_rows(ids[given:], last=True), last=True)
+        stream.append_rows(np.zeros((1, 7), np.float32))
+    stream.append_rows(speech.text_rows(ids[given:], last=True).float().numpy(), last=True)
     whole = solo(speech, request(TEXTS[2], layout="streaming", guard=False))
     np.testing.assert_allclose(spoken(stream), whole, atol=1e-6)
 

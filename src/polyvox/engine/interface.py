@@ -4,6 +4,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.errors import Overloaded, StreamFailed
 from polyvox.models.request import Request
@@ -68,6 +71,9 @@ class Stream(Protocol):
 
     def append(self, text: str) -> None:
         """More text for a live request."""
+
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
+        """More text as rows [n, hidden] that another model has made, after a first word; the last ones close it."""
 
     def finish_text(self) -> None:
         """No more text will come."""

@@ -4,7 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.interface import Chunk, Result
@@ -67,16 +69,16 @@ class LocalStream(ReadStream):
         """More text for a live request."""
         self._grow(text, last=False)
 
-    def append_rows(self, rows: torch.Tensor, last: bool = False) -> None:
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
         """More text as rows that another model has made, after a first word; the last ones close it."""
         model = self._engine.model
-        if rows.dim() != 2 or rows.shape[1] != model.hidden_size:
+        if rows.ndim != 2 or rows.shape[1] != model.hidden_size:
             raise InvalidRequest("append_rows", list(rows.shape), f"rows of {model.hidden_size} numbers")
         with self._text_lock, self._engine.lock:
             self._check_open()
             if self.track is None:
                 raise InvalidRequest("append_rows", "the first of the text", "rows after a first word of text")
-            self._engine.add_text(self, rows.to(model.device, model.dtype), last)
+            self._engine.add_text(self, torch.tensor(rows, dtype=model.dtype, device=model.device), last)
 
     def finish_text(self) -> None:
         """No more text will come."""
