@@ -9,12 +9,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 import numpy as np
+from numpy.typing import NDArray
 
+from polyvox.audio.pcm import from_pcm
 from polyvox.engine import wire
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.reader import ReadStream
-from polyvox.engine.ring import from_pcm
-from polyvox.errors import EngineDown, InvalidRequest
+from polyvox.errors import EngineDown, InvalidRequest, PolyvoxError
 from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)
@@ -40,14 +41,20 @@ class RemoteStream(ReadStream):
 
     def append(self, text: str) -> None:
         """Does not wait for the engine: a text that it cannot take ends the stream with an error that says why."""
-        if not self._text_open:
-            raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
-        self._connection.send(wire.Append(self._id, text))
+        self._append(wire.Append(self._id, text))
+
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
+        self._append(wire.Append(self._id, rows, last))
 
     def finish_text(self) -> None:
         if self._text_open:
-            self._text_open = False
-            self._connection.send(wire.Append(self._id, None))
+            self._append(wire.Append(self._id, None, last=True))
+
+    def _append(self, message: wire.Append) -> None:
+        if not self._text_open:
+            raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
+        self._text_open = not message.last
+        self._connection.send(message)
 
     def cancel(self) -> None:
         if self.result is None:
@@ -98,9 +105,10 @@ class _Connection:
         self.wakeups = 0
 
     def submit(self, request: Request, on_ready: OnReady | None) -> RemoteStream:
+        id = next(self._ids)
+        stream = RemoteStream(self, id, request, on_ready)
         with self._lock:
-            id = next(self._ids)
-            stream = self._streams[id] = RemoteStream(self, id, request, on_ready)
+            self._streams[id] = stream
         try:
             self._call(wire.Submit(id, request, self._window))
         except BaseException:
@@ -111,9 +119,7 @@ class _Connection:
         return stream
 
     def stats(self) -> dict[str, float]:
-        with self._lock:
-            id = next(self._ids)
-        reply = self._call(wire.AskStats(id))
+        reply = self._call(wire.AskStats(next(self._ids)))
         assert isinstance(reply, dict)
         return {**reply, "wakeups": self.wakeups}
 
@@ -123,14 +129,17 @@ class _Connection:
             if self._over:
                 raise self._down()
             self._calls[message.id] = answer
+        self.send(message)
         try:
-            self.send(message)
-            return answer.result(self._timeout)
+            reply = answer.result(self._timeout)
         except TimeoutError:
-            raise EngineDown(f"the engine did not answer within {self._timeout:g} s", self._timeout) from None
+            reply = EngineDown(f"the engine did not answer within {self._timeout:g} s", self._timeout)
         finally:
             with self._lock:
                 self._calls.pop(message.id, None)
+        if isinstance(reply, PolyvoxError):
+            raise reply
+        return reply
 
     def send(self, message: object) -> None:
         """Where the connection is lost, its end tells every stream and call; nothing is to be told here."""
@@ -170,7 +179,11 @@ class _Connection:
         for id, number, samples, final in wakeup.pieces:
             chunks.setdefault(id, []).append(Chunk(from_pcm(self._ring.read(samples)), number, final))
         with self._lock:
-            failed = {id: self._streams[id] for id, reply in wakeup.replies.items() if self._answer(id, reply)}
+            for id, reply in wakeup.replies.items():
+                if isinstance(reply, int) and id in self._streams:
+                    self._streams[id].seed = reply
+                if id in self._calls:
+                    self._calls.pop(id).set_result(reply)
             streams = {id: self._streams[id] for id in chunks if id in self._streams}
             for id in wakeup.ended:
                 self._streams.pop(id, None)
@@ -182,34 +195,19 @@ class _Connection:
             stream.put(chunks[id], wakeup.ended.get(id))
         if wakeup.pieces:
             self.send(taken)
-        for stream in (failed | streams).values():
+        for stream in streams.values():
             stream.call_reader()
 
-    def _answer(self, id: int, reply: wire.Reply) -> bool:
-        """Whether it was an answer that nobody waits for: an append that could not be, and ends its stream."""
-        call = self._calls.pop(id, None)
-        stream = self._streams.get(id)
-        if isinstance(reply, int) and stream is not None:
-            stream.seed = reply
-        if call is not None and isinstance(reply, wire.Refusal):
-            call.set_exception(reply.error())
-        elif call is not None:
-            call.set_result(reply)
-        elif isinstance(reply, wire.Refusal) and stream is not None:
-            stream.put([], Result("error", stream.seed, reply.message))
-            return True
-        return False
-
-    def end(self, reason: Result) -> None:
-        """Ends all streams and calls; the receiving thread is out."""
+    def end(self, error: str | None) -> None:
+        """Ends all streams and calls, with an error or as cancelled; the receiving thread is out."""
         with self._lock:
             self._over = True
             streams, self._streams = list(self._streams.values()), {}
             calls, self._calls = list(self._calls.values()), {}
         for call in calls:
-            call.set_exception(self._down())
+            call.set_result(self._down())
         for stream in streams:
-            stream.put([], Result(reason.finish_reason, stream.seed, reason.error))
+            stream.put([], Result("error" if error else "cancelled", stream.seed, error))
             stream.call_reader()
         self._wire.close()
         self._ring.close()
@@ -274,8 +272,7 @@ class RemoteEngine:
             if (connection := self._connection) is not None:
                 connection.receive()
                 self._connection = None
-                lost = Result("error", 0, "the engine's process ended before this stream did")
-                connection.end(Result("cancelled", 0) if self._closed.is_set() else lost)
+                connection.end(None if self._closed.is_set() else "the engine's process ended before this stream did")
             elif self._door.folder.exists() and not self._door.notice.exists():
                 self._connection = self._connect()
                 if self._connection is None:
@@ -283,5 +280,5 @@ class RemoteEngine:
             else:
                 return  # it will not come back
         if self._connection is not None:
-            self._connection.end(Result("cancelled", 0))
+            self._connection.end(None)
             self._connection = None

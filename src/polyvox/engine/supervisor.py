@@ -3,12 +3,15 @@
 import atexit
 import logging
 import multiprocessing
+import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -82,8 +85,8 @@ class EngineProcess:
         arguments = (self._factory, self._folder, self._hosting, theirs)
         self._process = _SPAWN.Process(target=host, args=arguments, name="polyvox-engine", daemon=True)
         try:
-            self._process.start()
-            theirs.close()
+            with theirs:
+                self._process.start()
             word = self._first_word()
             if isinstance(word, str):
                 raise EngineDown(f"the engine could not be started: {word}", START_RETRY_SECONDS)
@@ -102,12 +105,14 @@ class EngineProcess:
         try:
             word: int | str = self._lifeline.recv()
             return word
-        except EOFError:
+        except (EOFError, OSError):
             return "its process died while it started"
 
     def _end(self) -> None:
         """The process is gone after this, by itself or not."""
         self.pid = None
+        with suppress(OSError):
+            self._lifeline.send(None)  # a word: the folder is still needed, or removed here
         self._lifeline.close()
         if self._process.pid is not None:
             self._process.join(self._hosting.grace)
@@ -119,13 +124,25 @@ class EngineProcess:
 
     def _supervise(self) -> None:
         while True:
-            rung = self._bell in wait([self._process.sentinel, self._bell])
+            reason = self._watch()
             self._end()
-            if rung or not self._start_again():
+            if reason is None or not self._start_again(reason):
                 return
 
-    def _start_again(self) -> bool:
-        reason = "its process died"
+    def _watch(self) -> str | None:
+        """Why the process must be replaced: it died, or its heart stands still. None when this is closed."""
+        while ready := wait([self._bell, self._lifeline], self._hosting.hang_seconds):
+            if self._bell in ready:
+                return None
+            try:
+                self._lifeline.recv()
+            except (EOFError, OSError):
+                return "its process died"
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGUSR1)  # it writes to its log what all its threads do
+        return f"its process hung for {self._hosting.hang_seconds:g} s"
+
+    def _start_again(self, reason: str) -> bool:
         while not self._bell.poll():
             self._failures.append(self._clock())
             while self._failures[0] < self._failures[-1] - self._hosting.window:

@@ -4,9 +4,13 @@ import pickle
 import socket
 import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polyvox.engine.interface import Result
 from polyvox.engine.ring import Ring, shared_file
@@ -47,7 +51,8 @@ class AskStats(NamedTuple):
 
 class Append(NamedTuple):
     id: int
-    text: str | None  # None: no more will come
+    text: str | NDArray[np.float32] | None  # or its rows; None: no more will come
+    last: bool = False  # these rows are the last
 
 
 class Cancel(NamedTuple):
@@ -73,25 +78,7 @@ class Piece(NamedTuple):
     final: bool
 
 
-class Refusal(NamedTuple):
-    """An error on its way to another process, where it has the same class, message and fields."""
-
-    kind: type[PolyvoxError]
-    message: str
-    fields: dict[str, object]
-
-    @classmethod
-    def of(cls, error: PolyvoxError) -> "Refusal":
-        return cls(type(error), str(error), vars(error))
-
-    def error(self) -> PolyvoxError:
-        # Not by its constructor: that takes other arguments in every class.
-        error = self.kind.__new__(self.kind, self.message)
-        vars(error).update(self.fields)
-        return error
-
-
-Reply = int | dict[str, float] | Refusal  # the seed of a stream, stats
+Reply = int | dict[str, float] | PolyvoxError  # the seed of a stream, stats, a refusal
 
 
 class Wakeup(NamedTuple):
@@ -119,27 +106,21 @@ class Wire:
         data = pickle.dumps(message, protocol=5)
         with self._sending:
             try:
-                self._socket.sendall(_LENGTH.pack(len(data)) + data)
+                self._socket.sendall(data)
             except OSError:
                 self.shutdown()  # half a message may be out
                 raise
 
     def receive(self) -> object:
         """The next message; raises EOFError or OSError where none will come."""
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return pickle.loads(self._read(length))
-
-    def _read(self, size: int) -> bytes:
-        data = self._incoming.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
+        try:
+            return pickle.load(self._incoming)
+        except pickle.UnpicklingError as error:
+            raise EOFError("half a message") from error
 
     def shutdown(self) -> None:
-        try:
+        with suppress(OSError):  # it was, or the peer is gone
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it was, or the peer is gone
 
     def close(self) -> None:
         self.shutdown()
