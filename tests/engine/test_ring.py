@@ -25,7 +25,7 @@ def ends() -> Iterator[tuple[Ring, Ring]]:
 
 def make_ends() -> tuple[Ring, Ring]:
     file = shared_file(CAPACITY)
-    writer, reader = Ring(file, CAPACITY), Ring(file, CAPACITY)
+    writer, reader = Ring(file), Ring(file)
     os.close(file)
     return writer, reader
 
