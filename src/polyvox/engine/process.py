@@ -24,7 +24,7 @@ import numpy as np
 
 from polyvox.audio.pcm import Pcm, to_pcm
 from polyvox.engine import wire
-from polyvox.engine.interface import Engine, Result, Stream
+from polyvox.engine.interface import Chunk, Engine, Result, Stream
 from polyvox.engine.ring import Ring
 from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.request import Request
@@ -118,17 +118,19 @@ class ServerLink:
                 self._taken(position, chunks)
             case wire.AskStats(id):
                 self._note(id, self._engine.stats())
-            case wire.Append(id) | wire.Cancel(id):
-                with self._news:
-                    delivery = self._deliveries.get(id)
-                    if delivery is not None and delivery.stream is None:
-                        del self._deliveries[id]  # whoever asked for it waits no longer; _submit cancels it
-                if delivery is not None and delivery.stream is not None:  # else it has ended meanwhile
-                    self._change(delivery, delivery.stream, message)
+            case wire.Append() | wire.Cancel():
+                self._change(message)
             case _:
                 raise TypeError(f"a message of an unknown kind: {type(message).__name__}")
 
-    def _change(self, delivery: _Delivery, stream: Stream, message: wire.Append | wire.Cancel) -> None:
+    def _change(self, message: wire.Append | wire.Cancel) -> None:
+        with self._news:
+            delivery = self._deliveries.get(message.id)
+            if delivery is None:
+                return  # it has ended meanwhile
+            if (stream := delivery.stream) is None:
+                del self._deliveries[message.id]  # whoever asked for it waits no longer; _submit cancels it
+                return
         try:
             match message:
                 case wire.Cancel():
@@ -187,7 +189,6 @@ class ServerLink:
     # The sending thread
 
     def _send(self) -> None:
-        sequence = 0
         try:
             while (news := self._await_news()) is not None:
                 replies, ready = news
@@ -195,10 +196,7 @@ class ServerLink:
                     self._collect(id)
                 pieces, ended = self._fill()
                 if replies or pieces or ended:
-                    self._wire.send(wire.Wakeup(sequence, replies, pieces, ended))
-                    sequence += 1
-        except OSError as error:
-            log.info("a server has gone, or takes nothing any more: %r", error)
+                    self._wire.send(wire.Wakeup(replies, pieces, ended))
         except Exception:
             log.exception("a server is let go, as its streams could not be collected")
         self._wire.shutdown()  # the hearing thread releases everything
@@ -229,25 +227,24 @@ class ServerLink:
                 return
             stream, credit = delivery.stream, delivery.credit
             delivery.credit = 0  # so that credit which comes meanwhile makes the stream ready again
-        result = delivery.failure or stream.result
+        result, chunks = delivery.failure or stream.result, list[Chunk]()
         # A stream that was cut short ends at once, however far behind its reader is.
         if result is None or result.finish_reason not in ("cancelled", "error"):
-            result, chunks = None, stream.take(credit)
-            for chunk in chunks:
-                pcm = to_pcm(chunk.samples)
-                if len(pcm) > self._ring.capacity:
-                    stream.cancel()
-                    error = f"a chunk of {len(pcm)} samples is more than the ring of {self._ring.capacity}"
-                    result = Result("error", stream.seed, error)
-                    break
-                self._held.append((id, wire.Piece(id, chunk.index, len(pcm), chunk.final), pcm))
-                result = stream.result if chunk.final else None
-            with self._news:
-                delivery.credit += credit - len(chunks)
-        if result is not None:
-            with self._news:
+            chunks = stream.take(credit)
+            result = stream.result if chunks and chunks[-1].final else None
+        for chunk in chunks:
+            pcm = to_pcm(chunk.samples)
+            if len(pcm) > self._ring.capacity:
+                stream.cancel()
+                error = f"a chunk of {len(pcm)} samples is more than the ring of {self._ring.capacity}"
+                result = Result("error", stream.seed, error)
+                break
+            self._held.append((id, wire.Piece(id, chunk.index, len(pcm), chunk.final), pcm))
+        with self._news:
+            delivery.credit += credit - len(chunks)
+            if result is not None:
                 self._deliveries.pop(id, None)
-            self._held.append((id, result, np.empty(0, np.int16)))
+                self._held.append((id, result, np.empty(0, np.int16)))
 
     def _fill(self) -> tuple[list[wire.Piece], dict[int, Result]]:
         """Moves what is held into the ring, until that is full; not under the lock, as the engine waits for it."""
@@ -317,6 +314,7 @@ def host(factory: Callable[[], Engine], folder: Path, hosting: Hosting, lifeline
     for link in links:
         link.close()
     engine.close()
+    os._exit(0)  # all is closed; to take an interpreter with torch apart would last most of the grace
 
 
 def _hold_on(lifeline: Connection, stopping: socket.socket, folder: Path, grace: float) -> None:

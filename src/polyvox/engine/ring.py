@@ -31,12 +31,11 @@ class Ring:
     samples are in place before the message that tells of them, and copied out before the one that frees them.
     """
 
-    def __init__(self, file: int, samples: int) -> None:
-        self.capacity = samples
-        self.written = 0
-        self.taken = 0
-        self._map = mmap.mmap(file, samples * 2)
+    def __init__(self, file: int) -> None:
+        self.written = self.taken = 0
+        self._map = mmap.mmap(file, 0)
         self._samples: Pcm = np.frombuffer(self._map, dtype=np.int16)
+        self.capacity = len(self._samples)
 
     @property
     def room(self) -> int:

@@ -1,5 +1,6 @@
 """What the engine's process and a server say to each other: messages over one Unix socket, samples by a ring."""
 
+import logging
 import pickle
 import socket
 import struct
@@ -17,9 +18,10 @@ from polyvox.engine.ring import Ring, shared_file
 from polyvox.errors import PolyvoxError
 from polyvox.models.request import Request
 
+log = logging.getLogger(__name__)
+
 SOCKET = "engine.sock"
 HANDSHAKE_SECONDS = 5.0
-_LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,8 @@ Reply = int | dict[str, float] | PolyvoxError  # the seed of a stream, stats, a 
 
 
 class Wakeup(NamedTuple):
-    """All that is new for one server: answers, chunks, ends, in this order. sequence counts from 0."""
+    """All that is new for one server: answers, chunks, ends, in this order."""
 
-    sequence: int
     replies: dict[int, Reply]
     pieces: list[Piece]
     ended: dict[int, Result]
@@ -102,14 +103,14 @@ class Wire:
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Raises OSError where the peer is gone or has not read for too long; the wire is of no more use then."""
+        """Where the peer is gone, or has not read for too long, the message is lost and receive() ends."""
         data = pickle.dumps(message, protocol=5)
         with self._sending:
             try:
                 self._socket.sendall(data)
-            except OSError:
+            except OSError as error:
+                log.debug("not sent, as the connection is lost: %r", error)
                 self.shutdown()  # half a message may be out
-                raise
 
     def receive(self) -> object:
         """The next message; raises EOFError or OSError where none will come."""
@@ -134,12 +135,11 @@ def knock(door: Door, patience: float) -> tuple[Wire, Ring]:
     try:
         connection.settimeout(HANDSHAKE_SECONDS)
         connection.connect(str(door.folder / SOCKET))
-        data, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+        _, files, _, _ = socket.recv_fds(connection, 1, 1)
         if not files:
             raise EOFError
         with open(files[0], "rb") as file:
-            ring = Ring(file.fileno(), *_LENGTH.unpack(data))
-        return Wire(connection, patience), ring
+            return Wire(connection, patience), Ring(file.fileno())
     except BaseException:
         connection.close()
         raise
@@ -148,5 +148,5 @@ def knock(door: Door, patience: float) -> tuple[Wire, Ring]:
 def let_in(connection: socket.socket, samples: int, patience: float) -> tuple[Wire, Ring]:
     """The engine's answer to a knock: a ring of so many samples."""
     with open(shared_file(samples), "rb") as file:
-        socket.send_fds(connection, [_LENGTH.pack(samples)], [file.fileno()])
-        return Wire(connection, patience), Ring(file.fileno(), samples)
+        socket.send_fds(connection, [b"R"], [file.fileno()])
+        return Wire(connection, patience), Ring(file.fileno())
