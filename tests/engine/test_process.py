@@ -305,38 +305,48 @@ def test_a_chunk_larger_than_the_ring_ends_its_own_stream_only(engine: RemoteEng
 # Credits, and servers that fail
 
 
-class Meeting(FakeEngine):
-    """Its streams take only when the hearing thread has come to a question for stats, if so asked."""
+class FullStream(FakeStream):
+    """Has all its chunks from the start, so nothing is told of it later; a take may be held up."""
+
+    def __init__(self, engine: "FullEngine", asked: Request) -> None:
+        super().__init__(engine, asked, None)
+        self._meeting = engine
+        with engine.work:
+            while self.result is None:
+                self.step()
+
+    def take(self, most: int) -> list[Chunk]:
+        if self._meeting.meets and most:
+            self._meeting.meets = False
+            self._meeting.collecting.set()
+            assert self._meeting.asked.wait(TIMEOUT)
+        return super().take(most)
+
+
+class FullEngine(FakeEngine):
+    """Lets a stream be taken from only once the hearing thread has come to a question for stats."""
 
     def __init__(self) -> None:
         super().__init__()
         self.meets = False
-        self.asked = threading.Event()
+        self.collecting, self.asked = threading.Event(), threading.Event()
 
     def stats(self) -> dict[str, float]:
         self.asked.set()
         return super().stats()
 
-    def submit(self, asked: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
-        stream = super().submit(asked, on_ready)
-        take = stream.take
-
-        def take_late(most: int) -> list[Chunk]:
-            if self.meets and most:
-                self.meets = not self.asked.wait(TIMEOUT)
-            return take(most)
-
-        stream.take = take_late  # type: ignore[method-assign]
-        return stream
+    def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:  # noqa: ARG002
+        return FullStream(self, request)
 
 
 def test_credit_that_comes_while_a_stream_is_collected_is_not_overlooked() -> None:
-    engine = Meeting()
+    engine = FullEngine()
     here, there = socket.socketpair()
     file = shared_file(RING)
     link = ServerLink(engine, wire.Wire(here, TIMEOUT), Ring(file), TIMEOUT)
     server, ring = wire.Wire(there, TIMEOUT), Ring(file)
     os.close(file)
+    there.settimeout(TIMEOUT)
     pieces: list[wire.Piece] = []
 
     def hear_until(count: int) -> None:
@@ -345,18 +355,21 @@ def test_credit_that_comes_while_a_stream_is_collected_is_not_overlooked() -> No
             assert isinstance(wakeup, wire.Wakeup)
             pieces.extend(wakeup.pieces)
 
-    server.send(wire.Submit(0, request(1, chunks=6), credit=2))
-    hear_until(2)
-    engine.meets = True
-    server.send(wire.Taken(0, {0: 2}))  # these are being collected
-    server.send(wire.Taken(0, {0: 2}))  # while these come
-    server.send(wire.AskStats(1))
-    hear_until(6)
+    try:
+        server.send(wire.Submit(0, request(1, chunks=6), credit=2))
+        hear_until(2)
+        engine.meets = True
+        server.send(wire.Taken(0, {0: 2}))  # these are being collected
+        assert engine.collecting.wait(TIMEOUT)
+        server.send(wire.Taken(0, {0: 2}))  # while these come
+        server.send(wire.AskStats(1))
+        hear_until(6)
+    finally:
+        link.close()
+        server.close()
+        ring.close()
+        engine.close()
     assert [piece.number for piece in pieces] == list(range(6))
-    link.close()
-    server.close()
-    ring.close()
-    engine.close()
 
 
 @pytest.mark.parametrize("credit", [1, 2, 8])
