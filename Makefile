@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: serve test lint golden bench clean
+.PHONY: serve test soak lint golden bench clean
 
 serve: $(VENV)/.runtime  ## start the server on the embedded voice
 	$(BIN)/polyvox serve $(ARGS)
 
 test: $(VENV)/.dev  ## unit, parity and property tests, one smoke test per face
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev  ## what takes minutes: kills and crowds, again and again
+	$(BIN)/python -m pytest tests/soak $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -9,6 +9,14 @@ class PolyvoxError(Exception):
     status = 500
     code = "internal_error"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Crosses a process border with its class, message and fields; not by constructors, which all differ."""
+        return _bare, (type(self), str(self)), vars(self)
+
+
+def _bare(kind: type[PolyvoxError], message: str) -> PolyvoxError:
+    return kind.__new__(kind, message)
+
 
 class InvalidRequest(PolyvoxError):
     """A request field has a value that cannot be served; nothing was computed for it."""

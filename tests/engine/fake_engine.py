@@ -2,14 +2,16 @@
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.interface import Chunk, Result
+from polyvox.engine.reader import ReadStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.request import ClonedVoice, Request
 
@@ -25,33 +27,34 @@ def chunk_samples(seed: int, index: int) -> Samples:
     return pcm.astype(np.float32) / np.float32(32767)
 
 
-class FakeStream:
-    """Makes one chunk a step: of a live request one for each word, of any other max_frames."""
+class FakeStream(ReadStream):
+    """Makes one chunk a step: of a live request one for each word and row, of any other max_frames."""
 
     def __init__(self, engine: "FakeEngine", request: Request, on_ready: Callable[["FakeStream"], None] | None):
-        self._engine, self._request, self._on_ready = engine, request, on_ready
+        super().__init__(engine.work)
+        self._engine, self.request, self._on_ready = engine, request, on_ready
         self.seed = request.seed or 0
-        self.result: Result | None = None
         self.made = 0
         self.goal = len(request.text.split()) if request.live else request.max_frames or LENGTH
         self.open = request.live
         self.cancelled = False
-        self._buffer: deque[Chunk] = deque()
 
-    def chunks(self, timeout: float | None = None) -> Iterator[Chunk]:
-        raise NotImplementedError("its process takes")
-
-    def take(self, most: int) -> list[Chunk]:
+    def _took(self, _: list[Chunk]) -> None:
         with self._engine.work:
-            taken = [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
             self._engine.work.notify_all()
-            return taken
 
     def append(self, text: str) -> None:
         if text == "impossible":
             raise InvalidRequest("text", text, "what can be said")
         with self._engine.work:
             self.goal += len(text.split())
+            self._engine.work.notify_all()
+
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
+        with self._engine.work:
+            self._engine.made["rows"] += int(rows.sum())
+            self.goal += len(rows)
+            self.open = self.open and not last
             self._engine.work.notify_all()
 
     def finish_text(self) -> None:
@@ -72,6 +75,8 @@ class FakeStream:
         if self.cancelled:
             self._buffer.clear()
             self._end("cancelled")
+        elif self.request.text == "expires":
+            self._end("error", "no place came free", retry_after=2.5)
         elif self.made == self.goal:
             self._end("stop")
         else:
@@ -84,16 +89,17 @@ class FakeStream:
             self._on_ready(self)
 
     def _samples(self) -> Samples:
-        voice = self._request.voice
+        voice = self.request.voice
         return voice.vector if isinstance(voice, ClonedVoice) else chunk_samples(self.seed, self.made)
 
     def _push(self, samples: Samples, final: bool) -> None:
         self._buffer.append(Chunk(samples, self.made, final))
+        self._told()
         self.made += 1
         self._engine.made[f"made.{self.seed}"] += 1
 
-    def _end(self, reason: FinishReason) -> None:
-        self.result = Result(reason, self.seed, frames=self.made)
+    def _end(self, reason: FinishReason, error: str | None = None, retry_after: float | None = None) -> None:
+        self.result = Result(reason, self.seed, error, frames=self.made, retry_after=retry_after)
         self._push(np.zeros(0, np.float32), final=True)
 
 
@@ -106,7 +112,9 @@ class FakeEngine:
         self.made: Counter[str] = Counter()
         self._streams: list[FakeStream] = []
         self._steps = 0
+        self._asked = 0
         self._cancelled = 0
+        self._step_began: float | None = None
         self._closing = threading.Event()
         self._step_seconds, self._close_seconds = step_seconds, close_seconds
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
@@ -136,8 +144,15 @@ class FakeEngine:
 
     def stats(self) -> dict[str, float]:
         with self.work:
-            counts = {"streams": len(self._streams), "steps": self._steps, "cancelled": self._cancelled}
-            return {**counts, **self.made}
+            self._asked += 1
+            return {
+                "streams": len(self._streams),
+                "steps": self._steps,
+                "asked": self._asked,
+                "cancelled": self._cancelled,
+                "stuck_seconds": time.monotonic() - self._step_began if self._step_began is not None else 0.0,
+                **self.made,
+            }
 
     def close(self) -> None:
         self._closing.set()
@@ -151,15 +166,26 @@ class FakeEngine:
             with self.work:
                 self.work.wait_for(lambda: self._closing.is_set() or any(s.can_step() for s in self._streams))
                 stepping = [stream for stream in self._streams if stream.can_step()]
+                if "deadlocks" in (stream.request.text for stream in stepping):
+                    _for_ever()
+                self._step_began = time.monotonic()
+            if "hangs" in (stream.request.text for stream in stepping):
+                _for_ever()
+            with self.work:
                 for stream in stepping:
                     stream.step()
                 self._steps += 1
+                self._step_began = None
                 self._cancelled += sum(s.result is not None and s.cancelled for s in stepping)
                 self._streams = [stream for stream in self._streams if stream.result is None]
             for stream in stepping:
                 stream.notify()
             if self._step_seconds:
                 self._closing.wait(self._step_seconds)
+
+
+def _for_ever() -> None:
+    threading.Event().wait()
 
 
 def unbuildable() -> FakeEngine:

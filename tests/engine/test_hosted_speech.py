@@ -1,36 +1,35 @@
 """The real engine in a process of its own: the same speech, and the same mercy for everyone else when it dies."""
 
-import os
-import signal
+import itertools
+import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from conftest import Loaded
-from engine.speaking import PATIENCE, request, solo
-from polyvox.engine.config import EngineConfig
-from polyvox.engine.local import LocalEngine
+from engine.hosted import ROUNDING, TIMEOUT, eventually, spoken, traces
+from engine.hosted_speaking import ENDLESS, SLOTS, assert_survives_a_kill, build
+from engine.speaking import request, solo
+from polyvox.engine.process import Hosting
 from polyvox.engine.remote import RemoteEngine, RemoteStream
 from polyvox.engine.supervisor import EngineProcess
-from polyvox.errors import EngineDown, InvalidRequest, StreamFailed
+from polyvox.engine.wire import Door
+from polyvox.errors import InvalidRequest, StreamFailed
 from polyvox.models.request import ClonedVoice, Request
-from polyvox.tts import load
 
-ROUNDING = 1 / 32767  # samples cross as 16 bits
-
-
-def build(folder: Path) -> LocalEngine:
-    return load(folder, device="cpu", dtype="float64", config=EngineConfig(slots=3)).engine
+SPAWN = multiprocessing.get_context("spawn")
+TEXT = "the other assistant, the other user"
 
 
 @pytest.fixture(scope="module")
 def process(checkpoints: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(partial(build, checkpoints / "custom_voice")) as running:
+    with EngineProcess(partial(build, checkpoints / "custom_voice", "float64"), Hosting(failures=100)) as running:
         yield running
 
 
@@ -41,37 +40,45 @@ def engine(process: EngineProcess) -> Iterator[RemoteEngine]:
     remote.close()
 
 
-def submit_when_up(engine: RemoteEngine, asked: Request) -> RemoteStream:
-    """Comes back as long as it is told to, and looks more often than it is told to."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return engine.submit(asked)
-        except EngineDown:
-            assert time.monotonic() < until
-            threading.Event().wait(0.05)
-
-
 def test_speech_from_another_process_is_the_same(engine: RemoteEngine, loaded: Loaded) -> None:
     speech = loaded("custom_voice", "float64").speech
     asked = [request(voice=voice, seed=seed) for voice in ("serena", "vivian") for seed in (1, 2)]
     streams = [engine.submit(one) for one in asked]
     for stream, one in zip(streams, asked, strict=True):
-        samples = np.concatenate([chunk.samples for chunk in stream.chunks(PATIENCE)])
-        np.testing.assert_allclose(samples, solo(speech, one), atol=ROUNDING)
+        np.testing.assert_allclose(spoken(stream), solo(speech, one), atol=ROUNDING)
         assert stream.result is not None
         assert stream.result.finish_reason in ("stop", "length")
 
 
 def test_live_text_crosses_the_border(engine: RemoteEngine, loaded: Loaded) -> None:
-    text = "the other assistant, the other user"
     stream = engine.submit(request("the oth", live=True, guard=False))
     stream.append("er assistant, the")
     stream.append(" other user")
     stream.finish_text()
-    samples = np.concatenate([chunk.samples for chunk in stream.chunks(PATIENCE)])
-    whole = solo(loaded("custom_voice", "float64").speech, request(text, layout="streaming", guard=False))
-    np.testing.assert_allclose(samples, whole, atol=ROUNDING)
+    whole = solo(loaded("custom_voice", "float64").speech, request(TEXT, layout="streaming", guard=False))
+    np.testing.assert_allclose(spoken(stream), whole, atol=ROUNDING)
+
+
+def test_rows_that_another_model_made_say_what_their_text_says(engine: RemoteEngine, loaded: Loaded) -> None:
+    speech = loaded("custom_voice", "float64").speech
+    growing = speech.growing_text(request("", live=True))
+    first, rest = growing.append("the other "), growing.append("assistant, the other user") + growing.finish()
+    stream = engine.submit(request("the other ", live=True, guard=False))
+    middle = len(rest) // 2
+    assert first
+    assert middle
+    stream.append_rows(speech.text_rows(rest[:middle], last=False).float().numpy())
+    stream.append_rows(speech.text_rows(rest[middle:], last=True).float().numpy(), last=True)
+    whole = solo(speech, request(TEXT, layout="streaming", guard=False))
+    np.testing.assert_allclose(spoken(stream), whole, atol=1.1 * ROUNDING)
+
+
+def test_rows_of_the_wrong_size_end_their_stream_with_a_sentence(engine: RemoteEngine) -> None:
+    stream = engine.submit(request("the other ", live=True))
+    stream.append_rows(np.zeros((1, 7), np.float32))
+    with pytest.raises(StreamFailed, match="rows of 48 numbers"):
+        spoken(stream)
+    eventually(lambda: engine.stats()["slots_free"] == SLOTS)
 
 
 def test_a_bad_request_is_refused_as_it_is_at_home(engine: RemoteEngine) -> None:
@@ -82,13 +89,67 @@ def test_a_bad_request_is_refused_as_it_is_at_home(engine: RemoteEngine) -> None
         engine.submit(Request("hello", ClonedVoice(np.zeros(48, np.float32))))
 
 
-def test_an_engine_that_dies_is_replaced(process: EngineProcess, engine: RemoteEngine) -> None:
-    stream = engine.submit(request(live=True, frames=200))
-    before = process.pid
-    assert before is not None
-    os.kill(before, signal.SIGKILL)
-    with pytest.raises(StreamFailed):
-        list(stream.chunks(PATIENCE))
-    again = submit_when_up(engine, request())
-    assert sum(len(chunk.samples) for chunk in again.chunks(PATIENCE)) > 0
-    assert process.pid != before
+def listen(door: Door, tell: Connection) -> None:
+    """A server process that holds one stream for ever, and asks for another and another."""
+    engine = RemoteEngine(door)
+    held = engine.submit(request("the other ", live=True))
+    for seed in itertools.count():
+        for _ in engine.submit(request(seed=seed, frames=ENDLESS, guard=False)).chunks(TIMEOUT):
+            tell.send(held.seed)
+
+
+def test_a_server_that_is_killed_takes_nothing_from_another(
+    process: EngineProcess, engine: RemoteEngine, loaded: Loaded
+) -> None:
+    cancelled = engine.stats().get("finished_cancelled", 0)
+    hear, tell = SPAWN.Pipe(duplex=False)
+    server = SPAWN.Process(target=listen, args=(process.door, tell))
+    server.start()
+    assert hear.poll(TIMEOUT)
+    asked = request(TEXT, seed=3, frames=ENDLESS, guard=False)
+    chunks = engine.submit(asked).chunks(TIMEOUT)
+    heard = [next(chunks)]
+    server.kill()
+    heard += chunks
+    server.join(TIMEOUT)
+    assert [chunk.index for chunk in heard] == list(range(len(heard)))
+    samples = np.concatenate([chunk.samples for chunk in heard])
+    np.testing.assert_allclose(samples, solo(loaded("custom_voice", "float64").speech, asked), atol=ROUNDING)
+    eventually(lambda: engine.stats()["slots_free"] == SLOTS)
+    assert engine.stats()["finished_cancelled"] > cancelled
+
+
+def test_an_engine_that_is_killed_again_and_again_serves_the_next_request(
+    process: EngineProcess, engine: RemoteEngine, loaded: Loaded
+) -> None:
+    for _ in range(3):
+        assert_survives_a_kill(process, engine, loaded("custom_voice", "float64").speech)
+
+
+def test_the_end_under_load_takes_less_than_two_seconds_and_leaves_nothing(checkpoints: Path) -> None:
+    before = traces()
+    process = EngineProcess(partial(build, checkpoints / "custom_voice", "float32"))
+    pid, engine = process.pid, RemoteEngine(process.door)
+    assert pid is not None
+    streams = [engine.submit(request(seed=seed, frames=ENDLESS, guard=False)) for seed in range(SLOTS + 2)]
+    ends: list[Exception] = []
+
+    def read(stream: RemoteStream) -> None:
+        try:
+            list(stream.chunks(TIMEOUT))
+        except StreamFailed as error:
+            ends.append(error)
+
+    readers = [threading.Thread(target=read, args=(stream,)) for stream in streams]
+    for reader in readers:
+        reader.start()
+    eventually(lambda: engine.stats()["frames"] > 10)
+    began = time.monotonic()
+    process.close()
+    assert time.monotonic() - began < 2
+    for reader in readers:
+        reader.join(TIMEOUT)
+    assert len(ends) == len(streams)
+    engine.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert traces() == before

@@ -1,13 +1,15 @@
 """The engine in its own process: order, credits, deaths on both sides, and nothing left behind."""
 
+import asyncio
 import multiprocessing
 import os
 import pickle
 import signal
-import tempfile
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,21 +22,23 @@ from engine.fake_engine import (
     CHUNK_SAMPLES,
     SAMPLE_RATE,
     FakeEngine,
+    FakeStream,
     chunk_samples,
     gated,
     mortal,
     unbuildable,
 )
+from engine.hosted import TIMEOUT, await_another, await_end_of, children, eventually, folders, send, traces
 from polyvox.engine import wire
 from polyvox.engine.interface import Chunk, Engine, Stream
-from polyvox.engine.process import Hosting
-from polyvox.engine.remote import RemoteEngine, RemoteStream
+from polyvox.engine.process import BEATS, Hosting, ServerLink
+from polyvox.engine.remote import CREDIT, RemoteEngine, RemoteStream
+from polyvox.engine.ring import Ring, shared_file
 from polyvox.engine.supervisor import EngineProcess
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import ClonedVoice, Request
 
 SPAWN = multiprocessing.get_context("spawn")
-TIMEOUT = 20.0  # of any wait: long, as none is meant to come to its end
 PATIENCE = 1.5  # of the shared process, so that a server that stands still is let go soon
 RING = 40 * CHUNK_SAMPLES
 
@@ -57,31 +61,11 @@ def request(seed: int, chunks: int = 10, text: str = "hello", live: bool = False
     return Request(text, seed=seed, max_frames=chunks, live=live)
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Asks again and again; each question is a round trip or a wait of its own."""
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to be"
-
-
 def assert_heard(chunks: list[Chunk], seed: int, count: int) -> None:
     assert [chunk.index for chunk in chunks] == list(range(count))
     assert [chunk.final for chunk in chunks] == [False] * (count - 1) + [True]
     for chunk in chunks:
         np.testing.assert_array_equal(chunk.samples, chunk_samples(seed, chunk.index))
-
-
-def children() -> set[int]:
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("polyvox-*"))
 
 
 # Streams
@@ -171,6 +155,58 @@ def test_a_reader_that_leaves_in_the_middle_cancels_its_stream(engine: RemoteEng
     eventually(lambda: engine.stats()["streams"] == 0)
 
 
+# Readers in an event loop
+
+
+async def hear(stream: Stream) -> list[Chunk]:
+    return [chunk async for chunk in stream]
+
+
+def test_a_reader_in_an_event_loop_hears_what_a_thread_hears(engine: RemoteEngine) -> None:
+    async def crowd() -> list[list[Chunk]]:
+        streams = [engine.submit(request(seed, chunks=100)) for seed in range(40, 48)]
+        return await asyncio.gather(*(hear(stream) for stream in streams))
+
+    for seed, chunks in zip(range(40, 48), asyncio.run(crowd()), strict=True):
+        assert_heard(chunks, seed, count=100)
+        assert_heard(list(engine.submit(request(seed, chunks=100)).chunks(TIMEOUT)), seed, count=100)
+
+
+def test_a_task_that_is_cancelled_cancels_its_stream(engine: RemoteEngine) -> None:
+    stream = engine.submit(request(48, chunks=2, text="two words", live=True))
+
+    async def leave() -> None:
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in stream:
+                begun.set()  # then it waits for words that never come
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    assert [chunk.final for chunk in stream.chunks(TIMEOUT)][-1:] == [True]
+    assert stream.result is not None
+    assert stream.result.finish_reason == "cancelled"
+    eventually(lambda: engine.stats()["streams"] == 0)
+
+
+def test_an_event_loop_that_is_closed_under_its_reader_harms_nobody(engine: RemoteEngine) -> None:
+    stream = engine.submit(request(49, text="one", live=True))
+    loop = asyncio.new_event_loop()
+    reading = aiter(stream)
+    assert loop.run_until_complete(anext(reading)).index == 0
+    loop.close()
+    stream.append("two three four")
+    stream.finish_text()
+    assert_heard(list(engine.submit(request(50)).chunks(TIMEOUT)), seed=50, count=10)
+    assert [chunk.index for chunk in stream.chunks(TIMEOUT)] == [1, 2, 3]
+
+
 # Live text
 
 
@@ -200,7 +236,29 @@ def test_text_that_is_not_possible_is_told_by_the_append_or_by_the_stream(engine
     eventually(lambda: engine.stats()["streams"] == 0)
 
 
+def test_rows_cross_as_arrays_and_the_last_close_the_text(engine: RemoteEngine) -> None:
+    stream = engine.submit(request(20, text="word", live=True))
+    before = engine.stats().get("rows", 0)
+    stream.append_rows(np.ones((3, 48), np.float32))
+    stream.append_rows(np.full((2, 48), 2, np.float32), last=True)
+    stream.finish_text()
+    with pytest.raises(InvalidRequest, match="before finish_text"):
+        stream.append_rows(np.ones((1, 48), np.float32))
+    assert_heard(list(stream.chunks(TIMEOUT)), seed=20, count=6)
+    assert engine.stats()["rows"] - before == (3 + 2 * 2) * 48
+
+
 # Errors and values
+
+
+def test_a_stream_that_found_no_place_tells_when_to_come_back(engine: RemoteEngine) -> None:
+    stream = engine.submit(Request("expires"))
+    with pytest.raises(Overloaded, match="no place came free") as caught:
+        list(stream.chunks(TIMEOUT))
+    assert type(caught.value) is Overloaded
+    assert caught.value.retry_after == 2.5
+    with pytest.raises(Overloaded):
+        asyncio.run(hear(engine.submit(Request("expires"))))
 
 
 def test_errors_cross_with_class_fields_and_message(engine: RemoteEngine) -> None:
@@ -245,6 +303,73 @@ def test_a_chunk_larger_than_the_ring_ends_its_own_stream_only(engine: RemoteEng
 
 
 # Credits, and servers that fail
+
+
+class FullStream(FakeStream):
+    """Has all its chunks from the start, so nothing is told of it later; a take may be held up."""
+
+    def __init__(self, engine: "FullEngine", asked: Request) -> None:
+        super().__init__(engine, asked, None)
+        self._meeting = engine
+        with engine.work:
+            while self.result is None:
+                self.step()
+
+    def take(self, most: int) -> list[Chunk]:
+        if self._meeting.meets and most:
+            self._meeting.meets = False
+            self._meeting.collecting.set()
+            assert self._meeting.asked.wait(TIMEOUT)
+        return super().take(most)
+
+
+class FullEngine(FakeEngine):
+    """Lets a stream be taken from only once the hearing thread has come to a question for stats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meets = False
+        self.collecting, self.asked = threading.Event(), threading.Event()
+
+    def stats(self) -> dict[str, float]:
+        self.asked.set()
+        return super().stats()
+
+    def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:  # noqa: ARG002
+        return FullStream(self, request)
+
+
+def test_credit_that_comes_while_a_stream_is_collected_is_not_overlooked() -> None:
+    engine = FullEngine()
+    here, there = socket.socketpair()
+    file = shared_file(RING)
+    link = ServerLink(engine, wire.Wire(here, TIMEOUT), Ring(file), TIMEOUT)
+    server, ring = wire.Wire(there, TIMEOUT), Ring(file)
+    os.close(file)
+    there.settimeout(TIMEOUT)
+    pieces: list[wire.Piece] = []
+
+    def hear_until(count: int) -> None:
+        while len(pieces) < count:
+            wakeup = server.receive()
+            assert isinstance(wakeup, wire.Wakeup)
+            pieces.extend(wakeup.pieces)
+
+    try:
+        server.send(wire.Submit(0, request(1, chunks=6), credit=2))
+        hear_until(2)
+        engine.meets = True
+        server.send(wire.Taken(0, {0: 2}))  # these are being collected
+        assert engine.collecting.wait(TIMEOUT)
+        server.send(wire.Taken(0, {0: 2}))  # while these come
+        server.send(wire.AskStats(1))
+        hear_until(6)
+    finally:
+        link.close()
+        server.close()
+        ring.close()
+        engine.close()
+    assert [piece.number for piece in pieces] == list(range(6))
 
 
 @pytest.mark.parametrize("credit", [1, 2, 8])
@@ -335,26 +460,6 @@ def test_only_this_user_can_come_in(process: EngineProcess) -> None:
 # The process's deaths
 
 
-def is_back(engine: RemoteEngine) -> bool:
-    try:
-        return engine.stats()["streams"] == 0
-    except EngineDown:
-        return threading.Event().wait(0.01)
-
-
-def kill(process: EngineProcess) -> int:
-    pid = process.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    return pid
-
-
-def await_another(process: EngineProcess, killed: int, *engines: RemoteEngine) -> None:
-    eventually(lambda: process.pid not in (None, killed) or threading.Event().wait(0.01))
-    for engine in engines:
-        eventually(partial(is_back, engine))
-
-
 def test_an_engine_that_is_killed_twenty_times_under_load_is_there_for_the_next_request() -> None:
     before = children()
     with EngineProcess(partial(FakeEngine, step_seconds=0.001), hosting=Hosting(failures=100)) as process:
@@ -364,7 +469,7 @@ def test_an_engine_that_is_killed_twenty_times_under_load_is_there_for_the_next_
             readers = [stream.chunks(TIMEOUT) for stream in streams]
             for reader in readers:
                 assert next(reader).index == 0
-            killed = kill(process)
+            killed = send(process)
             for stream, reader in zip(streams, readers, strict=True):
                 with pytest.raises(StreamFailed, match="ended before this stream did"):
                     list(reader)
@@ -377,13 +482,64 @@ def test_an_engine_that_is_killed_twenty_times_under_load_is_there_for_the_next_
     assert children() == before
 
 
+HANG = Hosting(hang_seconds=1.5, grace=0.1, failures=100)
+
+
+@pytest.mark.parametrize("text", ["hangs", "deadlocks"])
+def test_an_engine_that_hangs_is_replaced_and_tells_where_it_hung(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with EngineProcess(FakeEngine, HANG) as process:
+        engine, pid = RemoteEngine(process.door), process.pid
+        assert pid is not None
+        streams = [engine.submit(request(1, chunks=1_000_000)), engine.submit(Request(text))]
+        for stream in streams:
+            with pytest.raises(StreamFailed, match="ended before this stream did"):
+                list(stream.chunks(TIMEOUT))
+        await_another(process, pid, engine)
+        assert_heard(list(engine.submit(request(2)).chunks(TIMEOUT)), seed=2, count=10)
+        engine.close()
+    assert "in _for_ever" in capfd.readouterr().err
+
+
+def test_a_process_that_is_stopped_is_replaced() -> None:
+    before = children()
+    with EngineProcess(FakeEngine, HANG) as process:
+        engine = RemoteEngine(process.door)
+        reader = engine.submit(request(1, chunks=1_000_000)).chunks(TIMEOUT)
+        next(reader)
+        stopped = send(process, signal.SIGSTOP)
+        with pytest.raises(StreamFailed, match="ended before this stream did"):
+            list(reader)
+        await_another(process, stopped, engine)
+        assert_heard(list(engine.submit(request(2)).chunks(TIMEOUT)), seed=2, count=10)
+        engine.close()
+    assert children() == before
+
+
+def test_streams_that_wait_for_text_or_for_their_reader_are_no_hang() -> None:
+    with EngineProcess(FakeEngine, HANG) as process:
+        engine, pid = RemoteEngine(process.door), process.pid
+        for_text, for_reader = engine.submit(request(1, text="", live=True)), engine.submit(request(2, chunks=50))
+        eventually(lambda: engine.stats()["made.2"] == CREDIT + BUFFER)
+        steps, asked, since = engine.stats()["steps"], 0, time.monotonic()
+        while time.monotonic() < since + 2 * HANG.hang_seconds or asked < 2 * BEATS:
+            threading.Event().wait(HANG.hang_seconds / BEATS)
+            asked = int(engine.stats()["asked"])
+        assert engine.stats()["steps"] == steps
+        for_text.append("now")
+        for_text.finish_text()
+        assert len(list(for_text.chunks(TIMEOUT))) in (1, 2)  # the end may be told with the word, or after it
+        assert_heard(list(for_reader.chunks(TIMEOUT)), seed=2, count=50)
+        assert process.pid == pid
+        engine.close()
+
+
 def test_requests_are_refused_with_a_retry_time_while_the_engine_is_started_again(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with EngineProcess(partial(gated, str(gate))) as process:
         engine = RemoteEngine(process.door)
         stream = engine.submit(request(1, chunks=1_000_000))
         os.mkfifo(gate)
-        killed = kill(process)
+        killed = send(process)
         with pytest.raises(StreamFailed):
             list(stream.chunks(TIMEOUT))
         for refused in (lambda: engine.submit(request(1)), engine.stats):
@@ -392,7 +548,7 @@ def test_requests_are_refused_with_a_retry_time_while_the_engine_is_started_agai
             assert down.value.retry_after >= 1
         gate.write_text("open")  # waits until the new process stands before it
         await_another(process, killed, engine)
-        killed = kill(process)
+        killed = send(process)
         eventually(lambda: process.pid is None)
         began = time.monotonic()
         process.close()  # the third process stands before the gate
@@ -408,7 +564,7 @@ def test_after_three_failures_in_a_minute_the_supervisor_gives_up_loudly(
     process = EngineProcess(partial(mortal, str(flag)), clock=lambda: next(clock))
     engine = RemoteEngine(process.door)
     for _ in range(2):  # too far apart to count together
-        await_another(process, kill(process), engine)
+        await_another(process, send(process), engine)
     assert "failed 3 times" not in caplog.text
     flag.touch()  # the second failure within the minute is the broken engine, the third the start that follows
     with pytest.raises(EngineDown):
@@ -433,7 +589,7 @@ def test_an_engine_that_cannot_be_built_is_told_at_the_start() -> None:
 
 
 def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing() -> None:
-    before = (children(), folders(), threading.enumerate(), open_files())
+    before = traces()
     process = EngineProcess(FakeEngine)
     engine = RemoteEngine(process.door)
     streams = [engine.submit(request(seed, chunks=1_000_000)) for seed in range(32)]
@@ -452,9 +608,7 @@ def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing() -> No
     process.close()
     with pytest.raises(EngineDown, match="closed"):
         engine.submit(request(1))
-    assert (children(), folders(), threading.enumerate(), open_files()) == before
-    assert "polyvox-ring" not in Path("/proc/self/maps").read_text()
-    assert not [entry for entry in Path("/dev/shm").glob("*") if "polyvox" in entry.name]
+    assert traces() == before
 
 
 def test_an_engine_that_does_not_end_is_killed_and_its_readers_are_told() -> None:
@@ -471,23 +625,40 @@ def test_an_engine_that_does_not_end_is_killed_and_its_readers_are_told() -> Non
     engine.close()
 
 
-def supervise(tell: Connection) -> None:
-    process = EngineProcess(FakeEngine)
+def supervise(tell: Connection, gate: str) -> None:
+    process = EngineProcess(partial(gated, gate))
     tell.send((process.pid, process.door.folder))
     threading.Event().wait(TIMEOUT)
 
 
-def test_an_engine_does_not_outlive_a_supervisor_that_is_killed() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("starting", [False, True])
+def test_a_supervisor_that_is_killed_leaves_neither_engine_nor_folder(
+    number: signal.Signals, starting: bool, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
     hear, tell = SPAWN.Pipe(duplex=False)
-    supervisor = SPAWN.Process(target=supervise, args=(tell,))
+    supervisor = SPAWN.Process(target=supervise, args=(tell, str(gate)))
     supervisor.start()
     assert hear.poll(TIMEOUT)
     pid, folder = hear.recv()
-    handle = os.pidfd_open(pid)
-    supervisor.kill()
-    supervisor.join(TIMEOUT)
-    with open(handle) as ended:
-        assert multiprocessing.connection.wait([ended.fileno()], TIMEOUT)
-    for entry in folder.iterdir():
-        entry.unlink()
-    folder.rmdir()
+    assert supervisor.pid is not None
+    with ExitStack() as held:
+        if starting:
+            os.mkfifo(gate)
+            os.kill(pid, signal.SIGKILL)
+            held.enter_context(gate.open("w"))  # waits until the next process stands before it
+            (pid,) = {int(name) for name in os.listdir("/proc") if name.isdigit() and holds(int(name), gate)}
+        os.kill(supervisor.pid, number)
+        supervisor.join(TIMEOUT)
+        await_end_of(pid)
+        assert not folder.exists()
+
+
+def holds(pid: int, file: Path) -> bool:
+    """Whether another process has the file open."""
+    try:
+        files = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return pid != os.getpid() and str(file) in files

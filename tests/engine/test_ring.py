@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyvox.engine.ring import Ring, from_pcm, shared_file, to_pcm
+from polyvox.audio.pcm import from_pcm, to_pcm
+from polyvox.engine.ring import Ring, shared_file
 
 CAPACITY = 64
 
@@ -24,7 +25,7 @@ def ends() -> Iterator[tuple[Ring, Ring]]:
 
 def make_ends() -> tuple[Ring, Ring]:
     file = shared_file(CAPACITY)
-    writer, reader = Ring(file, CAPACITY), Ring(file, CAPACITY)
+    writer, reader = Ring(file), Ring(file)
     os.close(file)
     return writer, reader
 

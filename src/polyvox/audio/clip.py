@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from polyvox.audio.pcm import to_pcm
 from polyvox.errors import InvalidRequest
 
 Samples = NDArray[np.float32]
@@ -40,7 +41,7 @@ class Audio:
             out.setnchannels(1)
             out.setsampwidth(2)
             out.setframerate(self.sample_rate)
-            out.writeframes(np.rint(self.samples * 32767).astype("<i2").tobytes())
+            out.writeframes(to_pcm(self.samples).astype("<i2").tobytes())
         return file.getvalue()
 
     def save(self, path: str | os.PathLike[str]) -> None:

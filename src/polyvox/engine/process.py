@@ -4,8 +4,10 @@ Every server has two threads here: one hears its messages, one sends. The engine
 stream is ready, so that no server can delay it, or another server.
 """
 
+import faulthandler
 import logging
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -13,22 +15,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import numpy as np
 
+from polyvox.audio.pcm import Pcm, to_pcm
 from polyvox.engine import wire
-from polyvox.engine.interface import Engine, Result, Stream
-from polyvox.engine.ring import Pcm, Ring, to_pcm
+from polyvox.engine.interface import Chunk, Engine, Result, Stream
+from polyvox.engine.ring import Ring
 from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)
 
 SUBMITTERS = 4  # requests of one server that may be prepared at once
+BEATS = 10  # signs of life in the time after which a process without any is ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Hosting:
     patience: float = 10.0  # seconds after which a server that takes nothing is let go
     grace: float = 1.5  # seconds to end in, before it is killed
     start_timeout: float = 600.0
+    hang_seconds: float = 30.0  # that a step may take: a device that stalls for some seconds comes back by itself
     failures: int = 3  # so many of them
     window: float = 60.0  # in so many seconds
 
@@ -49,7 +54,7 @@ class _Delivery:
 
     credit: int
     stream: Stream | None = None  # None until the engine has taken the request
-    final: bool = False
+    failure: Result | None = None  # its end, where that came of a message and not of the engine
 
 
 class ServerLink:
@@ -60,7 +65,7 @@ class ServerLink:
         self._news = threading.Condition()  # guards all that follows; the engine is never called under it
         self._closing = False
         self._deliveries: dict[int, _Delivery] = {}
-        self._ready: dict[int, Stream] = {}
+        self._ready: dict[int, None] = {}  # streams that may have something to take
         self._replies: dict[int, wire.Reply] = {}
         self._heard = time.monotonic()  # when the ring was last empty or last emptied
         # Only the sender's: what was taken from streams and is not yet in the ring.
@@ -112,49 +117,53 @@ class ServerLink:
             case wire.Taken(position, chunks):
                 self._taken(position, chunks)
             case wire.AskStats(id):
-                self._reply(id, self._engine.stats())
-            case wire.Append(id) | wire.Cancel(id):
-                with self._news:
-                    delivery = self._deliveries.get(id)
-                    if delivery is not None and delivery.stream is None:
-                        del self._deliveries[id]  # whoever asked for it waits no longer; _submit cancels it
-                if delivery is not None and delivery.stream is not None:  # else it has ended meanwhile
-                    self._change(delivery.stream, message)
+                self._note(id, self._engine.stats())
+            case wire.Append() | wire.Cancel():
+                self._change(message)
             case _:
                 raise TypeError(f"a message of an unknown kind: {type(message).__name__}")
 
-    def _change(self, stream: Stream, message: wire.Append | wire.Cancel) -> None:
+    def _change(self, message: wire.Append | wire.Cancel) -> None:
+        with self._news:
+            delivery = self._deliveries.get(message.id)
+            if delivery is None:
+                return  # it has ended meanwhile
+            if (stream := delivery.stream) is None:
+                del self._deliveries[message.id]  # whoever asked for it waits no longer; _submit cancels it
+                return
         try:
             match message:
                 case wire.Cancel():
                     stream.cancel()
+                case wire.Append(_, None):
+                    stream.finish_text()
                 case wire.Append(_, str(text)):
                     stream.append(text)
-                case wire.Append():
-                    stream.finish_text()
+                case wire.Append(_, np.ndarray() as rows, last):
+                    stream.append_rows(rows, last)
         except Exception as error:
             # Nobody waits for an answer to these, so the stream itself tells what was wrong.
-            self._reply(message.id, _refusal(error))
+            told = _told(error)
+            delivery.failure = Result("error", stream.seed, str(told), retry_after=getattr(told, "retry_after", None))
+            self._note(message.id)
             stream.cancel()
 
     def _submit(self, id: int, request: Request) -> None:
         try:
-            stream = self._engine.submit(request, on_ready=partial(self._note, id))
+            stream = self._engine.submit(request, on_ready=lambda _: self._note(id))
         except EngineDown as error:
             log.critical("the engine is broken, and its process ends: %s", error)
             os._exit(1)
         except Exception as error:
             with self._news:
                 self._deliveries.pop(id, None)
-            self._reply(id, _refusal(error))
+            self._note(id, _told(error))
             return
         with self._news:
             delivery = self._deliveries.get(id)
             if delivery is not None and not self._closing:
                 delivery.stream = stream
-                self._replies[id] = stream.seed
-                self._ready[id] = stream  # it may have been before it was known
-                self._news.notify()
+                self._note(id, stream.seed)
                 return
         stream.cancel()
 
@@ -163,73 +172,66 @@ class ServerLink:
             self._ring.release(position)
             self._heard = time.monotonic()
             for id, count in chunks.items():
-                delivery = self._deliveries.get(id)
-                if delivery is not None:
-                    if delivery.credit == 0 and delivery.stream is not None:
-                        self._ready[id] = delivery.stream
+                if (delivery := self._deliveries.get(id)) is not None:
+                    if delivery.credit == 0:
+                        self._ready[id] = None
                     delivery.credit += count
             self._news.notify()
 
-    # Notes for the sending thread
-
-    def _note(self, id: int, stream: Stream) -> None:
+    def _note(self, id: int, reply: wire.Reply | None = None) -> None:
+        """For the sending thread: an answer, and that a stream may have something to take."""
         with self._news:
-            delivery = self._deliveries.get(id)
-            if delivery is not None and delivery.stream is not None:
-                self._ready[id] = stream
-                self._news.notify()
-
-    def _reply(self, id: int, reply: wire.Reply) -> None:
-        with self._news:
-            self._replies[id] = reply
+            if reply is not None:
+                self._replies[id] = reply
+            self._ready[id] = None
             self._news.notify()
 
     # The sending thread
 
     def _send(self) -> None:
-        sequence = 0
         try:
-            while self._await_news():
-                with self._news:
-                    replies, self._replies = self._replies, {}
-                    ready: dict[int, Stream] = {}
-                    if not self._held:
-                        ready, self._ready = self._ready, {}
-                for id, stream in ready.items():
-                    self._collect(id, stream)
+            while (news := self._await_news()) is not None:
+                replies, ready = news
+                for id in ready:
+                    self._collect(id)
                 pieces, ended = self._fill()
                 if replies or pieces or ended:
-                    self._wire.send(wire.Wakeup(sequence, replies, pieces, ended))
-                    sequence += 1
-        except OSError as error:
-            log.info("a server has gone, or takes nothing any more: %r", error)
+                    self._wire.send(wire.Wakeup(replies, pieces, ended))
         except Exception:
             log.exception("a server is let go, as its streams could not be collected")
         self._wire.shutdown()  # the hearing thread releases everything
 
-    def _await_news(self) -> bool:
-        """Waits for something to send; False where there will be nothing."""
+    def _await_news(self) -> tuple[dict[int, wire.Reply], dict[int, None]] | None:
+        """Waits for something to send: answers, and streams that are ready; None where there will be nothing."""
         with self._news:
             while not self._closing:
                 if self._replies or (self._fits() if self._held else self._ready):
-                    return True
+                    replies, self._replies = self._replies, {}
+                    ready: dict[int, None] = {}
+                    if not self._held:  # else what is ready waits until that has gone
+                        ready, self._ready = self._ready, {}
+                    return replies, ready
                 outstanding = self._ring.written > self._ring.taken
                 left = self._heard + self._patience - time.monotonic()
                 if outstanding and left <= 0:
                     log.warning("a server took nothing for %g s and is let go", self._patience)
-                    return False
+                    return None
                 self._news.wait(left if outstanding else None)
-            return False
+            return None
 
-    def _collect(self, id: int, stream: Stream) -> None:
-        """Takes what a stream has, as far as its reader's credit goes, and its end when nothing is left."""
+    def _collect(self, id: int) -> None:
+        """Takes what a stream has, as far as its reader's credit goes; its end comes with its final chunk."""
         with self._news:
             delivery = self._deliveries.get(id)
-            if delivery is None:
+            if delivery is None or delivery.stream is None:
                 return
-            credit = delivery.credit
-        result = stream.result  # before the chunks: none can come after it
-        chunks = stream.take(credit) if credit else []
+            stream, credit = delivery.stream, delivery.credit
+            delivery.credit = 0  # so that credit which comes meanwhile makes the stream ready again
+        result, chunks = delivery.failure or stream.result, list[Chunk]()
+        # A stream that was cut short ends at once, however far behind its reader is.
+        if result is None or result.finish_reason not in ("cancelled", "error"):
+            chunks = stream.take(credit)
+            result = stream.result if chunks and chunks[-1].final else None
         for chunk in chunks:
             pcm = to_pcm(chunk.samples)
             if len(pcm) > self._ring.capacity:
@@ -238,14 +240,10 @@ class ServerLink:
                 result = Result("error", stream.seed, error)
                 break
             self._held.append((id, wire.Piece(id, chunk.index, len(pcm), chunk.final), pcm))
-            delivery.final |= chunk.final
-        result = result or (stream.result if delivery.final else None)
-        # A stream that was cut short ends at once, however far behind its reader is.
-        cut = result is not None and result.finish_reason in ("cancelled", "error")
         with self._news:
-            delivery.credit -= len(chunks)
-            if result is not None and (delivery.final or cut or len(chunks) < credit):
-                del self._deliveries[id]
+            delivery.credit += credit - len(chunks)
+            if result is not None:
+                self._deliveries.pop(id, None)
                 self._held.append((id, result, np.empty(0, np.int16)))
 
     def _fill(self) -> tuple[list[wire.Piece], dict[int, Result]]:
@@ -266,53 +264,66 @@ class ServerLink:
         return len(self._held[0][2]) <= self._ring.room
 
 
-def _refusal(error: Exception) -> wire.Refusal:
+def _told(error: Exception) -> PolyvoxError:
+    """What a server hears of an error."""
     if isinstance(error, PolyvoxError):
-        return wire.Refusal.of(error)
+        return error
     log.error("the engine failed at a request", exc_info=error)
-    return wire.Refusal.of(PolyvoxError(f"the engine failed at this request: {type(error).__name__}: {error}"))
+    return PolyvoxError(f"the engine failed at this request: {type(error).__name__}: {error}")
 
 
 def host(factory: Callable[[], Engine], folder: Path, hosting: Hosting, lifeline: Connection) -> None:
     """The life of the process: builds the engine, lets servers in, ends when the lifeline does.
 
-    The lifeline first hears the engine's sample rate, or why there is none.
+    The lifeline hears the engine's sample rate, or why there is none; after that it hears a beat again and again, but
+    none while the engine does not answer or its step takes longer than a beat.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
     stop, stopping = socket.socketpair()
-    threading.Thread(target=_hold_on, args=(lifeline, stopping, hosting.grace), daemon=True).start()
-    try:
-        engine = factory()
-    except Exception as error:
-        log.exception("the engine could not be built")
-        lifeline.send(f"{type(error).__name__}: {error}")
-        return
-    (folder / wire.SOCKET).unlink(missing_ok=True)  # of a process before this one
-    links: list[ServerLink] = []
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / wire.SOCKET))
-        listener.listen()
-        lifeline.send(engine.sample_rate)
-        while stop not in wait([listener, stop]):
+        try:
+            faulthandler.enable()
+            faulthandler.register(signal.SIGUSR1)  # how the supervisor asks for the stacks of all threads
+            (folder / wire.SOCKET).unlink(missing_ok=True)  # of a process before this one
+            listener.bind(str(folder / wire.SOCKET))  # before the folder may be removed
+            threading.Thread(target=_hold_on, args=(lifeline, stopping, folder, hosting.grace), daemon=True).start()
+            engine = factory()
+            listener.listen()
+            lifeline.send(engine.sample_rate)
+        except Exception as error:
+            log.exception("the engine could not be built")
+            with suppress(OSError):  # nobody is there to be told
+                lifeline.send(f"{type(error).__name__}: {error}")
+            return
+        links: list[ServerLink] = []
+        beat = hosting.hang_seconds / BEATS
+        while stop not in (ready := wait([listener, stop], beat)):
+            # Streams that wait for text or for their reader are in no step, so they never look like a hang.
+            if engine.stats().get("stuck_seconds", 0.0) <= beat:
+                with suppress(OSError):  # the supervisor is gone, and _hold_on knows
+                    lifeline.send(None)
             links = [link for link in links if not link.gone]
-            try:
-                line, ring = wire.let_in(listener.accept()[0], hosting.ring_samples, hosting.patience)
-            except OSError as error:
-                log.warning("a server could not be let in: %s", error)
-                wait([stop], timeout=0.1)  # whatever it lacks, files perhaps, does not come by asking faster
-            else:
-                links.append(ServerLink(engine, line, ring, hosting.patience))
+            if listener in ready:
+                try:
+                    line, ring = wire.let_in(listener.accept()[0], hosting.ring_samples, hosting.patience)
+                except OSError as error:
+                    log.warning("a server could not be let in: %s", error)
+                    wait([stop], timeout=0.1)  # whatever it lacks, files perhaps, does not come by asking faster
+                else:
+                    links.append(ServerLink(engine, line, ring, hosting.patience))
     for link in links:
         link.close()
     engine.close()
+    os._exit(0)  # all is closed; to take an interpreter with torch apart would last most of the grace
 
 
-def _hold_on(lifeline: Connection, stopping: socket.socket, grace: float) -> None:
-    """Waits for the lifeline's end; also a supervisor that was killed leaves no engine behind."""
+def _hold_on(lifeline: Connection, stopping: socket.socket, folder: Path, grace: float) -> None:
+    """Waits for the lifeline's end. A supervisor that ends without a word leaves neither engine nor folder behind."""
     try:
         lifeline.recv()
     except (EOFError, OSError) as error:
-        log.debug("the lifeline has ended: %r", error)
+        log.warning("the supervisor is gone, and the engine ends: %r", error)
+        shutil.rmtree(folder, ignore_errors=True)
     stopping.close()
     time.sleep(grace)
     os._exit(1)  # something did not end in time

@@ -9,12 +9,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 import numpy as np
+from numpy.typing import NDArray
 
+from polyvox.audio.pcm import from_pcm
 from polyvox.engine import wire
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.reader import ReadStream
-from polyvox.engine.ring import from_pcm
-from polyvox.errors import EngineDown, InvalidRequest
+from polyvox.errors import EngineDown, InvalidRequest, PolyvoxError
 from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)
@@ -23,12 +24,13 @@ CREDIT = 8  # chunks of a stream that may wait for their reader here
 PATIENCE = 10.0  # seconds in which the engine must have read a message
 RECONNECT_SECONDS = 0.05
 GIVEN_UP_SECONDS = 60.0  # for a person to have looked at it
+OnReady = Callable[["RemoteStream"], None]
 
 
 class RemoteStream(ReadStream):
     """A request that the engine's process has taken."""
 
-    def __init__(self, connection: "_Connection", id: int, request: Request, on_ready: "OnReady | None") -> None:
+    def __init__(self, connection: "_Connection", id: int, request: Request, on_ready: OnReady | None) -> None:
         self._connection, self._id, self._on_ready = connection, id, on_ready
         self._text_open = request.live
         super().__init__(threading.Condition())  # its buffer never holds more than the stream's credit, and its end
@@ -40,18 +42,24 @@ class RemoteStream(ReadStream):
 
     def append(self, text: str) -> None:
         """Does not wait for the engine: a text that it cannot take ends the stream with an error that says why."""
-        if not self._text_open:
-            raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
-        self._connection.send(wire.Append(self._id, text))
+        self._append(wire.Append(self._id, text))
+
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
+        self._append(wire.Append(self._id, rows, last))
 
     def finish_text(self) -> None:
         if self._text_open:
-            self._text_open = False
-            self._connection.send(wire.Append(self._id, None))
+            self._append(wire.Append(self._id, None, last=True))
+
+    def _append(self, message: wire.Append) -> None:
+        if not self._text_open:
+            raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
+        self._text_open = not message.last
+        self._connection.wire.send(message)
 
     def cancel(self) -> None:
         if self.result is None:
-            self._connection.send(wire.Cancel(self._id))
+            self._connection.wire.send(wire.Cancel(self._id))
 
     # The receiving thread's
 
@@ -61,16 +69,13 @@ class RemoteStream(ReadStream):
             if self.result is not None:
                 return  # it has ended here already
             self._buffer.extend(chunks)
-            self._number = chunks[-1].index + (not chunks[-1].final) if chunks else self._number
+            self._number += len(chunks)
             if result is not None:
                 self.result = result
                 if result.finish_reason in ("cancelled", "error"):  # nobody wants what is left of it
                     self._buffer.clear()
                     self._buffer.append(Chunk(np.zeros(0, np.float32), self._number, True))
             self._told()
-
-    def call_reader(self) -> None:
-        """A reader that fails ends its own stream, and nothing else."""
         if self._on_ready is not None:
             try:
                 self._on_ready(self)
@@ -80,14 +85,11 @@ class RemoteStream(ReadStream):
                 self.cancel()
 
 
-OnReady = Callable[[RemoteStream], None]
-
-
 class _Connection:
     """One connection, from the handshake to its end, and the streams that live and die with it."""
 
     def __init__(self, door: wire.Door, credit: int, timeout: float, down: Callable[[], EngineDown]) -> None:
-        self._wire, self._ring = wire.knock(door, PATIENCE)
+        self.wire, self._ring = wire.knock(door, PATIENCE)
         self._window, self._timeout, self._down = credit, timeout, down
         self._lock = threading.Lock()  # guards all that follows
         self._over = False
@@ -98,22 +100,21 @@ class _Connection:
         self.wakeups = 0
 
     def submit(self, request: Request, on_ready: OnReady | None) -> RemoteStream:
+        id = next(self._ids)
+        stream = RemoteStream(self, id, request, on_ready)
         with self._lock:
-            id = next(self._ids)
-            stream = self._streams[id] = RemoteStream(self, id, request, on_ready)
+            self._streams[id] = stream
         try:
             self._call(wire.Submit(id, request, self._window))
         except BaseException:
             with self._lock:
                 self._streams.pop(id, None)
-            self.send(wire.Cancel(id))  # it may have been taken after all, too late
+            self.wire.send(wire.Cancel(id))  # it may have been taken after all, too late
             raise
         return stream
 
     def stats(self) -> dict[str, float]:
-        with self._lock:
-            id = next(self._ids)
-        reply = self._call(wire.AskStats(id))
+        reply = self._call(wire.AskStats(next(self._ids)))
         assert isinstance(reply, dict)
         return {**reply, "wakeups": self.wakeups}
 
@@ -123,41 +124,34 @@ class _Connection:
             if self._over:
                 raise self._down()
             self._calls[message.id] = answer
+        self.wire.send(message)
         try:
-            self.send(message)
-            return answer.result(self._timeout)
+            reply = answer.result(self._timeout)
         except TimeoutError:
-            raise EngineDown(f"the engine did not answer within {self._timeout:g} s", self._timeout) from None
+            reply = EngineDown(f"the engine did not answer within {self._timeout:g} s", self._timeout)
         finally:
             with self._lock:
                 self._calls.pop(message.id, None)
-
-    def send(self, message: object) -> None:
-        """Where the connection is lost, its end tells every stream and call; nothing is to be told here."""
-        try:
-            self._wire.send(message)
-        except OSError as error:
-            log.debug("not sent, as the connection is lost: %r", error)
+        if isinstance(reply, PolyvoxError):
+            raise reply
+        return reply
 
     def return_credit(self, id: int, chunks: int) -> None:
         """Goes with the next message about the ring, or at once where the engine could run out of it."""
         with self._lock:
-            if id not in self._streams:
-                return
             self._credit[id] += chunks
             if self._credit[id] < self._window // 2:
                 return
             owed = {id: self._credit.pop(id)}
             position = self._ring.taken
-        self.send(wire.Taken(position, owed))
+        self.wire.send(wire.Taken(position, owed))
 
     def receive(self) -> None:
         """The receiving thread's work, until the connection ends."""
         try:
             while True:
-                wakeup = self._wire.receive()
-                if not isinstance(wakeup, wire.Wakeup) or wakeup.sequence != self.wakeups:
-                    raise ConnectionError(f"wake-up {self.wakeups} was expected, not {wakeup}")
+                wakeup = self.wire.receive()
+                assert isinstance(wakeup, wire.Wakeup)
                 self.wakeups += 1
                 self._wake(wakeup)
         except (EOFError, OSError) as error:
@@ -170,52 +164,32 @@ class _Connection:
         for id, number, samples, final in wakeup.pieces:
             chunks.setdefault(id, []).append(Chunk(from_pcm(self._ring.read(samples)), number, final))
         with self._lock:
-            failed = {id: self._streams[id] for id, reply in wakeup.replies.items() if self._answer(id, reply)}
+            for id, reply in wakeup.replies.items():
+                if isinstance(reply, int) and id in self._streams:
+                    self._streams[id].seed = reply
+                if id in self._calls:
+                    self._calls.pop(id).set_result(reply)
             streams = {id: self._streams[id] for id in chunks if id in self._streams}
             for id in wakeup.ended:
                 self._streams.pop(id, None)
-                self._credit.pop(id, None)
-            taken = wire.Taken(self._ring.taken, dict(self._credit))
-            if wakeup.pieces:
-                self._credit.clear()
+            owed, self._credit = self._credit, Counter()
+        if wakeup.pieces or owed:
+            self.wire.send(wire.Taken(self._ring.taken, owed))
         for id, stream in streams.items():
             stream.put(chunks[id], wakeup.ended.get(id))
-        if wakeup.pieces:
-            self.send(taken)
-        for stream in (failed | streams).values():
-            stream.call_reader()
 
-    def _answer(self, id: int, reply: wire.Reply) -> bool:
-        """Whether it was an answer that nobody waits for: an append that could not be, and ends its stream."""
-        call = self._calls.pop(id, None)
-        stream = self._streams.get(id)
-        if isinstance(reply, int) and stream is not None:
-            stream.seed = reply
-        if call is not None and isinstance(reply, wire.Refusal):
-            call.set_exception(reply.error())
-        elif call is not None:
-            call.set_result(reply)
-        elif isinstance(reply, wire.Refusal) and stream is not None:
-            stream.put([], Result("error", stream.seed, reply.message))
-            return True
-        return False
-
-    def end(self, reason: Result) -> None:
-        """Ends all streams and calls; the receiving thread is out."""
+    def end(self, error: str | None) -> None:
+        """Ends all streams and calls, with an error or as cancelled; the receiving thread is out."""
         with self._lock:
             self._over = True
             streams, self._streams = list(self._streams.values()), {}
             calls, self._calls = list(self._calls.values()), {}
         for call in calls:
-            call.set_exception(self._down())
+            call.set_result(self._down())
         for stream in streams:
-            stream.put([], Result(reason.finish_reason, stream.seed, reason.error))
-            stream.call_reader()
-        self._wire.close()
+            stream.put([], Result("error" if error else "cancelled", stream.seed, error))
+        self.wire.close()
         self._ring.close()
-
-    def shutdown(self) -> None:
-        self._wire.shutdown()
 
 
 class RemoteEngine:
@@ -242,15 +216,13 @@ class RemoteEngine:
     def close(self) -> None:
         """Ends this server's streams and its connection, not the engine's process."""
         self._closed.set()
-        connection = self._connection
-        if connection is not None:
-            connection.shutdown()
+        if (connection := self._connection) is not None:
+            connection.wire.shutdown()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _live(self) -> _Connection:
-        connection = self._connection
-        if connection is None or self._closed.is_set():
+        if (connection := self._connection) is None:
             raise self._down()
         return connection
 
@@ -270,18 +242,15 @@ class RemoteEngine:
             return None
 
     def _stay_connected(self) -> None:
-        while not self._closed.is_set():
+        while True:
             if (connection := self._connection) is not None:
+                if self._closed.is_set():  # and close() may have come too early for this one
+                    connection.wire.shutdown()
                 connection.receive()
                 self._connection = None
-                lost = Result("error", 0, "the engine's process ended before this stream did")
-                connection.end(Result("cancelled", 0) if self._closed.is_set() else lost)
-            elif self._door.folder.exists() and not self._door.notice.exists():
-                self._connection = self._connect()
-                if self._connection is None:
-                    self._closed.wait(RECONNECT_SECONDS)
-            else:
+                connection.end(None if self._closed.is_set() else "the engine's process ended before this stream did")
+            elif self._closed.is_set() or not self._door.folder.exists() or self._door.notice.exists():
                 return  # it will not come back
-        if self._connection is not None:
-            self._connection.end(Result("cancelled", 0))
-            self._connection = None
+            else:
+                self._closed.wait(RECONNECT_SECONDS)
+                self._connection = self._connect()

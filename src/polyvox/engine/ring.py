@@ -6,20 +6,8 @@ import sys
 import tempfile
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyvox.audio.clip import Samples
-
-Pcm = NDArray[np.int16]
-SCALE = 32767  # of 16-bit sound, here as in WAV files
-
-
-def to_pcm(samples: Samples) -> Pcm:
-    return np.rint(np.clip(samples, -1.0, 1.0) * SCALE).astype(np.int16)
-
-
-def from_pcm(pcm: Pcm) -> Samples:
-    return pcm.astype(np.float32) / np.float32(SCALE)
+from polyvox.audio.pcm import Pcm
 
 
 def shared_file(samples: int) -> int:
@@ -43,12 +31,11 @@ class Ring:
     samples are in place before the message that tells of them, and copied out before the one that frees them.
     """
 
-    def __init__(self, file: int, samples: int) -> None:
-        self.capacity = samples
-        self.written = 0
-        self.taken = 0
-        self._map = mmap.mmap(file, samples * 2)
+    def __init__(self, file: int) -> None:
+        self.written = self.taken = 0
+        self._map = mmap.mmap(file, 0)
         self._samples: Pcm = np.frombuffer(self._map, dtype=np.int16)
+        self.capacity = len(self._samples)
 
     @property
     def room(self) -> int:

@@ -83,7 +83,7 @@ class LocalStream(ReadStream):
             if self.track is None:
                 raise InvalidRequest("append_rows", "the first of the text", "rows after a first word of text")
             self.text_size += ROW_BYTES * len(rows)
-            self._engine.add_text(self, torch.from_numpy(rows).to(model.device, model.dtype), last)
+            self._engine.add_text(self, torch.tensor(rows, dtype=model.dtype, device=model.device), last)
 
     def finish_text(self) -> None:
         """No more text will come."""

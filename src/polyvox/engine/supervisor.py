@@ -3,13 +3,17 @@
 import atexit
 import logging
 import multiprocessing
+import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from polyvox.engine.interface import Engine
@@ -32,22 +36,20 @@ class EngineProcess:
     """
 
     def __init__(
-        self,
-        factory: Callable[[], Engine],
-        hosting: Hosting | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, factory: Callable[[], Engine], hosting: Hosting | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._factory, self._hosting, self._clock = factory, hosting or Hosting(), clock
         self._failures: deque[float] = deque()
         self._bell, self._ringer = _SPAWN.Pipe(duplex=False)  # closing the ringer ends every wait here
         self._lock = threading.Lock()
-        self._closed = False
-        self._folder = Path(tempfile.mkdtemp(prefix="polyvox-"))  # for this user only
+        self._process: SpawnProcess | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix=f"polyvox-{os.getpid()}-"))  # for this user only
         self.pid: int | None = None  # of the process that serves; None while there is none
         began = clock()
         try:
             sample_rate = self._start()
         except BaseException:
+            self._end()
             self._remove()
             raise
         self.door = Door(self._folder, sample_rate, clock() - began)
@@ -58,8 +60,7 @@ class EngineProcess:
     def close(self) -> None:
         """Ends the process and removes all that belongs to it; any number of times."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            if not self._ringer.closed:
                 atexit.unregister(self.close)
                 self._ringer.close()
                 self._thread.join()
@@ -77,74 +78,75 @@ class EngineProcess:
         shutil.rmtree(self._folder)
 
     def _start(self) -> int:
-        """A new process with an engine that is ready; its sample rate."""
+        """A new process with an engine that is ready; its sample rate. Raises EngineDown."""
         self._lifeline, theirs = _SPAWN.Pipe()
-        arguments = (self._factory, self._folder, self._hosting, theirs)
-        self._process = _SPAWN.Process(target=host, args=arguments, name="polyvox-engine", daemon=True)
-        try:
+        with theirs:
+            arguments = (self._factory, self._folder, self._hosting, theirs)
+            self._process = _SPAWN.Process(target=host, args=arguments, name="polyvox-engine", daemon=True)
             self._process.start()
-            theirs.close()
-            word = self._first_word()
-            if isinstance(word, str):
-                raise EngineDown(f"the engine could not be started: {word}", START_RETRY_SECONDS)
-        except BaseException:
-            self._end()
-            raise
+        word = self._hear(self._hosting.start_timeout)
+        if not isinstance(word, int):
+            raise EngineDown(f"the engine could not be started: {word}", START_RETRY_SECONDS)
         self.pid = self._process.pid
         return word
 
-    def _first_word(self) -> int | str:
-        ready = wait([self._lifeline, self._bell], self._hosting.start_timeout)
+    def _hear(self, seconds: float) -> object:
+        """The process's next word or beat; raises EngineDown where none came in time, or none will come."""
+        ready = wait([self._bell, self._lifeline], seconds)
+        reason = f"nothing was heard of its process for {seconds:g} s"
         if self._bell in ready:
-            return "it was closed meanwhile"
-        if not ready:
-            return f"it was not ready within {self._hosting.start_timeout:g} s"
-        try:
-            word: int | str = self._lifeline.recv()
-            return word
-        except EOFError:
-            return "its process died while it started"
+            reason = "it was closed"
+        elif ready:
+            with suppress(EOFError, OSError):
+                return self._lifeline.recv()
+            reason = "its process died"
+        elif self._process is not None and self._process.pid is not None:
+            os.kill(self._process.pid, signal.SIGUSR1)  # it writes to stderr where its threads are
+        raise EngineDown(f"the engine failed: {reason}", START_RETRY_SECONDS)
 
     def _end(self) -> None:
-        """The process is gone after this, by itself or not."""
+        """The process is gone after this, by itself or not; any number of times."""
         self.pid = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(OSError):
+            self._lifeline.send(None)  # a word: the folder is still needed, or removed here
         self._lifeline.close()
-        if self._process.pid is not None:
-            self._process.join(self._hosting.grace)
-            if self._process.is_alive():
+        if process.pid is not None:
+            process.join(self._hosting.grace)
+            if process.is_alive():
                 log.warning("the engine did not end within %g s and is killed", self._hosting.grace)
-                self._process.kill()
-                self._process.join()
-        self._process.close()
+                process.kill()
+                process.join()
+        process.close()
 
     def _supervise(self) -> None:
+        """Starts the process again whenever it fails, until this is closed or it has failed too often."""
+        failed = False
         while True:
-            rung = self._bell in wait([self._process.sentinel, self._bell])
-            self._end()
-            if rung or not self._start_again():
-                return
-
-    def _start_again(self) -> bool:
-        reason = "its process died"
-        while not self._bell.poll():
-            self._failures.append(self._clock())
-            while self._failures[0] < self._failures[-1] - self._hosting.window:
-                self._failures.popleft()
-            if len(self._failures) >= self._hosting.failures:
-                self._give_up(reason)
-                return False
-            log.warning("the engine is started again: %s", reason)
             try:
-                self._start()
-                return True
+                if failed:
+                    self._start()
+                while True:
+                    self._hear(self._hosting.hang_seconds)
             except (EngineDown, OSError) as error:
-                reason = str(error)
-        return False
+                self._end()
+                if self._bell.poll() or self._is_hopeless(str(error)):
+                    return
+                failed = True
+                log.warning("the engine is started again: %s", error)
 
-    def _give_up(self, reason: str) -> None:
+    def _is_hopeless(self, reason: str) -> bool:
+        self._failures.append(self._clock())
+        while self._failures[0] < self._failures[-1] - self._hosting.window:
+            self._failures.popleft()
+        if len(self._failures) < self._hosting.failures:
+            return False
         times = f"{self._hosting.failures} times in {self._hosting.window:g} s"
         text = f"the engine failed {times} and is not started again ({reason}); see its log, then start Polyvox anew"
         log.error("%s", text)
         draft = self._folder / "given-up.draft"
         draft.write_text(text)
         draft.rename(self.door.notice)  # so that nobody reads half of it
+        return True

@@ -1,21 +1,27 @@
 """What the engine's process and a server say to each other: messages over one Unix socket, samples by a ring."""
 
+import logging
 import pickle
 import socket
 import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polyvox.engine.interface import Result
 from polyvox.engine.ring import Ring, shared_file
 from polyvox.errors import PolyvoxError
 from polyvox.models.request import Request
 
+log = logging.getLogger(__name__)
+
 SOCKET = "engine.sock"
 HANDSHAKE_SECONDS = 5.0
-_LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ class AskStats(NamedTuple):
 
 class Append(NamedTuple):
     id: int
-    text: str | None  # None: no more will come
+    text: str | NDArray[np.float32] | None  # or its rows; None: no more will come
+    last: bool = False  # these rows are the last
 
 
 class Cancel(NamedTuple):
@@ -73,31 +80,12 @@ class Piece(NamedTuple):
     final: bool
 
 
-class Refusal(NamedTuple):
-    """An error on its way to another process, where it has the same class, message and fields."""
-
-    kind: type[PolyvoxError]
-    message: str
-    fields: dict[str, object]
-
-    @classmethod
-    def of(cls, error: PolyvoxError) -> "Refusal":
-        return cls(type(error), str(error), vars(error))
-
-    def error(self) -> PolyvoxError:
-        # Not by its constructor: that takes other arguments in every class.
-        error = self.kind.__new__(self.kind, self.message)
-        vars(error).update(self.fields)
-        return error
-
-
-Reply = int | dict[str, float] | Refusal  # the seed of a stream, stats
+Reply = int | dict[str, float] | PolyvoxError  # the seed of a stream, stats, a refusal
 
 
 class Wakeup(NamedTuple):
-    """All that is new for one server: answers, chunks, ends, in this order. sequence counts from 0."""
+    """All that is new for one server: answers, chunks, ends, in this order."""
 
-    sequence: int
     replies: dict[int, Reply]
     pieces: list[Piece]
     ended: dict[int, Result]
@@ -115,31 +103,25 @@ class Wire:
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Raises OSError where the peer is gone or has not read for too long; the wire is of no more use then."""
+        """Where the peer is gone, or has not read for too long, the message is lost and receive() ends."""
         data = pickle.dumps(message, protocol=5)
         with self._sending:
             try:
-                self._socket.sendall(_LENGTH.pack(len(data)) + data)
-            except OSError:
+                self._socket.sendall(data)
+            except OSError as error:
+                log.debug("not sent, as the connection is lost: %r", error)
                 self.shutdown()  # half a message may be out
-                raise
 
     def receive(self) -> object:
         """The next message; raises EOFError or OSError where none will come."""
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return pickle.loads(self._read(length))
-
-    def _read(self, size: int) -> bytes:
-        data = self._incoming.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
+        try:
+            return pickle.load(self._incoming)
+        except pickle.UnpicklingError as error:
+            raise EOFError("half a message") from error
 
     def shutdown(self) -> None:
-        try:
+        with suppress(OSError):  # it was, or the peer is gone
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it was, or the peer is gone
 
     def close(self) -> None:
         self.shutdown()
@@ -153,12 +135,11 @@ def knock(door: Door, patience: float) -> tuple[Wire, Ring]:
     try:
         connection.settimeout(HANDSHAKE_SECONDS)
         connection.connect(str(door.folder / SOCKET))
-        data, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+        _, files, _, _ = socket.recv_fds(connection, 1, 1)
         if not files:
             raise EOFError
         with open(files[0], "rb") as file:
-            ring = Ring(file.fileno(), *_LENGTH.unpack(data))
-        return Wire(connection, patience), ring
+            return Wire(connection, patience), Ring(file.fileno())
     except BaseException:
         connection.close()
         raise
@@ -167,5 +148,5 @@ def knock(door: Door, patience: float) -> tuple[Wire, Ring]:
 def let_in(connection: socket.socket, samples: int, patience: float) -> tuple[Wire, Ring]:
     """The engine's answer to a knock: a ring of so many samples."""
     with open(shared_file(samples), "rb") as file:
-        socket.send_fds(connection, [_LENGTH.pack(samples)], [file.fileno()])
-        return Wire(connection, patience), Ring(file.fileno(), samples)
+        socket.send_fds(connection, [b"R"], [file.fileno()])
+        return Wire(connection, patience), Ring(file.fileno())
