@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from conftest import Loaded
-from engine.hosted import TIMEOUT, children, eventually, folders
-from engine.hosted_speaking import ENDLESS, SLOTS, assert_survives_a_kill, build
 from engine.speaking import request
-from polyvox.engine.process import Hosting
-from polyvox.engine.remote import RemoteEngine, RemoteStream
-from polyvox.engine.supervisor import EngineProcess
+from hosting.hosted import TIMEOUT, children, eventually, folders
+from hosting.hosted_speaking import ENDLESS, SLOTS, assert_survives_a_kill, build
+from polyvox.hosting.process import Hosting
+from polyvox.hosting.remote import RemoteEngine, RemoteStream
+from polyvox.hosting.supervisor import EngineProcess
 
 KILLS = 20
 STREAMS = 1000

@@ -17,9 +17,9 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from polyvox.engine.interface import Engine
-from polyvox.engine.process import Hosting, host
-from polyvox.engine.wire import Door
 from polyvox.errors import EngineDown
+from polyvox.hosting.process import Hosting, host
+from polyvox.hosting.wire import Door
 
 log = logging.getLogger(__name__)
 

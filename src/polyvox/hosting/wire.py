@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.engine.interface import Result
-from polyvox.engine.ring import Ring, shared_file
 from polyvox.errors import PolyvoxError
+from polyvox.hosting.ring import Ring, shared_file
 from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)

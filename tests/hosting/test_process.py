@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.fake_engine import (
+from hosting.fake_engine import (
     BUFFER,
     CHUNK_SAMPLES,
     SAMPLE_RATE,
@@ -28,14 +28,14 @@ from engine.fake_engine import (
     mortal,
     unbuildable,
 )
-from engine.hosted import TIMEOUT, await_another, await_end_of, children, eventually, folders, send, traces
-from polyvox.engine import wire
+from hosting.hosted import TIMEOUT, await_another, await_end_of, children, eventually, folders, send, traces
 from polyvox.engine.interface import Chunk, Engine, Stream
-from polyvox.engine.process import BEATS, Hosting, ServerLink
-from polyvox.engine.remote import CREDIT, RemoteEngine, RemoteStream
-from polyvox.engine.ring import Ring, shared_file
-from polyvox.engine.supervisor import EngineProcess
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
+from polyvox.hosting import wire
+from polyvox.hosting.process import BEATS, Hosting, ServerLink
+from polyvox.hosting.remote import CREDIT, RemoteEngine, RemoteStream
+from polyvox.hosting.ring import Ring, shared_file
+from polyvox.hosting.supervisor import EngineProcess
 from polyvox.models.request import ClonedVoice, Request
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from conftest import Loaded
-from engine.hosted import ROUNDING, TIMEOUT, eventually, spoken, traces
-from engine.hosted_speaking import ENDLESS, SLOTS, assert_survives_a_kill, build
 from engine.speaking import request, solo
-from polyvox.engine.process import Hosting
-from polyvox.engine.remote import RemoteEngine, RemoteStream
-from polyvox.engine.supervisor import EngineProcess
-from polyvox.engine.wire import Door
+from hosting.hosted import ROUNDING, TIMEOUT, eventually, spoken, traces
+from hosting.hosted_speaking import ENDLESS, SLOTS, assert_survives_a_kill, build
 from polyvox.errors import InvalidRequest, StreamFailed
+from polyvox.hosting.process import Hosting
+from polyvox.hosting.remote import RemoteEngine, RemoteStream
+from polyvox.hosting.supervisor import EngineProcess
+from polyvox.hosting.wire import Door
 from polyvox.models.request import ClonedVoice, Request
 
 SPAWN = multiprocessing.get_context("spawn")

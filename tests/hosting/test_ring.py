@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyvox.audio.pcm import from_pcm, to_pcm
-from polyvox.engine.ring import Ring, shared_file
+from polyvox.hosting.ring import Ring, shared_file
 
 CAPACITY = 64
 

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from polyvox.audio.pcm import Pcm, to_pcm
-from polyvox.engine import wire
 from polyvox.engine.interface import Chunk, Engine, Result, Stream
-from polyvox.engine.ring import Ring
 from polyvox.errors import EngineDown, PolyvoxError
+from polyvox.hosting import wire
+from polyvox.hosting.ring import Ring
 from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.hosted import ROUNDING, TIMEOUT, await_another, children, send, spoken
 from engine.speaking import request, solo
+from hosting.hosted import ROUNDING, TIMEOUT, await_another, children, send, spoken
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
-from polyvox.engine.remote import RemoteEngine
-from polyvox.engine.supervisor import EngineProcess
 from polyvox.errors import StreamFailed
+from polyvox.hosting.remote import RemoteEngine
+from polyvox.hosting.supervisor import EngineProcess
 from polyvox.models.qwen3_tts.speech import Speech
 from polyvox.tts import load
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from polyvox.audio.clip import Samples
 from polyvox.engine.interface import Stream
-from polyvox.engine.remote import RemoteEngine
-from polyvox.engine.supervisor import EngineProcess
 from polyvox.errors import EngineDown
+from polyvox.hosting.remote import RemoteEngine
+from polyvox.hosting.supervisor import EngineProcess
 
 TIMEOUT = 60.0  # of any wait: long, as none is meant to come to its end
 ROUNDING = 1 / 32767  # samples cross as 16 bits

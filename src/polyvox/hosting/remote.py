@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.audio.pcm import from_pcm
-from polyvox.engine import wire
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.reader import ReadStream
 from polyvox.errors import EngineDown, InvalidRequest, PolyvoxError
+from polyvox.hosting import wire
 from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)
