@@ -290,13 +290,16 @@ class Crowd(RuleBasedStateMachine):
 
     @rule(pick=PICK, times=st.integers(1, 2), parts=st.integers(0, 4), sure=SELDOM)
     def cancel(self, pick: int, times: int, parts: int, sure: bool) -> None:
-        listener = one_of(self.listeners[::-1], pick)
+        listener = one_of(sorted(self.listeners, key=lambda one: one.end is not None), pick)
         if listener is None or not sure:
             return
         for _ in range(times):
-            listener.causes |= {"cancel"} if listener.stream.result is None else set()
-            listener.stream.cancel()
+            self._cancel(listener)
             self.go_on(parts)
+
+    def _cancel(self, listener: Listener) -> None:
+        listener.causes |= {"cancel"} if listener.stream.result is None else set()
+        listener.stream.cancel()
 
     # The engine
 
@@ -332,6 +335,8 @@ class Crowd(RuleBasedStateMachine):
                     assert (stream.waiting_since is not None) >= (hungry and track.decoded == track.started)
         before = self._progress()
         with engine.lock:
+            patience = min((self._patience(one.stream)[0] for one in self.listeners), default=inf)
+            assert engine.alarm <= patience + 0.01, "the engine would sleep past a time limit"
             engine.wake()
         engine.go_on()
         assert self._progress() == before, "a wake-up was lost"
@@ -365,7 +370,8 @@ class Crowd(RuleBasedStateMachine):
         with engine.lock:
             resting = engine.parked == "idle"
             engine.pass_time(PATIENCES[what] + 1)
-            late = [(listener, cut) for listener in self.listeners if (cut := self._lateness(listener.stream))]
+            limits = [(listener, *self._patience(listener.stream)) for listener in self.listeners]
+            late = [(listener, cut) for listener, moment, cut in limits if moment < engine.now]
             for listener, cut in late:
                 listener.causes.add(cut)
         if resting:
@@ -374,17 +380,13 @@ class Crowd(RuleBasedStateMachine):
                 assert listener.stream.result is not None, f"{cut}: a timer did not ring"
                 assert listener.stream.result.finish_reason == "error"
 
-    def _lateness(self, stream: LocalStream) -> str | None:
-        engine, now = self.engine, self.engine.now
-        if stream.result is not None:
-            return None
-        if stream.track in engine.scheduler.waiting:
-            return "queue" if now - stream.arrived > PATIENCES["queue"] else None
-        if stream.full_since is not None and now - stream.full_since > PATIENCES["reader"]:
-            return "reader"
-        if stream.waiting_since is not None and now - stream.waiting_since > PATIENCES["text"]:
-            return "text"
-        return None
+    def _patience(self, stream: LocalStream) -> tuple[float, str]:
+        """The moment at which a stream is ended if nothing comes, and what it is ended for."""
+        since: dict[str, float | None] = {"reader": stream.full_since, "text": stream.waiting_since}
+        if stream.track in self.engine.scheduler.waiting:
+            since = {"queue": stream.arrived}
+        limits = [(moment + PATIENCES[name], name) for name, moment in since.items() if moment is not None]
+        return min(limits, default=(inf, "")) if stream.result is None else (inf, "")
 
     @rule(sure=SELDOM, quite=SELDOM)
     def close(self, sure: bool, quite: bool) -> None:
@@ -475,6 +477,11 @@ class Crowd(RuleBasedStateMachine):
 
     def _drive_to_the_end(self) -> None:
         self.engine.armed.clear()
+        self.rest()
+        left = [listener for listener in self.listeners if not listener.stream.result]
+        if len(left) > 2:  # one goes while the engine rests
+            self._cancel(left[-1])
+            self.rest()
         for listener in self._writers():
             self.rest()
             self._finish(listener)
