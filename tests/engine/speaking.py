@@ -1,18 +1,25 @@
 """What tests of an engine do with streams."""
 
+from collections import defaultdict
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
+from polyvox.engine.step import Seat
 from polyvox.engine.stream import LocalStream
+from polyvox.models.protocol import Prepared
 from polyvox.models.qwen3_tts.speech import Speech
 from polyvox.models.request import Request
 
 PATIENCE = 60  # seconds that no test should need
+
+Codes = list[list[int]]  # of each frame
 
 
 def spoken(stream: LocalStream) -> Samples:
@@ -52,3 +59,49 @@ def request(text: str = "hello there", voice: str = "serena", seed: int = 1, fra
 def wait_for_end(stream: LocalStream) -> None:
     with stream._engine.lock:
         assert stream._ready.wait_for(lambda: stream.result is not None, PATIENCE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alone:
+    """What a request says alone on an engine that nobody else ever used: its codes too, and how it ends."""
+
+    codes: Codes
+    samples: Samples
+    reason: str
+
+
+@cache
+def alone(speech: Speech, request: Request) -> Alone:
+    engine = LocalEngine(speech, EngineConfig(slots=1))
+    try:
+        codes = note_codes(engine)
+        stream = engine.submit(request)
+        samples = spoken(stream)
+        assert stream.result is not None
+        return Alone(codes[stream], samples, stream.result.finish_reason)
+    finally:
+        engine.close()
+
+
+def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
+    """From now on, the codes of each stream of this engine as its codec reads them, each frame once and in order."""
+    stepper, rows = engine._stepper, engine._stepper.rows
+    ring: torch.Tensor = rows.rows.codes  # type: ignore[attr-defined]
+    seat, decode = stepper.seat, stepper.decode
+    found: defaultdict[LocalStream, Codes] = defaultdict(list)
+    sitting: dict[Seat, LocalStream] = {}
+
+    def seated(prepared: Prepared, pages: int) -> Seat:
+        place = seat(prepared, pages)
+        sitting[place] = next(stream for stream in engine._streams.values() if stream.prepared is prepared)
+        return place
+
+    def decoded(work: list[tuple[Seat, int, int]]) -> list[Samples]:
+        for place, first, count in work:
+            codes = found[sitting[place]]
+            assert len(codes) == first, "a frame is decoded once, in order"
+            codes += ring[place.slot, torch.arange(first, first + count) % ring.shape[1]].tolist()
+        return decode(work)
+
+    stepper.seat, stepper.decode = seated, decoded  # type: ignore[method-assign]
+    return found

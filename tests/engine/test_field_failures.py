@@ -137,28 +137,6 @@ def test_a_long_prompt_does_not_keep_others_waiting_for_ever(speech: Speech) -> 
         engine.close()
 
 
-def test_float32_in_a_crowd_is_float32_alone_or_differs_at_a_close_draw(loaded: Loaded) -> None:
-    """Level (b): another batch rounds otherwise, so codes may part only where two scores nearly tie."""
-    speech = loaded("custom_voice", "float32").speech
-    engine = LocalEngine(speech, EngineConfig(slots=4))
-    try:
-        asked = [
-            request(text, voice, seed)
-            for text in ("hello there", "a")
-            for voice in ("serena", "vivian")
-            for seed in (1, 2)
-        ]
-        alone = [solo(speech, one) for one in asked]
-        streams = [engine.submit(one) for one in asked]
-        parted = 0
-        for stream, expected in zip(streams, alone, strict=True):
-            samples = spoken(stream)
-            parted += samples.shape != expected.shape or not np.allclose(samples, expected, atol=1e-4)
-        assert parted == 0, f"{parted} of {len(asked)} streams parted: measure the margins of their draws"
-    finally:
-        engine.close()
-
-
 def test_rows_are_refused_where_text_is_not_open(speech: Speech) -> None:
     engine = LocalEngine(speech, EngineConfig(slots=1))
     try:

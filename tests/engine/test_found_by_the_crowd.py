@@ -1,0 +1,67 @@
+"""What the crowd of test_stateful.py came upon and the engine does not do yet, each in its smallest form."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from conftest import Loaded
+from engine.speaking import request
+from engine.stepped import SteppedEngine
+from polyvox.engine.config import EngineConfig
+from polyvox.errors import Overloaded
+from polyvox.models.request import Sampling
+
+Started = Callable[[EngineConfig], SteppedEngine]
+
+
+@pytest.fixture
+def started(loaded: Loaded) -> Iterator[Started]:
+    engines: list[SteppedEngine] = []
+
+    def start(config: EngineConfig) -> SteppedEngine:
+        speech = loaded("custom_voice", "float64").speech
+        engines.append(SteppedEngine(speech, config, buffer_frames=20, prefill_rows=512))
+        engines[0].go_on()
+        return engines[0]
+
+    yield start
+    engines[0].close()
+
+
+@pytest.mark.xfail(strict=True, reason="the time limit is looked at before what came in within it")
+def test_a_reader_that_came_back_in_time_is_not_ended(started: Started) -> None:
+    """It has read all, and the engine's next turn begins after the limit."""
+    engine = started(EngineConfig(slots=1, reader_seconds=10))
+    stream = engine.submit(request(frames=36, sampling=Sampling(min_frames=36)))
+    engine.go_on()
+    assert stream.full_since is not None
+    engine.pass_time(9)
+    assert stream.take(100)
+    engine.pass_time(2)
+    engine.go_on()
+    assert stream.result is None or stream.result.finish_reason == "length"
+
+
+@pytest.mark.xfail(strict=True, reason="the time limit is looked at before what came in within it")
+def test_text_that_came_in_time_is_said(started: Started) -> None:
+    engine = started(EngineConfig(slots=1, text_seconds=10))
+    stream = engine.submit(request("the other assist", live=True, guard=False))
+    engine.go_on()
+    assert stream.waiting_since is not None
+    engine.pass_time(9)
+    stream.append("ant, the other user, ")
+    stream.finish_text()
+    engine.pass_time(2)
+    engine.go_on()
+    assert stream.result is None or stream.result.finish_reason != "error"
+
+
+@pytest.mark.xfail(strict=True, reason="the text is asked for again although its stream has failed already")
+def test_a_stream_whose_first_word_was_refused_can_be_finished(started: Started) -> None:
+    engine = started(EngineConfig(slots=1, queue=0))
+    waiting = engine.submit(request("hello", live=True))
+    engine.submit(request("the other assist", live=True, guard=False))
+    engine.go_on()
+    with pytest.raises(Overloaded):
+        waiting.finish_text()
+    waiting.finish_text()  # any number of times; instead: "text: '' is not possible"
