@@ -23,10 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from engine.speaking import PATIENCE, Alone, alone, assert_all_free, request
 from engine.stepped import Injected, SteppedEngine, small_text_ring
 from polyvox.audio.clip import Samples
+from polyvox.audio.silence import LEVEL
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.kv import SCRATCH
-from polyvox.engine.silence import LEVEL
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.qwen3_tts.speech import Speech
@@ -108,8 +108,6 @@ class Listener:
         assert not (chunks and self.heard and self.heard[-1].final), "something came after the end"
         self.heard += chunks
         indices = [chunk.index for chunk in self.heard]
-        if indices and self.heard[-1].final and cut_short(self.stream.result):
-            indices[-1] = len(indices) - 1  # what the reader had not taken of a stream that is cut short is dropped
         assert indices == list(range(len(indices)))
         assert not any(chunk.final for chunk in self.heard[:-1])
 

@@ -76,7 +76,7 @@ def test_rows_that_another_model_made_say_what_their_text_says(engine: RemoteEng
 def test_rows_of_the_wrong_size_end_their_stream_with_a_sentence(engine: RemoteEngine) -> None:
     stream = engine.submit(request("the other ", live=True))
     stream.append_rows(np.zeros((1, 7), np.float32))
-    with pytest.raises(StreamFailed, match="rows of 48 numbers"):
+    with pytest.raises(StreamFailed, match="rows of 48 finite numbers"):
         spoken(stream)
     eventually(lambda: engine.stats()["slots_free"] == SLOTS)
 

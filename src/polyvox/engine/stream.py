@@ -143,6 +143,7 @@ class LocalStream(ReadStream):
         """Closes the stream; the reader finds what is still in its buffer, then the end."""
         self.result = result
         if result.finish_reason in ("cancelled", "error"):
+            self._chunks -= len(self._buffer)
             self._buffer.clear()
             self.buffered, self._closed = 0, False
         if not self._closed:
