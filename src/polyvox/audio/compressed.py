@@ -13,9 +13,8 @@ from polyvox.audio.clip import Samples
 from polyvox.audio.pcm import to_pcm
 from polyvox.errors import InvalidRequest
 
-BLOCK_SECONDS = Fraction(
-    1, 50
-)  # of a streamed FLAC block and of an Ogg page: FFmpeg's FLAC reader waits for ten blocks
+FLAC_BLOCK = Fraction(1, 100)  # of a streamed one: FFmpeg's reader gives nothing out until it has seen ten
+OPUS_BLOCK = Fraction(1, 50)
 BITS_A_SAMPLE = 4  # 96 kbit/s at 24 kHz: speech that nobody tells from the original, without a bit reservoir too
 MOST_BITS = 128_000
 OPUS_BITS = 48_000
@@ -33,27 +32,37 @@ class Codec:
     filed: dict[str, str] = field(default_factory=dict)  # of the container, for a file
 
 
+_NO_PADDING = {"metadata_header_padding": "0"}
 CODECS = {
-    "flac": Codec("flac", "flac", "s16", {}, {"metadata_header_padding": "0"}, {"metadata_header_padding": "0"}),
-    # without a header; in a file LAME's header tells the encoder's delay, so that players cut it off
-    "mp3": Codec("libmp3lame", "mp3", "fltp", {"reservoir": "0"}, {"write_xing": "0", "id3v2_version": "0"}),
+    "flac": Codec("flac", "flac", "s16", {}, _NO_PADDING, _NO_PADDING),
+    # Streamed without a header; in a file LAME's header tells the encoder's delay, so that players cut it off.
+    # Level 7 is twice as fast as LAME's usual one and no further from the original.
+    "mp3": Codec(
+        "libmp3lame",
+        "mp3",
+        "fltp",
+        {"reservoir": "0", "compression_level": "7"},
+        {"write_xing": "0", "id3v2_version": "0"},
+    ),
     "opus": Codec(
         "libopus",
         "ogg",
         "flt",
-        {"frame_duration": "20"},
-        {"page_duration": str(int(BLOCK_SECONDS * 1_000_000))},
+        {"frame_duration": str(int(OPUS_BLOCK * 1_000))},
+        {"page_duration": str(int(OPUS_BLOCK * 1_000_000))},
     ),
-    "aac": Codec("aac", "adts", "fltp"),
+    # The fast coder takes a fifth of the time of FFmpeg's usual one, and is nearer to the original.
+    "aac": Codec("aac", "adts", "fltp", {"aac_coder": "fast"}),
     "m4a": Codec(
         "aac",
         "ipod",
         "fltp",
-        {},
+        {"aac_coder": "fast"},
         {"movflags": "empty_moov+default_base_moof+frag_every_frame"},
         {"movflags": "faststart"},
     ),
 }
+LEAST_SECONDS = Fraction(1, 50)  # of silence, where nothing was said and the format has no empty file
 
 
 class Packer:
@@ -67,7 +76,7 @@ class Packer:
         options = dict(self._codec.options)
         if name == "flac":
             if streaming:
-                options["frame_size"] = str(int(sample_rate * BLOCK_SECONDS))
+                options["frame_size"] = str(int(sample_rate * FLAC_BLOCK))
         else:
             usual = OPUS_BITS if name == "opus" else min(sample_rate * BITS_A_SAMPLE, MOST_BITS)
             options["b"] = str(bit_rate or usual)
@@ -108,7 +117,7 @@ class Packer:
 
     def finish(self) -> bytes:
         if not self._samples and self._codec.encoder != "flac":
-            self.push(np.zeros(int(self._rate * BLOCK_SECONDS), np.float32))  # the others have no file without sound
+            self.push(np.zeros(int(self._rate * LEAST_SECONDS), np.float32))
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._sink.rest()

@@ -91,8 +91,8 @@ class Player:
                 self._program.stdin.write(data)
                 self._program.stdin.flush()
             except BrokenPipeError:
-                status = self._program.wait()
-                raise NoPlayer(f"{self._name} ended with status {status} before all was played.") from None
+                self.finish()
+                raise NoPlayer(f"{self._name} ended before all was played.") from None
 
 
 def _sounddevice() -> ModuleType | None:

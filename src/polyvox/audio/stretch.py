@@ -31,8 +31,9 @@ class Stretcher:
         self._start = 0
         self._taken = 0
         self._blocks = 0  # made
-        self._given = 0
         self._follows = 0  # where the last block would go on
+        self._ready = np.zeros(0, np.float32)  # made and not given out: no more goes than was put in
+        self._given = 0
 
     def push(self, samples: Samples) -> Samples:
         if self.speed == 1.0:
@@ -42,28 +43,40 @@ class Stretcher:
         made = []
         while max(self._wanted() + self._reach, self._follows) + self._block <= self._taken:
             made.append(self._next())
-        done = min(self._follows, max(0, self._wanted() - self._reach)) - self._start
+        done = min(self._follows, self._first()) - self._start
         self._kept, self._start = self._kept[done:], self._start + done
-        self._given += self._block * len(made)
-        return np.concatenate([np.zeros(0, np.float32), *made])
+        return self._give(made, int(self._taken / self.speed))
 
     def finish(self) -> Samples:
         """The end of the speech that was still held back."""
         if self.speed == 1.0:
             return np.zeros(0, np.float32)
-        missing = round(self._taken / self.speed) - self._given
-        self._kept = np.pad(self._kept, (0, 2 * self._block + self._reach))
-        made = [self._next() for _ in range(-(-missing // self._block))]
-        return np.concatenate([np.zeros(0, np.float32), *made])[:missing]
+        length = round(self._taken / self.speed)
+        self._kept = np.pad(self._kept, (0, 2 * self._block))
+        made = []
+        while self._blocks * self._block < length:
+            made.append(self._next())
+        return self._give(made, length)
+
+    def _give(self, made: list[Samples], up_to: int) -> Samples:
+        ready = np.concatenate([self._ready, *made])
+        given, self._ready = ready[: up_to - self._given], ready[up_to - self._given :]
+        self._given += len(given)
+        return given
 
     def _wanted(self) -> int:
-        """Where the next block would be taken if it joined everywhere."""
-        return round(self._blocks * self._block * self.speed)
+        """Where the next block would be taken if it joined everywhere: it is heard best at its end, where it has risen
+        and the one after it has not."""
+        return round((self._blocks + 1) * self._block * self.speed) - self._block
+
+    def _first(self) -> int:
+        """The first place where the next block may be taken; past the last block there is no speech."""
+        return max(0, min(self._wanted() - self._reach, self._taken - self._block))
 
     def _next(self) -> Samples:
         follows = self._input(self._follows, self._block)
-        first = max(0, self._wanted() - self._reach)
-        last = min(self._wanted() + self._reach, max(first, self._taken - self._block))  # past the end is no speech
+        first = self._first()
+        last = max(first, min(self._wanted() + self._reach, self._taken - self._block))
         at = first + _likest(follows, self._input(first, last - first + self._block))
         block = follows + self._rise * (self._input(at, self._block) - follows)
         self._follows = at + self._block

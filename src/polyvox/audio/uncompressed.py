@@ -47,7 +47,7 @@ def _ulaw(x: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _alaw(x: NDArray[np.int32]) -> NDArray[np.int32]:
-    """G.711 A-law: 13 bits, segments that double from the second on, every other bit inverted."""
+    """G.711 A-law: 12 bits, segments that double from the second on, every other bit inverted."""
     size = np.where(x < 0, ~x, x) >> 4
-    segment = np.maximum(np.floor(np.log2(np.maximum(size, 1))).astype(np.int32) - 4, 0)
-    return ((x >= 0) * 0x80 | segment << 4 | (size >> np.maximum(segment, 1)) & 15) ^ 0x55
+    segment = np.maximum(np.floor(np.log2(np.maximum(size, 1))).astype(np.int32) - 3, 0)
+    return ((x >= 0) * 0x80 | segment << 4 | (size >> np.maximum(segment - 1, 0)) & 15) ^ 0x55
