@@ -51,5 +51,5 @@ def chunks(samples: Samples, sizes: list[int]) -> Iterator[Samples]:
 
 
 def _float(frame: NDArray[np.generic]) -> Samples:
-    flat = frame.reshape(-1)
-    return flat.astype(np.float32) / 32768 if flat.dtype == np.int16 else flat.astype(np.float32)
+    scale = 1 / 32768 if frame.dtype == np.int16 else 1.0
+    return np.multiply(frame.reshape(-1), scale, dtype=np.float32)

@@ -59,7 +59,7 @@ def test_every_format_decodes_to_the_length_it_was_given(format: str, rate: int,
 def test_an_m4a_file_tells_its_true_length_and_begins_with_its_index() -> None:
     data = encode(speech(1.01), RATE, "m4a")
     assert data.index(b"moov") < data.index(b"mdat")
-    with av.open(io.BytesIO(data)) as file:
+    with av.open(io.BytesIO(data), "r") as file:
         assert file.streams.audio[0].duration == round(1.01 * RATE)
 
 
@@ -161,7 +161,7 @@ def test_pages_and_blocks_are_no_longer_than_40_ms(format: str) -> None:
             at += 27 + segments + sum(data[at + 27 : at + 27 + segments])
         steps = np.diff(granules[2:])
     else:
-        with av.open(io.BytesIO(data)) as file:
+        with av.open(io.BytesIO(data), "r") as file:
             steps = np.array([frame.samples for frame in file.decode(audio=0)]) * 2
         assert data[4 + 4 + 13 : 4 + 4 + 18][0] & 15 == 0  # samples in all, and below: unknown
         assert data[22:26] == bytes(4)
@@ -240,7 +240,7 @@ def test_the_telephone_codes_are_those_of_g711(law, name: str) -> None:  # type:
 
 
 def _g711(codes: bytes, name: str) -> Pcm:
-    with av.open(io.BytesIO(codes), format=name, options={"sample_rate": "8000"}) as file:
+    with av.open(io.BytesIO(codes), "r", format=name, options={"sample_rate": "8000"}) as file:
         return np.concatenate([frame.to_ndarray().reshape(-1) for frame in file.decode(audio=0)])
 
 

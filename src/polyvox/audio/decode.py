@@ -45,6 +45,8 @@ def decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
     with container:
         if not container.streams.audio:
             raise Unreadable("a file without an audio track", READABLE)
+        if container.streams.audio[0].codec_context is None:  # whatever its type says
+            raise Unreadable("an audio track in a codec that is not known here", READABLE)
         parts, rate, damaged = _parts(container, max_seconds)
     samples = np.concatenate([np.zeros(0, np.float32), *parts])
     if damaged and len(samples) < SALVAGED_SECONDS * (rate or 1):
@@ -132,6 +134,8 @@ def main() -> None:
         answer = {"rate": rate}
     except Unreadable as error:
         answer = {"error": error.args}
+    except MemoryError:
+        answer = {"error": ("a file that takes too much memory", READABLE)}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + samples.tobytes())
 
 

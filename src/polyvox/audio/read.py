@@ -1,6 +1,7 @@
 """Recordings that people bring, as samples."""
 
 import json
+import logging
 import os
 import stat
 import subprocess
@@ -13,6 +14,8 @@ import numpy as np
 from polyvox.audio.clip import Samples
 from polyvox.audio.resample import resample
 from polyvox.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
 
 DECODE_SECONDS = 30  # of wall time; the decoder's own limit is on processor time
 
@@ -67,6 +70,9 @@ def _decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
         raise InvalidRequest("audio", "this file", f"one that is decoded within {DECODE_SECONDS} s") from None
     head, _, body = done.stdout.partition(b"\n")
     if done.returncode:
+        log.warning(
+            "the decoder ended with %d: %s", done.returncode, done.stderr.decode(errors="replace").strip()[-500:]
+        )
         raise InvalidRequest("audio", "this file", "one that is decoded within the limits of memory and time")
     answer = json.loads(head)
     if "error" in answer:
