@@ -1,11 +1,11 @@
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from audio.signals import speech
-from polyvox.audio import play
 from polyvox.audio.clip import Samples
 from polyvox.audio.pcm import to_pcm
 from polyvox.audio.play import NoPlayer, Player
@@ -15,7 +15,7 @@ from polyvox.audio.play import NoPlayer, Player
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place where programs are found."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(play, "_sounddevice", lambda: None)
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
     return tmp_path
 
 
@@ -80,3 +80,42 @@ def test_an_error_elsewhere_stops_the_sound_at_once(folder: Path) -> None:
     assert player._program is not None
     assert player._program.returncode is not None
     assert player._program.returncode < 0
+
+
+class Device:
+    """As `sounddevice.RawOutputStream`."""
+
+    heard = b""
+    state = "made"
+
+    def __init__(self, rate: int, channels: int, dtype: str) -> None:
+        assert (rate, channels, dtype) == (24_000, 1, "int16")
+
+    def start(self) -> None:
+        self.state = "started"
+
+    def write(self, data: bytes) -> None:
+        assert self.state == "started"
+        self.heard += data
+
+    def stop(self) -> None:
+        self.state = "stopped"
+
+    def abort(self) -> None:
+        self.state = "aborted"
+
+    def close(self) -> None:
+        self.state += ", closed"
+
+
+def test_sounddevice_goes_before_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folder.is_dir()
+    monkeypatch.setitem(sys.modules, "sounddevice", SimpleNamespace(RawOutputStream=Device, PortAudioError=OSError))
+    sound = speech(0.1)
+    with Player(24_000) as player:
+        player.push(sound)
+    assert player._device.heard == to_pcm(sound).tobytes()
+    assert player._device.state == "stopped, closed"
+    player = Player(24_000)
+    player.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert player._device.state == "aborted, closed"

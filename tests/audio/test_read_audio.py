@@ -68,6 +68,12 @@ def test_a_source_may_be_a_path_bytes_or_an_open_file(tmp_path: Path) -> None:
         assert np.array_equal(read_audio(source, RATE), one)
 
 
+def test_modules_that_lie_in_the_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "av.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert len(read_audio(encode(speech(0.5), RATE, "wav"), RATE)) == RATE // 2
+
+
 def test_channels_are_mixed_and_widths_scaled() -> None:
     sound = speech(0.5)
     for width in (1, 2, 3, 4):

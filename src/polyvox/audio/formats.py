@@ -105,6 +105,7 @@ class Encoder:
         """The bytes that are ready now; what is louder than 1 is clipped."""
         if not self._open:
             raise ValueError("this encoder was finished or closed")
+        samples = np.asarray(samples, np.float32)
         if not np.isfinite(samples).all():
             raise StreamFailed("The speech holds values that are not numbers; nothing can be made of it.")
         if self._resampler is not None:

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from contextlib import suppress
-from types import ModuleType
 from typing import Any, Self
 
 from polyvox.audio.clip import Samples
@@ -32,12 +31,9 @@ class Player:
     """Plays samples as they are pushed, through `sounddevice` where it is installed, else through a program."""
 
     def __init__(self, sample_rate: int) -> None:
-        self._device: Any = None
+        self._device: Any = _device(sample_rate)
         self._program: subprocess.Popen[bytes] | None = None
-        sounddevice = _sounddevice()
-        if sounddevice is not None:
-            self._device = sounddevice.RawOutputStream(sample_rate, channels=1, dtype="int16")
-            self._device.start()
+        if self._device is not None:
             return
         name = next((name for name in PLAYERS if shutil.which(name)), None)
         if name is None:
@@ -95,9 +91,15 @@ class Player:
                 raise NoPlayer(f"{self._name} ended before all was played.") from None
 
 
-def _sounddevice() -> ModuleType | None:
+def _device(sample_rate: int) -> Any:
+    """An open output of `sounddevice`; None where it is not installed or finds no output."""
     try:
         import sounddevice
-    except (ImportError, OSError):  # not installed, or without its PortAudio
+    except (ImportError, OSError):  # the second: without its PortAudio
         return None
-    return sounddevice if sounddevice.query_devices(kind=None) else None
+    try:
+        device = sounddevice.RawOutputStream(sample_rate, channels=1, dtype="int16")
+        device.start()
+    except sounddevice.PortAudioError:
+        return None
+    return device

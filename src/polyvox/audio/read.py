@@ -60,7 +60,7 @@ def _bytes(source: str | Path | bytes | BinaryIO, max_bytes: int) -> bytes:
 def _decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "polyvox.audio.decode", str(max_seconds)],
+            [sys.executable, "-P", "-m", "polyvox.audio.decode", str(max_seconds)],  # -P: no module of this folder
             input=data,
             capture_output=True,
             timeout=DECODE_SECONDS,
