@@ -1,9 +1,7 @@
 """A finished piece of speech."""
 
-import io
 import os
 import secrets
-import wave
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.audio.pcm import to_pcm
+from polyvox.audio.uncompressed import pcm_bytes, wav_header
 from polyvox.errors import InvalidRequest
 
 Samples = NDArray[np.float32]
@@ -36,23 +35,25 @@ class Audio:
 
     def wav(self) -> bytes:
         """A whole WAV file, 16 bits a sample."""
-        file = io.BytesIO()
-        with wave.open(file, "wb") as out:
-            out.setnchannels(1)
-            out.setsampwidth(2)
-            out.setframerate(self.sample_rate)
-            out.writeframes(to_pcm(self.samples).astype("<i2").tobytes())
-        return file.getvalue()
+        data = pcm_bytes(to_pcm(self.samples))
+        return wav_header(self.sample_rate, len(data)) + data
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a WAV file; the old one stays until the new one is whole."""
+    def to(self, format: str, sample_rate: int | None = None, bit_rate: int | None = None) -> bytes:
+        """A whole file in one of `polyvox.audio.FORMATS`, at its own sample rate where no other is asked for."""
+        from polyvox.audio.formats import encode  # it needs this module's types
+
+        return encode(self.samples, self.sample_rate, format, sample_rate, bit_rate)
+
+    def save(self, path: str | os.PathLike[str], sample_rate: int | None = None, bit_rate: int | None = None) -> None:
+        """Writes a file of the format that its name ends in; the old one stays until the new one is whole."""
+        from polyvox.audio.formats import format_of
+
         target = Path(path)
-        if target.suffix.lower() != ".wav":
-            raise InvalidRequest("path", str(path), "a name that ends in .wav")
+        data = self.to(format_of(target).name, sample_rate, bit_rate)
         partial = target.with_name(f".polyvox-{secrets.token_hex(8)}.partial")
         try:
             with partial.open("xb") as file:
-                file.write(self.wav())
+                file.write(data)
             partial.replace(target)
         except (OSError, ValueError) as error:
             with suppress(OSError, ValueError):

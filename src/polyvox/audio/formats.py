@@ -1,0 +1,187 @@
+"""The formats that sound leaves in, and the encoder for all of them: push samples, get bytes."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+
+from polyvox.audio.clip import Samples
+from polyvox.audio.pcm import to_pcm
+from polyvox.audio.resample import Resampler
+from polyvox.audio.uncompressed import alaw_bytes, pcm_bytes, ulaw_bytes, wav_header
+from polyvox.errors import InvalidRequest, StreamFailed
+
+RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
+TELEPHONE_RATES = (8000,)
+BIT_RATES = range(8_000, 320_001)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    name: str
+    media_type: str
+    endings: tuple[str, ...]  # of file names; the first is the usual one
+    rates: tuple[int, ...] = RATES
+    lossy: bool = False  # takes a bit rate
+
+    def content_type(self, sample_rate: int) -> str:
+        """For an HTTP response; sound without a header needs its rate told."""
+        return f"{self.media_type};rate={sample_rate};channels=1" if self.name == "pcm" else self.media_type
+
+    def rate_for(self, sample_rate: int) -> int:
+        """The rate to encode at where nobody asked for one: the same, or the next that the format has."""
+        return next((rate for rate in self.rates if rate >= sample_rate), self.rates[-1])
+
+
+FORMATS = {
+    entry.name: entry
+    for entry in (
+        Format("wav", "audio/wav", (".wav", ".wave")),
+        Format("flac", "audio/flac", (".flac",)),
+        Format("mp3", "audio/mpeg", (".mp3",), lossy=True),
+        Format("opus", "audio/ogg", (".opus", ".ogg", ".oga"), OPUS_RATES, lossy=True),
+        Format("aac", "audio/aac", (".aac",), lossy=True),
+        Format("m4a", "audio/mp4", (".m4a", ".mp4"), lossy=True),
+        Format("pcm", "audio/pcm", (".pcm", ".raw")),
+        Format("ulaw", "audio/basic", (".ulaw", ".ul"), TELEPHONE_RATES),
+        Format("alaw", "audio/x-alaw-basic", (".alaw", ".al"), TELEPHONE_RATES),
+    )
+}
+_PLAIN = {"wav": pcm_bytes, "pcm": pcm_bytes, "ulaw": ulaw_bytes, "alaw": alaw_bytes}
+
+
+def find_format(name: str) -> Format:
+    try:
+        return FORMATS[name.lower()]
+    except KeyError:
+        raise InvalidRequest("format", name, FORMATS) from None
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """The format that a file's name asks for."""
+    ending = Path(path).suffix.lower()
+    for entry in FORMATS.values():
+        if ending in entry.endings:
+            return entry
+    endings = ", ".join(entry.endings[0] for entry in FORMATS.values())
+    raise InvalidRequest("path", str(path), f"a name that ends in one of {endings}")
+
+
+class Encoder:
+    """One piece of sound on its way into a format. Streaming, its bytes leave with the push that completes them;
+    else all of them leave at the end, as a file with its true length. For one thread at a time."""
+
+    def __init__(
+        self,
+        format: str,
+        sample_rate: int,
+        out_rate: int | None = None,
+        streaming: bool = True,
+        bit_rate: int | None = None,
+    ) -> None:
+        self.format = find_format(format)
+        self.sample_rate = out_rate or self.format.rate_for(sample_rate)
+        if self.sample_rate not in self.format.rates:
+            rates = ", ".join(map(str, self.format.rates))
+            raise InvalidRequest("sample_rate", out_rate, f"{rates} Hz for {self.format.name}")
+        if bit_rate is not None and not self.format.lossy:
+            lossy = ", ".join(name for name, entry in FORMATS.items() if entry.lossy)
+            raise InvalidRequest("bit_rate", bit_rate, f"none for {self.format.name}, only for {lossy}")
+        if bit_rate is not None and bit_rate not in BIT_RATES:
+            raise InvalidRequest("bit_rate", bit_rate, f"{BIT_RATES[0]} to {BIT_RATES[-1]} for {self.format.name}")
+        same = self.sample_rate == sample_rate
+        self._resampler = None if same else Resampler(sample_rate, self.sample_rate)
+        self._writer = _writer(self.format, self.sample_rate, streaming, bit_rate)
+        self._open = True
+
+    @property
+    def content_type(self) -> str:
+        return self.format.content_type(self.sample_rate)
+
+    def push(self, samples: Samples) -> bytes:
+        """The bytes that are ready now; what is louder than 1 is clipped."""
+        if not self._open:
+            raise ValueError("this encoder was finished or closed")
+        samples = np.asarray(samples, np.float32)
+        if not np.isfinite(samples).all():
+            raise StreamFailed("The speech holds values that are not numbers; nothing can be made of it.")
+        if self._resampler is not None:
+            samples = self._resampler.push(samples)
+        return self._writer.push(samples)
+
+    def finish(self) -> bytes:
+        """The rest of the bytes. Where nothing was pushed this is a valid file all the same."""
+        if not self._open:
+            raise ValueError("this encoder was finished or closed")
+        self._open = False
+        rest = b"" if self._resampler is None else self._writer.push(self._resampler.finish())
+        return rest + self._writer.finish()
+
+    def close(self) -> None:
+        """Frees the encoder where its end is not wanted."""
+        if self._open:
+            self._open = False
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def encode(
+    samples: Samples,
+    sample_rate: int,
+    format: str,
+    out_rate: int | None = None,
+    bit_rate: int | None = None,
+) -> bytes:
+    """A whole file."""
+    with Encoder(format, sample_rate, out_rate, streaming=False, bit_rate=bit_rate) as encoder:
+        return encoder.push(samples) + encoder.finish()
+
+
+class _Writer(Protocol):
+    def push(self, samples: Samples) -> bytes: ...
+    def finish(self) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class _Plain:
+    """The writer of the formats that are plain bytes."""
+
+    def __init__(self, format: Format, sample_rate: int, streaming: bool) -> None:
+        self._bytes = _PLAIN[format.name]
+        self._header_rate = sample_rate if format.name == "wav" else None
+        self._streaming = streaming
+        self._kept: list[bytes] = []
+        if streaming and self._header_rate:
+            self._kept.append(wav_header(self._header_rate, None))
+
+    def push(self, samples: Samples) -> bytes:
+        self._kept.append(self._bytes(to_pcm(samples)))
+        return self._take() if self._streaming else b""
+
+    def finish(self) -> bytes:
+        data = self._take()
+        return wav_header(self._header_rate, len(data)) + data if self._header_rate and not self._streaming else data
+
+    def close(self) -> None:
+        self._kept.clear()
+
+    def _take(self) -> bytes:
+        taken = b"".join(self._kept)
+        self._kept.clear()
+        return taken
+
+
+def _writer(format: Format, sample_rate: int, streaming: bool, bit_rate: int | None) -> _Writer:
+    if format.name in _PLAIN:
+        return _Plain(format, sample_rate, streaming)
+    from polyvox.audio.compressed import Packer  # FFmpeg is loaded only for who asks for it
+
+    return Packer(format.name, sample_rate, streaming, bit_rate)

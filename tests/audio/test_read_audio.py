@@ -1,0 +1,346 @@
+import gzip
+import io
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+import wave
+import zipfile
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from audio.signals import speech
+from polyvox import InvalidRequest
+from polyvox.audio import decode as decoder
+from polyvox.audio.clip import Samples
+from polyvox.audio.decode import Unreadable, decode
+from polyvox.audio.formats import encode
+from polyvox.audio.pcm import to_pcm
+from polyvox.audio.read import read_audio
+
+RATE = 24_000
+FILES = ("wav", "flac", "mp3", "opus", "aac", "m4a")
+
+
+def float_wav(samples: Samples, rate: int = RATE, channels: int = 1) -> bytes:
+    data = samples.astype("<f4").tobytes()
+    form = struct.pack("<HHIIHH", 3, channels, rate, 4 * rate * channels & 0xFFFFFFFF, 4 * channels & 0xFFFF, 32)
+    return wav_of(form, data)
+
+
+def wav_of(form: bytes, data: bytes, size: int | None = None) -> bytes:
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form
+    body += b"data" + struct.pack("<I", len(data) if size is None else size) + data
+    return b"RIFF" + struct.pack("<I", len(body) & 0xFFFFFFFF) + body
+
+
+def refused(data: bytes, told: str = "", max_seconds: float = 60.0) -> None:
+    with pytest.raises(Unreadable, match=told or None):
+        decode(data, max_seconds)
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_what_was_encoded_is_read_back(format: str) -> None:
+    sound = speech(1.5, 48_000)
+    back = read_audio(encode(sound, 48_000, format), RATE)
+    assert back.dtype == np.float32
+    assert 1.5 * RATE <= len(back) <= 1.5 * RATE + (2100 if format in ("aac", "m4a") else 0)  # AAC's padding
+    assert np.sqrt(np.mean(back**2)) == pytest.approx(np.sqrt(np.mean(sound**2)), rel=0.1)
+
+
+def test_a_source_may_be_a_path_bytes_or_an_open_file(tmp_path: Path) -> None:
+    sound = speech(0.5)
+    data = encode(sound, RATE, "wav")
+    path = tmp_path / "a sound"
+    path.write_bytes(data)
+    one = read_audio(path, RATE)
+    assert np.abs(one - sound).max() < 1e-4
+    for source in (str(path), data, io.BytesIO(data)):
+        assert np.array_equal(read_audio(source, RATE), one)
+
+
+def test_modules_that_lie_in_the_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "av.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert len(read_audio(encode(speech(0.5), RATE, "wav"), RATE)) == RATE // 2
+
+
+def test_channels_are_mixed_and_widths_scaled() -> None:
+    sound = speech(0.5)
+    for width in (1, 2, 3, 4):
+        whole = np.rint(np.stack([sound, np.zeros_like(sound)], 1) * (2 ** (8 * width - 1) - 1)).astype(np.int64)
+        raw = (whole + (128 if width == 1 else 0)).astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
+        file = io.BytesIO()
+        with wave.open(file, "wb") as out:
+            out.setnchannels(2)
+            out.setsampwidth(width)
+            out.setframerate(RATE)
+            out.writeframes(raw)
+        back, rate = decode(file.getvalue(), 60)
+        assert rate == RATE
+        assert np.abs(back - sound / 2).max() < (0.01 if width == 1 else 1e-4)
+
+
+def test_a_video_gives_its_sound() -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as out:
+        pictures = out.add_stream("mpeg4", rate=10)
+        pictures.width, pictures.height = 64, 64
+        track = out.add_stream("flac", rate=RATE, layout="mono", format="s16")
+        for turn in range(10):
+            picture = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 20 * turn, np.uint8))
+            out.mux(pictures.encode(picture))
+        frame = av.AudioFrame.from_ndarray(to_pcm(speech(1.0))[None], format="s16", layout="mono")
+        frame.sample_rate, frame.pts, frame.time_base = RATE, 0, Fraction(1, RATE)
+        out.mux(track.encode(frame))
+        out.mux(track.encode(None))
+        out.mux(pictures.encode(None))
+    assert len(decode(file.getvalue(), 60)[0]) == RATE
+
+
+def test_what_is_louder_than_full_scale_is_scaled_down() -> None:
+    back = read_audio(float_wav(speech(0.3) * 100), RATE)
+    assert np.abs(back).max() == pytest.approx(1)
+
+
+def test_the_length_is_limited() -> None:
+    wav = encode(speech(2.0), RATE, "wav")
+    assert len(read_audio(wav, RATE, max_seconds=2.0)) == 2 * RATE
+    with pytest.raises(InvalidRequest, match=r"at most 1\.5 s"):
+        read_audio(wav, RATE, max_seconds=1.5)
+    with pytest.raises(InvalidRequest, match=r"at most 0\.09 MB"):
+        read_audio(wav, RATE, max_bytes=90_000)
+    with pytest.raises(InvalidRequest, match=r"at most 0\.09 MB"):
+        read_audio(io.BytesIO(wav), RATE, max_bytes=90_000)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("nowhere.wav", "No such file"),
+        ("http://127.0.0.1/a.wav", "No such file"),
+        ("file:///etc/passwd", "No such file"),
+        ("concat:/etc/passwd", "No such file"),
+        ("a\0b", "null"),
+        ("/dev/zero", "a regular file"),
+        ("/", "directory"),
+        (b"", "empty"),
+    ],
+)
+def test_what_is_no_file_is_refused(source: str | bytes, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        read_audio(source, RATE)
+    assert caught.value.field == "audio"
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidRequest, match="a regular file"):
+        read_audio(tmp_path / "pipe", RATE)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.binary(max_size=3000))
+def test_random_bytes_are_never_more_than_refused(data: bytes) -> None:
+    try:
+        samples, _ = decode(data, 5)
+    except Unreadable:
+        return
+    assert np.isfinite(samples).all()
+
+
+@settings(deadline=None, max_examples=150)
+@given(format=st.sampled_from(FILES), seed=st.integers(0, 10**6), hits=st.integers(1, 30))
+def test_damaged_files_are_read_in_part_or_refused(format: str, seed: int, hits: int) -> None:
+    data = bytearray(encoded(format))
+    random = np.random.default_rng(seed)
+    for at in random.integers(0, len(data), hits):
+        data[at] = random.integers(0, 256)
+    try:
+        samples, _ = decode(bytes(data), 5)
+    except Unreadable:
+        return
+    assert np.isfinite(samples).all()
+    assert len(samples) <= 5 * 192_000
+
+
+_kept: dict[str, bytes] = {}
+
+
+def encoded(format: str) -> bytes:
+    return _kept.setdefault(format, encode(speech(1.0), RATE, format))
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_of_a_truncated_file_is_taken_what_decodes(format: str) -> None:
+    data = encode(speech(3.0), RATE, format)
+    half, _ = decode(data[: len(data) // 2], 60)
+    assert len(half) > RATE
+    refused(data[:20])
+
+
+def test_files_that_are_no_sound_are_refused() -> None:
+    page = b"<html><body>404 Not Found</body></html>" * 50
+    picture = b"\x89PNG\r\n\x1a\n" + bytes(1000)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("a.wav", bytes(10_000_000))
+    for data in (page, picture, archive.getvalue(), gzip.compress(bytes(10_000_000)), b"\0" * 5000, b"MZ" * 999):
+        refused(data, "allowed|wav, flac")
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as out:
+        pictures = out.add_stream("mpeg4", rate=10)
+        pictures.width, pictures.height = 64, 64
+        out.mux(pictures.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))))
+        out.mux(pictures.encode(None))
+    refused(file.getvalue(), "without an audio track")
+
+
+def test_values_that_are_no_numbers_are_refused() -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        sound = speech(1.0)
+        sound[5000] = bad
+        refused(float_wav(sound), "not numbers")
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "told"),
+    [(0, 1, ""), (1, 1, "1 Hz"), (4_294_967_295, 1, ""), (400_000, 1, "400000 Hz"), (RATE, 0, ""), (RATE, 200, "")],
+)
+def test_absurd_headers_are_refused(rate: int, channels: int, told: str) -> None:
+    refused(float_wav(speech(0.5), rate, channels), told)
+
+
+def test_a_header_that_promises_more_than_there_is_is_not_believed() -> None:
+    sound = to_pcm(speech(1.0)).tobytes()
+    form = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
+    for size in (0xFFFFFFFF, 0x7FFFFFFF, 10**9):
+        assert len(decode(wav_of(form, sound, size), 60)[0]) == RATE
+    refused(wav_of(form, b"", 0x7FFFFFFF))
+
+
+def test_an_hour_of_zeros_in_little_space_is_refused_early() -> None:
+    bomb = encode(np.zeros(3600 * 8000, np.float32), 8000, "flac")
+    assert len(bomb) < 1_000_000
+    began = time.process_time()
+    refused(bomb, "at most 60 s")
+    assert time.process_time() - began < 2
+
+
+def box(kind: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack(">I", len(body) + 8) + kind + body
+
+
+def mp4_that_claims(samples: int) -> bytes:
+    """A file of a kilobyte whose index makes FFmpeg ask for 24 bytes for each of its samples."""
+
+    def full(kind: bytes, *numbers: int, rest: bytes = b"") -> bytes:
+        return box(kind, struct.pack(f">{1 + len(numbers)}I", 0, *numbers), rest)
+
+    matrix = struct.pack(">9I", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
+    movie = full(
+        b"mvhd", 0, 0, 1000, 1000, 0x10000, rest=b"\1\0" + bytes(10) + matrix + bytes(24) + struct.pack(">I", 2)
+    )
+    head = full(b"tkhd", 0, 0, 1, 0, 1000, rest=bytes(16) + matrix + bytes(8))
+    entry = box(b"sowt", bytes(6), b"\0\1", bytes(8), struct.pack(">HHHHI", 1, 16, 0, 0, RATE << 16))
+    table = box(
+        b"stbl",
+        full(b"stsd", 1, rest=entry),
+        full(b"stts", 1, samples, 1024),
+        full(b"stsc", 1, 1, samples, 1),
+        full(b"stsz", 1, samples),
+        full(b"stco", 1, 40),
+    )
+    media = full(b"mdhd", 0, 0, RATE, RATE, rest=b"\x55\xc4\0\0"), full(b"hdlr", 0, rest=b"soun" + bytes(13))
+    track = box(b"trak", head, box(b"mdia", *media, box(b"minf", full(b"smhd", 0), table)))
+    return box(b"ftyp", b"isom", bytes(4), b"isom") + box(b"mdat", bytes(100)) + box(b"moov", movie, *[track] * 6)
+
+
+def test_an_index_of_gigabytes_is_refused_within_the_limits() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    with pytest.raises(InvalidRequest):
+        read_audio(mp4_that_claims(60_000_000), RATE)  # 1.4 GB for each of six tracks
+    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert max(before, after) * 1024 < decoder.MEMORY_BYTES * 1.3
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Iterator[tuple[Path, int, list[bytes]]]:
+    """A sound that nobody may read, a port that nobody may call, and who called."""
+    secret = tmp_path / "secret.wav"
+    secret.write_bytes(encode(speech(1.0), RATE, "wav"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    calls: list[bytes] = []
+
+    def serve() -> None:
+        try:
+            while True:
+                with listener.accept()[0] as call:
+                    calls.append(call.recv(999))
+        except OSError:
+            return
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield secret, listener.getsockname()[1], calls
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+TRICKS = [
+    "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{it}\n#EXT-X-ENDLIST\n",
+    "#EXTM3U\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:10.0,\nconcat:{it}|{it}\n#EXT-X-ENDLIST\n",
+    "ffconcat version 1.0\nfile '{it}'\n",
+    "ffconcat version 1.0\nfile {it}\nduration 1\n",
+    '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"><Period><AdaptationSet '
+    'mimeType="audio/mp4"><Representation id="1"><BaseURL>{it}</BaseURL></Representation></AdaptationSet></Period>'
+    "</MPD>",
+    "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio {port} RTP/AVP 0\n",
+    "[playlist]\nFile1={it}\nNumberOfEntries=1\n",
+    "amovie={it}",
+    "{it}",
+]
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_a_playlist_opens_nothing(trick: str, trap: tuple[Path, int, list[bytes]]) -> None:
+    secret, port, calls = trap
+    for it in (str(secret), f"file://{secret}", f"http://127.0.0.1:{port}/a.wav", f"tcp://127.0.0.1:{port}"):
+        refused(trick.format(it=it, port=port).encode(), "wav, flac")
+    assert not calls
+
+
+def test_the_playlist_would_be_opened_without_our_limits(trap: tuple[Path, int, list[bytes]]) -> None:
+    """Or the test above shows nothing."""
+    secret, _, _ = trap
+    trick = TRICKS[2].format(it=secret)
+    with av.open(
+        io.BytesIO(trick.encode()), "r", options={"safe": "0", "protocol_whitelist": "file,crypto,data"}
+    ) as file:
+        assert len(list(file.decode(audio=0))) > 0
+
+
+def test_a_movie_that_names_another_file_does_not_open_it(
+    trap: tuple[Path, int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """QuickTime's data references: an alias or a URL instead of samples."""
+    secret, _, _ = trap
+    data = mp4_that_claims(10)
+    reference = box(
+        b"dinf", box(b"dref", struct.pack(">II", 0, 1), box(b"url ", bytes(4), str(secret).encode() + b"\0"))
+    )
+    mark = data.index(b"stbl") - 4
+    changed = data[:mark] + reference + data[mark:]
+    opened: list[object] = []
+    monkeypatch.setattr(decoder, "_refuse", lambda *asked: opened.append(asked))
+    refused(changed)
+    assert not opened
