@@ -14,5 +14,10 @@ class ModelIdentity:
     name: str
     fingerprint: str
 
+    @property
+    def clones(self) -> bool:
+        """Whether voices are made for it; the other kinds have voices of their own, or none."""
+        return self.fingerprint.startswith("base-")
+
     def __str__(self) -> str:
         return f"{self.name} ({self.fingerprint})"

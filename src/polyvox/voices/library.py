@@ -11,6 +11,7 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,6 +84,26 @@ class VoiceLibrary:
         if isinstance(found, Damaged):
             raise _broken(found)
         return found
+
+    def resolve(
+        self, voice: str | ClonedVoice | None, model: ModelIdentity, own: Collection[str] = ()
+    ) -> str | ClonedVoice | None:
+        """A voice as a model takes it: what the library has by this name, or what it was where that is its own.
+
+        Raises InvalidRequest for a voice of another model, UnknownVoice for a name that neither has.
+        """
+        if isinstance(voice, ClonedVoice) or (isinstance(voice, str) and voice.lower() in own):
+            return voice
+        if isinstance(voice, str):
+            with suppress(UnknownVoice):
+                return self.get(voice).cloned_for(model)
+        fitting = [kept.name for kept in self.list() if kept.fits(model)] if model.clones else []
+        names = [*own, *fitting] or "a ClonedVoice, or a voice of the library, which has none for this model yet"
+        if isinstance(voice, str) and (own or model.clones):
+            raise UnknownVoice("voice", voice, names)
+        if voice is None and model.clones:
+            raise InvalidRequest("voice", voice, names)
+        return voice
 
     def list(self) -> list[Voice]:
         """All voices that can be read, by name."""

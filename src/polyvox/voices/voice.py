@@ -77,6 +77,9 @@ class Voice:
 
     def cloned_for(self, model: ModelIdentity) -> ClonedVoice:
         """What a model speaks with; raises InvalidRequest, with the names of both, for another model's voice."""
+        if not model.clones:
+            own = f"a voice of its own with {model.name}, which does not clone; this one was made for {self.model}"
+            raise InvalidRequest("voice", self.name, own)
         if not self.fits(model):
             raise InvalidRequest("voice", self.name, f"a voice made for {model}; this one was made for {self.model}")
         return ClonedVoice(self.vector, self.codes, self.transcript)
