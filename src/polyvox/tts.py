@@ -79,7 +79,7 @@ class TTS:
     def voices(self) -> list[str]:
         """The names that `voice` may have: the model's own, and those of the library that fit it."""
         own = self.speech.voices
-        if self.library is None or self.identity is None:
+        if self.library is None or self.identity is None or not self.identity.clones:
             return own
         return own + [voice.name for voice in self.library.list() if voice.fits(self.identity)]
 

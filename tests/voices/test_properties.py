@@ -79,7 +79,7 @@ class Libraries(RuleBasedStateMachine):
 
 
 TestLibraries = Libraries.TestCase
-TestLibraries.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLibraries.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 @given(st.text(max_size=70) | st.text("aÄßﬁ小²7.-_ ", min_size=1, max_size=30))

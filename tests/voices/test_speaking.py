@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import Loaded
-from polyvox.errors import InvalidRequest, UnknownVoice
+from polyvox.errors import InvalidRequest, UnknownVoice, VoiceLibraryError
 from polyvox.models.qwen3_tts.config import read_config
 from polyvox.models.qwen3_tts.identity import read_identity
 from polyvox.models.request import ClonedVoice
@@ -110,3 +110,13 @@ def test_a_library_is_known_by_the_name_that_was_asked_for(loaded: Loaded, check
     identity = loaded("base", "float32").identity
     assert identity is not None
     assert identity.name == "base"
+
+
+def test_a_library_that_cannot_be_used_keeps_nobody_from_their_own_voices(checkpoints: Path, tmp_path: Path) -> None:
+    (tmp_path / "voices").write_text("no folder")
+    library = VoiceLibrary(tmp_path / "voices")
+    custom = load(checkpoints / "custom_voice", "cpu", voices=library)
+    assert custom.voices == ["serena", "eric", "vivian"]
+    assert custom.say("hello", "eric", max_frames=3).seconds > 0
+    with pytest.raises(VoiceLibraryError):
+        load(checkpoints / "base", "cpu", voices=library).stream("hello", "anna")

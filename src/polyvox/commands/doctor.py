@@ -57,17 +57,20 @@ class Finding:
         return self.essential and self.state == "fail"
 
 
+Check = Callable[[], Iterator[Finding]]
+
+
 def doctor(as_json: Json = False) -> None:
     """What this machine can do, and what to fix."""
-    findings = []
+    findings: list[Finding] = []
     out = Console(highlight=False, markup=False)
-    with console.status("Looking …") as status:
-        for check in CHECKS:
-            status.update(f"Looking at {check.__name__.replace('_', ' ')} …")
-            for finding in _found(check):
-                findings.append(finding)
-                if not as_json:
-                    _show(out, finding)
+    for check in CHECKS:
+        with console.status(f"Looking at {_subject(check)} …"):
+            found = list(_found(check))
+        findings += found
+        for finding in found:
+            if not as_json:
+                _show(out, finding)
     broken = any(finding.broken for finding in findings)
     if as_json:
         show_json({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
@@ -87,16 +90,19 @@ def _show(out: Console, finding: Finding) -> None:
     out.print(line, soft_wrap=True)
 
 
-def _found(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _subject(check: Check) -> str:
+    return check.__name__.replace("_", " ")
+
+
+def _found(check: Check) -> Iterator[Finding]:
     """What a check finds; that it failed itself is a finding, too."""
-    subject = check.__name__.replace("_", " ")
     try:
         yield from check()
     except PolyvoxError as error:
-        yield Finding(subject, "fail", str(error), essential=True)
+        yield Finding(_subject(check), "fail", str(error), essential=True)
     except Exception as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
-        yield Finding(subject, "fail", told, "install again: make clean, then make serve", essential=True)
+        yield Finding(_subject(check), "fail", told, "install again: make clean, then make serve", essential=True)
 
 
 # What is looked at, in this order

@@ -27,6 +27,7 @@ SUFFIX = ".safetensors"
 PARTIAL = ".partial"
 SWEEP_SECONDS = 3600.0  # a write takes milliseconds: what is older than this was left by a process that died
 KEPT = 1024  # voices in memory
+SETTLED_NS = 1_000_000_000  # two files written within a tick of the clock, milliseconds, may look the same
 CONTENT_ID = re.compile(r"[0-9a-f]{64}")
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of file systems that cannot link
 
@@ -115,8 +116,12 @@ class VoiceLibrary:
 
     def check_free(self, name: str) -> None:
         """Raises InvalidRequest for what cannot be a name, VoiceExists for a name that is taken."""
-        if self._path(name).exists():
-            raise _taken(name)
+        path = self._path(name)
+        try:
+            if path.exists():
+                raise _taken(name)
+        except OSError as error:
+            raise self._unusable(error) from None
 
     def remove(self, name: str) -> None:
         """Takes a voice away, and all that is stored of it; raises UnknownVoice where there is none."""
@@ -181,6 +186,8 @@ class VoiceLibrary:
         path = self._path(voice.name)
         if not replace:
             self.check_free(voice.name)  # before anything is written
+        if self.folder.parts[:1] == ("~",):
+            raise VoiceLibraryError("there is no home folder for the voice library: set POLYVOX_HOME to a folder")
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -234,7 +241,8 @@ class VoiceLibrary:
             return Damaged(_name(path), path, error.strerror or str(error))
         with self._lock:
             self._read.pop(path, None)
-            self._read[path] = version, found
+            if time.time_ns() - version[1] > SETTLED_NS:
+                self._read[path] = version, found
             while len(self._read) > KEPT:
                 del self._read[next(iter(self._read))]
         return found
@@ -259,9 +267,10 @@ class VoiceLibrary:
 def default_folder() -> Path:
     """Where the user's voices are."""
     if home := os.environ.get("POLYVOX_HOME"):
-        return Path(home).expanduser() / "voices"
+        return Path(os.path.expanduser(home)) / "voices"
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "polyvox/voices"
+    # Where there is no home it stays ~: nothing is found there, and nothing can be written.
+    return Path(os.path.expanduser(data)) / "polyvox/voices"
 
 
 def _write(folder: Path, data: bytes) -> Path:
@@ -311,7 +320,8 @@ def _version(stat: os.stat_result) -> Version:
 
 
 def _name(path: Path) -> str:
-    return unquote(path.name.removesuffix(SUFFIX))
+    name = unquote(path.name.removesuffix(SUFFIX))
+    return name if name.isprintable() else path.name
 
 
 def _renamed(voice: Voice, name: str) -> Voice:
@@ -319,7 +329,7 @@ def _renamed(voice: Voice, name: str) -> Voice:
 
 
 def _taken(name: str) -> VoiceExists:
-    return VoiceExists("name", name, "a name that is free: this one exists, and stays unless it is to be replaced")
+    return VoiceExists("name", name, "a name that is free: this one exists, and stays unless it is replaced (replace)")
 
 
 def _broken(found: Damaged) -> VoiceLibraryError:
