@@ -48,6 +48,14 @@ def embedded() -> TTS:
     return polyvox.load(device="cpu")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_voices(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The voices of whoever runs the tests are not theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYVOX_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_gradients() -> object:
     with torch.no_grad():

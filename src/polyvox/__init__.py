@@ -10,6 +10,7 @@ from polyvox.models.request import ClonedVoice, Request, Sampling
 if TYPE_CHECKING:
     from polyvox.engine.config import EngineConfig
     from polyvox.tts import TTS, Stream, load
+    from polyvox.voices import Voice, VoiceLibrary
 
 __version__ = "0.1.0"
 
@@ -26,11 +27,14 @@ __all__ = [
     "Sampling",
     "Stream",
     "StreamFailed",
+    "Voice",
+    "VoiceLibrary",
     "load",
 ]
 
 # These need torch, which takes a second or more to import; a server process that only talks to an engine does not.
 _LATE = {"TTS": "tts", "Stream": "tts", "load": "tts", "EngineConfig": "engine.config"}
+_LATE |= {"Voice": "voices", "VoiceLibrary": "voices"}
 
 
 def __getattr__(name: str) -> object:

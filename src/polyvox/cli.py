@@ -11,9 +11,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from polyvox.commands import doctor, voice
 from polyvox.errors import InvalidRequest, PolyvoxError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(voice.app, name="voice")
+app.command()(doctor.doctor)
 console = Console(stderr=True, highlight=False, markup=False)
 
 Model = Annotated[

@@ -61,3 +61,23 @@ class EngineDown(Overloaded):
     """The engine is being started again; nothing can be taken meanwhile."""
 
     code = "engine_down"
+
+
+class UnknownVoice(InvalidRequest):
+    """A voice that neither the model nor the library has."""
+
+    status = 404
+    code = "voice_not_found"
+
+
+class VoiceExists(InvalidRequest):
+    """A name that another voice has already."""
+
+    status = 409
+    code = "voice_exists"
+
+
+class VoiceLibraryError(PolyvoxError):
+    """A file of the voice library is damaged, or its folder cannot be used; the message names it."""
+
+    code = "voice_library"

@@ -16,10 +16,13 @@ from polyvox.engine.interface import Result
 from polyvox.engine.local import LocalEngine
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import InvalidRequest
+from polyvox.models.identity import ModelIdentity
 from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
+from polyvox.models.qwen3_tts.identity import read_identity
 from polyvox.models.qwen3_tts.speech import Speech
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
+from polyvox.voices import VoiceLibrary
 
 EMBEDDED_VOICE = Path(__file__).parent / "assets/voice"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float32", "float64")}
@@ -31,23 +34,33 @@ def load(
     dtype: str = "auto",
     progress: bool = False,
     config: EngineConfig | None = None,
+    voices: VoiceLibrary | None = None,
 ) -> "TTS":
     """A checkpoint from a folder or a hub id, ready to speak; without one, the embedded voice.
 
     device is auto, cpu, cuda or cuda:N; dtype is auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or
-    float64. progress shows a bar on stderr. config is the engine's.
+    float64. progress shows a bar on stderr. config is the engine's. voices: the library whose voices a Base model
+    speaks with, by default the user's own.
     """
     place = placement(device, dtype)  # before anything is fetched
     folder = EMBEDDED_VOICE if path_or_id is None else find_checkpoint(path_or_id)
     model = load_model(folder, *place, progress)
-    return TTS(Speech(model, TextTokenizer(folder, model.config)), config)
+    identity = read_identity(folder, model.config, "embedded" if path_or_id is None else path_or_id)
+    speech = Speech(model, TextTokenizer(folder, model.config))
+    return TTS(speech, config, VoiceLibrary() if voices is None else voices, identity)
 
 
 class TTS:
     """One loaded checkpoint and the engine that runs it; usable as a context, which closes the engine."""
 
-    def __init__(self, speech: Speech, config: EngineConfig | None = None) -> None:
-        self.speech = speech
+    def __init__(
+        self,
+        speech: Speech,
+        config: EngineConfig | None = None,
+        voices: VoiceLibrary | None = None,
+        identity: ModelIdentity | None = None,
+    ) -> None:
+        self.speech, self.library, self.identity = speech, voices, identity
         self.sample_rate = speech.sample_rate
         self._config = config or EngineConfig()
         self._config.check()
@@ -64,8 +77,17 @@ class TTS:
 
     @property
     def voices(self) -> list[str]:
-        """The names that `voice` may have; empty where voices are cloned or designed."""
-        return self.speech.voices
+        """The names that `voice` may have: the model's own, and those of the library that fit it."""
+        own = self.speech.voices
+        if self.library is None or self.identity is None or not self.identity.clones:
+            return own
+        return own + [voice.name for voice in self.library.list() if voice.fits(self.identity)]
+
+    def voice_for(self, voice: str | ClonedVoice | None) -> str | ClonedVoice | None:
+        """A voice as a request has it: a name of the library becomes what the model speaks with."""
+        if self.library is None or self.identity is None:
+            return voice
+        return self.library.resolve(voice, self.identity, self.speech.voices)
 
     @property
     def languages(self) -> list[str]:
@@ -84,6 +106,7 @@ class TTS:
         max_frames: int | None = None,
     ) -> Audio:
         """Speaks a text; the arguments are those of `stream`."""
+        voice = self.voice_for(voice)
         request = Request(text, voice, language, instructions, seed, layout, sampling, max_frames, whole_file=True)
         stream = Stream(self.engine.submit(request), self.sample_rate)
         return stream.audio(list(stream))
@@ -103,13 +126,14 @@ class TTS:
     ) -> "Stream":
         """Speaks a text chunk by chunk; raises InvalidRequest at once where it cannot.
 
-        voice: one of `voices`, by default the first, or a cloned voice for a Base model. language: one of
+        voice: one of `voices`, by default the model's first, or a cloned voice for a Base model. language: one of
         `languages`. instructions: how to speak, for models that take them. seed: the same seed gives the same
         speech; one is drawn if none is given. layout: all text before speech begins ("whole") or one token a frame
         ("streaming"); by default as the checkpoint was meant. sampling: instead of the checkpoint's own.
         max_frames: the longest utterance, in frames of 80 ms. live: more text may be appended until finish_text.
         trim_silence: begin with the first sound.
         """
+        voice = self.voice_for(voice)
         request = Request(
             text, voice, language, instructions, seed, layout, sampling, max_frames, live, trim_silence=trim_silence
         )

@@ -1,0 +1,35 @@
+"""The identity of a checkpoint: what decides whether a voice that was made for another one makes sense to it."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from polyvox.errors import CheckpointError
+from polyvox.models.identity import ModelIdentity
+from polyvox.models.qwen3_tts.config import ModelConfig
+
+# The space of the speaker vectors; what the codes stand for. The talker may have been trained further.
+MEANING = (("", "speaker_encoder."), ("speech_tokenizer", "decoder.quantizer."))
+HASH_DIGITS = 12
+
+
+def read_identity(folder: Path, config: ModelConfig, name: str | Path) -> ModelIdentity:
+    """The identity of a checkpoint folder that was asked for by this name; values count, not number types."""
+    digest = hashlib.sha256()
+    for part, prefix in MEANING:
+        for path in sorted((folder / part).glob("model*.safetensors")):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for tensor in sorted(key for key in file.keys() if key.startswith(prefix)):  # noqa: SIM118
+                        value = file.get_tensor(tensor).to(torch.float32).contiguous()
+                        digest.update(f"{tensor} {list(value.shape)}\n".encode())
+                        digest.update(value.numpy().data)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path} is damaged or not safetensors: {error}") from None
+    talker = config.talker
+    numbers = f"{talker.transformer.hidden_size}-{talker.code_groups}x{config.predictor.vocab_size}"
+    # A folder is known by its own name: where it lies is nobody else's business.
+    shown = folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
+    return ModelIdentity(shown, f"{config.kind}-{numbers}-{digest.hexdigest()[:HASH_DIGITS]}")

@@ -1,0 +1,263 @@
+"""polyvox voice, as a user types it."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+from rich.console import Console
+
+from polyvox.cli import main
+from polyvox.commands import terminal
+from polyvox.errors import InvalidRequest
+from polyvox.models.request import ClonedVoice
+from polyvox.tts import TTS
+from polyvox.voices import VoiceLibrary
+from voices.making import MODEL, add
+
+
+class Shell:
+    """Runs commands in a folder with a library of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoints: Path) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+        self.base, self.custom = str(checkpoints / "base"), str(checkpoints / "custom_voice")
+        self.designer = str(checkpoints / "voice_design")
+        self.status, self.out, self.err = 0, "", ""
+
+    def run(self, *arguments: str) -> None:
+        self._monkeypatch.setattr(sys, "argv", ["polyvox", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert isinstance(caught.value.code, int)
+        self.status = caught.value.code
+        self.out, self.err = self._capsys.readouterr()
+        assert "Traceback" not in self.err
+
+    def ok(self, *arguments: str) -> None:
+        self.run(*arguments)
+        assert self.status == 0, self.err
+
+    def refused(self, told: str, *arguments: str, status: int = 2) -> None:
+        self.run(*arguments)
+        assert self.status == status, self.err
+        assert self.out == ""
+        assert told in self.err
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Shell:
+    monkeypatch.setenv("POLYVOX_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TTS, "clone", heard, raising=False)
+    for number, name in enumerate(("anna.wav", "bob.wav")):
+        with wave.open(str(tmp_path / name), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(24000)
+            file.writeframes(np.random.default_rng(number).integers(-9999, 9999, 48000, np.int16).tobytes())
+    return Shell(monkeypatch, capsys, checkpoints)
+
+
+def heard(tts: TTS, path: Path, text: str | None = None) -> ClonedVoice:
+    """A voice that follows from the bytes of a file, in the place of the encoders."""
+    chance = np.random.default_rng(list(hashlib.sha256(Path(path).read_bytes()).digest()))
+    vector = chance.standard_normal(tts.speech.hidden_size).astype(np.float32)
+    codes = chance.integers(0, 64, (25, tts.speech.config.talker.code_groups))
+    return ClonedVoice(vector) if text is None else ClonedVoice(vector, codes, text)
+
+
+def test_a_voice_is_added_and_speaks(shell: Shell, tmp_path: Path) -> None:
+    shell.ok(
+        "voice", "add", "Anna", "anna.wav", "--text", " Hello\n there. ", "--consent", "yes", "--model", shell.base
+    )
+    assert shell.out == ""
+    for part in ("Loaded", "Kept Anna (vector and recording, for base", "Try: polyvox say", "--voice Anna"):
+        assert part in shell.err
+    voice = VoiceLibrary(tmp_path / "home/voices").get("anna")
+    assert (voice.transcript, voice.consent, voice.source) == ("Hello there.", "yes", "anna.wav")
+    assert voice.seconds == pytest.approx(25 * 48 / 24000)
+    shell.ok("say", "Hello.", "--voice", "anna", "--model", shell.base, "-o", "said.wav")
+    with wave.open("said.wav") as file:
+        assert file.getnframes() > 0
+    shell.refused("voice: 'carl' is not possible; allowed is one of Anna", "say", "x", "-v", "carl", "-m", shell.base)
+
+
+def test_a_voice_without_a_transcript_says_what_would_be_better(shell: Shell, tmp_path: Path) -> None:
+    shell.ok("voice", "add", "anna", "anna.wav", "--model", shell.base)
+    assert "With --text" in shell.err
+    assert "--consent" in shell.err
+    voice = VoiceLibrary(tmp_path / "home/voices").get("anna")
+    assert (voice.codes, voice.seconds) == (None, 2.0)
+    Path("said.txt").write_text("\ufeffGuten Tag.\n", encoding="utf-8")
+    shell.ok("voice", "add", "anna", "bob.wav", "--text-file", "said.txt", "--replace", "--model", shell.base)
+    assert VoiceLibrary(tmp_path / "home/voices").get("anna").transcript == "Guten Tag."
+
+
+def test_mistakes_are_told_before_anything_is_loaded(shell: Shell, tmp_path: Path) -> None:
+    add(VoiceLibrary(tmp_path / "home/voices"), "bob", 1)
+    Path("empty.txt").write_text(" ")
+    Path("binary.txt").write_bytes(b"\xff\xfe\xff")
+    texts = ["anna", "anna.wav", "--text-file"]
+    cases = {
+        "name: '../x' is not possible; allowed is up to 60 bytes": ["../x", "anna.wav"],
+        "name: 'Bob' is not possible; allowed is a name that is free": ["Bob", "anna.wav"],
+        "file: 'nowhere.wav' is not possible; allowed is a sound file": ["anna", "nowhere.wav"],
+        "--text-file: 'said.txt' is not possible; allowed is one of --text": [*texts, "said.txt", "--text", "x"],
+        "--text-file: 'said.txt' is not possible; allowed is a text file": [*texts, "said.txt"],
+        "--text-file: 'binary.txt' is not": [*texts, "binary.txt"],
+        "--text: ' ' is not possible": [*texts, "empty.txt"],
+        "--model: None is not possible; allowed is a Base checkpoint": ["anna", "anna.wav"],
+        "Qwen/Qwen3-TTS-12Hz-1.7B-Base": ["anna", "anna.wav", "--model", shell.custom],
+    }  # fmt: skip
+    for told, arguments in cases.items():
+        shell.refused(told, "voice", "add", *arguments)
+        assert "Loaded" not in shell.err
+    shell.refused("neither a folder", "voice", "add", "anna", "anna.wav", "--model", "nowhere", status=1)
+
+
+def test_a_recording_that_cannot_be_cloned_leaves_nothing(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_: TTS, path: Path, __: str | None = None) -> ClonedVoice:
+        raise InvalidRequest("recording", str(path), "one in which someone speaks")
+
+    monkeypatch.setattr(TTS, "clone", silent, raising=False)
+    shell.refused("someone speaks", "voice", "add", "anna", "anna.wav", "--model", shell.base)
+    assert not (tmp_path / "home").exists()
+
+
+def test_lists_are_plain_in_a_pipe_and_json_for_programs(shell: Shell, tmp_path: Path) -> None:
+    shell.ok("voice", "list")
+    assert shell.out == ""
+    assert "No voices yet. Clone one: polyvox voice add" in shell.err
+    library = VoiceLibrary(tmp_path / "home/voices")
+    add(library, "Anna", 1)
+    library.add("bob", ClonedVoice(np.ones(4, np.float32)), MODEL, consent="a\nb\tc")
+    add(library, "carl", 3)
+    (library.folder / "carl.safetensors").write_bytes(b"junk")
+    shell.ok("voice", "list")
+    rows = [line.split("\t") for line in shell.out.splitlines()]
+    assert [row[:4] for row in rows] == [
+        ["Anna", "Small-Base", "in context", "1.0"],
+        ["bob", "Small-Base", "vector", "–"],
+    ]
+    assert rows[1][-1] == "a b c"
+    assert "! carl is damaged" in shell.err
+    shell.ok("voice", "list", "--json")
+    told = json.loads(shell.out)
+    assert [voice["name"] for voice in told["voices"]] == ["Anna", "bob"]
+    assert told["voices"][0]["id"] == library.get("anna").id
+    assert [voice["name"] for voice in told["damaged"]] == ["carl"]
+    shell.ok("voice", "show", "ANNA")
+    assert "fingerprint\tbase-48-6x64-0123456789ab" in shell.out
+    shell.ok("voice", "show", "bob", "--json")
+    assert json.loads(shell.out)["consent"] == "a\nb\tc"
+    shell.refused("'carl' cannot be read", "voice", "show", "carl", status=1)
+    shell.refused("allowed is one of Anna, bob", "voice", "show", "dora")
+
+
+def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    out.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(terminal, "Console", lambda **_: Console(file=out, width=60, highlight=False, markup=False))
+    terminal.show_rows(("name", "model"), [("[bold]anna", "x")])
+    assert "name" in out.getvalue()
+    assert "[bold]anna" in out.getvalue()
+    assert "\t" not in out.getvalue()
+
+
+def test_voices_are_removed_exported_and_imported(shell: Shell, tmp_path: Path) -> None:
+    library = VoiceLibrary(tmp_path / "home/voices")
+    kept = add(library, "Anna", 1)
+    shell.ok("voice", "export", "anna", "out.safetensors")
+    assert "polyvox voice import out.safetensors" in shell.err
+    shell.refused("exists", "voice", "import", "out.safetensors")
+    shell.ok("voice", "import", "out.safetensors", "--name", "bob")
+    assert "Kept bob" in shell.err
+    assert library.get("bob").id == kept.id
+    shell.ok("voice", "rm", "anna")
+    assert "Removed anna" in shell.err
+    shell.refused("allowed is one of bob", "voice", "rm", "anna")
+    shell.ok("voice", "import", "out.safetensors")
+    assert library.get("anna").about() == kept.about()
+    shell.refused("a whole file of `polyvox voice export`", "voice", "import", "anna.wav")
+    shell.refused("a file that can be read", "voice", "import", "nowhere")
+    shell.refused("a place that can be written", "voice", "export", "bob", "nowhere/out")
+
+
+def test_a_designed_voice_is_kept_where_a_base_model_is_given(shell: Shell, tmp_path: Path) -> None:
+    words = ["voice", "design", "a warm old narrator", "--name", "anna", "--model", shell.designer]
+    words += ["--say", "Hello there.", "--seed", "7"]
+    shell.ok(*words)
+    assert "anna.wav: " in shell.err
+    assert "is not kept: that needs a Base model" in shell.err
+    assert "--seed 7" in shell.err
+    assert not (tmp_path / "home").exists()
+    first = Path("anna.wav").read_bytes()
+    shell.ok(*words, "--base", shell.base, "-o", "sample.wav")
+    assert Path("sample.wav").read_bytes() == first
+    voice = VoiceLibrary(tmp_path / "home/voices").get("anna")
+    assert (voice.description, voice.transcript, voice.source) == ("a warm old narrator", "Hello there.", "sample.wav")
+    assert "Try: polyvox say" in shell.err
+    shell.refused("a name that is free", *words)
+    other = [*words[:4], "bob", *words[5:]]
+    shell.refused("allowed is a Base checkpoint", *other, "--base", shell.custom)
+    shell.refused("allowed is a name that ends in .wav", *other, "-o", "x.mp3")
+    other[other.index(shell.designer)] = shell.base
+    shell.refused("allowed is a VoiceDesign checkpoint", *other)
+
+
+def test_the_real_command_shares_its_library_with_others(tmp_path: Path) -> None:
+    library = VoiceLibrary(tmp_path / "home/voices")
+    add(library, "Anna", 1)
+    environment = os.environ | {"POLYVOX_HOME": str(tmp_path / "home")}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "polyvox", "voice", *arguments]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+
+    listed = run("list")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert listed.stdout.startswith("Anna\tSmall-Base\t")
+    assert run("export", "anna", "a.safetensors").returncode == 0
+    assert run("import", "a.safetensors", "--name", "Bob").returncode == 0
+    assert [voice.name for voice in library.list()] == ["Anna", "Bob"]
+    assert run("rm", "nobody").returncode == 2
+
+
+def test_the_page_on_voices_is_true_from_top_to_bottom(
+    shell: Shell, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/voices.md").read_text()
+    for kind, name in (("base", "Base"), ("voice_design", "VoiceDesign")):
+        cache = tmp_path / "hub" / f"models--Qwen--Qwen3-TTS-12Hz-1.7B-{name}"
+        shutil.copytree(checkpoints / kind, cache / "snapshots" / ("0" * 40))
+        (cache / "refs").mkdir()
+        (cache / "refs/main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    commands = [line for text in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in text.splitlines()]
+    assert len(commands) == 8
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "polyvox"
+        shell.ok(*words[1:])
+        if words[1:3] == ["voice", "list"]:
+            assert [line.split("\t")[0] for line in shell.out.splitlines()] == ["anna", "grandpa"]
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    exec(snippet, {})
+    assert (tmp_path / "morning.wav").exists()

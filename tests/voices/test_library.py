@@ -1,0 +1,424 @@
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists, VoiceLibraryError
+from polyvox.models.identity import ModelIdentity
+from polyvox.models.request import ClonedVoice
+from polyvox.voices import VoiceLibrary
+from polyvox.voices.library import PARTIAL, SWEEP_SECONDS
+from polyvox.voices.voice import MAX_FILE
+from voices.killing import environment, run
+from voices.making import MODEL, OTHER, add, cloned, version
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> VoiceLibrary:
+    return VoiceLibrary(tmp_path / "home/voices")
+
+
+def test_a_voice_comes_back_as_it_was_kept(library: VoiceLibrary) -> None:
+    kept = add(library, "Anna", 7)
+    found = VoiceLibrary(library.folder).get("anna")
+    assert version(found) == 7
+    assert found.about() == kept.about()
+    assert (found.name, found.created.utcoffset()) == ("Anna", kept.created.utcoffset())
+
+
+def test_a_voice_may_be_a_vector_alone(library: VoiceLibrary) -> None:
+    library.add("anna", cloned(3, in_context=False), MODEL)
+    voice = library.get("anna").cloned_for(MODEL)
+    assert voice.codes is None
+    assert voice.transcript is None
+    assert library.get("anna").about()["mode"] == "vector"
+
+
+def test_the_folder_is_made_by_the_first_write_and_is_its_owners_alone(library: VoiceLibrary) -> None:
+    assert library.list() == []
+    assert not library.folder.exists()
+    add(library, "anna", 1)
+    assert stat.S_IMODE(library.folder.stat().st_mode) == 0o700
+    (file,) = library.folder.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"POLYVOX_HOME": "/a", "XDG_DATA_HOME": "/b"}, "/a/voices"),
+        ({"XDG_DATA_HOME": "/b"}, "/b/polyvox/voices"),
+        ({"HOME": "/c"}, "/c/.local/share/polyvox/voices"),
+    ],
+)
+def test_where_voices_are_by_default(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLYVOX_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert VoiceLibrary().folder == Path(folder)
+
+
+def test_a_user_without_a_home_has_no_voices_and_is_told_where_to_put_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLYVOX_HOME", "XDG_DATA_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    library = VoiceLibrary()
+    assert library.list() == []
+    with pytest.raises(VoiceLibraryError, match="set POLYVOX_HOME"):
+        add(library, "anna", 1)
+
+
+def test_a_name_is_taken_once_in_any_case(library: VoiceLibrary) -> None:
+    add(library, "Straße", 1)
+    for name in ("Straße", "STRASSE", "strasse"):
+        with pytest.raises(VoiceExists, match="exists"):
+            add(library, name, 2)
+        assert version(library.get(name)) == 1
+    add(library, "STRASSE", 2, replace=True)
+    assert [(voice.name, version(voice)) for voice in library.list()] == [("STRASSE", 2)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["anna", "Anna Warm", "a.b-c_d", "7", "小明", "Zoë", "Zoe\u0308", "हिन्दी", "x" * 60, "con", "Ａnna"],
+)
+def test_names_of_any_script_are_kept(name: str, library: VoiceLibrary) -> None:
+    add(library, name, 1)
+    assert library.get(name).name == name
+    (file,) = library.folder.iterdir()
+    assert file.name.isascii()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", " ", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", "C:x", "a\0b", "a\nb", "-rf", ".hidden", "a.", " a",
+        "a ", "a  b", "a..b", "x" * 61, "é" * 31, "auto", "Default", "NONE", "a%2fb", "a*", "😀", "\u0301a", "a\u200bb",
+        "\u202eanna", "\ud800", "~", "$(x)", None, 7, b"anna",
+    ],
+)  # fmt: skip
+def test_what_could_be_a_path_or_a_trick_is_no_name(name: str, library: VoiceLibrary) -> None:
+    with pytest.raises(InvalidRequest, match=r"^name: .* allowed is up to 60 bytes of letters and digits"):
+        add(library, name, 1)
+    with pytest.raises(UnknownVoice):
+        library.get(name)
+    with pytest.raises(UnknownVoice):
+        library.remove(name)
+    assert not library.folder.exists()
+
+
+def test_an_unknown_voice_is_told_with_those_there_are(library: VoiceLibrary) -> None:
+    with pytest.raises(UnknownVoice, match="voice library is empty"):
+        library.get("anna")
+    add(library, "bob", 1)
+    add(library, "Carl", 1)
+    for ask in (library.get, library.remove):
+        with pytest.raises(UnknownVoice, match="voice: 'anna' is not possible; allowed is one of bob, Carl"):
+            ask("anna")
+
+
+def test_the_same_voice_has_one_content_id_and_is_found_by_it(library: VoiceLibrary) -> None:
+    first, second, third = add(library, "anna", 1), add(library, "bob", 1), add(library, "carl", 2)
+    assert first.id == second.id != third.id
+    assert library.get(third.id).name == "carl"
+    assert version(library.get(first.id)) == 1
+    with pytest.raises(UnknownVoice):
+        library.get("0" * 64)
+
+
+def test_the_content_id_is_the_same_on_every_machine(library: VoiceLibrary) -> None:
+    """A change of it makes all kept voices unreadable."""
+    assert add(library, "anna", 1).id == "bacc5e4b2a33f2a74a299a1d9b74130059bb71149d62880f3a7605cfdcb0be75"
+
+
+def test_a_voice_of_another_model_is_refused_by_both_names(library: VoiceLibrary) -> None:
+    voice = add(library, "anna", 1)
+    assert voice.cloned_for(ModelIdentity("renamed", MODEL.fingerprint)).vector is voice.vector
+    with pytest.raises(InvalidRequest) as caught:
+        voice.cloned_for(OTHER)
+    for part in ("'anna'", "made for Large-Base (base-96-", "this one was made for Small-Base (base-48-"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("voice", "facts", "told"),
+    [
+        (ClonedVoice(np.full(4, np.nan, np.float32)), {}, "voice.vector"),
+        (ClonedVoice(np.zeros(0, np.float32)), {}, "voice.vector"),
+        (ClonedVoice(np.zeros((2, 2), np.float32)), {}, "voice.vector"),
+        (ClonedVoice([0.0]), {}, "voice.vector"),  # type: ignore[arg-type]
+        (ClonedVoice(np.ones(4, np.float32), np.full((2, 6), -1), "x"), {}, "voice.codes"),
+        (ClonedVoice(np.ones(4, np.float32), np.zeros((0, 6), np.int64), "x"), {}, "voice.codes"),
+        (ClonedVoice(np.ones(4, np.float32), np.ones((2, 6)), "x"), {}, "voice.codes"),  # type: ignore[arg-type]
+        (ClonedVoice(np.ones(4, np.float32), np.ones((2, 6), np.int64)), {}, "together, or neither"),
+        (ClonedVoice(np.ones(4, np.float32), None, "x"), {}, "together, or neither"),
+        (ClonedVoice(np.ones(4, np.float32), np.ones((2, 6), np.int64), "\ud800"), {}, "control characters"),
+        (cloned(1), {"consent": "x" * 10_001}, "consent: .* at most 10,000"),
+        (cloned(1), {"consent": "\x1b[2J"}, "consent: .* without control characters"),
+        (cloned(1), {"description": 7}, "description"),
+        (cloned(1), {"seconds": float("nan")}, "seconds"),
+    ],
+)
+def test_what_no_voice_may_be_is_refused(
+    voice: ClonedVoice, facts: dict[str, object], told: str, library: VoiceLibrary
+) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        library.add("anna", voice, MODEL, **facts)  # type: ignore[arg-type]
+    assert not library.folder.exists()
+
+
+@pytest.mark.parametrize("source", ["/home/me/anna.wav", "..\\me\\anna.wav", "anna.wav"])
+def test_of_its_source_only_the_file_name_is_kept(source: str, library: VoiceLibrary) -> None:
+    assert library.add("anna", cloned(1), MODEL, source=source).source == "anna.wav"
+    assert b"/me" not in next(library.folder.iterdir()).read_bytes()
+
+
+def test_processes_see_each_others_changes_at_the_next_call(library: VoiceLibrary) -> None:
+    other = VoiceLibrary(library.folder)
+    add(library, "anna", 1)
+    assert version(other.get("anna")) == 1
+    add(library, "anna", 2, replace=True)
+    assert version(other.get("anna")) == 2
+    library.remove("anna")
+    assert other.list() == []
+    with pytest.raises(UnknownVoice):
+        other.get("anna")
+
+
+def test_a_voice_that_did_not_change_is_read_once(library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(library, "anna", 1)
+    assert library.get("anna") is not library.get("anna")  # so young a file may still be another one next time
+    os.utime(library.folder / "anna.safetensors", (1, 1))
+    first = library.get("anna")
+    monkeypatch.setattr(Path, "open", None)
+    assert library.get("ANNA") is first
+
+
+def test_of_many_who_take_a_name_one_gets_it(library: VoiceLibrary) -> None:
+    begin, won = threading.Barrier(8), []
+
+    def take(number: int) -> None:
+        begin.wait()
+        try:
+            add(VoiceLibrary(library.folder), "anna", number)
+            won.append(number)
+        except VoiceExists:
+            pass
+
+    threads = [threading.Thread(target=take, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won == [version(library.get("anna"))]
+    assert len(list(library.folder.iterdir())) == 1
+
+
+def test_a_file_system_without_links_will_do(library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_link(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_link)
+    add(library, "anna", 1)
+    monkeypatch.setattr(VoiceLibrary, "check_free", lambda *_: None)  # another process took it since
+    with pytest.raises(VoiceExists):
+        add(library, "anna", 2)
+    assert version(library.get("anna")) == 1
+    assert len(list(library.folder.iterdir())) == 1
+
+
+# Damage
+
+
+def damages(whole: bytes) -> dict[str, bytes]:
+    flipped = bytearray(whole)
+    flipped[-5] ^= 1
+    return {
+        "empty": b"",
+        "cut in its numbers": whole[:-7],
+        "cut in its header": whole[:40],
+        "another file": b"RIFF" * 100,
+        "a wrong number": bytes(flipped),
+        "a wrong word": whole.replace(b'"consent":"1"', b'"consent":"2"'),
+        "no voice": save({"vector": np.ones(4, np.float32)}),
+        "no vector": save({"x": np.ones(4, np.float32)}, {"format": "polyvox-voice-1"}),
+        "huge": bytes(MAX_FILE + 1),
+        "a huge header": (2**62).to_bytes(8, "little") + whole[8:],
+    }
+
+
+@pytest.mark.parametrize("damage", damages(bytes(50)))
+def test_a_damaged_file_is_named_and_the_others_still_work(damage: str, library: VoiceLibrary, tmp_path: Path) -> None:
+    add(library, "anna", 1)
+    add(library, "bob", 2)
+    file = library.folder / "anna.safetensors"
+    damaged = damages(file.read_bytes())[damage]
+    assert damaged != file.read_bytes()
+    library.get("anna")
+    file.write_bytes(damaged)
+    with pytest.raises(VoiceLibraryError, match=r"'anna' cannot be read \(.*anna\.safetensors: .+\): remove it"):
+        library.get("anna")
+    with pytest.raises(VoiceLibraryError):
+        library.export("anna", tmp_path / "x")
+    assert [voice.name for voice in library.list()] == ["bob"]
+    (found,) = library.damaged()
+    assert (found.name, found.path) == ("anna", file)
+    with pytest.raises(VoiceExists):
+        add(library, "anna", 3)
+    with pytest.raises(InvalidRequest, match="a whole file of `polyvox voice export`"):
+        library.import_(file, "carl")
+    add(library, "anna", 3, replace=True)
+    assert version(library.get("anna")) == 3
+    file.write_bytes(damaged)
+    library.remove("anna")
+    assert library.damaged() == ()
+
+
+def test_files_that_are_no_voices_are_told_or_left_alone(library: VoiceLibrary) -> None:
+    add(library, "anna", 1)
+    (library.folder / "notes.txt").write_text("mine")
+    (library.folder / "folder.safetensors").mkdir()
+    os.mkfifo(library.folder / "pipe.safetensors")
+    (library.folder / "bob.safetensors").write_bytes((library.folder / "anna.safetensors").read_bytes())
+    assert [voice.name for voice in library.list()] == ["anna"]
+    assert {found.name: found.reason for found in library.damaged()} == {
+        "bob": "it holds the voice 'anna': import it instead",
+        "folder": "it is no file",
+        "pipe": "it is no file",
+    }
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    library = VoiceLibrary(tmp_path / "file")
+    for ask in (library.list, lambda: add(library, "anna", 1)):
+        with pytest.raises(VoiceLibraryError, match=r"the voice library in .*file cannot be used"):
+            ask()
+
+
+def test_a_full_disk_leaves_the_old_voice_and_nothing_else(
+    library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(library, "anna", 1)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(VoiceLibraryError, match="No space left on device"):
+        add(library, "anna", 2, replace=True)
+    assert version(library.get("anna")) == 1
+    assert len(list(library.folder.iterdir())) == 1
+
+
+# Export and import
+
+
+def test_a_voice_goes_to_another_library_in_one_file(library: VoiceLibrary, tmp_path: Path) -> None:
+    kept = add(library, "Anna", 5)
+    library.export("anna", tmp_path / "anna.safetensors")
+    other = VoiceLibrary(tmp_path / "other")
+    assert other.import_(tmp_path / "anna.safetensors").about() == kept.about()
+    assert version(other.get("anna")) == 5
+    assert other.import_(tmp_path / "anna.safetensors", "Bob").id == kept.id
+    assert [voice.name for voice in other.list()] == ["Anna", "Bob"]
+    with pytest.raises(VoiceExists):
+        other.import_(tmp_path / "anna.safetensors")
+    other.import_(tmp_path / "anna.safetensors", replace=True)
+    with pytest.raises(InvalidRequest, match=r"^name"):
+        other.import_(tmp_path / "anna.safetensors", "../x")
+
+
+def test_an_export_that_cannot_be_written_and_an_import_that_is_not_there_are_told(
+    library: VoiceLibrary, tmp_path: Path
+) -> None:
+    add(library, "anna", 1)
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "nowhere/x", tmp_path / "folder"):
+        with pytest.raises(InvalidRequest, match="a place that can be written"):
+            library.export("anna", path)
+    assert not [file for file in tmp_path.iterdir() if file.name.endswith(PARTIAL)]
+    with pytest.raises(InvalidRequest, match="a file that can be read"):
+        library.import_(tmp_path / "nowhere")
+
+
+# Processes that die
+
+
+def test_what_dead_writers_left_goes_when_it_is_old(library: VoiceLibrary) -> None:
+    add(library, "anna", 1)
+    old, young = (library.folder / f".{name}{PARTIAL}" for name in ("old", "young"))
+    for file in (old, young):
+        file.write_bytes(b"half of a voice")
+    then = old.stat().st_mtime - SWEEP_SECONDS - 1
+    os.utime(old, (then, then))
+    assert [voice.name for voice in library.list()] == ["anna"]
+    assert old.exists()
+    add(library, "bob", 2)
+    assert not old.exists()
+    assert young.exists()
+    os.utime(young, (then, then))
+    library.remove("bob")
+    assert not young.exists()
+
+
+# Ends itself at the nth thing that it asks of the file system.
+DYING = """
+import os, signal, sys
+from voices.making import add
+from polyvox.voices import VoiceLibrary
+
+folder, last, replace, remove = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "replace", sys.argv[3] == "remove"
+library, asked = VoiceLibrary(folder), 0
+def count(event, _):
+    global asked
+    if event in ("open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.scandir"):
+        asked += 1
+        if asked == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+def begin():
+    sys.addaudithook(count)
+begin()
+library.remove("anna") if remove else add(library, "anna", 2, replace)
+"""
+
+
+@pytest.mark.parametrize(("act", "before", "after"), [("add", None, 2), ("replace", 1, 2), ("remove", 1, None)])
+def test_a_writer_that_dies_at_any_step_leaves_the_old_voice_or_the_new(
+    act: str, before: int | None, after: int | None, library: VoiceLibrary
+) -> None:
+    seen = []
+    for step in range(1, 20):
+        for file in library.folder.glob("*.safetensors"):
+            file.unlink()
+        if before is not None:
+            add(library, "anna", before)
+        command = [sys.executable, "-c", DYING, str(library.folder), str(step), act]
+        done = subprocess.run(command, env=environment())
+        found = [version(voice) for voice in library.list()]
+        assert library.damaged() == ()
+        seen.append(found[0] if found else None)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -9
+    assert seen[0] == before
+    assert seen[-1] == after
+    assert len(seen) >= 3
+    assert seen == sorted(seen, key=lambda found: found == after)
+
+
+def test_a_hundred_kills_while_voices_are_written_leave_a_sound_library(
+    tmp_path: Path,
+) -> None:
+    run(tmp_path / "voices", 50)

@@ -1,0 +1,140 @@
+"""Two libraries over one folder, in any sequence of acts, are what a dictionary is."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists
+from polyvox.models.identity import ModelIdentity
+from polyvox.voices import VoiceLibrary
+from polyvox.voices.voice import MAX_NAME, Voice, from_bytes, name_key, new_voice, to_bytes
+from voices.making import add, cloned, version
+
+NAMES = ("anna", "Anna", "ANNA", "bob", "Zoë", "Zoe\u0308", "小明")
+names, versions, sides = st.sampled_from(NAMES), st.integers(0, 60), st.integers(0, 1)
+
+
+class Libraries(RuleBasedStateMachine):
+    """The model: by key, the name as it was written last and the version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.sides = (VoiceLibrary(self.folder / "voices"), VoiceLibrary(self.folder / "voices"))
+        self.expected: dict[str, tuple[str, int]] = {}
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    @rule(side=sides, name=names, number=versions, replace=st.booleans())
+    def keep(self, side: int, name: str, number: int, replace: bool) -> None:
+        if name_key(name) in self.expected and not replace:
+            with pytest.raises(VoiceExists):
+                add(self.sides[side], name, number, replace)
+        else:
+            add(self.sides[side], name, number, replace)
+            self.expected[name_key(name)] = name, number
+
+    @rule(side=sides, name=names)
+    def remove(self, side: int, name: str) -> None:
+        if self.expected.pop(name_key(name), None) is None:
+            with pytest.raises(UnknownVoice):
+                self.sides[side].remove(name)
+        else:
+            self.sides[side].remove(name)
+
+    @rule(side=sides, name=names, new=names, replace=st.booleans())
+    def take_along(self, side: int, name: str, new: str, replace: bool) -> None:
+        """Export on one side, import on the other, under another name."""
+        file = self.folder / "exported"
+        if name_key(name) not in self.expected:
+            with pytest.raises(UnknownVoice):
+                self.sides[side].export(name, file)
+            return
+        self.sides[side].export(name, file)
+        if name_key(new) in self.expected and not replace:
+            with pytest.raises(VoiceExists):
+                self.sides[1 - side].import_(file, new)
+        else:
+            self.sides[1 - side].import_(file, new, replace=replace)
+            self.expected[name_key(new)] = new, self.expected[name_key(name)][1]
+
+    @invariant()
+    def both_sides_agree(self) -> None:
+        for library in self.sides:
+            assert {name_key(v.name): (v.name, version(v)) for v in library.list()} == self.expected
+            assert library.damaged() == ()
+            for name in NAMES:
+                if name_key(name) in self.expected:
+                    assert version(library.get(name)) == self.expected[name_key(name)][1]
+
+    @invariant()
+    def nothing_else_is_there(self) -> None:
+        assert len(list((self.folder / "voices").glob("*"))) == len(self.expected)
+
+
+TestLibraries = Libraries.TestCase
+TestLibraries.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+@given(st.text(max_size=70) | st.text("aÄßﬁ小²7.-_ ", min_size=1, max_size=30))
+@settings(max_examples=500, deadline=None)
+def test_a_name_is_refused_or_is_one_plain_file(name: str) -> None:
+    library = VoiceLibrary("/library")
+    try:
+        key = name_key(name)
+    except InvalidRequest:
+        return
+    path = library._path(name)
+    assert path.parent == Path("/library")
+    assert path.name.isascii()
+    assert not path.name.startswith(".")
+    assert len(path.name) <= 3 * MAX_NAME + 12
+    assert name_key(key) == key  # what is kept under its key is found by it
+
+
+@given(
+    texts=st.lists(st.none() | st.text(st.characters(exclude_categories=("Cc", "Cs"))), min_size=3, max_size=3),
+    number=versions,
+    in_context=st.booleans(),
+    seconds=st.none() | st.floats(0, 1e6),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_voice_is_the_same_after_a_file(
+    texts: list[str | None], number: int, in_context: bool, seconds: float | None
+) -> None:
+    consent, description, model = texts
+    identity = ModelIdentity(model or "", "base-1")
+    voice = new_voice("Anna", cloned(number, in_context), identity, consent, None, seconds, description)
+    assert from_bytes(to_bytes(voice)).about() == voice.about()
+
+
+WHOLE = to_bytes(new_voice("anna", cloned(3), ModelIdentity("a model", "base-1"), "yes", "a.wav", 1.0, None))
+
+
+def same(voice: Voice) -> bool:
+    return to_bytes(voice) == WHOLE
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
+@settings(max_examples=500, deadline=None)
+def test_any_changed_byte_is_found_out_or_changes_nothing(place: int, change: int) -> None:
+    data = bytearray(WHOLE)
+    data[place] ^= change
+    try:
+        voice = from_bytes(bytes(data))
+    except ValueError:
+        return
+    assert same(voice)  # white space at the end of the header
+
+
+@given(st.binary(max_size=300) | st.integers(0, len(WHOLE)).map(lambda end: WHOLE[:end] + b"\xff" * 9))
+@settings(max_examples=500, deadline=None)
+def test_junk_is_refused_with_a_reason(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        from_bytes(data)

@@ -1,0 +1,122 @@
+"""Voices of the library and the models that speak with them."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import Loaded
+from polyvox.errors import InvalidRequest, UnknownVoice, VoiceLibraryError
+from polyvox.models.qwen3_tts.config import read_config
+from polyvox.models.qwen3_tts.identity import read_identity
+from polyvox.models.request import ClonedVoice
+from polyvox.tts import TTS, load
+from polyvox.voices import VoiceLibrary
+
+
+@pytest.fixture
+def base(checkpoints: Path, tmp_path: Path) -> TTS:
+    return load(checkpoints / "base", "cpu", voices=VoiceLibrary(tmp_path / "voices"))
+
+
+def recording(frames: int = 12) -> ClonedVoice:
+    chance = np.random.default_rng(frames)
+    vector = chance.standard_normal(48).astype(np.float32)
+    return ClonedVoice(vector, chance.integers(0, 64, (frames, 6)), "hello there")
+
+
+def test_a_base_model_speaks_with_a_voice_of_the_library_by_its_name(base: TTS) -> None:
+    assert base.library is not None
+    assert base.identity is not None
+    voice = recording()
+    base.library.add("Anna", voice, base.identity)
+    assert base.voices == ["Anna"]
+    direct = base.say("hello", voice, seed=1, max_frames=9)
+    by_name = base.say("hello", "ANNA", seed=1, max_frames=9)
+    streamed = np.concatenate(list(base.stream("hello", base.library.get("anna").id, seed=1, max_frames=9)))
+    assert np.array_equal(direct.samples, by_name.samples)
+    assert np.allclose(direct.samples, streamed, atol=1e-4)
+
+
+def test_an_unknown_voice_of_a_base_model_is_told_with_those_that_fit(base: TTS) -> None:
+    assert base.library is not None
+    assert base.identity is not None
+    with pytest.raises(UnknownVoice, match=r"'anna' .* which has none for this model yet"):
+        base.stream("hello", "anna")
+    with pytest.raises(InvalidRequest, match=r"None .* which has none for this model yet"):
+        base.stream("hello")
+    base.library.add("bob", recording(), base.identity)
+    for voice in ("anna", None):
+        with pytest.raises(InvalidRequest, match="allowed is one of bob"):
+            base.stream("hello", voice)
+
+
+def test_a_voice_of_another_model_is_refused_by_the_names_of_both(base: TTS, checkpoints: Path, tmp_path: Path) -> None:
+    assert base.library is not None
+    assert base.identity is not None
+    base.library.add("anna", recording(), base.identity)
+    folder = shutil.copytree(checkpoints / "base", tmp_path / "Other-Base")
+    codec = load_file(folder / "speech_tokenizer/model.safetensors")
+    codec["decoder.quantizer.rvq_first.vq.layers.0._codebook.embedding_sum"] *= 2
+    save_file(codec, folder / "speech_tokenizer/model.safetensors")
+    other = load(folder, "cpu", voices=base.library)
+    assert other.voices == []
+    with pytest.raises(InvalidRequest, match=r"'anna' .* made for Other-Base \(base-.* was made for base \(base-"):
+        other.stream("hello", "anna")
+
+
+def test_models_with_voices_of_their_own_refuse_those_of_the_library_by_name(base: TTS, checkpoints: Path) -> None:
+    assert base.library is not None
+    assert base.identity is not None
+    base.library.add("anna", recording(), base.identity)
+    base.library.add("Serena", recording(), base.identity)
+    custom = load(checkpoints / "custom_voice", "cpu", voices=base.library)
+    assert "anna" not in custom.voices
+    with pytest.raises(InvalidRequest, match="with custom_voice, which does not clone; this one was made for base"):
+        custom.stream("hello", "anna")
+    with pytest.raises(UnknownVoice, match="allowed is one of serena, eric, vivian"):
+        custom.stream("hello", "bob")
+    assert custom.say("hello", "Serena", max_frames=3).seconds > 0  # its own comes first
+
+
+def test_an_identity_is_of_what_voices_depend_on(checkpoints: Path, tmp_path: Path) -> None:
+    def identity(folder: Path) -> str:
+        return read_identity(folder, read_config(folder), folder).fingerprint
+
+    first = identity(checkpoints / "base")
+    assert first.startswith("base-48-6x64-")
+    folder = shutil.copytree(checkpoints / "base", tmp_path / "copy")
+    weights = load_file(folder / "model.safetensors")
+    # Trained further, or kept in another number type: the same voices fit.
+    weights["talker.model.norm.weight"] *= 2
+    codec = load_file(folder / "speech_tokenizer/model.safetensors")
+    save_file(weights, folder / "model.safetensors")
+    save_file(
+        {name: value.to(torch.float64) for name, value in codec.items()}, folder / "speech_tokenizer/model.safetensors"
+    )
+    assert identity(folder) == first
+    weights["speaker_encoder.fc.weight"] = torch.ones(3)
+    save_file(weights, folder / "model.safetensors")
+    assert identity(folder) != first
+
+
+def test_a_library_is_known_by_the_name_that_was_asked_for(loaded: Loaded, checkpoints: Path) -> None:
+    config = read_config(checkpoints / "base")
+    for name in ("Qwen/Qwen3-TTS-12Hz-1.7B-Base", "embedded"):
+        assert read_identity(checkpoints / "base", config, name).name == name
+    identity = loaded("base", "float32").identity
+    assert identity is not None
+    assert identity.name == "base"
+
+
+def test_a_library_that_cannot_be_used_keeps_nobody_from_their_own_voices(checkpoints: Path, tmp_path: Path) -> None:
+    (tmp_path / "voices").write_text("no folder")
+    library = VoiceLibrary(tmp_path / "voices")
+    custom = load(checkpoints / "custom_voice", "cpu", voices=library)
+    assert custom.voices == ["serena", "eric", "vivian"]
+    assert custom.say("hello", "eric", max_frames=3).seconds > 0
+    with pytest.raises(VoiceLibraryError):
+        load(checkpoints / "base", "cpu", voices=library).stream("hello", "anna")
