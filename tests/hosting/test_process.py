@@ -626,6 +626,7 @@ def test_an_engine_that_does_not_end_is_killed_and_its_readers_are_told() -> Non
 
 
 def supervise(tell: Connection, gate: str) -> None:
+    os.setsid()
     process = EngineProcess(partial(gated, gate))
     tell.send((process.pid, process.door.folder))
     threading.Event().wait(TIMEOUT)
@@ -649,10 +650,28 @@ def test_a_supervisor_that_is_killed_leaves_neither_engine_nor_folder(
             os.kill(pid, signal.SIGKILL)
             held.enter_context(gate.open("w"))  # waits until the next process stands before it
             (pid,) = {int(name) for name in os.listdir("/proc") if name.isdigit() and holds(int(name), gate)}
-        os.kill(supervisor.pid, number)
+        if number == signal.SIGTERM:  # as a service manager does it
+            os.killpg(supervisor.pid, number)
+        else:
+            os.kill(supervisor.pid, number)
         supervisor.join(TIMEOUT)
         await_end_of(pid)
         assert not folder.exists()
+
+
+def forget(tell: Connection) -> None:
+    tell.send(EngineProcess(FakeEngine).door.folder)
+
+
+def test_a_process_that_forgets_to_close_ends_all_the_same() -> None:
+    hear, tell = SPAWN.Pipe(duplex=False)
+    forgetful = SPAWN.Process(target=forget, args=(tell,))
+    forgetful.start()
+    assert hear.poll(TIMEOUT)
+    folder = hear.recv()
+    forgetful.join(TIMEOUT)
+    assert forgetful.exitcode == 0
+    assert not folder.exists()
 
 
 def holds(pid: int, file: Path) -> bool:

@@ -278,7 +278,8 @@ def host(factory: Callable[[], Engine], folder: Path, hosting: Hosting, lifeline
     The lifeline hears the engine's sample rate, or why there is none; after that it hears a beat again and again, but
     none while the engine does not answer or its step takes longer than a beat.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager sends them to all
+        signal.signal(number, signal.SIG_IGN)  # and the supervisor decides
     stop, stopping = socket.socketpair()
     with socket.socket(socket.AF_UNIX) as listener:
         try:

@@ -31,8 +31,7 @@ class RemoteStream(ReadStream):
     """A request that the engine's process has taken."""
 
     def __init__(self, connection: "_Connection", id: int, request: Request, on_ready: OnReady | None) -> None:
-        self._connection, self._id, self._on_ready = connection, id, on_ready
-        self._text_open = request.live
+        self._connection, self._id, self._on_ready, self._text_open = connection, id, on_ready, request.live
         super().__init__(threading.Condition())  # its buffer never holds more than the stream's credit, and its end
         self._number = 0  # of the next chunk
         self.seed = request.seed or 0  # until the engine has drawn one

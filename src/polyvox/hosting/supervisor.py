@@ -1,6 +1,5 @@
 """Starts the engine's process, starts it again when it dies, and gives up loudly when it keeps dying."""
 
-import atexit
 import logging
 import multiprocessing
 import os
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from polyvox.engine.interface import Engine
@@ -55,13 +55,13 @@ class EngineProcess:
         self.door = Door(self._folder, sample_rate, clock() - began)
         self._thread = threading.Thread(target=self._supervise, name="polyvox-supervisor", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a program that forgets to close must still be able to exit
+        self._at_exit = Finalize(None, self.close, exitpriority=0)  # a program that forgets to close must still exit
 
     def close(self) -> None:
         """Ends the process and removes all that belongs to it; any number of times."""
         with self._lock:
             if not self._ringer.closed:
-                atexit.unregister(self.close)
+                self._at_exit.cancel()
                 self._ringer.close()
                 self._thread.join()
                 self._remove()
