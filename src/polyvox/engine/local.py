@@ -5,10 +5,11 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
+from typing import get_args
 
 import numpy as np
 import torch
@@ -71,13 +72,13 @@ class LocalEngine:
         self._flights: deque[tuple[list[LocalStream], Tensor]] = deque()
         self._unspoken: dict[LocalStream, None] = {}  # live streams that have no first word yet
         self._leaving: list[LocalStream] = []
-        self._finished: Counter[str] = Counter()
-        self._totals: defaultdict[str, float] = defaultdict(float)
+        self._finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
+        self._totals = {"steps": 0.0, "frames": 0.0, "audio_seconds": 0.0, "underruns": 0.0}
         self._last: dict[str, float] = {}  # what the last step had in it
         self._notified: dict[LocalStream, None] = {}
         self._ids = 0
         self._failures = 0
-        self._began: float | None = None  # when the step that runs now did
+        self._began: float | None = None  # when the turn that runs now did; None while there is nothing to do
         self._trace = Trace(self.config.trace) if self.config.trace else None
         self._thread = threading.Thread(target=self._loop, name="polyvox-engine", daemon=True)
         self._started = threading.Event()
@@ -214,6 +215,7 @@ class LocalEngine:
             try:
                 self._start()
                 while True:
+                    self._began = self.clock()
                     plan = self._schedule()
                     if plan is None:
                         break
@@ -243,12 +245,14 @@ class LocalEngine:
                 if plan or self._flights:
                     return plan
                 if not self._notified:
+                    self._began = None
                     self._work.wait(self._next_timer(now))
+                    self._began = self.clock()
             self._tell_readers()
 
     def _run(self, plan: Plan) -> Outcome | None:
         """The device's work; None where it failed, which ends the streams of the step and nobody else."""
-        began = self._began = self.clock()
+        began = self.clock()
         try:
             seats = {track: self._streams[track].seat for track in self._named(plan)}
             if plan.prefill:
@@ -274,8 +278,6 @@ class LocalEngine:
             log.exception("a step failed")
             self._fail(plan, f"a step of the engine failed: {error}")
             return None
-        finally:
-            self._began = None
 
     def _deliver(self, plan: Plan, outcome: Outcome | None) -> None:
         """Takes note of what the step gave and hands the samples over."""
