@@ -117,7 +117,8 @@ def main() -> None:
             lag = f"{behind(name):.0f} ms" if rate is None and name in ("flac", "mp3", "opus", "aac", "m4a") else ""
             speed, bits = times_real(name, rate)
             label = name if rate is None else f"{name} {rate / 1000:g} kHz"
-            out(f"| {label} | {pushed} ms | {size} | {of_320:.0f} ms | {lag} | {bits:.0f} | {speed:.0f} |\n")
+            begins = f"{pushed} ms | {size}" if pushed else "more than 320 ms | "
+            out(f"| {label} | {begins} | {of_320:.0f} ms | {lag} | {bits:.0f} | {speed:.0f} |\n")
     out("\n| speed | × real time |\n|---|---|\n")
     for speed in (0.25, 0.5, 0.8, 1.25, 2.0, 4.0):
         out(f"| {speed} | {stretching(speed):.0f} |\n")

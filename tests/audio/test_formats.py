@@ -251,6 +251,8 @@ def _g711(codes: bytes, name: str) -> Pcm:
         (("opus", RATE, 44_100), "8000, 12000, 16000, 24000, 48000 Hz for opus"),
         (("ulaw", RATE, 16_000), "8000 Hz for ulaw"),
         (("mp3", RATE, 96_000), "48000 Hz for mp3"),
+        (("wav", RATE, 0), "48000 Hz for wav"),
+        (("opus", RATE, None, True, 320_000), "a bit rate that opus has"),
         (("wav", RATE, None, True, 64_000), "none for wav, only for mp3"),
         (("mp3", RATE, None, True, 1), "8000 to 320000 for mp3"),
         (("wav", 1), "4000 to 192000"),

@@ -83,7 +83,7 @@ class Encoder:
         bit_rate: int | None = None,
     ) -> None:
         self.format = find_format(format)
-        self.sample_rate = out_rate or self.format.rate_for(sample_rate)
+        self.sample_rate = self.format.rate_for(sample_rate) if out_rate is None else out_rate
         if self.sample_rate not in self.format.rates:
             rates = ", ".join(map(str, self.format.rates))
             raise InvalidRequest("sample_rate", out_rate, f"{rates} Hz for {self.format.name}")
