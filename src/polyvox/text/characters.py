@@ -90,6 +90,6 @@ class Cleaner:
                 said.append(" ")
             elif char == "\n" or (char == ZWJ and pictures):
                 said.append(char)
-            elif kind not in ("Cc", "Cf") and not "\ufe00" <= char <= "\ufe0f":
+            elif kind not in ("Cc", "Cf", "Me") and not "\ufe00" <= char <= "\ufe0f":
                 said.append(unicodedata.normalize("NFKC", char) if _DRESSED.match(char) else char)
         return "".join(said)

@@ -18,7 +18,7 @@ HIDDEN = {
 
 SPAN = re.compile(
     r"`(?P<code>[^`\n]+)`(?!`)|``(?P<code2>[^\n]+?)``(?!`)"
-    r"|(?P<image>!?)\[(?P<label>[^\[\]\n]*)\](?:\((?P<url>(?:[^()\n]|\([^()\n]*\))*)\)|\[[^\[\]\n]*\])?"
+    r"|(?P<image>!?)\[(?P<label>[^\[\]\n]*)\](?:\((?P<url>(?:[^()\n]|\([^()\n]*\))*)\)|\[(?P<reference>[^\[\]\n]*)\])?"
     r"|<sub\s+alias\s*=\s*(?P<quote>[\"'])(?P<alias>[^\"'<>\n]*)(?P=quote)\s*>(?P<aliased>[^<>\n]*)</sub\s*>"
     r"|<(?P<link>(?:https?|mailto):[^<>\s]+|[^<>\s@]+@[^<>\s@]+)>"
     r"|<(?P<close>/?)(?!sub\s+alias)(?P<tag>[A-Za-z][A-Za-z0-9:-]*)(?P<inside>[^<>\n]*)>",

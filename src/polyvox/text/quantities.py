@@ -20,6 +20,8 @@ _ARTICLE = re.compile(r"\b[Aa]n? $")
 _WORD_BEFORE = re.compile(r"\b([A-Z][a-z]+) $")
 _SEASONS = "in|since|years?|circa|until|till|born|died|spring|summer|autumn|fall|winter"
 _YEAR_BEFORE = re.compile(rf"\b(?:{_SEASONS}|{FULL_MONTH}),? \(?$", re.IGNORECASE)
+_OPERATOR_BEFORE = re.compile(r"[=+*/(^-] ?$")
+_FEET_BEFORE = re.compile(r"\b(?:ft|feet|foot) $")
 _PLURAL = re.compile(r" ([a-z]+s)\b")
 
 
@@ -107,7 +109,7 @@ def _fraction(match: re.Match[str]) -> str:
 )
 def _measure(match: re.Match[str]) -> str | None:
     unit, gap, amount = match["unit"], match["gap"], match["amount"]
-    if gap == " " and unit in _NOT_WITH_SPACE:
+    if gap == " " and unit in _NOT_WITH_SPACE and not _FEET_BEFORE.search(before(match)):
         return None
     one, *many = v.UNITS[unit]
     singular = gap == "-" or (amount.lstrip("-−±") == "1" and not match["until"]) or _ARTICLE.search(before(match))
@@ -125,7 +127,9 @@ def _by(match: re.Match[str]) -> str:
 
 
 @QUANTITIES("times", rf"{LEFT}({NUM})[x×](?!\w)")
-def _times(match: re.Match[str]) -> str:
+def _times(match: re.Match[str]) -> str | None:
+    if _OPERATOR_BEFORE.search(before(match)):
+        return None  # 2x in an equation
     return f"{number(match[1])} times"
 
 
@@ -145,9 +149,9 @@ def _power(match: re.Match[str]) -> str:
     return {"2": "squared", "3": "cubed"}.get(exponent) or f"to the power of {number(exponent)}"
 
 
-@QUANTITIES("number", r"(?<!\w)(?:#|№ ?|[Nn]os?\. ?)(\d+)(?!\w)")
+@QUANTITIES("number", r"(?<!\w)(?:#|№ ?|[Nn]o(s?)\. ?)(\d+)(?!\w)")
 def _numbered(match: re.Match[str]) -> str:
-    return f"number {cardinal(match[1])}"
+    return f"number{match[1] or ''} {cardinal(match[2])}"
 
 
 @QUANTITIES("range", rf"{LEFT}(?P<first>{SIGN}{NUM})(?P<to>{TO})(?P<last>{NUM})(?![\w-])(?!\.\d)")

@@ -25,7 +25,7 @@ class Rule:
 
 
 class Rules(list[Rule]):
-    """Rules in their order. As a decorator it takes the function below it as the next one; of several the lowest is first."""
+    """Rules in their order. As a decorator it adds the function below it; of several above one, the lowest is first."""
 
     def __call__(self, name: str, pattern: str, flags: int = 0) -> Callable[[Say], Say]:
         # A digit is an ASCII digit; those of other scripts are left as they are.

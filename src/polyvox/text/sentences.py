@@ -9,8 +9,9 @@ _LOOKAHEAD = 32  # characters after a full stop that may decide: closing marks, 
 
 _STOP = re.compile(r"[.!?…]+[\"'”’)\]»*_]*(?=\s)|[。！？｡][。！？!?…｡]*[」』”’）)\]\"']*|\n[ \t]*\n")
 _CLAUSES = (re.compile(r"[,;:—–，、；：][\"'”’)\]]*\s|[，、；：]"), re.compile(r"\s"))
-_NEXT = re.compile(r"\s+[\"'“‘(\[«*_¿¡—–-]*(\S)")
+_NEXT = re.compile(r"(\s+)[\"'“‘(\[«*_¿¡—–-]*([^\s\"'“‘(\[«*_¿¡—–-])")
 _BEFORE = re.compile(r"([^\W0-9_](?:[^\W_]|\.(?=\w))*)\.$")
+_INITIALS = re.compile(r"[A-Z](?:\.[A-Z])*")  # J. R. R., U.S.
 # An abbreviation before one of these, or before a small letter or digit, is not an end; before a capital some are.
 _NEVER_LAST = {name for name, (_, follows) in ABBREVIATIONS.items() if follows in ("name", "number", "any")}
 _NEVER_LAST -= {"no", "No", "min", "max", "c", "p", "al", "ca", "est", "sec", "Sec", "ch", "Ch"}
@@ -82,9 +83,9 @@ def _ends(text: str, stop: re.Match[str]) -> bool:
     if mark[0] in "。！？｡\n":
         return True
     following = _NEXT.match(text, stop.end())
-    if not following or "\n" in following[0].rstrip(following[1])[:-1].replace("\n", "", 1):
+    if not following or following[1].count("\n") > 1:
         return True
-    letter = following[1]
+    letter = following[2]
     dots = mark.rstrip("\"'”’)]»*_")
     if dots != ".":  # "?!", "...": only a small letter goes on
         return not letter.islower()
@@ -92,8 +93,8 @@ def _ends(text: str, stop: re.Match[str]) -> bool:
     word = before[1] if before else ""
     if word in _NEVER_LAST or (word in _NUMBERED and letter.isdigit()):
         return False
-    if len(word) == 1 and word.isupper() and word != "I" and letter.isupper():
-        return False  # initials
+    if _INITIALS.fullmatch(word) and word != "I":
+        return False
     return not letter.islower()
 
 

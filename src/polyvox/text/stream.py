@@ -3,6 +3,7 @@
 import re
 from itertools import chain
 
+from polyvox.text.borders import LONGEST, WINDOW, Borders
 from polyvox.text.characters import PICTURE, Cleaner
 from polyvox.text.counting import cardinal
 from polyvox.text.dates import DATES
@@ -12,7 +13,6 @@ from polyvox.text.markup import (
     FENCE,
     LINE_TAGS,
     LONGEST_PAUSE,
-    OPENS_TAG,
     PREFIX,
     RULE_LINE,
     SPAN,
@@ -25,31 +25,22 @@ from polyvox.text.markup import (
 from polyvox.text.parts import Note, Part, TextRules, Words, merged
 from polyvox.text.quantities import QUANTITIES
 from polyvox.text.rules import LETTER, Rule
-from polyvox.text.vocabulary import ABBREVIATIONS, MONEY, MONTHS, WEEKDAYS
+from polyvox.text.vocabulary import ABBREVIATIONS, COUNTRIES, MONEY, MONTHS, WEEKDAYS
 from polyvox.text.vocabulary import SIGNS as _SIGN_WORDS
 from polyvox.text.words import NAMES, SIGNS, code, link
 from polyvox.text.writer import Writer
 
-LONGEST = 512  # characters without a border; then one is set
-LONGEST_SPAN = 256  # characters within which a bracket, a tag or a piece of code must close on its line
-CONTEXT = 32  # characters before a border that rules may look back at
+CONTEXT = 32  # characters before a segment that its rules may look back at
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_CJK_STOPS = "。！？，、；："
-_SPECIAL = (
-    {name.split(".")[0] for name in ABBREVIATIONS}
-    | set(MONTHS)
-    | {day[:size] for day in WEEKDAYS for size in (3, 4, 5)}
-)
-_SPECIAL |= {month[:size] for month in MONTHS for size in (3, 4)} | {sign for sign in MONEY if len(sign) == 3}
-_SPECIAL |= {"US", "CA", "C", "F", "J", "AU", "A", "NZ", "w"}
+# Words that a rule may begin with; all others are said as they stand.
+_SPECIAL = {name.split(".")[0] for name in ABBREVIATIONS} | {sign for sign in MONEY if len(sign) == 3} | {*COUNTRIES}
+_SPECIAL |= {name[:size] for name in (*MONTHS, *WEEKDAYS) for size in (3, 4, 5, 9)} | {*"CFJwxπμ"}
 _WORD = re.compile(rf"{LETTER}+(?:'{LETTER}+)*(?=[\s,;!?)\"—…]|$|[.:](?:\s|$))")
 _ROMAN = re.compile(r"[IVX]+")
 _LETTERS = re.compile(rf"{LETTER}+")
-_NUMBER = re.compile(r"[0-9]+(?:[.,:/-][0-9]+)*%?")
+_NUMBER = re.compile(r"[$€£¥]?[0-9]+(?:[.,:/-][0-9]+)*%?")
 _FOREIGN = re.compile(r"[\u0400-\u1cff\u2e80-\ud7ff\uf900-\ufaff]")
-_OPEN = re.compile(rf"[0-9{''.join(sign for sign in MONEY if len(sign) == 1)}]|^[\W_]+$")
-_LAST_WORD = re.compile(r"([^\W0-9_][\w.]*)[.,]?[\"')*_]*$")
+_PICTURES = re.compile(rf"(?:{PICTURE}\u200d?)+")
 
 
 class SpokenText:
@@ -68,12 +59,8 @@ class SpokenText:
         self._fence, self._code, self._code_lines = "", list[str](), 0
         lexicon = {" ".join(word.lower().split()): said for word, said in self._rules.lexicon.items()}
         self._lexicon = lexicon
-        self._open_words = {part for word in lexicon for part in re.findall(r"[^\W_]+", word)[:-1] or [] if " " in word}
-        self._special = _SPECIAL | {word.split()[0] for word in lexicon}
-        inner = f"(?<=[{_CJK_STOPS}])(?=[{_CJK}])"
-        if not any(re.search(f"[{_CJK}]", word) for word in lexicon):
-            inner += f"|(?<=[{_CJK}])(?=[{_CJK}])"
-        self._next = re.compile(rf"\s|[\[<`]|{inner}")
+        self._special = _SPECIAL.union(*(_LETTERS.findall(word)[:1] + word.split()[:1] for word in lexicon))
+        self._borders = Borders(self._rules.english, lexicon)
         self._ordered = self._rules_in_order()
         if self._rules.enabled and not self._rules.english:
             self._notes.append(Note("language", self._rules.language))
@@ -107,8 +94,9 @@ class SpokenText:
                 if not self._read_code(end):
                     break
                 continue
-            window = self._text[self._at : self._at + LONGEST + LONGEST_SPAN + 1]
-            border = self._border(window, end and self._at + len(window) == len(self._text))
+            window = self._text[self._at : self._at + WINDOW]
+            ends = end and self._at + len(window) == len(self._text)
+            border = self._borders.first(window, ends, self._line_start)
             if border is None:
                 break
             self._render(window[:border])
@@ -119,84 +107,6 @@ class SpokenText:
         kept = max(0, self._at - CONTEXT)
         self._text, self._at = self._text[kept:], self._at - kept
         return self._writer.take()
-
-    # Borders: where a segment ends depends on the text alone. A decision that needs more text is not made.
-
-    def _border(self, text: str, end: bool) -> int | None:
-        if text[0] == "\n":
-            return 1
-        found = self._search(text, end)
-        if found is not None and found <= LONGEST:
-            return found
-        if found is None and len(text) <= LONGEST + LONGEST_SPAN and not end:
-            return None
-        space = text.rfind(" ", 1, LONGEST)
-        return space if space > 0 else LONGEST
-
-    def _search(self, text: str, end: bool) -> int | None:
-        at = 0
-        if self._line_start and (fence := FENCE.match(text)) and fence.end() < LONGEST:
-            if fence.end() == len(text) and not end:
-                return None
-            if fence.end() == len(text) or text[fence.end()] == "\n":
-                return fence.end()
-        while True:
-            while at < len(text) and text[at] == " ":
-                at += 1
-            start = at
-            while True:
-                found = self._next.search(text, at)
-                if not found:
-                    return len(text) if end else None
-                place = found.start()
-                if place > LONGEST:
-                    return place
-                if found[0] in ("[", "<", "`"):
-                    after = self._span(text, place, end)
-                    if after is None:
-                        return None
-                    at = after
-                elif not found[0]:
-                    if place > 0:
-                        return place
-                    at = 1
-                else:
-                    break
-            if found[0] == "\n" or not self._open(text[start:place]):
-                return place
-            at = place
-
-    def _span(self, text: str, at: int, end: bool) -> int | None:
-        """Where what opens here ends; the next character where nothing does; None where more text decides."""
-        if text[at] == "<":
-            if at + 1 == len(text) and not end:
-                return None
-            if not OPENS_TAG.match(text, at):
-                return at + 1
-        newline = text.find("\n", at, at + LONGEST_SPAN)
-        stop = newline if newline >= 0 else min(len(text), at + LONGEST_SPAN)
-        decided = newline >= 0 or end or len(text) >= at + LONGEST_SPAN
-        span = SPAN.match(text, at, stop)
-        if span and (decided or (span.end() < stop and text[span.end()] not in "([`")):
-            return span.end()
-        return at + 1 if decided else None
-
-    def _open(self, chunk: str) -> bool:
-        """Whether a rule may join the next word to this one."""
-        if not self._rules.english:
-            return not any(map(str.isalnum, chunk)) or (self._line_start and chunk.strip(".)").isdigit())
-        if _OPEN.search(chunk):
-            return True
-        word = _LAST_WORD.search(chunk)
-        return bool(word) and self._joins(word[1], chunk) if word else False
-
-    def _joins(self, word: str, chunk: str) -> bool:
-        if word.rstrip(".").lower() in self._open_words or any(
-            part in self._open_words for part in re.findall(r"[^\W_]+", chunk.lower())
-        ):
-            return True
-        bare = word.rstrip(".")
-        return bare in ABBREVIATIONS or (bare in _SPECIAL and len(bare) > 2)
 
     # A segment: one pass from left to right, each place given to the first rule that takes it.
 
@@ -227,7 +137,7 @@ class SpokenText:
         while (prefix := PREFIX.match(text, at)) and prefix.end() > at:
             self._structured = self._structured or not prefix["quote"]
             if prefix["number"]:
-                self._writer.say(f"{cardinal(prefix['number'])}," if self._rules.english else prefix[0])
+                self._writer.say(f"{cardinal(prefix['number'])}," if self._rules.english else prefix[0], sentence=True)
             if prefix["task"] and self._rules.english:
                 self._writer.say("to do:" if prefix["task"] == " " else "done:")
             at = prefix.end()
@@ -257,7 +167,7 @@ class SpokenText:
         if char == "|":
             self._writer.cell()
             return at + 1
-        if self._rules.english and char in "0123456789" and (figures := self._foreign(text, at)):
+        if self._rules.english and char in "0123456789$€£¥" and (figures := self._foreign(text, at)):
             self._notes.append(Note("number", figures[0]))
             self._writer.raw(figures[0])
             return figures.end()
@@ -290,7 +200,7 @@ class SpokenText:
             self._notes.append(Note("repeated", source))
         elif not any(map(str.isalnum, said)) and any(map(str.isalnum, source)):
             self._notes.append(Note("left out", source))
-        self._writer.say(said)
+        self._writer.say(said, sentence=name == "short" or not (name == "code" or source[0].isalpha()))
 
     def _foreign(self, text: str, at: int) -> re.Match[str] | None:
         """A number among letters of another script: there English words would be wrong."""
@@ -314,7 +224,7 @@ class SpokenText:
         elif span["link"]:
             self._notes.append(Note("url", source))
             self._writer.say(link(span["link"]) if self._rules.english else span["link"])
-        elif span["tag"].lower() == "break":
+        elif span["tag"].lower() == "break" and not span["close"]:
             self._pause(source, break_pause(span["inside"]))
         else:
             self._notes.append(Note("tag", source))
@@ -331,17 +241,18 @@ class SpokenText:
         if asked and not span["url"]:
             self._pause(span[0], seconds)
             return
-        if span["url"] is not None or span[0].endswith("]]") or span["image"]:
+        plain = span["url"] is None and span["reference"] is None and not span["image"]
+        if not plain or label.startswith("^"):
             self._notes.append(Note("image" if span["image"] else "link", span[0]))
+        if label.startswith("^"):
+            return  # a footnote's mark
         if span["image"] and self._rules.english:
             self._writer.say("image:" if label.strip() else "image")
-        elif span["url"] is None and not span["image"] and not label.startswith("^"):
-            self._writer.raw("(")
-        inner, at = label.lstrip("^"), 0
-        while at < len(inner):  # a label has no brackets, so this goes no deeper
-            at = self._step(inner, at)
-        if span["url"] is None and not span["image"] and not label.startswith("^"):
-            self._writer.raw(")")
+        self._writer.raw("(" if plain else "")
+        at = 0
+        while at < len(label):  # a label has no brackets, so this goes no deeper
+            at = self._step(label, at)
+        self._writer.raw(")" if plain else "")
 
     def _pause(self, source: str, seconds: float | None) -> None:
         if seconds is None:
@@ -417,9 +328,6 @@ class SpokenText:
         if not self._rules.english:
             return lexicon
         return [*lexicon, *NAMES, *DATES, *QUANTITIES, *SIGNS]
-
-
-_PICTURES = re.compile(rf"(?:{PICTURE}\u200d?)+")
 
 
 def speakable(text: str, rules: TextRules | None = None) -> list[Part]:

@@ -127,11 +127,11 @@ ABBREVIATIONS = _rows(
 )
 EMOJI = _table(
     """
-    😂 = tears of joy; 🤣 = rolling on the floor laughing; ❤ = red heart; 👍 = thumbs up; 👎 = thumbs down;
-    😀 = grinning face; 😊 = smiling face; 🙏 = folded hands; 🎉 = party popper; 🔥 = fire; ✅ = check mark; ✔
-    = check mark; ❌ = cross mark; ⚠ = warning; 🚀 = rocket; 💯 = hundred points; 😭 = loudly crying face; 😍
-    = heart eyes; 🤔 = thinking face; 💻 = laptop; 👩 = woman; 👨 = man; 👧 = girl; 👦 = boy; ⭐ = star; ➡ =
-    to; ✨ = sparkles
+    😂 = tears of joy; 🤣 = rolling on the floor laughing; ❤ = red heart; 👍 = thumbs up; 👎 = thumbs
+    down; 😀 = grinning face; 😊 = smiling face; 🙏 = folded hands; 🎉 = party popper; 🔥 = fire; ✅ = check
+    mark; ✔ = check mark; ❌ = cross mark; ⚠ = warning; 🚀 = rocket; 💯 = hundred points; 😭 = loudly
+    crying face; 😍 = heart eyes; 🤔 = thinking face; 💻 = laptop; 👩 = woman; 👨 = man; 👧 = girl; 👦 = boy;
+    ⭐ = star; ☀ = sun; ☺ = smiling face; ♥ = heart; 🦄 = unicorn; ➡ = to; ✨ = sparkles
     """
 )
 TOP_DOMAINS = _words(

@@ -12,6 +12,7 @@ NAMES, SIGNS = Rules(), Rules()  # those before the rules for numbers, and those
 _TRAILING = ".,;:!?)]}'\"*_~…"
 _SPELLED = v.SIGNS | {".": "dot", "/": "slash", "-": "dash", "_": "underscore", ":": "colon", "~": "tilde", "*": "star"}
 _CODE = _SPELLED | {"_": "", "-": "minus", "*": "times"}
+_OPERATORS = {"===": "=", "==": "=", "!=": "≠", ">=": "≥", "<=": "≤", "->": "→", "=>": "→"}
 _SILENT = "()[]{};,'\"`!?"
 _PIECE = re.compile(rf"(?:[0-9]|{LETTER})+|.", re.DOTALL)
 _SCHEME = re.compile(r"^(?:[a-z]+://|mailto:)", re.IGNORECASE)
@@ -22,7 +23,8 @@ _CAPITAL_BEFORE = re.compile(r"\b(?:[A-Z][a-z]+|[0-9]+(?:st|nd|rd|th)) $")
 _CAPITAL_AFTER = re.compile(r' ["(*_]*[A-Z]')
 _SEQUENCE = rf"[\U0001f1e6-\U0001f1ff]{{1,2}}|{PICTURE}(?:[\U0001f3fb-\U0001f3ff]|\u200d{PICTURE}){{0,8}}"
 _SHORT = "|".join(re.escape(name) for name in sorted(v.ABBREVIATIONS, key=len, reverse=True))
-_DOMAIN = r"(?:[A-Za-z0-9-]{1,63}\.){1,8}(?:" + "|".join(v.TOP_DOMAINS) + r")(?:/[^\s<>\"`|]*)?(?![\w-])(?!\.\w)"
+_HOST = rf"(?:localhost|(?:[A-Za-z0-9-]{{1,63}}\.){{1,8}}(?:{'|'.join(v.TOP_DOMAINS)}))"
+_DOMAIN = _HOST + r"(?::\d{2,5})?(?:/[^\s<>\"`|]*)?(?![\w-])(?!\.\w)"
 _COMPARED = {"<": "less than or equal to", ">": "greater than or equal to", "=": "equals", "!": "not equal to"}
 
 
@@ -36,6 +38,8 @@ def spell(text: str, names: dict[str, str] = _SPELLED) -> str:
 
 def code(text: str) -> str:
     """Inline code: names as words, operators by name, brackets and quotes silent."""
+    for operator, sign in _OPERATORS.items():
+        text = text.replace(operator, sign)
     return spell(_HYPHEN.sub(" ", text), _CODE)
 
 
@@ -102,6 +106,10 @@ def _vulgar(match: re.Match[str]) -> str:
     return said if match[1] is None else "and " + said.replace("one ", "a ", 1)
 
 
+def _name(picture: str) -> str:
+    return unicodedata.name(picture, "picture").removeprefix("BLACK ").removeprefix("WHITE ").lower().replace("-", " ")
+
+
 @SIGNS("emoji", rf"({_SEQUENCE})\1{{0,16}}")
 def _emoji(match: re.Match[str]) -> str | None:
     """A picture, or several joined to one, by name; a repeated one once; skin tones are not said."""
@@ -109,7 +117,7 @@ def _emoji(match: re.Match[str]) -> str | None:
     if flag:
         return " ".join(flag) + " flag"
     pictures = [c for c in match[1] if is_emoji(c) and not "\U0001f3fb" <= c <= "\U0001f3ff" and c not in "♂♀"]
-    names = [v.EMOJI.get(c) or unicodedata.name(c, "picture").lower().replace("-", " ") for c in pictures]
+    names = [v.EMOJI.get(c) or _name(c) for c in pictures]
     return " ".join(dict.fromkeys(names)) or None
 
 
@@ -118,6 +126,7 @@ def _compare(match: re.Match[str]) -> str:
     return _COMPARED[match[0][0]] if match[0] != "<>" else _COMPARED["!"]
 
 
+SIGNS.words("hashes", "#{2,}", "")
 SIGNS.words("and/or", r"(?<=\band)/(?=or\b)", "")
 SIGNS.words("slash", r"(?<=\w)/(?=\w)|(?<= )/(?= )", "slash")
 SIGNS.words("arrow", r"<?[-=]{1,2}>", "to")

@@ -3,6 +3,7 @@
 from polyvox.text.parts import Part, Pause, Words
 
 _CLOSING = ")]}%!?.,;:…"
+_STOPS = ".!?…"
 _ENDS = ".!?,;:…—–-。！？，；："
 
 
@@ -26,11 +27,17 @@ class Writer:
             self._put(text, self._after_words and (text[0].isalnum() or text[0] in "([{"))
             self._after_words = False
 
-    def say(self, words: str) -> None:
-        """Words for something that was not written as words; they never touch their neighbours."""
+    def say(self, words: str, sentence: bool = False) -> None:
+        """Words for something that was not written as words; they never touch their neighbours.
+
+        sentence: they begin with a capital letter where they begin a sentence, so that it still shows.
+        """
         if not words.strip():
             self._gap = self._gap or " "
             return
+        begins = "\n" in self._gap or (self._last in _STOPS and self._gap) or not (self._last or self._after_pause)
+        if sentence and begins:
+            words = words.lstrip()[:1].upper() + words.lstrip()[1:]
         self._put(words.strip(), self._last.isalnum() or self._last in _CLOSING)
         self._after_words = True
 
