@@ -1,0 +1,34 @@
+"""A user's lexicon: one `word = respelling` a line."""
+
+from pathlib import Path
+
+from polyvox.errors import InvalidRequest
+
+LIMIT = 10_000  # entries; more would make the pattern that finds them slow to build
+
+
+def load_lexicon(path: str | Path) -> dict[str, str]:
+    """Reads a lexicon. `#` at the start of a line or after white space begins a comment.
+
+    Raises InvalidRequest with the line for one that cannot be read, and for a word that stands there twice.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest("lexicon", str(path), f"a UTF-8 text file that can be read ({error})") from error
+    entries: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        content = f" {line}".partition(" #")[0].strip()
+        if not content:
+            continue
+        word, equals, respelling = (piece.strip() for piece in content.partition("="))
+        where = f"lexicon {path}, line {number}"
+        if not (equals and respelling and any(map(str.isalnum, word))):
+            raise InvalidRequest(where, line.strip(), "word = respelling")
+        if word.lower() in seen:
+            raise InvalidRequest(where, word, f"one line for each word; it is already on line {seen[word.lower()]}")
+        if len(entries) == LIMIT:
+            raise InvalidRequest(where, word, f"at most {LIMIT} words")
+        entries[word], seen[word.lower()] = respelling, number
+    return entries
