@@ -1,0 +1,312 @@
+"""Trains the codec: encoder, codebooks and decoder together, then the decoder alone against critics.
+
+    python -m training.codec --work DIR --out DIR --minutes 9
+
+--work holds the spoken corpus and the state to go on from; --out gets decoder.safetensors, encoder.safetensors,
+codes.npz (the whole corpus in codes) and codec.jsonl (losses), early and again at the end.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from polyvox.models.qwen3_tts.codec import CodecDecoder, ResidualQuantizer
+from polyvox.models.qwen3_tts.config import CODEC_FILE, parse_config
+from training.corpus import Phonemes, read_timed
+from training.discriminators import Critics
+from training.encoder import MARGIN, SpeechEncoder
+from training.graph import Captured
+from training.layout import BOOKS, CODE_DIM, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
+from training.schedule import Clock, Log, rate
+from training.sound import Segments, load_sound, windows, without_margin
+from training.spectrum import SpectralLoss
+from training.units import FRAME
+
+SEGMENT = 16  # frames
+PLAIN_STEPS = 500  # before anything is quantized
+KEPT = (0.1, 0.2, 0.2, 0.5)  # how often the decoder gets to see 1, 2, 3 or all codes
+PEAK_RATE, POLISH_RATE, CRITIC_RATE = 6e-4, 2e-4, 3e-4
+COMMITMENT, NAMING, MATCHING, SPECTRAL = 0.25, 0.25, 2.0, 4.0
+AVERAGE = 0.998  # of the decoder's weights, while it is polished
+LOG_SECONDS, CHECK = 15.0, 10
+
+
+class CodecTraining:
+    """All that a run changes, and its steps."""
+
+    def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
+        self.arguments, self.device = arguments, device
+        self.batch = arguments.batch
+        self.sound = load_sound(arguments.work, SEGMENT, device)
+        self.segments = Segments(self.sound, SEGMENT)
+        config = parse_config(voice_files(SAMPLING)).codec
+        self.decoder = CodecDecoder(config)
+        initialise(self.decoder)
+        with torch.no_grad():
+            self.decoder.decoder[-1].conv.weight.mul_(0.3)  # type: ignore[union-attr, operator]
+        self.decoder.to(device)
+        self.encoder = SpeechEncoder(BOOKS, FIRST_CODES, REST_CODES, CODE_DIM).to(device)
+        self.loss = SpectralLoss().to(device)
+        self.kept = torch.tensor(KEPT, device=device).cumsum(0)
+        self.seen = {name: torch.zeros((), device=device) for name in ("spectral", "commitment", "naming", "named")}
+        self.seen |= {name: torch.zeros((), device=device) for name in ("critics", "adversarial", "matching")}
+        self.log = Log(arguments.out / "codec.jsonl")
+
+    def latent(self, first: Tensor, rest: Tensor) -> Tensor:
+        """What the decoder reads, [B,codebook_dim,T]."""
+        quantizer = self.decoder.quantizer
+        return quantizer.rvq_first.output_proj(first.transpose(1, 2)) + quantizer.rvq_rest.output_proj(
+            rest.transpose(1, 2)
+        )
+
+    def speak(self, latent: Tensor) -> Tensor:
+        return self.decoder.sound(latent, self.decoder.initial_state(len(latent)))[0]
+
+    def learn(self, minutes: float) -> None:
+        """Encoder, codebooks and decoder."""
+        names = {"input_proj"}
+        parameters = [p for n, p in self.decoder.named_parameters() if not names & set(n.split(".")) and "vq" not in n]
+        parameters += self.encoder.parameters()
+        optimizer = _adam(parameters, PEAK_RATE, self.device)
+
+        def update(loss: Tensor) -> None:
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 2.0)
+            optimizer.step()
+
+        def plain() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            starts = self.segments.draw(self.batch)
+            samples = self.segments.samples(starts)
+            first, rest = self.encoder.plain(self.segments.windows(starts), samples)
+            spectral = self.loss(self.speak(self.latent(first, rest)), without_margin(samples))
+            self.seen["spectral"].copy_(spectral.detach())
+            update(spectral + 0.01 * (first.square().mean() + rest.square().mean()))
+
+        def quantized() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            starts = self.segments.draw(self.batch)
+            samples, units = self.segments.samples(starts), self.segments.windows(starts)
+            draws = torch.rand(self.batch, device=self.device)
+            kept = 1 + (draws[:, None] > self.kept[:-1]).sum(1)
+            coded = self.encoder(units, samples, kept, learn=True)
+            naming, named = self.encoder.phonemes.naming_loss(coded.first, units)
+            spectral = self.loss(self.speak(self.latent(coded.first, coded.rest)), without_margin(samples))
+            for name, value in (("spectral", spectral), ("commitment", coded.commitment), ("naming", naming)):
+                self.seen[name].copy_(value.detach())
+            self.seen["named"].copy_(named)
+            update(spectral + COMMITMENT * coded.commitment + NAMING * naming)
+
+        step, plain_steps = 0, self.arguments.plain_steps
+        run = Captured(plain, self.device)
+        clock, told = Clock(minutes), -LOG_SECONDS
+        while not clock.over:
+            if step == plain_steps:
+                starts = torch.cat([self.segments.draw(64) for _ in range(self.arguments.start_batches)])
+                self.encoder.start_books(self.segments.windows(starts), self.segments.samples(starts))
+                run = Captured(quantized, self.device)
+            _set_rate(optimizer, rate(PEAK_RATE, step, clock.part))
+            run()
+            step += 1
+            if step % CHECK == 0:
+                _synchronize(self.device)
+                if clock.seconds - told > LOG_SECONDS and step > plain_steps:
+                    told = clock.seconds
+                    self._tell("codec", step)
+        self._tell("codec", step)
+        self.fill_books()
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """The loss on speech not trained on, from one, two and all codes, and how often code 0 names its phonemes."""
+        starts = self.sound.validation
+        samples, units = self.segments.samples(starts), self.segments.windows(starts)
+        found = {}
+        for kept in (1, 2, BOOKS):
+            coded = self.encoder(units, samples, torch.full((len(starts),), kept, device=self.device))
+            made = self.speak(self.latent(coded.first, coded.rest))
+            found[f"valid_{kept}"] = float(self.loss(made, without_margin(samples)))
+        found["valid_named"] = float(self.encoder.phonemes.naming_loss(coded.first, units)[1])
+        return found
+
+    def _tell(self, phase: str, step: int) -> None:
+        seen = {name: float(value) for name, value in self.seen.items() if float(value)}
+        self.log(phase=phase, step=step, **seen, **self.validate())
+
+    @torch.no_grad()
+    def fill_books(self) -> None:
+        """The codebooks as the decoder keeps them; entries beyond a smaller book are never used."""
+        quantizer = self.decoder.quantizer
+        for branch, books in ((quantizer.rvq_first, self.encoder.books[:1]), (quantizer.rvq_rest, self.encoder.books[1:])):
+            assert isinstance(branch, ResidualQuantizer)
+            for layer, book in zip(branch.vq.layers, books, strict=True):
+                table = book.table()  # type: ignore[operator]
+                layer._codebook.embedding_sum.zero_()  # type: ignore[union-attr]
+                layer._codebook.embedding_sum[: len(table)] = table  # type: ignore[index, union-attr]
+                layer._codebook.cluster_usage.fill_(1.0)  # type: ignore[union-attr]
+
+    @torch.no_grad()
+    def encode(self, chunk: int = 1024) -> np.ndarray:
+        """All of the corpus in codes, [frames, BOOKS]."""
+        total = len(self.sound.windows)
+        made = []
+        for first in range(0, total, chunk):
+            last = min(first + chunk, total)
+            low, high = max(0, first - MARGIN), min(total, last + MARGIN)
+            samples = self.sound.samples[low * FRAME : high * FRAME].float()[None] / 32767
+            edges = ((low - first + MARGIN) * FRAME, (last + MARGIN - high) * FRAME)
+            samples = nn.functional.pad(samples, edges)
+            made.append(self.encoder(self.sound.windows[None, first:last], samples).codes[0].cpu().numpy())
+        return np.concatenate(made).astype(np.uint16)
+
+    @torch.no_grad()
+    def encode_timed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Code 0 of what was timed but not spoken: texts, frames of each, codes of all."""
+        phonemes = Phonemes(self.arguments.work)
+        index, frames, made = [], [], []
+        pending: list[np.ndarray] = []
+
+        def flush() -> None:
+            if pending:
+                rows = torch.from_numpy(np.concatenate(pending)).to(self.device)[None]
+                made.append(self.encoder.first_codes(rows)[0].cpu().numpy().astype(np.uint16))
+                pending.clear()
+
+        for timed, _ in read_timed(self.arguments.work, "durations"):
+            if timed.span.frames > 0:
+                index.append(timed.index)
+                frames.append(timed.span.frames)
+                pending.append(windows(phonemes[timed.index], timed))
+            if len(pending) == 2048:
+                flush()
+        flush()
+        codes = np.concatenate(made) if made else np.zeros(0, np.uint16)
+        return np.array(index, np.int32), np.array(frames, np.int16), codes
+
+    def polish(self, minutes: float, codes: np.ndarray) -> None:
+        """The decoder against critics, on fixed codes."""
+        all_codes = torch.from_numpy(codes.astype(np.int64)).to(self.device)
+        critics = Critics().to(self.device)
+        parameters = [p for n, p in self.decoder.named_parameters() if "vq" not in n and "input_proj" not in n]
+        maker, judge = _adam(parameters, POLISH_RATE, self.device), _adam(critics.parameters(), CRITIC_RATE, self.device)
+        average = [parameter.detach().clone() for parameter in parameters]
+        weight = torch.zeros((), device=self.device)
+        columns = torch.arange(SEGMENT, device=self.device)
+        batch = max(1, self.batch * 3 // 4)
+
+        def step() -> None:
+            starts = self.segments.draw(batch)
+            wanted = without_margin(self.segments.samples(starts))
+            state = self.decoder.initial_state(batch)
+            made = self.decoder(all_codes[starts[:, None] + columns], state)[0]
+            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+                critics.requires_grad_(True)
+                judge.zero_grad(set_to_none=True)
+                judged = critics.loss(wanted, made.detach())
+            judged.backward()
+            nn.utils.clip_grad_norm_(critics.parameters(), 5.0)
+            judge.step()
+            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+                critics.requires_grad_(False)
+                maker.zero_grad(set_to_none=True)
+                adversarial, matching = critics.praise(wanted, made)
+            spectral = self.loss(made, wanted)
+            (SPECTRAL * spectral + weight * (adversarial + MATCHING * matching)).backward()
+            nn.utils.clip_grad_norm_(parameters, 5.0)
+            maker.step()
+            torch._foreach_lerp_(average, [p.detach() for p in parameters], 1 - AVERAGE)
+            for name, value in (("spectral", spectral), ("critics", judged), ("adversarial", adversarial)):
+                self.seen[name].copy_(value.detach())
+            self.seen["matching"].copy_(matching.detach())
+
+        run = Captured(step, self.device)
+        clock, number, told = Clock(minutes), 0, 0.0
+        while not clock.over:
+            _set_rate(maker, rate(POLISH_RATE, number, clock.part, least=0.1))
+            weight.fill_(min(1.0, number / 300))
+            run()
+            number += 1
+            if number % CHECK == 0:
+                _synchronize(self.device)
+                if clock.seconds - told > LOG_SECONDS:
+                    told = clock.seconds
+                    self._tell("polish", number)
+        with torch.no_grad():
+            for parameter, mean in zip(parameters, average, strict=True):
+                parameter.copy_(mean)
+        self._tell("polish", number)
+
+    def save(self, out: Path) -> None:
+        for name, model in (("decoder", self.decoder), ("encoder", self.encoder)):
+            tensors = {key: value.detach().half().cpu().contiguous() for key, value in model.state_dict().items()}
+            save_file(tensors, out / f"{name}.safetensors")
+
+
+def _adam(parameters: object, peak: float, device: torch.device) -> torch.optim.AdamW:
+    on_gpu = device.type == "cuda"
+    step = torch.tensor(peak, device=device) if on_gpu else peak
+    return torch.optim.AdamW(
+        parameters, lr=step, betas=(0.8, 0.98), weight_decay=1e-3, capturable=on_gpu, fused=on_gpu  # type: ignore[arg-type]
+    )
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=5.0, help="of encoder, codebooks and decoder together")
+    parser.add_argument("--polish", type=float, default=3.5, help="minutes of the decoder against critics")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--plain-steps", type=int, default=PLAIN_STEPS)
+    parser.add_argument("--start-batches", type=int, default=24)
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark_limit = 4
+    torch.manual_seed(1)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    training = CodecTraining(arguments, device)
+    training.log(phase="data", utterances=str(len(training.sound.frames)), frames=str(training.sound.frames.sum()))
+    state = arguments.work / "codec.pt"
+    if state.exists():
+        found = torch.load(state, map_location=device)
+        training.decoder.load_state_dict(found["decoder"])
+        training.encoder.load_state_dict(found["encoder"])
+    else:
+        training.learn(arguments.minutes)
+        torch.save({"decoder": training.decoder.state_dict(), "encoder": training.encoder.state_dict()}, state)
+    training.save(arguments.out)
+    codes = training.encode()
+    texts, frames, firsts = training.encode_timed()
+    np.savez_compressed(
+        arguments.out / "codes.npz", codes=codes, frames=training.sound.frames, texts=training.sound.index,
+        timed_codes=firsts, timed_frames=frames, timed_texts=texts,
+    )  # fmt: skip
+    uses = [np.bincount(codes[:, book], minlength=2) / len(codes) for book in range(BOOKS)]
+    spread = [float(np.exp(-(use * np.log(use + 1e-12)).sum())) for use in uses]
+    training.log(phase="encoded", frames=str(len(codes)), timed=str(len(firsts)), perplexity=str(np.round(spread)))
+    if arguments.polish > 0:
+        training.polish(arguments.polish, codes)
+        training.save(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

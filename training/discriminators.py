@@ -1,0 +1,86 @@
+"""Critics for the decoder's last polish: samples folded at several periods, spectra at several resolutions."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+PERIODS = (2, 3, 5, 7, 11)
+RESOLUTIONS = (2048, 1024, 512)
+LEAK = 0.1
+
+Verdict = tuple[Tensor, list[Tensor]]  # scores, and what the layers saw on the way
+
+
+class PeriodCritic(nn.Module):
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.period = period
+        sizes = (1, 24, 64, 160, 256)
+        self.layers = nn.ModuleList(
+            nn.Conv2d(a, b, (5, 1), (3, 1), padding=(2, 0)) for a, b in zip(sizes, sizes[1:], strict=False)
+        )
+        self.last = nn.Conv2d(sizes[-1], 1, (3, 1), padding=(1, 0))
+
+    def forward(self, samples: Tensor) -> Verdict:
+        x = F.pad(samples, (0, -samples.shape[1] % self.period)).unflatten(1, (-1, self.period))[:, None]
+        seen = []
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), LEAK)
+            seen.append(x)
+        return self.last(x), seen
+
+
+class SpectrumCritic(nn.Module):
+    def __init__(self, size: int, width: int = 32) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("window", torch.hann_window(size), persistent=False)
+        self.layers = nn.ModuleList([nn.Conv2d(2, width, (3, 9), padding=(1, 4))])
+        for dilation in (1, 2, 4):
+            padding = (dilation, 4)
+            self.layers.append(nn.Conv2d(width, width, (3, 9), (1, 2), padding=padding, dilation=(dilation, 1)))
+        self.layers.append(nn.Conv2d(width, width, 3, padding=1))
+        self.last = nn.Conv2d(width, 1, 3, padding=1)
+
+    def forward(self, samples: Tensor) -> Verdict:
+        with torch.autocast(samples.device.type, enabled=False):
+            spectrum = torch.stft(
+                samples, self.size, self.size // 4, self.size, self.window, pad_mode="constant", return_complex=True
+            )
+            parts = torch.stack([spectrum.real, spectrum.imag], 1).transpose(2, 3)
+            x = parts.sign() * parts.abs().clamp(min=1e-6).sqrt()
+        seen = []
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), LEAK)
+            seen.append(x)
+        return self.last(x), seen
+
+
+class Critics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.ModuleList([PeriodCritic(period) for period in PERIODS])
+        self.all.extend(SpectrumCritic(size) for size in RESOLUTIONS)
+
+    def forward(self, samples: Tensor) -> list[Verdict]:
+        return [critic(samples) for critic in self.all]
+
+    def loss(self, real: Tensor, made: Tensor) -> Tensor:
+        """What the critics get wrong about samples [B,N]; made must be detached."""
+        terms = [
+            (1 - a.float()).square().mean() + b.float().square().mean()
+            for (a, _), (b, _) in zip(self(real), self(made), strict=True)
+        ]
+        return torch.stack(terms).mean()
+
+    def praise(self, real: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+        """What the maker is told: how little it convinces, and how differently the critics see it."""
+        with torch.no_grad():
+            wanted = self(real)
+        adversarial, matching = [], []
+        for (_, seen), (score, same) in zip(wanted, self(made), strict=True):
+            adversarial.append((1 - score.float()).square().mean())
+            for a, b in zip(seen, same, strict=True):
+                a, b = a.float(), b.float()
+                matching.append((a - b).abs().mean() / (a.abs().mean() + 1e-3))
+        return torch.stack(adversarial).mean(), torch.stack(matching).mean()

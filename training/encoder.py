@@ -1,0 +1,225 @@
+"""The training side of the codec: speech and its phonemes to codes. It is never shipped; only the codes' meaning is.
+
+Code 0 is made from the teacher's phonemes and their timing alone, so text can tell it; codes 1 and up are the rest of
+what is heard (pitch, loudness, speaker, detail), in falling order of use.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from training.spectrum import mel_bank
+from training.units import LONGEST_COUNT, UNIT, UNITS_PER_FRAME
+
+PHONEMES = 178  # the teacher's vocabulary
+BEFORE, AFTER = 1, 3  # units that code 0 sees around its own three; sound comes a unit or two before its label
+WINDOW = BEFORE + UNITS_PER_FRAME + AFTER
+SHIFT = 1  # the labels that code 0 must name lie so many units later
+MELS, MEL_SIZE = 80, 1024
+LINES, LINE_SIZE = 40, 2048  # single frequencies up to 470 Hz, for pitch
+MARGIN = 2  # frames of sound on either side that the encoder sees beyond its own
+DECAY = 0.99
+DEAD = 0.1  # of the mean use; an entry below is born again
+FLOOR = 1e-4
+
+
+class Block(nn.Module):
+    def __init__(self, size: int, kernel: int) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(size, size, kernel, padding=kernel // 2, groups=size)
+        self.norm = nn.LayerNorm(size)
+        self.wide = nn.Linear(size, 3 * size)
+        self.narrow = nn.Linear(3 * size, size)
+        self.gamma = nn.Parameter(torch.full((size,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.mix(x).transpose(1, 2))
+        return x + (self.gamma * self.narrow(F.gelu(self.wide(y)))).transpose(1, 2)
+
+
+class PhonemeEncoder(nn.Module):
+    """What is said in a frame, from its window of units [B,T,WINDOW,FEATURES]: [B,T,dim]."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.phoneme = nn.Embedding(PHONEMES, 48)
+        self.passed = nn.Embedding(LONGEST_COUNT + 1, 16)
+        self.left = nn.Embedding(LONGEST_COUNT + 1, 16)
+        self.net = nn.Sequential(
+            nn.Linear(WINDOW * 80, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, dim)
+        )
+        self.name = nn.Sequential(nn.Linear(dim, 256), nn.GELU(), nn.Linear(256, UNITS_PER_FRAME * PHONEMES))
+
+    def forward(self, window: Tensor) -> Tensor:
+        phoneme, passed, left = window.long().unbind(-1)
+        return self.net(torch.cat([self.phoneme(phoneme), self.passed(passed), self.left(left)], -1).flatten(-2))
+
+    def naming_loss(self, code: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
+        """How badly the phonemes of the frame's units follow from its quantized code 0; and how often they do."""
+        wanted = window[:, :, BEFORE + SHIFT : BEFORE + SHIFT + UNITS_PER_FRAME, 0].long()
+        scores = self.name(code).unflatten(-1, (UNITS_PER_FRAME, PHONEMES))
+        right = (scores.argmax(-1) == wanted).float().mean()
+        return F.cross_entropy(scores.flatten(0, 2), wanted.flatten()), right
+
+
+class SoundEncoder(nn.Module):
+    """How a frame sounds, from samples with a margin on both sides: [B,T,size]."""
+
+    def __init__(self, size: int = 384) -> None:
+        super().__init__()
+        self.register_buffer("mels", mel_bank(MEL_SIZE, MELS), persistent=False)
+        self.register_buffer("mel_window", torch.hann_window(MEL_SIZE), persistent=False)
+        self.register_buffer("line_window", torch.hann_window(LINE_SIZE), persistent=False)
+        wide = 256
+        self.units = nn.Sequential(nn.Conv1d(MELS + LINES, wide, 3, padding=1), *(Block(wide, 5) for _ in range(3)))
+        self.frames = nn.Sequential(
+            nn.Conv1d(wide, size, UNITS_PER_FRAME, stride=UNITS_PER_FRAME), *(Block(size, 3) for _ in range(2))
+        )
+        self.norm = nn.LayerNorm(size)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """[B, (T + 2 MARGIN) frames of samples] -> [B,T,size]"""
+        x = self.frames(self.units(self.features(samples)))
+        return self.norm(x[..., MARGIN:-MARGIN].transpose(1, 2))
+
+    @torch.no_grad()
+    def features(self, samples: Tensor) -> Tensor:
+        """One column a unit, centred on it."""
+        mel = self.mels @ _magnitudes(samples, self.mel_window)
+        lines = _magnitudes(samples, self.line_window)[:, 1 : LINES + 1]
+        return (torch.cat([mel, lines], 1).clamp(min=FLOOR).log() + 4) / 4
+
+
+def _magnitudes(samples: Tensor, window: Tensor) -> Tensor:
+    size = len(window)
+    edge = (size - UNIT) // 2
+    padded = F.pad(samples, (edge, size - UNIT - edge))
+    return torch.stft(padded, size, UNIT, size, window, center=False, return_complex=True).abs()
+
+
+class Codes(nn.Module):
+    """One codebook, learned by counting: entries are running means of what they stood for."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(size, dim))
+        self.register_buffer("uses", torch.zeros(size))
+
+    def table(self) -> Tensor:
+        return self.sums / self.uses.clamp(min=1e-5)[:, None]
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """[N,dim] -> [N]"""
+        table = self.table()
+        return (table.square().sum(1) - 2 * x @ table.t()).argmin(1)
+
+    @torch.no_grad()
+    def learn(self, x: Tensor, codes: Tensor) -> None:
+        """Counts what was just coded; entries nobody uses start again from something that was heard."""
+        ones = torch.ones(len(x), device=x.device)
+        self.uses.mul_(DECAY).index_add_(0, codes, ones, alpha=1 - DECAY)
+        self.sums.mul_(DECAY).index_add_(0, codes, x, alpha=1 - DECAY)
+        mean = self.uses.mean()
+        dead = self.uses < DEAD * mean
+        heard = x[torch.randint(len(x), (len(self.uses),), device=x.device)]
+        self.sums.copy_(torch.where(dead[:, None], heard * mean * 0.5, self.sums))
+        self.uses.copy_(torch.where(dead, mean * 0.5, self.uses))
+
+    @torch.no_grad()
+    def start(self, x: Tensor, rounds: int = 15) -> None:
+        """k-means from random points."""
+        size = len(self.uses)
+        table = x[torch.randint(len(x), (size,), device=x.device)]
+        for _ in range(rounds):
+            self.sums.copy_(table)
+            self.uses.fill_(1.0)
+            codes = self.nearest(x)
+            uses = torch.zeros_like(self.uses).index_add_(0, codes, torch.ones(len(x), device=x.device))
+            sums = torch.zeros_like(self.sums).index_add_(0, codes, x)
+            fresh = x[torch.randint(len(x), (size,), device=x.device)]
+            table = torch.where(uses[:, None] > 0, sums / uses.clamp(min=1)[:, None], fresh)
+        self.sums.copy_(table)
+        self.uses.fill_(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A batch of frames as codes, as what a decoder reads of them, and as a loss."""
+
+    codes: Tensor  # [B,T,books]
+    first: Tensor  # [B,T,dim]: code 0, straight through
+    rest: Tensor  # [B,T,dim]: the sum of the others, straight through
+    commitment: Tensor
+
+
+class SpeechEncoder(nn.Module):
+    """Phonemes and sound of a batch to codes; `books` codebooks, the first of its own size."""
+
+    def __init__(self, books: int, first_size: int, rest_size: int, dim: int) -> None:
+        super().__init__()
+        self.phonemes = PhonemeEncoder(dim)
+        self.sound = SoundEncoder()
+        self.rest = nn.Linear(self.sound.norm.normalized_shape[0] + dim, dim)
+        self.books = nn.ModuleList(Codes(first_size if book == 0 else rest_size, dim) for book in range(books))
+
+    def plain(self, window: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Both parts without quantizing: how training starts."""
+        first = self.phonemes(window)
+        return first, self.rest(torch.cat([self.sound(samples), first.detach()], -1))
+
+    def forward(self, window: Tensor, samples: Tensor, kept: Tensor | None = None, learn: bool = False) -> Coded:
+        """kept [B]: how many codes of each row the decoder gets to see; by default all."""
+        first = self.phonemes(window)
+        flat = first.flatten(0, 1)
+        book = self._book(0)
+        codes = [book.nearest(flat.detach())]
+        chosen = F.embedding(codes[0], book.table()).detach()
+        commitment = F.mse_loss(flat, chosen)
+        if learn:
+            book.learn(flat.detach(), codes[0])
+        first = (flat + (chosen - flat).detach()).view_as(first)
+
+        rest = self.rest(torch.cat([self.sound(samples), chosen.view_as(first)], -1))
+        wanted = left = rest.flatten(0, 1)
+        total = torch.zeros_like(wanted)
+        shown = kept if kept is not None else torch.full((len(rest),), len(self.books), device=rest.device)
+        shown = shown[:, None].expand(rest.shape[:2]).flatten()[:, None]
+        for number in range(1, len(self.books)):
+            book = self._book(number)
+            codes.append(book.nearest(left.detach()))
+            chosen = F.embedding(codes[-1], book.table()).detach()
+            commitment = commitment + F.mse_loss(left, chosen)
+            if learn:
+                book.learn(left.detach(), codes[-1])
+            left = left - chosen
+            total = total + chosen * (shown > number)
+        visible = wanted * (shown > 1)
+        rest = (visible + (total - visible).detach()).view_as(rest)
+        return Coded(torch.stack(codes, -1).view(*rest.shape[:2], -1), first, rest, commitment)
+
+    def first_codes(self, window: Tensor) -> Tensor:
+        """Code 0 alone, which needs no sound: [B,T,WINDOW,FEATURES] -> [B,T]"""
+        return self._book(0).nearest(self.phonemes(window).flatten(0, 1)).view(window.shape[:2])
+
+    @torch.no_grad()
+    def start_books(self, window: Tensor, samples: Tensor) -> None:
+        first = self.phonemes(window)
+        flat = first.flatten(0, 1)
+        self._book(0).start(flat)
+        chosen = F.embedding(self._book(0).nearest(flat), self._book(0).table()).view_as(first)
+        left = self.rest(torch.cat([self.sound(samples), chosen], -1)).flatten(0, 1)
+        for number in range(1, len(self.books)):
+            book = self._book(number)
+            book.start(left)
+            left = left - F.embedding(book.nearest(left), book.table())
+
+    def _book(self, number: int) -> Codes:
+        book = self.books[number]
+        assert isinstance(book, Codes)
+        return book
+
+
+def samples_with_margin(frames: int) -> int:
+    return (frames + 2 * MARGIN) * UNIT * UNITS_PER_FRAME
