@@ -14,7 +14,7 @@ from polyvox.audio.loudness import levelled, loudness
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
 from polyvox.models.request import Request
-from polyvox.reading import Line, Shelf, Spoken, read, subtitles
+from polyvox.reading import Line, Reading, Shelf, Spoken, subtitles
 from polyvox.tts import TTS
 
 HOW = Request("", "serena", "english", seed=3, max_frames=12)
@@ -39,7 +39,7 @@ def whole(spoken: list[Spoken]) -> Samples:
 
 
 def test_lines_come_in_order_at_exact_times_and_say_the_same_however_many_at_once(engine: LocalEngine) -> None:
-    one_by_one, together = (list(read(engine, LINES, HOW, at_once)) for at_once in (1, 4))
+    one_by_one, together = (list(Reading(engine, LINES, HOW, at_once)) for at_once in (1, 4))
     assert [one.line for one in together] == LINES
     for before, after in pairwise(together):
         assert after.start == before.end + round(before.line.pause * engine.sample_rate)
@@ -48,7 +48,7 @@ def test_lines_come_in_order_at_exact_times_and_say_the_same_however_many_at_onc
 
 def test_lines_are_equally_loud_and_no_seam_clicks(embedded: TTS) -> None:
     lines = [Line("Good morning."), Line("The train to the harbour leaves at nine."), Line("Yes, please.")]
-    spoken = list(read(embedded.engine, lines, Request("", "heart", seed=3), 2))
+    spoken = list(Reading(embedded.engine, lines, Request("", "heart", seed=3), 2))
     levels = [loudness(one.samples, embedded.sample_rate) for one in spoken]
     assert 20 * np.log10(max(levels) / min(levels)) < 1
     for one in spoken:
@@ -67,15 +67,15 @@ def test_loudness_does_not_count_pauses() -> None:
 
 def test_a_reading_goes_on_where_it_was_interrupted(engine: LocalEngine, tmp_path: Path) -> None:
     settings: dict[str, object] = {"seed": 3}
-    uninterrupted = whole(list(read(engine, LINES, HOW, 2)))
-    reading = read(engine, LINES, HOW, 2, Shelf(tmp_path / "parts", settings))
+    uninterrupted = whole(list(Reading(engine, LINES, HOW, 2)))
+    reading = iter(Reading(engine, LINES, HOW, 2, Shelf(tmp_path / "parts", settings)))
     first = list(islice(reading, 2))
     reading.close()  # type: ignore[attr-defined]
     (tmp_path / "parts" / "000004.partial").write_bytes(b"half of it")
     shelf = Shelf(tmp_path / "parts", settings)
     assert len(shelf) == 2
     with mock.patch.object(engine, "submit", wraps=engine.submit) as submit:
-        spoken = list(read(engine, LINES, HOW, 2, shelf))
+        spoken = list(Reading(engine, LINES, HOW, 2, shelf))
     assert submit.call_count == 3
     assert np.array_equal(whole(spoken), uninterrupted)
     assert np.array_equal(spoken[1].samples, first[1].samples)
@@ -88,7 +88,7 @@ def test_a_reading_waits_for_a_place_and_leaves_none_taken(loaded: Loaded) -> No
     engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(slots=1, queue=0))
     try:
         held = engine.submit(Request("hello", "serena", live=True, max_frames=200))
-        reading = read(engine, LINES[:2], HOW, 2)
+        reading = Reading(engine, LINES[:2], HOW, 2)
         with mock.patch("polyvox.reading.time.sleep", side_effect=lambda _: held.cancel()):
             assert [one.line for one in reading] == LINES[:2]
         assert engine.stats()["streams"] == 0
@@ -101,7 +101,7 @@ def test_one_line_that_fails_is_told_and_the_others_are_cancelled(engine: LocalE
         mock.patch.object(engine._stepper.rows, "decode", side_effect=RuntimeError("injected")),
         pytest.raises(Exception, match="injected"),
     ):
-        list(read(engine, LINES, HOW, 4))
+        list(Reading(engine, LINES, HOW, 4))
     with engine.lock:
         assert engine._work.wait_for(lambda: not engine._streams, 60)
 

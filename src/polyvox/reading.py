@@ -3,25 +3,31 @@
 import hashlib
 import io
 import json
+import re
+import secrets
 import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import FinishReason, Samples, write_whole
 from polyvox.audio.loudness import levelled
 from polyvox.audio.pcm import Pcm, from_pcm, to_pcm
 from polyvox.audio.silence import trimmed
+from polyvox.audio.stretch import Stretcher
 from polyvox.engine.interface import Engine, Stream
-from polyvox.errors import EngineDown, Overloaded
+from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.request import Request
+from polyvox.text import Note, Pause, SpokenText, TextRules, merged, sentences
 
+_PARAGRAPHS = re.compile(r"\n\s*\n")
+SENTENCE_SECONDS, PARAGRAPH_SECONDS = 0.25, 0.6  # of silence, where the text asks for no other
 RETRY_SECONDS = 0.2  # while others have all places
 FADE_SECONDS = 0.005  # at both ends of a sentence, so that no seam clicks
 
@@ -42,11 +48,35 @@ class Spoken:
     line: Line
     samples: Samples  # without the pause after it
     start: int
+    pause: int
     finish_reason: FinishReason
 
     @property
     def end(self) -> int:
         return self.start + len(self.samples)
+
+
+def lines_of(text: str, rules: TextRules) -> tuple[list[Line], list[Note]]:
+    """A text as the lines to read, sentence by sentence, and what was left out or could not be made speakable."""
+    words = SpokenText(rules)
+    lines: list[Line] = []
+    natural = True  # the last line's pause is ours, not one that the text asks for
+    for part in merged([*words.append(text), *words.finish()]):
+        if isinstance(part, Pause):
+            last = lines.pop() if lines else Line("")
+            lines.append(Line(last.text, part.seconds + (0.0 if natural else last.pause)))
+            natural = False
+            continue
+        natural = True
+        for paragraph in _PARAGRAPHS.split(part.text):
+            lines += [Line(sentence, SENTENCE_SECONDS) for sentence in sentences(paragraph)]
+            if lines and paragraph.strip():
+                lines[-1] = replace(lines[-1], pause=PARAGRAPH_SECONDS)
+    if not any(line.text for line in lines):
+        raise InvalidRequest("text", text, "something that can be said")
+    if natural:
+        lines[-1] = replace(lines[-1], pause=0.0)
+    return lines, words.notes
 
 
 class Job:
@@ -94,42 +124,70 @@ class Job:
                 self._done.set()
 
 
-def read(
-    engine: Engine, lines: list[Line], request: Request, at_once: int, shelf: "Shelf | None" = None
-) -> Iterator[Spoken]:
-    """Speaks the lines in order, so many at once; `request` says how, and its seed holds for all of them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """Lines on their way to speech: iterate over it for what is spoken, in order, so many lines at once.
 
-    What is on the shelf is not spoken again, and what is spoken is put there.
+    `request` says how; its text is each line's in turn, its seed holds for all of them. What is on the shelf is not
+    spoken again, and what is spoken is put there.
     """
-    jobs: deque[Job | None] = deque()  # of the lines from the next one on; None for those on the shelf
-    sent = start = 0
-    try:
-        for index, line in enumerate(lines):
-            while sent < len(lines) and len(jobs) < at_once:
-                one = replace(request, text=lines[sent].text, segment=sent, whole_file=True)
-                jobs.append(None if shelf is not None and sent in shelf else Job(engine, one))
-                sent += 1
-            job = jobs.popleft()
-            if job is None:
-                assert shelf is not None
-                pcm, reason = shelf.take(index)
-            else:
-                samples, reason = job.samples()
-                pcm = to_pcm(_finished(samples, engine.sample_rate))
-                if shelf is not None:
-                    shelf.put(index, pcm, reason)
-            spoken = Spoken(index, line, from_pcm(pcm), start, reason)
-            start = spoken.end + round(line.pause * engine.sample_rate)
-            yield spoken
-    finally:
-        for job in jobs:
-            if job is not None:
-                job.cancel()
+
+    engine: Engine
+    lines: list[Line]
+    request: Request
+    at_once: int
+    shelf: "Shelf | None" = None
+    speed: float = 1.0
+    notes: list[Note] = field(default_factory=list)  # what was left out of the text
+
+    @property
+    def seed(self) -> int:
+        assert self.request.seed is not None, "a reading has a seed"
+        return self.request.seed
+
+    def __iter__(self) -> Iterator[Spoken]:
+        jobs: deque[Job | None] = deque()  # of the lines from the next one on; None where there is nothing to speak
+        sent = start = 0
+        try:
+            for index, line in enumerate(self.lines):
+                while sent < len(self.lines) and len(jobs) < self.at_once:
+                    jobs.append(self._begin(sent))
+                    sent += 1
+                pcm, reason = self._finish(index, jobs.popleft())
+                spoken = Spoken(index, line, from_pcm(pcm), start, self._samples(line.pause), reason)
+                start = spoken.end + spoken.pause
+                yield spoken
+        finally:
+            for job in jobs:
+                if job is not None:
+                    job.cancel()
+
+    def _begin(self, index: int) -> Job | None:
+        text = self.lines[index].text
+        if not text or (self.shelf is not None and index in self.shelf):
+            return None
+        return Job(self.engine, replace(self.request, text=text, segment=index, whole_file=True))
+
+    def _finish(self, index: int, job: Job | None) -> tuple[Pcm, FinishReason]:
+        if job is None:
+            if self.shelf is not None and index in self.shelf:
+                return self.shelf.take(index)
+            return np.zeros(0, np.int16), "stop"
+        samples, reason = job.samples()
+        pcm = to_pcm(_finished(samples, self.engine.sample_rate, self.speed))
+        if self.shelf is not None:
+            self.shelf.put(index, pcm, reason)
+        return pcm, reason
+
+    def _samples(self, seconds: float) -> int:
+        return round(seconds / self.speed * self.engine.sample_rate)
 
 
-def _finished(samples: Samples, sample_rate: int) -> Samples:
+def _finished(samples: Samples, sample_rate: int, speed: float) -> Samples:
     """A line as it goes into the whole: no silence around it, the loudness of all others, soft ends."""
-    samples = levelled(trimmed(samples, sample_rate), sample_rate)
+    stretcher = Stretcher(speed, sample_rate)
+    samples = np.concatenate([stretcher.push(trimmed(samples, sample_rate)), stretcher.finish()])
+    samples = levelled(samples, sample_rate)
     fade = min(int(FADE_SECONDS * sample_rate), len(samples) // 2)
     if fade:
         ramp = np.linspace(0.0, 1.0, fade, dtype=np.float32)
@@ -141,17 +199,21 @@ def _finished(samples: Samples, sample_rate: int) -> Samples:
 class Shelf:
     """Lines that were spoken already, in a folder: a reading that was interrupted goes on where it was.
 
-    It belongs to one reading: another text, voice, seed or model finds it empty.
+    It belongs to one reading: another text, voice, seed or model finds it empty. Where no seed is asked for, the
+    one that the reading began with holds.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, object]) -> None:
+    def __init__(self, folder: Path, settings: object, seed: int | None = None) -> None:
         self._folder = folder
-        key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        key = hashlib.sha256(repr((settings, seed)).encode()).hexdigest()
         label = folder / "reading.json"
-        if not label.is_file() or json.loads(label.read_text()).get("key") != key:
+        told = json.loads(label.read_text()) if label.is_file() else {}
+        if told.get("key") != key:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            _write(label, json.dumps({"key": key}).encode())
+            told = {"key": key, "seed": secrets.randbelow(2**32) if seed is None else seed}
+            write_whole(label, json.dumps(told).encode())
+        self.seed: int = told["seed"]
         self._kept = {int(file.stem): file for file in folder.glob("*.npz")}
 
     def __contains__(self, index: int) -> bool:
@@ -168,18 +230,11 @@ class Shelf:
         data = io.BytesIO()
         np.savez(data, pcm=pcm, reason=np.array(reason))
         self._kept[index] = self._folder / f"{index:06}.npz"
-        _write(self._kept[index], data.getvalue())
+        write_whole(self._kept[index], data.getvalue())
 
     def clear(self) -> None:
         """The reading is finished."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """The file is whole or not there."""
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(data)
-    partial.replace(path)
 
 
 def subtitles(cues: list[tuple[int, int, str]], sample_rate: int, kind: Literal["srt", "vtt"]) -> str:

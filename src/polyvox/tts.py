@@ -1,7 +1,10 @@
 """Text to speech in Python: load a checkpoint, say something, or stream it."""
 
+import hashlib
+import secrets
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,6 +14,7 @@ import torch
 
 from polyvox.audio import Audio
 from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.stretch import Stretcher
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.local import LocalEngine
@@ -22,6 +26,8 @@ from polyvox.models.qwen3_tts.identity import read_identity
 from polyvox.models.qwen3_tts.speech import Speech
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
+from polyvox.reading import Reading, Shelf, lines_of
+from polyvox.text import TextRules
 from polyvox.voices import VoiceLibrary
 
 EMBEDDED_VOICE = Path(__file__).parent / "assets/voice"
@@ -139,6 +145,35 @@ class TTS:
         )
         return Stream(self.engine.submit(request), self.sample_rate)
 
+    def read(
+        self,
+        text: str,
+        voice: str | ClonedVoice | None = None,
+        language: str = AUTO,
+        instructions: str | None = None,
+        seed: int | None = None,
+        sampling: Sampling | None = None,
+        speed: float = 1.0,
+        rules: TextRules | None = None,
+        keep: Path | None = None,
+    ) -> Reading:
+        """Reads a text of any length, sentence by sentence, all equally loud: iterate over it for what is spoken.
+
+        speed: from 0.25 to 4, at the same pitch. rules: how text is made speakable, by default for the language.
+        keep: a folder for what is spoken; a reading of the same goes on from there. The others are as in `stream`.
+        """
+        lines, notes = lines_of(text, rules or TextRules(language))
+        Stretcher(speed, self.sample_rate)  # or it is refused when the first line is spoken
+        how = Request("", self.voice_for(voice), language, instructions, seed, sampling=sampling)
+        shelf = None
+        if keep is not None:
+            settings = (lines, _told(how.voice), language, instructions, sampling, speed, str(self.identity))
+            shelf = Shelf(keep, settings, seed)
+            how = replace(how, seed=shelf.seed)
+        elif seed is None:
+            how = replace(how, seed=secrets.randbelow(2**32))
+        return Reading(self.engine, lines, how, max(1, self._config.slots // 2), shelf, speed, notes)
+
     def close(self) -> None:
         """Ends the engine and whatever it still speaks."""
         if self._engine is not None:
@@ -205,6 +240,14 @@ class Stream:
             raise RuntimeError("the stream has not ended: iterate over it first")
         samples = np.concatenate([*chunks, np.zeros(0, np.float32)])
         return Audio(samples, self.sample_rate, self.seed, self.finish_reason)
+
+
+def _told(voice: str | ClonedVoice | None) -> object:
+    """A voice as something that can be compared by what it shows."""
+    if not isinstance(voice, ClonedVoice):
+        return voice
+    codes = b"" if voice.codes is None else voice.codes.tobytes()
+    return hashlib.sha256(voice.vector.tobytes() + codes).hexdigest(), voice.transcript
 
 
 def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:

@@ -49,14 +49,18 @@ class Audio:
         from polyvox.audio.formats import format_of
 
         target = Path(path)
-        data = self.to(format_of(target).name, sample_rate, bit_rate)
-        partial = target.with_name(f".polyvox-{secrets.token_hex(8)}.partial")
-        try:
-            with partial.open("xb") as file:
-                file.write(data)
-            partial.replace(target)
-        except (OSError, ValueError) as error:
-            with suppress(OSError, ValueError):
-                partial.unlink()
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InvalidRequest("path", str(path), f"a place that can be written ({reason})") from None
+        write_whole(target, self.to(format_of(target).name, sample_rate, bit_rate))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file is whole or as it was before."""
+    partial = path.with_name(f".polyvox-{secrets.token_hex(8)}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+        partial.replace(path)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            partial.unlink()
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest("path", str(path), f"a place that can be written ({reason})") from None

@@ -17,19 +17,24 @@ if TYPE_CHECKING:
 
 console = Console(stderr=True, highlight=False, markup=False)
 
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="A folder or a hub id; by default the embedded voice.")
+]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 
 
-def load(model: str, device: str, dtype: str) -> "TTS":
+def load(model: str | None, device: str, dtype: str) -> "TTS":
     """Loads a checkpoint and tells how long that took."""
     with console.status("Starting …"):
         from polyvox import tts
     began = time.perf_counter()
     loaded = tts.load(model, device, dtype, progress=console.is_terminal)
     place = f"{loaded.speech.device.type}, {str(loaded.speech.dtype).removeprefix('torch.')}"
-    console.print(f"Loaded {model} in {time.perf_counter() - began:.1f} s ({place})", soft_wrap=True)
+    voices = f"; voices: {', '.join(loaded.voices)}" if loaded.voices else ""
+    name = "the embedded voice" if model is None else model
+    console.print(f"Loaded {name} in {time.perf_counter() - began:.1f} s ({place}){voices}", soft_wrap=True)
     return loaded
 
 
