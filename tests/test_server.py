@@ -41,7 +41,7 @@ def test_a_text_comes_back_as_the_wav_that_a_stream_gives(client: TestClient, em
     ("body", "status", "told"),
     [
         ({"text": ""}, 400, "text"),
-        ({"text": "hi", "voice": "bob"}, 400, "heart, michael"),
+        ({"text": "hi", "voice": "bob"}, 404, "heart, michael"),
         ({"text": "hi", "language": "klingon"}, 400, "auto, english"),
         ({"text": "x" * 100_000}, 400, "10,000"),
         ({"text": "hi", "instructions": "slowly"}, 400, "VoiceDesign"),

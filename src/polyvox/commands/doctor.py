@@ -33,11 +33,6 @@ CONTEXT = 1024  # positions a stream: a minute and more of speech
 DISK_NEEDED = 5 << 30  # the larger published checkpoint
 MEMORY_KEPT = 0.9  # of what is free; the rest is for activations and for others
 OLDEST_GPU = (8, 0)  # the first with bfloat16
-FORMATS = {
-    "wav": "pcm_s16le", "flac": "flac", "mp3": "libmp3lame", "opus": "libopus", "aac and m4a": "aac",
-    "ulaw": "pcm_mulaw", "alaw": "pcm_alaw",
-}  # fmt: skip
-PLAYERS = ("ffplay", "mpv", "pw-play", "paplay", "aplay", "afplay", "play")
 OPTIONAL = {"hf_xet": "faster downloads from the hub"}
 PUBLISHED = "models--Qwen--Qwen3-TTS-12Hz-"
 
@@ -165,7 +160,7 @@ def embedded_voice() -> Iterator[Finding]:
         loaded = time.perf_counter() - began
         tts.say("Hello.", seed=1, max_frames=4)  # the engine measures itself before it first speaks
         began = time.perf_counter()
-        audio = tts.say("Hello there, how are you?", seed=1)
+        audio = tts.say("Hello there.", seed=1)
         took = time.perf_counter() - began
     factor = audio.seconds / took
     told = f"loads in {loaded:.1f} s and speaks at {factor:.1f} × real time on one stream of the CPU"
@@ -201,16 +196,20 @@ def models() -> Iterator[Finding]:
 
 
 def sound_formats() -> Iterator[Finding]:
+    """Each is tried: a build of FFmpeg may name a codec and still refuse what we ask of it."""
     import av
+    import numpy as np
+
+    from polyvox.audio.formats import FORMATS, encode
 
     there, missing = [], []
-    for name, codec in FORMATS.items():
+    for name in FORMATS:
         try:
-            av.Codec(codec, "w")
+            encode(np.zeros(2400, np.float32), 24000, name)
             there.append(name)
-        except av.codec.codec.UnknownCodecError:
+        except (av.FFmpegError, av.codec.codec.UnknownCodecError, PolyvoxError):
             missing.append(name)
-    told = f"{', '.join(there)} by PyAV {av.__version__}"
+    told = f"{', '.join(there)} (PyAV {av.__version__})"
     if missing:
         fix = "install PyAV from its own wheels, which hold all codecs"
         yield Finding("sound formats", "warn", f"{told}; not {', '.join(missing)}", fix)
@@ -219,9 +218,14 @@ def sound_formats() -> Iterator[Finding]:
 
 
 def player() -> Iterator[Finding]:
+    from polyvox.audio.play import PLAYERS
+
     found = next((name for name in PLAYERS if shutil.which(name)), None)
+    if importlib.util.find_spec("sounddevice") is not None:
+        found = "sounddevice"
     if found is None:
-        yield Finding("player", "warn", "none found for --play", f"install one of {', '.join(PLAYERS)}")
+        fix = f"pip install sounddevice, or install one of {', '.join(PLAYERS)}"
+        yield Finding("player", "warn", "none found for --play", fix)
     else:
         yield Finding("player", "ok", f"{found} for --play")
 
