@@ -1,12 +1,15 @@
+import os
 import shutil
 import subprocess
 import sys
+import time
 import wave
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from polyvox.audio import read_audio
 from polyvox.cli import main
 
 
@@ -40,6 +43,51 @@ def test_say_writes_to_a_pipe() -> None:
     assert b"real time" in done.stderr
 
 
+def test_say_reads_stdin_and_writes_any_format_with_the_times(tmp_path: Path) -> None:
+    text = "Dr. Grey paid $3.\n\nThen she left."
+    done = subprocess.run(
+        [sys.executable, "-m", "polyvox", "say", "-o", "a.flac", "--subtitles", "a.srt", "--rate", "16000",
+         "--speed", "1.5", "--show-text", "--seed", "3"],
+        cwd=tmp_path, input=text, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "Doctor Grey paid three dollars." in done.stderr
+    first, second = (tmp_path / "a.srt").read_text().split("\n\n")
+    assert first.endswith("Doctor Grey paid three dollars.")
+    assert second.endswith("Then she left.\n")
+    sound = read_audio(tmp_path / "a.flac", 16_000)
+    assert 0.5 < len(sound) / 16_000 < 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.flac", "a.srt"]
+
+
+def test_say_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    text = " ".join(f"This is sentence {number}." for number in ("one", "two", "three", "four", "five", "six"))
+    command = [sys.executable, "-m", "polyvox", "say", text, "-o", "a.wav"]
+    parts = tmp_path / "a.wav.parts"
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        until = time.monotonic() + 120
+        while len(list(parts.glob("*.npz"))) < 2:
+            assert time.monotonic() < until
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.kill()
+    assert not (tmp_path / "a.wav").exists()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "of 6 sentences were spoken before" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_say_plays_while_it_speaks(tmp_path: Path) -> None:
+    player = tmp_path / "aplay"
+    player.write_text(f"#!/bin/sh\ncat > {tmp_path}/heard\n")
+    player.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = [sys.executable, "-m", "polyvox", "say", "Hello.", "--play"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "played" in done.stderr
+    assert (tmp_path / "heard").stat().st_size > 10_000
+    assert not (tmp_path / "speech.wav").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
@@ -50,9 +98,14 @@ def test_say_writes_to_a_pipe() -> None:
         ),
         (["say", "hi", "--language", "klingon"], 2, "language: 'klingon'"),
         (["say", ""], 2, "text: ''"),
-        (["say", "x" * 100_000], 2, "10,000 characters"),
+        (["say", "hi", "--file", "a.txt"], 2, "not both"),
+        (["say", "--file", "a.txt"], 2, "No such file"),
+        (["say", "hi", "--speed", "9"], 2, "speed: 9.0"),
+        (["say", "hi", "-o", "a.ulaw", "--rate", "44100"], 2, "8000 Hz for ulaw"),
+        (["say", "hi", "--subtitles", "a.txt"], 2, "ends in .srt or .vtt"),
+        (["say", "<think>only thoughts</think>"], 2, "something that can be said"),
         (["say", "hi", "--seed", "-1"], 2, "seed: -1"),
-        (["say", "hi", "-o", "a.mp3"], 2, "ends in .wav"),
+        (["say", "hi", "-o", "a.exe"], 2, "ends in one of .wav, .flac, .mp3"),
         (["say", "hi", "-o", "nowhere/a.wav"], 2, "a folder that is there"),
         (["say", "hi", "--voice", "[/]"], 2, "voice: '[/]'"),
         (["say", "hi", "--voice", "[bold]x"], 2, "voice: '[bold]x'"),
