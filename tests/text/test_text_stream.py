@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polyvox.text import Note, Part, SpokenText, TextRules, Words, merged, speakable, spoken
-from polyvox.text.borders import WINDOW
+from polyvox.text.borders import WINDOW, Borders
 from polyvox.text.characters import LONGEST_CLUSTER
+from polyvox.text.inline import Inline
 from text.test_speakable import CASES
 
 RULES = [
@@ -222,26 +223,30 @@ def test_every_word_is_said_or_noted(places: list[tuple[str, str]], rules: TextR
     assert [word for word in re.findall(r"qz\w{3}q", text) if word not in kept] == []
 
 
-NASTY = ["9", "*", "<", "[", "[a", "<a`", "`", "1,", "-", "a.", "./", "&a", "a@", "[x](", "😂", "́", "<think", "x1", "1/", "#", ".", "_a", "'1", "http://", "+1", "1-", "(1", "{}", "�"]
+NASTY = [
+    *("9", "*", "<", "[", "[a", "<a`", "`", "1,", "-", "a.", "./", "&a", "a@", "[x](", "😂", "\u0301", "<think", "x1"),
+    *("1/", "#", ".", "_a", "'1", "http://", "+1", "1-", "(1", "{}", "\ud800", "1 ", "<a ", "`a ", " ", "\n", "```\n"),
+]
 
 
-@pytest.mark.parametrize("unit", [*NASTY, "1 ", "<a ", "`a ", " ", "\n", "```\n"])
+@pytest.mark.parametrize("unit", NASTY)
 def test_nasty_runs_take_linear_work(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work is counted, not timed: the characters that all windows show, and the places that rules are tried at."""
+    """Work is counted, not timed: segments, openers looked at, places that rules are tried at."""
     work = 0
 
-    def counted(method: str) -> None:
-        plain = getattr(SpokenText, method)
+    def counted(owner: type, method: str) -> None:
+        plain = getattr(owner, method)
 
-        def count(self: SpokenText, *arguments: str | int) -> object:
+        def count(self: object, *arguments: object) -> object:
             nonlocal work
             work += 1
             return plain(self, *arguments)
 
-        monkeypatch.setattr(SpokenText, method, count)
+        monkeypatch.setattr(owner, method, count)
 
-    counted("_step")
-    counted("_render")
+    counted(Inline, "_step")
+    counted(SpokenText, "_render")
+    counted(Borders, "_span")
     spent = []
     for size in (4_000, 8_000):
         work = 0
@@ -257,13 +262,13 @@ def test_what_is_held_back_is_bounded(text: str) -> None:
     stream = SpokenText()
     for char in text:
         stream.append(char)
-        assert stream.held <= WINDOW + LONGEST_CLUSTER
+        assert stream.held <= WINDOW + LONGEST_CLUSTER + len("<thinking>")
 
 
 ANSWER = (
     "Sure! Here is a short plan for your trip to St. Louis on March 4, 2026. First, take the 9:05 a.m. train, which "
-    "costs $42.50 and covers about 300 km in 3.5 hours.\n\n- Bring **warm** clothes, since it may be -5 °C.\n- Visit the "
-    "museum ([opening hours](https://example.com/hours)), which is free for everyone under 18.\n\nHave fun, and call "
+    "costs $42.50 and covers about 300 km in 3.5 hours.\n\n- Bring **warm** clothes, since it may be -5 °C.\n- Visit "
+    "the museum ([opening hours](https://example.com/hours)), which is free for everyone under 18.\n\nHave fun, and call "
     "555-123-4567 if you get lost! The rest of the day is yours: walk along the river, and eat something good.\n"
 )
 
