@@ -18,6 +18,7 @@ CONTEXT = 32  # characters before a segment that its rules may look back at
 _SPECIAL = {name.split(".")[0] for name in v.ABBREVIATIONS} | {sign for sign in v.MONEY if len(sign) == 3}
 _SPECIAL |= {name[:size] for name in (*v.MONTHS, *v.WEEKDAYS) for size in (3, 4, 5, 9)} | {*v.COUNTRIES, *"CFJwxπμ"}
 _WORD = re.compile(rf"{LETTER}+(?:'{LETTER}+)*(?=[\s,;!?)\"—…]|$|[.:](?:\s|$))")
+_ESCAPED = frozenset("\\`*_{}[]()#+-.!|<>~$")  # what Markdown lets a backslash stand before
 _ROMAN = re.compile(r"[IVX]+")
 _LETTERS = re.compile(rf"{LETTER}+")
 _NUMBER = re.compile(r"[$€£¥]?[0-9]+(?:[.,:/-][0-9]+)*%?")
@@ -66,8 +67,9 @@ class Inline:
             return span.end()
         if char == "&" and (entity := markup.ENTITY.match(text, at)):
             return self._entity(entity)
-        if char == "|":
-            self._writer.cell()
+        if char == "|" or (char == "\\" and text[at + 1 : at + 2] in _ESCAPED):
+            if char == "|":
+                self._writer.cell()
             return at + 1
         if self._english and char in "0123456789$€£¥" and (figures := self._foreign(text, at)):
             self.note("number", figures[0])
