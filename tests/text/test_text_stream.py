@@ -1,7 +1,7 @@
 """What is said does not depend on how the text was cut; nothing is lost, nothing is slow, little is held back."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
@@ -9,8 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polyvox.text import Note, Part, SpokenText, TextRules, Words, merged, speakable, spoken
-from polyvox.text.borders import WINDOW
+from polyvox.text.borders import WINDOW, Borders
 from polyvox.text.characters import LONGEST_CLUSTER
+from polyvox.text.counting import cardinal, digits, ordinal
+from polyvox.text.inline import Inline
 from text.test_speakable import CASES
 
 RULES = [
@@ -204,44 +206,59 @@ PLACES = [
 ]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(["", " ", ", ", "\n"])), max_size=12),
-    st.sampled_from(RULES[:2]),
-)
+GLUED = st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(["", " ", ", ", "\n"])), max_size=12)
+
+
+def filled(places: list[tuple[str, str]], names: Iterator[str]) -> str:
+    return "".join(place.format(*(next(names) for _ in range(place.count("{}")))) + glue for place, glue in places)
+
+
+@given(GLUED, st.sampled_from(RULES[:2]))
 @settings(max_examples=400, deadline=None)
 def test_every_word_is_said_or_noted(places: list[tuple[str, str]], rules: TextRules) -> None:
-    count, text = 0, ""
-    for place, glue in places:
-        names = []
-        for _ in range(place.count("{}")):
-            names.append("qz" + "".join(chr(ord("b") + int(digit)) for digit in f"{count:03}") + "q")
-            count += 1
-        text += place.format(*names) + glue
+    letters = ("qz" + "".join(chr(ord("b") + int(digit)) for digit in f"{count:03}") + "q" for count in range(1000))
+    text = filled(places, letters)
     parts, notes = read([text], rules)
     kept = spoken(parts) + "".join(note.source for note in notes)
     assert [word for word in re.findall(r"qz\w{3}q", text) if word not in kept] == []
 
 
-NASTY = ["9", "*", "<", "[", "[a", "<a`", "`", "1,", "-", "a.", "./", "&a", "a@", "[x](", "😂", "́", "<think", "x1", "1/", "#", ".", "_a", "'1", "http://", "+1", "1-", "(1", "{}", "�"]
+@given(GLUED)
+@settings(max_examples=400, deadline=None)
+def test_every_number_is_said_or_noted(places: list[tuple[str, str]]) -> None:
+    apart = [(place, glue or " ") for place, glue in places if "\u200b" not in place]
+    text = filled(apart, (str(31_001 + 7 * count) for count in range(1000)))
+    parts, notes = read([text])
+    kept = spoken(parts).lower() + "".join(note.source for note in notes)
+    for written in re.findall(r"\d{5,}", text):
+        ways = {written, digits(written), cardinal(written), ordinal(written)}
+        assert any(way in kept for way in ways), written
 
 
-@pytest.mark.parametrize("unit", [*NASTY, "1 ", "<a ", "`a ", " ", "\n", "```\n"])
+NASTY = [
+    *("9", "*", "<", "[", "[a", "<a`", "`", "1,", "-", "a.", "./", "&a", "a@", "[x](", "😂", "\u0301", "<think", "x1"),
+    *("1/", "#", ".", "_a", "'1", "http://", "+1", "1-", "(1", "{}", "\ud800", "1 ", "<a ", "`a ", " ", "\n", "```\n"),
+]
+
+
+@pytest.mark.parametrize("unit", NASTY)
 def test_nasty_runs_take_linear_work(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work is counted, not timed: the characters that all windows show, and the places that rules are tried at."""
+    """Work is counted, not timed: segments, openers looked at, places that rules are tried at."""
     work = 0
 
-    def counted(method: str) -> None:
-        plain = getattr(SpokenText, method)
+    def counted(owner: type, method: str) -> None:
+        plain = getattr(owner, method)
 
-        def count(self: SpokenText, *arguments: str | int) -> object:
+        def count(self: object, *arguments: object) -> object:
             nonlocal work
             work += 1
             return plain(self, *arguments)
 
-        monkeypatch.setattr(SpokenText, method, count)
+        monkeypatch.setattr(owner, method, count)
 
-    counted("_step")
-    counted("_render")
+    counted(Inline, "_step")
+    counted(SpokenText, "_render")
+    counted(Borders, "_span")
     spent = []
     for size in (4_000, 8_000):
         work = 0
@@ -257,15 +274,18 @@ def test_what_is_held_back_is_bounded(text: str) -> None:
     stream = SpokenText()
     for char in text:
         stream.append(char)
-        assert stream.held <= WINDOW + LONGEST_CLUSTER
+        assert stream.held <= WINDOW + LONGEST_CLUSTER + len("<thinking>")
 
 
-ANSWER = (
-    "Sure! Here is a short plan for your trip to St. Louis on March 4, 2026. First, take the 9:05 a.m. train, which "
-    "costs $42.50 and covers about 300 km in 3.5 hours.\n\n- Bring **warm** clothes, since it may be -5 °C.\n- Visit the "
-    "museum ([opening hours](https://example.com/hours)), which is free for everyone under 18.\n\nHave fun, and call "
-    "555-123-4567 if you get lost! The rest of the day is yours: walk along the river, and eat something good.\n"
-)
+ANSWER = """\
+Sure! Here is a short plan for your trip to St. Louis on March 4, 2026. First, take the 9:05 a.m. train, which costs \
+$42.50 and covers about 300 km in 3.5 hours.
+
+- Bring **warm** clothes, since it may be -5 °C.
+- Visit the museum ([opening hours](https://example.com/hours)), which is free for everyone under 18.
+
+Have fun, and call 555-123-4567 if you get lost! The rest of the day is yours: walk along the river, and eat well.
+"""
 
 
 def test_little_of_a_token_stream_is_held_back() -> None:

@@ -55,6 +55,10 @@ class Cleaner:
         self.notes: list[Note] = []
         self._held = ""
 
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
     def append(self, piece: str, end: bool = False) -> str:
         text = self._held + piece
         done: list[str] = []

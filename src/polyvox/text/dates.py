@@ -114,9 +114,9 @@ def _duration(match: re.Match[str]) -> str:
     return " ".join(_count(count, name) for count, name in spans if count)
 
 
-@DATES("ratio", LEFT + r"(\d+):(\d+)(?![\w:])")
+@DATES("ratio", LEFT + r"\d+(?::\d+)+(?![\w:])")
 def _ratio(match: re.Match[str]) -> str:
-    return f"{cardinal(match[1])} to {cardinal(match[2])}"
+    return " to ".join(map(cardinal, match[0].split(":")))
 
 
 @DATES("decade", r"(?<!\w)'?((?:1[1-9]|20)?[0-9]0)'?s(?!\w)")

@@ -79,6 +79,10 @@ class Hidden:
         self._ends = ""
         self._source: list[str] = []
 
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
     def append(self, piece: str, end: bool = False) -> str:
         """What is not hidden. At most a beginning of a tag is held back."""
         text, said, at = self._held + piece, [], 0

@@ -17,7 +17,7 @@ _PER = r"(?:/(?P<per>[A-Za-z]+))?"
 _SMALL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _RUNS = re.compile(rf"[0-9]+|{LETTER}+")
 _ARTICLE = re.compile(r"\b[Aa]n? $")
-_WORD_BEFORE = re.compile(r"\b([A-Z][a-z]+) $")
+_WORD_BEFORE = re.compile(r"\b([A-Z][a-z]+|(?:[Vv]ol|[Cc]h)\.) $")
 _SEASONS = "in|since|years?|circa|until|till|born|died|spring|summer|autumn|fall|winter"
 _YEAR_BEFORE = re.compile(rf"\b(?:{_SEASONS}|{FULL_MONTH}),? \(?$", re.IGNORECASE)
 _OPERATOR_BEFORE = re.compile(r"[=+*/(^-] ?$")
@@ -26,11 +26,14 @@ _PLURAL = re.compile(r" ([a-z]+s)\b")
 
 
 def digit_runs(text: str) -> list[str]:
-    """Letters as they are; short runs of digits as numbers, longer ones digit by digit."""
-    return [
-        run if run[0] not in "0123456789" else cardinal(run) if len(run) < 3 else digits(run)
-        for run in _RUNS.findall(text)
-    ]
+    """Letters as they are; short runs of digits as numbers, years as years, longer ones digit by digit."""
+    return [run if run[0] not in "0123456789" else _digit_run(run) for run in _RUNS.findall(text)]
+
+
+def _digit_run(run: str) -> str:
+    if len(run) == 4 and "1900" <= run < "2100":
+        return year(run)
+    return cardinal(run) if len(run) < 3 else digits(run)
 
 
 @QUANTITIES(
@@ -43,6 +46,16 @@ def _phone(match: re.Match[str]) -> str | None:
     if not 7 <= sum(map(len, groups)) <= 15:
         return None
     return ("plus " if match[0].startswith("+") else "") + ", ".join(map(digits, groups))
+
+
+@QUANTITIES("code", LEFT + r"\d+(?:-\d+){2,}(?![\w-])")
+def _groups(match: re.Match[str]) -> str:
+    return ", ".join(map(digits, match[0].split("-")))
+
+
+@QUANTITIES("number", LEFT + r"\d{1,3}(?: \d{3}){2,}(?![\w-])(?! \d)")
+def _spaced(match: re.Match[str]) -> str:
+    return cardinal(match[0].replace(" ", ""))
 
 
 @QUANTITIES(
@@ -98,6 +111,8 @@ def _fraction(match: re.Match[str]) -> str:
     over, under, whole = match["over"], match["under"], (match["whole"] or "").rstrip(" -")
     if not whole and f"{over}/{under}" in ("24/7", "9/11"):
         return f"{cardinal(over)} {cardinal(under)}"
+    if len(over) == 4 and len(under) == 2:  # a season
+        return f"{year(over)} {cardinal(under)}"
     said = fraction(over, under) if under.strip("0") else f"{cardinal(over)} slash {cardinal(under)}"
     return f"{cardinal(whole)} and {'a' + said[3:] if said.startswith('one ') else said}" if whole else said
 
@@ -165,9 +180,11 @@ def _range(match: re.Match[str]) -> str:
 
 
 @QUANTITIES("number", rf"{LEFT}(?P<number>{SIGN}{NUM})(?:(?P<large>[kKMB]|bn|mn|tn)(?!\w)|(?![^\W_]))")
-def _number(match: re.Match[str]) -> str:
+def _number(match: re.Match[str]) -> str | None:
     text = match["number"]
     if match["large"]:
+        if (match["large"] == "B" and _WORD_BEFORE.search(before(match))) or match[0] in ("2K", "4K", "8K"):
+            return None  # Room 5B, a 4K screen
         return f"{number(text)} {v.MAGNITUDES[match['large']]}"
     if len(text) == 4 and text.isdigit() and "1000" <= text < "2100":
         plural = _PLURAL.match(after(match))

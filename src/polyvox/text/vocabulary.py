@@ -36,7 +36,7 @@ REGNAL = _words(
 NUMBERED = _words(
     """
     Act Appendix Article Book Bowl Category Chapter Class Episode Exhibit Figure Grade Group Level Mark Part Phase
-    Round Scene Schedule Section Stage Step Table Tier Title Type Unit Volume War
+    Round Scene Schedule Section Stage Step Table Tier Title Type Unit Volume War Vol. vol. Ch. ch.
     """
 )
 # After one of these I, V and X are letters; one of those after a year is no plural.

@@ -126,9 +126,10 @@ def _compare(match: re.Match[str]) -> str:
     return _COMPARED[match[0][0]] if match[0] != "<>" else _COMPARED["!"]
 
 
+SIGNS.words("mathematics", r"\${2}", "")
 SIGNS.words("hashes", "#{2,}", "")
 SIGNS.words("and/or", r"(?<=\band)/(?=or\b)", "")
-SIGNS.words("slash", r"(?<=\w)/(?=\w)|(?<= )/(?= )", "slash")
+SIGNS.words("slash", r"(?<=[\w°%)])/(?=[\w(\[$€£-])|(?<= )/(?= )", "slash")
 SIGNS.words("arrow", r"<?[-=]{1,2}>", "to")
 SIGNS.words("arrow", r"<-{1,2}(?= )", "from")
 SIGNS.words("minus", r"(?<=[\w)] )[-−](?= \d)|(?<=\d )[-−](?= [\w(])", "minus")

@@ -11,6 +11,7 @@ class Writer:
     """Collects parts. What it gives depends on the calls alone, never on when the parts are taken."""
 
     def __init__(self) -> None:
+        self.structured = False  # whether the line is a heading, an item, a row
         self._parts: list[Part] = []
         self._text: list[str] = []
         self._last = ""  # the last character since the last pause; none at the beginning
@@ -42,20 +43,21 @@ class Writer:
         self._after_words = True
 
     def line(self) -> None:
-        self._comma = False
+        self.end_line()
         self._gap = "\n\n" if "\n" in self._gap else "\n"
 
     def paragraph(self) -> None:
-        self._gap, self._comma = "\n\n", False
+        self.end_line()
+        self._gap = "\n\n"
 
     def cell(self) -> None:
         """A comma, once more is said on the line."""
         self._comma = bool(self._last) and "\n" not in self._gap
 
-    def full_stop(self) -> None:
-        """Ends a line that is a thought of its own, unless it has an end."""
-        self._comma = False
-        if self._last and "\n" not in self._gap and self._last not in _ENDS:
+    def end_line(self) -> None:
+        """A full stop after a line that is a thought of its own, unless it has an end."""
+        structured, self.structured, self._comma = self.structured, False, False
+        if structured and self._last and "\n" not in self._gap and self._last not in _ENDS:
             self._gap = ""
             self._put(".", False)
             self._after_words = False

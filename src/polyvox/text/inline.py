@@ -1,0 +1,187 @@
+"""A segment of text, said: one pass from left to right, each place given to the first rule that takes it."""
+
+import re
+
+from polyvox.text import markup
+from polyvox.text import vocabulary as v
+from polyvox.text.characters import PICTURE, Cleaner
+from polyvox.text.dates import DATES
+from polyvox.text.parts import Note, TextRules
+from polyvox.text.quantities import QUANTITIES
+from polyvox.text.rules import LETTER, Rule, Rules
+from polyvox.text.words import NAMES, SIGNS, code, link
+from polyvox.text.writer import Writer
+
+CONTEXT = 32  # characters before a segment that its rules may look back at
+
+# Words that a rule may begin with; all others are said as they stand.
+_SPECIAL = {name.split(".")[0] for name in v.ABBREVIATIONS} | {sign for sign in v.MONEY if len(sign) == 3}
+_SPECIAL |= {name[:size] for name in (*v.MONTHS, *v.WEEKDAYS) for size in (3, 4, 5, 9)} | {*v.COUNTRIES, *"CFJwxπμ"}
+_WORD = re.compile(rf"{LETTER}+(?:'{LETTER}+)*(?=[\s,;!?)\"—…]|$|[.:](?:\s|$))")
+_ESCAPED = frozenset("\\`*_{}[]()#+-.!|<>~$")  # what Markdown lets a backslash stand before
+_ROMAN = re.compile(r"[IVX]+")
+_LETTERS = re.compile(rf"{LETTER}+")
+_NUMBER = re.compile(r"[$€£¥]?[0-9]+(?:[.,:/-][0-9]+)*%?")
+_FOREIGN = re.compile(r"[\u0400-\u1cff\u2e80-\ud7ff\uf900-\ufaff]")
+_PICTURES = re.compile(rf"(?:{PICTURE}\u200d?)+")
+
+
+class Inline:
+    """Writes segments by the rules of a language and a lexicon, and notes what is not said as it stands."""
+
+    def __init__(self, rules: TextRules, writer: Writer) -> None:
+        self.notes: list[Note] = []
+        self.lexicon = {
+            " ".join(Cleaner().append(word.lower(), end=True).split()): said for word, said in rules.lexicon.items()
+        }
+        self._english, self._writer = rules.english, writer
+        self._special = _SPECIAL.union(*(_LETTERS.findall(word)[:1] + word.split()[:1] for word in self.lexicon))
+        self._rules = Rules()
+        if self.lexicon:
+            words = "|".join(
+                re.escape(word).replace(r"\ ", " +") for word in sorted(self.lexicon, key=len, reverse=True)
+            )
+            self._rules("lexicon", rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE)(self._respelled)
+        if self._english:
+            self._rules += [*NAMES, *DATES, *QUANTITIES, *SIGNS]
+
+    def read(self, text: str, at: int = 0) -> None:
+        """Says a text from a place on; what stands before is context."""
+        while at < len(text):
+            at = self._step(text, at)
+
+    def note(self, kind: str, source: str) -> None:
+        self.notes.append(Note(kind, source))
+
+    def _step(self, text: str, at: int) -> int:
+        char = text[at]
+        if char.isspace():
+            self._writer.raw(char)
+            return at + 1
+        word = _WORD.match(text, at)
+        if word and self._special.isdisjoint((word[0], word[0].lower())) and not _ROMAN.fullmatch(word[0]):
+            self._writer.raw(word[0])
+            return word.end()
+        if char in "[<`!" and (span := markup.SPAN.match(text, at)):
+            self._markup(span)
+            return span.end()
+        if char == "&" and (entity := markup.ENTITY.match(text, at)):
+            return self._entity(entity)
+        if char == "|" or (char == "\\" and text[at + 1 : at + 2] in _ESCAPED):
+            if char == "|":
+                self._writer.cell()
+            return at + 1
+        if self._english and char in "0123456789$€£¥" and (figures := self._foreign(text, at)):
+            self.note("number", figures[0])
+            self._writer.raw(figures[0])
+            return figures.end()
+        for rule in self._rules:
+            match = rule.pattern.match(text, at)
+            if match and match.end() > at and (said := self._said(rule, match)) is not None:
+                self._replace(rule.name, match[0], said)
+                return match.end()
+        if not self._english and (picture := _PICTURES.match(text, at)):
+            self.note("emoji", picture[0])
+            self._writer.say("")
+            return picture.end()
+        if char in "[]`~_*{}<" and (stray := markup.STRAY.match(text, at)):
+            return self._stray(text, stray)
+        letters = _LETTERS.match(text, at)
+        after = letters.end() if letters else at + 1
+        self._writer.raw(text[at:after])
+        return after
+
+    def _said(self, rule: Rule, match: re.Match[str]) -> str | None:
+        return (rule.name == "url" and self._respelled(match)) or rule.say(match)
+
+    def _respelled(self, match: re.Match[str]) -> str | None:
+        return self.lexicon.get(" ".join(match[0].lower().split()))
+
+    def _replace(self, name: str, source: str, said: str) -> None:
+        """Nothing with a letter or a digit goes unsaid without a note."""
+        if name == "url":
+            self.note("url", source)
+        elif name == "emoji" and len(source) > 1 and source[0] in source[1:]:
+            self.note("repeated", source)
+        elif not any(map(str.isalnum, said)) and any(map(str.isalnum, source)):
+            self.note("left out", source)
+        self._writer.say(said, sentence=name == "short" or not (name == "code" or source[0].isalpha()))
+
+    def _foreign(self, text: str, at: int) -> re.Match[str] | None:
+        """A number among letters of another script: there English words would be wrong."""
+        figures = _NUMBER.match(text, at)
+        if figures and (after := text[figures.end() : figures.end() + 1]) and _FOREIGN.match(after):
+            return figures
+        letters = _LETTERS.findall(text[max(0, at - CONTEXT) : at])
+        return figures if letters and _FOREIGN.match(letters[-1][-1]) else None
+
+    def _markup(self, span: re.Match[str]) -> None:
+        label, source = span["label"], span[0]
+        if (inner := span["code"] or span["code2"]) is not None:
+            self._replace("code", source, code(inner) if self._english else inner)
+            if not any(map(str.isalnum, inner)):
+                self.note("code", source)
+        elif label is not None:
+            self._bracket(span, label)
+        elif span["alias"] is not None:
+            self.note("tag", source)
+            self._writer.say(span["alias"] or span["aliased"])
+        elif span["link"]:
+            self.note("url", source)
+            self._writer.say(link(span["link"]) if self._english else span["link"])
+        elif span["tag"].lower() == "break" and not span["close"]:
+            self._pause(source, markup.break_pause(span["inside"]))
+        else:
+            self.note("tag", source)
+            if span["tag"].lower() in markup.BLOCK_TAGS:
+                self._writer.paragraph()
+            elif span["tag"].lower() in markup.LINE_TAGS and not (span["tag"] == "s" and span["close"]):
+                self._writer.line()
+            elif span["tag"].lower() in ("td", "th") and not span["close"]:
+                self._writer.cell()
+
+    def _bracket(self, span: re.Match[str], label: str) -> None:
+        asked, seconds = markup.bracket_pause(label)
+        if asked and not span["url"]:
+            self._pause(span[0], seconds)
+            return
+        plain = span["url"] is None and span["reference"] is None and not span["image"]
+        if not plain or label.startswith("^"):
+            self.note("image" if span["image"] else "link", span[0])
+        if label.startswith("^"):
+            return  # a footnote's mark
+        if span["image"] and self._english:
+            self._writer.say("image:" if label.strip() else "image")
+        self._writer.raw("(" if plain else "")
+        self.read(label)  # it has no brackets, so this goes no deeper
+        self._writer.raw(")" if plain else "")
+
+    def _pause(self, source: str, seconds: float | None) -> None:
+        if seconds is None:
+            self.note("malformed", source)
+            return
+        if seconds > markup.LONGEST_PAUSE:
+            self.note("pause", source)
+        if seconds > 0:
+            self._writer.pause(min(seconds, markup.LONGEST_PAUSE))
+
+    def _entity(self, entity: re.Match[str]) -> int:
+        char = Cleaner().append(markup.unescape(entity[0]), end=True)
+        if char == entity[0]:
+            self._writer.raw("&")
+            return entity.start() + 1
+        if not char.strip():
+            self.note("tag", entity[0])
+        if char in v.SIGNS and self._english:
+            self._writer.say(v.SIGNS[char])
+        else:
+            self._writer.raw(char or " ")
+        return entity.end()
+
+    def _stray(self, text: str, stray: re.Match[str]) -> int:
+        """Marks without a partner: links' ends, emphasis, an underscore within a name."""
+        if any(map(str.isalnum, stray[0])):
+            self.note("link" if stray["url"] else "malformed", stray[0])
+        elif "_" in stray[0] and stray.start() and text[stray.start() - 1].isalnum():
+            self._writer.say("")
+        return stray.end()
