@@ -14,6 +14,7 @@ import torch
 
 from polyvox.audio import Audio
 from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.read import read_audio
 from polyvox.audio.stretch import Stretcher
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Result
@@ -99,6 +100,16 @@ class TTS:
     def languages(self) -> list[str]:
         """The names that `language` may have."""
         return self.speech.languages
+
+    def clone(self, recording: str | Path | Samples, text: str | None = None) -> ClonedVoice:
+        """The voice of a recording of 1 to 30 s, for a Base model: an audio file, or samples at `sample_rate`.
+
+        text is what the recording says; with it, speech continues the recording, which is closer to the voice.
+        """
+        self.speech.check_clones()  # before anything is read
+        if not isinstance(recording, np.ndarray):
+            return self.speech.clone(read_audio(recording, self.sample_rate), text)
+        return self.speech.clone(recording, text)
 
     def say(
         self,

@@ -1,17 +1,17 @@
 """A checkpoint that speaks: checks what is asked, makes the prompt, and runs the model over the engine's slots."""
 
-import hashlib
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyvox.audio.clip import Samples
 from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import Cache, Prepared
+from polyvox.models.qwen3_tts.cloning import Cloner
 from polyvox.models.qwen3_tts.codec import CodecState
+from polyvox.models.qwen3_tts.kept import Kept
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.sampling import predictor_parameters, seed_words, talker_parameters
@@ -72,8 +72,8 @@ class Speech:
         self.hidden_size = shape.hidden_size
         self.kv_shape = (shape.layers, shape.kv_heads, shape.head_dim)
         self.device, self.dtype = model.device, model.dtype
-        self._warm: OrderedDict[str, CodecState] = OrderedDict()
-        self._warm_lock = threading.Lock()
+        self._warm: Kept[CodecState] = Kept(VOICES_KEPT)
+        self._cloner = Cloner(model.encoders, self.sample_rate) if model.encoders else None
 
     @property
     def voices(self) -> list[str]:
@@ -84,6 +84,33 @@ class Speech:
     def languages(self) -> list[str]:
         """The names that `language` may have."""
         return languages(self.config)
+
+    # Whose voice it is
+
+    @property
+    def cloner(self) -> Cloner:
+        """What turns recordings into voices; InvalidRequest where this checkpoint cannot."""
+        self.check_clones()
+        assert self._cloner is not None
+        return self._cloner
+
+    def check_clones(self) -> None:
+        """Raises InvalidRequest unless this is a checkpoint that clones."""
+        if self._cloner is None:
+            raise InvalidRequest("model", self.config.kind, "base: only Base models clone voices")
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        """The voice of a recording at this model's sample rate, in the caller's thread.
+
+        With a transcript, which is what the recording says, speech continues it; without one only the voice's vector
+        is taken. Silence at both ends is cut off. The same recording gives what was worked out for it before.
+        """
+        cloner = self.cloner
+        if transcript is not None:
+            if not isinstance(transcript, str) or len(transcript) > MAX_TEXT:
+                raise InvalidRequest("transcript", transcript, f"a string of at most {MAX_TEXT:,} characters")
+            self.tokenizer.text(transcript, "transcript")
+        return cloner.clone(samples, transcript)
 
     # What is asked
 
@@ -220,17 +247,12 @@ class Speech:
 
     def _warm_state(self, codes: Tensor) -> CodecState:
         """The codec after a recording, which is what speech continues; kept for the voices used last."""
-        name = hashlib.sha256(codes.numpy().tobytes()).hexdigest()
-        with self._warm_lock:
-            if name in self._warm:
-                self._warm.move_to_end(name)
-                return self._warm[name]
-        _, state = self.model.codec(codes[None].to(self.device), self.model.codec.initial_state(1))
-        with self._warm_lock:
-            self._warm[name] = state
-            while len(self._warm) > VOICES_KEPT:
-                self._warm.popitem(last=False)
-        return state
+
+        def decode() -> CodecState:
+            _, state = self.model.codec(codes[None].to(self.device), self.model.codec.initial_state(1))
+            return state
+
+        return self._warm.get(codes.numpy(), decode)
 
 
 class SpeechSlots:
