@@ -19,7 +19,7 @@ from polyvox.models.qwen3_tts.config import CODEC_FILE, parse_config
 from training.corpus import Phonemes, read_timed
 from training.discriminators import Critics
 from training.encoder import MARGIN, SpeechEncoder
-from training.graph import Captured
+from training.graph import Captured, half_precision
 from training.layout import BOOKS, CODE_DIM, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
 from training.schedule import Clock, Log, rate
 from training.sound import Segments, load_sound, windows, without_margin
@@ -203,14 +203,14 @@ class CodecTraining:
             wanted = without_margin(self.segments.samples(starts))
             state = self.decoder.initial_state(batch)
             made = self.decoder(all_codes[starts[:, None] + columns], state)[0]
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            with half_precision(self.device):
                 critics.requires_grad_(True)
                 judge.zero_grad(set_to_none=True)
                 judged = critics.loss(wanted, made.detach())
             judged.backward()
             nn.utils.clip_grad_norm_(critics.parameters(), 5.0)
             judge.step()
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            with half_precision(self.device):
                 critics.requires_grad_(False)
                 maker.zero_grad(set_to_none=True)
                 adversarial, matching = critics.praise(wanted, made)
