@@ -10,7 +10,7 @@ serve: $(VENV)/.runtime  ## start the server on the embedded voice
 	$(BIN)/polyvox serve $(ARGS)
 
 test: $(VENV)/.dev  ## unit, parity and property tests, one smoke test per face
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: $(VENV)/.dev  ## what takes minutes: kills and crowds, again and again
 	$(BIN)/python -m pytest tests/soak $(ARGS)
