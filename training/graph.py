@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: a step of a small model is thousands of launches, and they cost more than the work."""
+"""A training step as one CUDA graph: small models are thousands of launches, which cost more than the work."""
 
 from collections.abc import Callable
 

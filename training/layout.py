@@ -163,9 +163,7 @@ def initialise(model: nn.Module) -> None:
             module.cluster_usage.fill_(1.0)
         elif isinstance(module, Fused):
             nn.init.uniform_(module.weight, *_bounds(module.weight))
-        elif isinstance(module, Stacked):
-            nn.init.normal_(module.weight, std=0.05)
-        elif isinstance(module, nn.Embedding):
+        elif isinstance(module, (Stacked, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.05)
 
 

@@ -34,7 +34,7 @@ class DenseKeys:
         size = (shape.layers, batch, capacity, shape.kv_heads, shape.head_dim)
         self._keys, self._values = (torch.zeros(size, dtype=model.dtype) for _ in range(2))
 
-    def attend(self, positions: Tensor, span: int):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    def attend(self, positions: Tensor, span: int):  # type: ignore[no-untyped-def]
         batch = torch.arange(len(positions))[:, None]
         seen = (torch.arange(span) <= positions[..., None])[:, None]
 
@@ -71,7 +71,8 @@ def say_all(
     trailing = model.text_rows([config.tts_pad_id])[0].expand(count, longest + 1, -1).clone()
     for i, prompt in enumerate(prompts):
         rows[i, : len(prompt)] = model.embed(prompt)
-        trailing[i, : len(prompt.trailing)] = model.text_rows(prompt.trailing)
+        later = prompt.trailing[:longest]
+        trailing[i, : len(later)] = model.text_rows(later)
     cache = DenseKeys(model, count, prompt_rows + longest + 1)
     positions = torch.arange(prompt_rows).expand(count, -1)
     hidden = talker(rows, positions, cache.attend(positions, prompt_rows))

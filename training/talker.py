@@ -108,7 +108,7 @@ class TalkerTraining:
         """Losses of the averaged weights on speech not trained on, in both layouts."""
         self._swap()
         self.model.eval()
-        found = {}
+        found: dict[str, float] = {}
         for name, live in (("whole", False), ("live", True)):
             flags = torch.full((len(self.held_out),), live, device=self.device)
             batch = self.batches.rows(self.held_out, flags, torch.zeros_like(flags), LENGTHS[2])

@@ -1,5 +1,7 @@
 """Who speaks, in numbers: median pitch, and how far two voices' long-term spectra are apart."""
 
+import itertools
+
 import numpy as np
 
 FRAME_SECONDS, HOP_SECONDS = 0.04, 0.01
@@ -45,7 +47,7 @@ def _print(pieces: list[np.ndarray], rate: int) -> np.ndarray:
     rows = np.concatenate([_frames(samples, rate) for samples in pieces])
     power = np.abs(np.fft.rfft(rows * np.hanning(rows.shape[1]))) ** 2
     edges = np.unique(np.geomspace(3, power.shape[1], BANDS + 1).astype(int))
-    bands = np.log(np.stack([power[:, a:b].mean(1) for a, b in zip(edges, edges[1:], strict=False)], 1) + 1e-8)
+    bands = np.log(np.stack([power[:, a:b].mean(1) for a, b in itertools.pairwise(edges)], 1) + 1e-8)
     count = bands.shape[1]
     basis = np.cos(np.pi * np.outer(np.arange(count) + 0.5, np.arange(1, CEPSTRA + 1)) / count)
     cepstra = bands @ basis
