@@ -514,7 +514,8 @@ class Crowd(RuleBasedStateMachine):
             self.seen[matching[0]] += 1
             assert codes == said[: len(codes)]
             if result.finish_reason == "error":
-                kind = Overloaded if "no place came free" in (result.error or "") else StreamFailed
+                refused = any(part in (result.error or "") for part in ("no place came free", "queue is full"))
+                kind = Overloaded if refused else StreamFailed
                 with pytest.raises(kind):
                     result.check()
         else:
