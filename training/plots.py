@@ -44,7 +44,7 @@ def spectrograms(out: Path, sounds: list[tuple[str, np.ndarray]]) -> None:
         axis.specgram(samples + 1e-6, NFFT=1024, Fs=SAMPLE_RATE, noverlap=768, vmin=-120, vmax=-30, cmap="magma")
         axis.set(ylim=(0, 8000), title=title)
         axis.title.set_fontsize(9)
-    figure.savefig(out, dpi=80)
+    figure.savefig(out, dpi=64)
 
 
 def main() -> None:
