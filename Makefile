@@ -23,8 +23,8 @@ lint: $(VENV)/.dev  ## ruff and mypy
 golden: $(VENV)/.dev  ## build the reference environment, regenerate the golden files, compare (ARGS=--write keeps them)
 	$(BIN)/python tests/reference/golden.py $(ARGS)
 
-bench: $(VENV)/.runtime  ## the three calls, timed (ARGS="--model 1.7B --batch 1,8")
-	$(BIN)/python benchmarks/speed.py $(ARGS)
+bench: $(VENV)/.runtime  ## the three calls, timed (ARGS="--model 1.7B --batch 1,8"); servers: polyvox bench
+	$(BIN)/polyvox bench engine $(ARGS)
 
 clean:
 	rm -rf $(VENV) .oracle build dist

@@ -9,8 +9,9 @@ import base64
 import json
 import selectors
 import struct
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -174,3 +175,24 @@ class FakeServer:
             yield self
         finally:
             await runner.cleanup()
+
+
+@contextmanager
+def serving(server: FakeServer) -> Iterator[FakeServer]:
+    """In a thread of its own and in real time, as servers are elsewhere."""
+    ready, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with server.running():
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield server
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+        loop.close()

@@ -202,6 +202,11 @@ def test_a_ramp_spreads_the_first_streams_and_requests_bound_a_run() -> None:
     assert sum(trace.measured for trace in found) == 6
 
 
+def test_each_stream_of_a_closed_loop_is_measured_however_slow_the_server_is() -> None:
+    summary, found = told(Script([(7.0, tone(100))]), Load("closed", 3, seconds=1.0, warmup=1.0, timeout=60))
+    assert (summary.requests, len(found)) == (3, 6)
+
+
 def test_an_open_loop_begins_when_requests_are_due_whatever_the_server_does() -> None:
     slow = Script(accept_after=5.0)
     summary, found = told(slow, Load("open", 10.0, seconds=5.0, warmup=1.0))

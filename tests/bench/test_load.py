@@ -1,13 +1,11 @@
 """Whole runs in real time: several processes, and the engine in this one."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from bench.fake_server import FakeServer, Script, tone
+from bench.fake_server import FakeServer, Script, serving, tone
 from polyvox.bench.clients import Target
 from polyvox.bench.inprocess import EngineClient, engine_client
 from polyvox.bench.load import Load, lag_of, run, run_here
@@ -18,23 +16,8 @@ from polyvox.tts import TTS
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    """A scripted server in a thread of its own, as others are elsewhere."""
-    served = FakeServer(standard=Script([(0.02, tone(100)), (0.02, tone(100))]))
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        async with served.running():
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert ready.wait(20)
-    yield served
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(20)
-    loop.close()
+    with serving(FakeServer(standard=Script([(0.02, tone(100)), (0.02, tone(100))]))) as served:
+        yield served
 
 
 def test_several_processes_make_one_run(server: FakeServer) -> None:

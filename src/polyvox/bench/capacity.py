@@ -11,7 +11,6 @@ from polyvox.errors import InvalidRequest
 
 UNITS = {"ms": 1e-3, "s": 1.0, "%": 1e-2, "": 1.0}
 ALWAYS = ("failed", "dropped")  # none of these, unless the service level says otherwise
-DOWN = 64  # how far below the first load one that holds is looked for, where loads are rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,7 @@ class Search:
     repeats: int = 3
     precision: float = 0.05
     seed: int = 1
+    least: float = 1.0  # the lowest to try
 
     def find(self, measure: Callable[[float, int], Summary], limits: Sequence[Limit]) -> Capacity:
         """measure gives the summary of a run with a load and a seed."""
@@ -148,9 +148,8 @@ class Search:
                     return level, above
                 level = above
             return level, None
-        least = 1.0 if self.mode == "closed" else self.first / DOWN
-        while level > least:
-            below = max(math.floor(level / 2) if self.mode == "closed" else level / 2, least)
+        while level > self.least:
+            below = max(math.floor(level / 2) if self.mode == "closed" else level / 2, self.least)
             if holds(below):
                 return below, level
             level = below

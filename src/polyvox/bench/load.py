@@ -32,8 +32,9 @@ WARM_INDEX = -1  # requests of the warm-up count down from here, so that the mea
 class Load:
     """One run. closed: `level` streams at once, a new one for each that ends; open: `level` requests a second.
 
-    warmup, seconds: how long requests are begun, not measured and measured. requests: no more than so many measured
-    ones. ramp: over how many seconds of the warm-up the streams of a closed loop begin.
+    warmup, seconds: how long requests are begun, not measured and measured; each stream of a closed loop has one
+    that is measured, however slow the server is. requests: no more than so many measured ones. ramp: over how many
+    seconds of the warm-up the streams of a closed loop begin.
     """
 
     mode: Mode
@@ -164,8 +165,9 @@ class _Run:
             await self.wait_until(load.ramp * number / streams)
             while (now := self.now()) < load.warmup:
                 await self.speak(part.trace(next(warm), False, now))
-            while (now := self.now()) < load.warmup + load.seconds and left != 0:
-                left = None if left is None else left - 1
+            begun = False
+            while left != 0 and ((now := self.now()) < load.warmup + load.seconds or not begun):
+                left, begun = None if left is None else left - 1, True
                 await self.speak(part.trace(next(measured), True, now))
 
         await asyncio.gather(*(stream(number) for number in range(part.number, streams, part.of)))

@@ -22,6 +22,7 @@ from polyvox.errors import InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, help="Measure a speech server, or the engine.")
 
+LEAST_REQUESTS = 5  # that a rate must bring in a run, to show anything
 LEVELS = "1,4,8,16,32,48,64,96,128"
 
 BaseUrl = Annotated[str | None, typer.Option(help="The server, such as http://127.0.0.1:8000.")]
@@ -200,7 +201,8 @@ def capacity(
                 save(output, driver.conditions, runs)
             return runs[-1].summary
 
-        found = Search(mode, first, most, repeats, precision, seed).find(measure, limits)
+        least = 1.0 if mode == "closed" else min(first, LEAST_REQUESTS / seconds)
+        found = Search(mode, first, most, repeats, precision, seed, least).find(measure, limits)
     unit = "streams at once" if mode == "closed" else "requests a second"
     if as_json:
         show_json(_capacity_told(found, unit, [str(limit) for limit in limits], driver.conditions))
