@@ -1,12 +1,18 @@
 """The three calls alone: what they must read and multiply is what the model's sizes say."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from conftest import Loaded
 from polyvox.bench.engine import Crowd, Timing, measure_calls, plain, plots, row, streams
 from polyvox.bench.floor import Device, Work, measure_device, work_of
-from polyvox.bench.weights import CountedTokens
+from polyvox.bench.inprocess import EngineClient, engine_client
+from polyvox.bench.load import Load, run_here
+from polyvox.bench.weights import CountedTokens, random_tts
+from polyvox.engine.config import EngineConfig
+from polyvox.models.qwen3_tts import synthetic
 
 FAST = Device("a device", 1e9, {torch.float32: 1e9})
 
@@ -78,3 +84,17 @@ def test_a_tokenizer_that_is_not_there_counts(loaded: Loaded) -> None:
     assert len(CountedTokens(config, 30).text("any text")) == 30
     assert CountedTokens(config, 30).text("one") != CountedTokens(config, 30).text("two")
     assert len(CountedTokens(config, None).role) == 3
+
+
+def test_random_weights_speak_for_as_long_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "published_files", lambda _size, kind: synthetic.tiny_files(kind))
+    with random_tts("1.7B", "cpu", "float32", EngineConfig(slots=4), tokens=30) as tts:
+        client = EngineClient(tts.engine, tts.speech.config.sampling, frames=20)
+        texts = ("One text.", "Another one.")
+        out = run_here(partial(engine_client, client), Load("closed", 4, warmup=0.0, requests=8, seconds=60), texts)
+        assert [trace.error for trace in out.traces] == [None] * 8
+        assert {trace.samples for trace in out.traces} == {20 * tts.speech.samples_per_frame}
+        result = tts.engine.submit(client.request("One text.", 1))
+        list(result.chunks(60))
+        assert result.result is not None
+        assert result.result.text_tokens == 30

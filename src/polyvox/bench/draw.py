@@ -172,6 +172,8 @@ def _write_png(path: Path, title: str, plots: Sequence[Plot]) -> None:
             axes.barh(-bar.row, bar.end - bar.begin, left=bar.begin, color=BAR_COLOURS[bar.kind])
         if plot.lines:
             axes.legend()
+        else:
+            axes.set_yticks([])
         if plot.log:
             axes.set(xscale="log", yscale="log")
         elif not plot.bars:

@@ -1,6 +1,5 @@
 """The three calls of a model alone: prefill, frame step, codec step, over batch sizes and context lengths."""
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -9,6 +8,7 @@ import torch
 
 from polyvox.bench.floor import Device, Work, measure_device, timed, work_of
 from polyvox.bench.plots import Line, Plot
+from polyvox.bench.summary import percentile
 from polyvox.engine.kv import PAGE, PagedKV
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 
@@ -106,11 +106,8 @@ def measure_calls(
 
 
 def _timing(call: Call, batch: int, context: int, times: list[float], work: Work, floor: float) -> Timing:
-    tenths = statistics.quantiles(times, n=10) if len(times) > 1 else times * 9
-    return Timing(
-        call, batch, context, tenths[0], statistics.median(times), tenths[-1], work.bytes, work.flops,
-        work.operations, floor,
-    )  # fmt: skip
+    p10, p50, p90 = (percentile(sorted(times), percent) for percent in (10, 50, 90))
+    return Timing(call, batch, context, p10, p50, p90, work.bytes, work.flops, work.operations, floor)
 
 
 HEADINGS = (

@@ -20,12 +20,12 @@ class CountedTokens(TextTokenizer):
 
     def __init__(self, config: ModelConfig, tokens: int | None) -> None:
         self.role = [config.im_start_id, config.assistant_id, LINE_BREAK]
-        self._count = tokens
+        self._count, self._ids = tokens, min(PLAIN_IDS, config.talker.text_vocab_size // 2)
 
     def _encode(self, text: str) -> list[int]:
         words = text.split()
         words = words if self._count is None else [f"{i}{text}" for i in range(self._count)]
-        return [int.from_bytes(hashlib.sha256(word.encode()).digest()[:4]) % PLAIN_IDS for word in words]
+        return [int.from_bytes(hashlib.sha256(word.encode()).digest()[:4]) % self._ids for word in words]
 
 
 def random_weights(size: str, device: str, dtype: str) -> "Qwen3TTS":
