@@ -14,12 +14,13 @@ import torch
 
 from polyvox.audio import Audio
 from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.read import read_audio
 from polyvox.audio.stretch import Stretcher
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.local import LocalEngine
 from polyvox.engine.stream import LocalStream
-from polyvox.errors import InvalidRequest
+from polyvox.errors import EngineDown, InvalidRequest
 from polyvox.models.identity import ModelIdentity
 from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
 from polyvox.models.qwen3_tts.identity import read_identity
@@ -72,12 +73,18 @@ class TTS:
         self._config.check()
         self._lock = threading.Lock()
         self._engine: LocalEngine | None = None
+        self._closed = False
 
     @property
     def engine(self) -> LocalEngine:
         """Started by the first request, and again after one that broke."""
         with self._lock:
-            if self._engine is None or self._engine.broken:
+            if self._closed:
+                raise EngineDown("this TTS was closed: load it again", retry_after=0)
+            if self._engine is not None and self._engine.broken:
+                self._engine.close()  # it lets go of its memory
+                self._engine = None
+            if self._engine is None:
                 self._engine = LocalEngine(self.speech, self._config)
             return self._engine
 
@@ -99,6 +106,16 @@ class TTS:
     def languages(self) -> list[str]:
         """The names that `language` may have."""
         return self.speech.languages
+
+    def clone(self, recording: str | Path | Samples, text: str | None = None) -> ClonedVoice:
+        """The voice of a recording of 1 to 30 s, for a Base model: an audio file, or samples at `sample_rate`.
+
+        text is what the recording says; with it, speech continues the recording, which is closer to the voice.
+        """
+        self.speech.check_clones()  # before anything is read
+        if not isinstance(recording, np.ndarray):
+            return self.speech.clone(read_audio(recording, self.sample_rate), text)
+        return self.speech.clone(recording, text)
 
     def say(
         self,
@@ -176,8 +193,10 @@ class TTS:
 
     def close(self) -> None:
         """Ends the engine and whatever it still speaks."""
-        if self._engine is not None:
-            self._engine.close()
+        with self._lock:
+            self._closed = True
+            if self._engine is not None:
+                self._engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -18,8 +18,8 @@ SHORT = ("--seconds", "0.4", "--warmup", "0.1", "--repeats", "1")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FakeServer]:
-    # The second chunk is 40 ms late for a player without a buffer.
-    with serving(FakeServer(standard=Script([(0.01, tone(60)), (0.1, tone(300))]))) as served:
+    # The second chunk is 240 ms late for a player without a buffer; much, as machines that run tests are busy.
+    with serving(FakeServer(standard=Script([(0.01, tone(60)), (0.3, tone(300))]))) as served:
         yield served
 
 
@@ -72,7 +72,7 @@ def test_a_report_finds_what_was_scripted(bench: Bench, capsys: pytest.CaptureFi
     summary = run["summary"]
     assert summary["succeeded"] == summary["requests"] > 0
     assert summary["underruns"]["count"] == summary["succeeded"]
-    assert summary["underruns"]["longest"] >= 0.039
+    assert summary["underruns"]["longest"] > 0.1
     assert summary["buffered"]["count"] == 0
     assert summary["length"]["mean"] == pytest.approx(0.36)
     assert len([trace for trace in run["traces"] if trace["measured"]]) == summary["requests"]

@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import huggingface_hub.constants
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from polyvox.errors import CheckpointError
 from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
+from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.synthetic import random_model, tiny_files, write_tiny
 from polyvox.models.qwen3_tts.transformer import file_tensors
 
@@ -30,13 +32,12 @@ def rewrite(path: Path, **changes: torch.Tensor | None) -> None:
     save_file(tensors, path)
 
 
-def test_every_tensor_of_the_files_is_in_the_model(folder: Path) -> None:
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_tensor_of_the_files_is_in_the_model(kind: Kind, checkpoints: Path) -> None:
+    folder = checkpoints / kind
     model = load_model(folder, CPU, torch.float32)
-    for part, prefix, path in (
-        (model.talker, "talker.", folder / "model.safetensors"),
-        (model.codec, "decoder.", folder / "speech_tokenizer/model.safetensors"),
-    ):
-        ours, stored = file_tensors(part, prefix), load_file(path)
+    for place, ours in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
+        stored = load_file(place / "model.safetensors")
         assert ours.keys() == stored.keys()
         for name, value in stored.items():
             assert torch.equal(ours[name], value), name
@@ -74,6 +75,22 @@ def test_a_wrong_tensor_is_named(part: str, problem: str, folder: Path) -> None:
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("part", ["", "speech_tokenizer/"])
+@pytest.mark.parametrize("problem", ["missing", "is not known", "has shape"])
+def test_a_wrong_tensor_of_an_encoder_is_named_where_voices_are_cloned(
+    part: str, problem: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoints / "base", tmp_path / "checkpoint")
+    path = folder / f"{part}model.safetensors"
+    name = "encoder.downsample.conv.weight" if part else "speaker_encoder.fc.weight"
+    value = load_file(path)[name]
+    if problem == "is not known":
+        name = name.replace("weight", "surplus")
+    rewrite(path, **{name: None if problem == "missing" else value[:-1].clone()})
+    with pytest.raises(CheckpointError, match=rf"{name} .*{problem}"):
+        load_model(folder, CPU, torch.float32)
+
+
 @pytest.mark.parametrize("damage", ["truncated", "empty", "text", "absent"])
 def test_a_damaged_file_is_named(damage: str, folder: Path) -> None:
     path = folder / "model.safetensors"
@@ -86,7 +103,7 @@ def test_a_damaged_file_is_named(damage: str, folder: Path) -> None:
         load_model(folder, CPU, torch.float32)
 
 
-def test_encoders_in_the_files_are_passed_over(folder: Path) -> None:
+def test_encoders_in_the_files_are_passed_over_where_no_voice_is_cloned(folder: Path) -> None:
     rewrite(folder / "model.safetensors", **{"speaker_encoder.fc.weight": torch.zeros(2)})
     rewrite(folder / "speech_tokenizer/model.safetensors", **{"encoder.downsample.conv.weight": torch.zeros(2)})
     load_model(folder, CPU, torch.float32)

@@ -26,9 +26,11 @@ from polyvox.models.request import Sampling
 from polyvox.tts import EMBEDDED_VOICE
 
 
-def changed(file: str, path: str, value: object = None, *, drop: bool = False) -> dict[str, Any]:
+def changed(
+    file: str, path: str, value: object = None, *, drop: bool = False, kind: Kind = "custom_voice"
+) -> dict[str, Any]:
     """The files of a tiny checkpoint with one field changed or dropped."""
-    files = copy.deepcopy(tiny_files("custom_voice"))
+    files = copy.deepcopy(tiny_files(kind))
     *parents, last = path.split(".")
     place = files[file]
     for name in parents:
@@ -151,6 +153,49 @@ def test_an_unsupported_value_is_named_with_what_is_supported(
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("file", "path", "value", "supported"),
+    [
+        (MODEL_FILE, "speaker_encoder_config", None, "missing"),
+        (MODEL_FILE, "speaker_encoder_config.enc_dim", 47, "hidden_size, 48"),
+        (MODEL_FILE, "speaker_encoder_config.mel_dim", 80, "128"),
+        (MODEL_FILE, "speaker_encoder_config.sample_rate", 16000, "24000"),
+        (MODEL_FILE, "speaker_encoder_config.enc_channels", [16, 16], "the blocks' sum"),
+        (MODEL_FILE, "speaker_encoder_config.enc_channels", [16, 16, 16, 16, 64], "the blocks' sum"),
+        (MODEL_FILE, "speaker_encoder_config.enc_res2net_scale", 3, "multiple of 3"),
+        (MODEL_FILE, "speaker_encoder_config.enc_dilations", [1, 2], "as many as enc_channels, 5"),
+        (MODEL_FILE, "speaker_encoder_config.enc_kernel_sizes", [4, 3, 3, 3, 1], "odd"),
+        (CODEC_FILE, "encoder_config", None, "missing"),
+        (CODEC_FILE, "encoder_config.hidden_act", "relu", "gelu"),
+        (CODEC_FILE, "encoder_config.pad_mode", "reflect", "constant"),
+        (CODEC_FILE, "encoder_config.num_semantic_quantizers", 2, "1"),
+        (CODEC_FILE, "encoder_config.num_attention_heads", 3, "a divisor"),
+        (CODEC_FILE, "encoder_config.num_quantizers", 5, "6 codes a frame"),
+        (CODEC_FILE, "encoder_config.codebook_size", 32, "vocab_size, 64"),
+        (CODEC_FILE, "encoder_config.frame_rate", 12.5, "500"),
+        (CODEC_FILE, "encoder_config.upsampling_ratios", [2, 2], "strides, 8"),
+        (CODEC_FILE, "encoder_valid_num_quantizers", 5, "num_code_groups, 6"),
+        (CODEC_FILE, "encode_downsample_rate", 24, "strides, 48"),
+        (CODEC_FILE, "input_sample_rate", 16000, "24000"),
+    ],
+)
+def test_what_an_encoder_cannot_be_is_refused_where_voices_are_cloned(
+    file: str, path: str, value: object, supported: str
+) -> None:
+    if path == "encoder_config.upsampling_ratios":
+        # Its frame rate is the first to disagree.
+        files = changed(file, path, value, kind="base")
+        del files[CODEC_FILE]["encoder_config"]["frame_rate"]
+    else:
+        files = changed(file, path, value, kind="base")
+    with pytest.raises(CheckpointError) as caught:
+        parse_config(files)
+    assert file in str(caught.value)
+    assert supported in str(caught.value)
+    if file == CODEC_FILE:
+        assert isinstance(parse_config(changed(file, path, value)), ModelConfig)
+
+
 def test_a_window_that_is_switched_off_is_no_window() -> None:
     files = changed(MODEL_FILE, "talker_config.sliding_window", 4096)
     assert isinstance(parse_config(files), ModelConfig)
@@ -198,9 +243,14 @@ JUNK = st.one_of(
 
 
 @settings(max_examples=2000)
-@given(st.sampled_from([leaf for leaf in leaves(tiny_files("custom_voice")) if leaf]), JUNK)
-def test_no_junk_in_a_file_gives_anything_but_a_checkpoint_error(path: tuple[str, ...], junk: object) -> None:
-    files = json.loads(json.dumps(tiny_files("custom_voice")))
+@given(
+    st.sampled_from([(kind, leaf) for kind in get_args(Kind)[::2] for leaf in leaves(tiny_files(kind)) if leaf]), JUNK
+)
+def test_no_junk_in_a_file_gives_anything_but_a_checkpoint_error(
+    at: tuple[Kind, tuple[str, ...]], junk: object
+) -> None:
+    kind, path = at
+    files = json.loads(json.dumps(tiny_files(kind)))
     place = files
     for name in path[:-1]:
         place = place[name]

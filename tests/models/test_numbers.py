@@ -9,8 +9,8 @@ import torch
 from conftest import DEVICE, Loaded
 from parity import Batch
 from polyvox.models.qwen3_tts.codec import Codebook
-from polyvox.models.qwen3_tts.config import TransformerConfig
 from polyvox.models.qwen3_tts.sampling import draw, penalised, talker_parameters
+from polyvox.models.qwen3_tts.shapes import TransformerConfig
 from polyvox.models.qwen3_tts.transformer import RMSNorm, Rotation
 from polyvox.models.request import Sampling
 

@@ -19,6 +19,17 @@ class Utterance:
 
 
 @dataclass(frozen=True)
+class Clone:
+    """Speech in the voice of a recording, all the way from its samples; greedy, in the streaming layout."""
+
+    name: str
+    text: str
+    language: str
+    recording: tuple[str, int]  # kind and samples: see signals.py
+    transcript: str | None = None  # None: by the voice's vector alone
+
+
+@dataclass(frozen=True)
 class Case:
     name: str
     checkpoint: str
@@ -104,6 +115,26 @@ CASES = (
         Utterance(SHORT, "auto", vector=2, reference=(TEXT, 3)),
         Utterance(OTHER, "english", vector=3, reference=(SHORT, 40)),
     ),
+)
+
+# What the encoders are given: with lengths that are whole frames (of 48 samples) and lengths that are not.
+RECORDINGS = (
+    ("noise", 24_000),
+    ("noise", 1_300),
+    ("tones", 10_007),
+    ("chirp", 48_013),
+    ("vowels", 36_000),
+    ("vowels", 240_000),
+)
+# Too short for the speaker encoder, or nothing for it to hear: codes only.
+CODED_RECORDINGS = (("noise", 1), ("noise", 47), ("noise", 48), ("noise", 49), ("tones", 95), ("silence", 4_800))
+LATENTS_OF = MEL_OF = ("tones", 10_007)
+
+CLONES = (
+    Clone("vector", TEXT, "english", ("vowels", 36_000)),
+    Clone("icl", TEXT, "english", ("vowels", 4_801), SHORT),
+    # 59 frames, and 40 new ones: the package cuts the recording off a sample early.
+    Clone("icl-early-cut", TEXT, "auto", ("chirp", 2_800), SHORT),
 )
 
 # The embedded voice: trained weights, greedy to the end of speech.

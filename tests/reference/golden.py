@@ -27,7 +27,7 @@ from polyvox.tts import EMBEDDED_VOICE
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
 ORACLE = HERE.parents[1] / ".oracle"
-SCRIPTS = ("oracle.py", "cases.py", "golden.py")
+SCRIPTS = ("oracle.py", "cases.py", "signals.py", "golden.py")
 PACKAGES = (
     ("torch==2.13.0",),
     ("transformers==4.57.3", "accelerate==1.12.0", "librosa==0.11.0", "soundfile==0.14.0", "einops==0.8.2"),

@@ -2,8 +2,8 @@
 
 Needs the environment that golden.py builds; imports nothing of Polyvox. Each case becomes one .npz file.
 
-float32 is the package as it is. In float64 its float32 islands (RMSNorm, rotary angles) are widened, or they would
-hide any error below 1e-7; its logits processors keep float32.
+float32 is the package as it is. In float64 its float32 islands (RMSNorm, rotary angles, the distances to codebook
+entries, the mel spectrogram) are widened, or they would hide any error below 1e-7; its logits processors keep float32.
 """
 
 import sys
@@ -21,14 +21,21 @@ from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as code
 
 from cases import (
     CASES,
+    CLONES,
+    CODED_RECORDINGS,
     EMBEDDED,
     FRAMES,
+    LATENTS_OF,
     LONG_CODEC_FRAMES,
+    MEL_OF,
+    RECORDINGS,
     STREAMED_CODEC_FRAMES,
     TOKENIZER_TEXTS,
     Case,
+    Clone,
     Utterance,
 )
+from signals import RATE, signal
 
 Arrays = dict[str, np.ndarray]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -53,9 +60,11 @@ def widened(dtype: torch.dtype) -> Iterator[None]:
     to_float = torch.Tensor.float
     talker_code.torch = codec_code.torch = _WideTorch()
     torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)  # of the mel spectrogram's window
     try:
         yield
     finally:
+        torch.set_default_dtype(torch.float32)
         talker_code.torch = codec_code.torch = torch
         torch.Tensor.float = to_float
 
@@ -69,6 +78,8 @@ def load(folder: Path, dtype: torch.dtype) -> Any:
                 dim = getattr(module.config, "head_dim", None) or module.inv_freq.numel() * 2
                 exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
                 module.inv_freq = 1.0 / module.config.rope_theta**exponents
+        hear = reference.model.extract_speaker_embedding
+        reference.model.extract_speaker_embedding = lambda audio, sr: hear(audio.astype(np.float64), sr)
     return reference
 
 
@@ -197,9 +208,68 @@ def codec_arrays(model: Any) -> Arrays:
     }
 
 
-def check(case: Case, result: Arrays) -> None:
+def encoder_arrays(reference: Any) -> Arrays:
+    """What the two encoders make of the recordings, and some of what they make on the way."""
+    model = reference.model
+    result: Arrays = {}
+    for kind, count in (*RECORDINGS, *CODED_RECORDINGS):
+        samples = signal(kind, count)
+        encoded = model.speech_tokenizer.encode(samples, sr=RATE)
+        result[f"codes.{kind}.{count}"] = encoded.audio_codes[0].numpy()
+        if (kind, count) in RECORDINGS:
+            result[f"vector.{kind}.{count}"] = model.extract_speaker_embedding(samples, RATE).numpy()
+    kept: list[Any] = []
+    codec = model.speech_tokenizer.model.encoder
+    hooks = [codec.downsample.register_forward_hook(lambda _m, _i, out: kept.append(out[0].numpy()))]
+    hooks.append(model.speaker_encoder.register_forward_pre_hook(lambda _m, given: kept.append(given[0][0].T.numpy())))
+    model.speech_tokenizer.encode(signal(*LATENTS_OF), sr=RATE)
+    model.extract_speaker_embedding(signal(*MEL_OF), RATE)
+    for hook in hooks:
+        hook.remove()
+    result["latents"], result["mel"] = kept
+    bank = talker_code.librosa_mel_fn(sr=RATE, n_fft=1024, n_mels=128, fmin=0, fmax=12000)
+    return result | {"bank": bank}
+
+
+def cloned(reference: Any, case: Clone) -> Arrays:
+    """Speech by the package's own call, from the samples of a recording: codes, prompt parts and samples."""
+    model = reference.model
+    captured: dict[str, Any] = {}
+    inner = model.generate
+
+    def capture(**kwargs: Any) -> Any:
+        captured["prompt"] = kwargs["voice_clone_prompt"]
+        captured["codes"], rest = inner(**kwargs)
+        return captured["codes"], rest
+
+    model.generate = capture
+    try:
+        samples, _ = reference.generate_voice_clone(
+            text=case.text,
+            language=case.language,
+            ref_audio=(signal(*case.recording), RATE),
+            ref_text=case.transcript,
+            x_vector_only_mode=case.transcript is None,
+            non_streaming_mode=False,
+            do_sample=False,
+            subtalker_dosample=False,
+            max_new_tokens=FRAMES + 1,
+        )
+    finally:
+        model.generate = inner
+    result = {
+        "codes0": captured["codes"][0].numpy(),
+        "vector0": captured["prompt"]["ref_spk_embedding"][0].numpy(),
+        "audio0": samples[0],
+    }
+    if case.transcript is not None:
+        result["reference0"] = captured["prompt"]["ref_code"][0].numpy()
+    return result
+
+
+def check(case: Case | Clone, result: Arrays) -> None:
     """A golden that says little would pass for many wrong models."""
-    for i in range(len(case.utterances)):
+    for i in range(len(case.utterances) if isinstance(case, Case) else 1):
         frames, values = len(result[f"codes{i}"]), len(np.unique(result[f"codes{i}"][:, 0]))
         if frames < MIN_FRAMES or values < MIN_VALUES:
             print(f"TOO FEW in {case.name} {i}: {frames} frames, {values} values of code 0", flush=True)
@@ -224,6 +294,11 @@ def main(checkpoints: Path, out: Path) -> None:
                         print(f"{suffix} {case.name}", flush=True)
                 if checkpoint == "custom_voice":
                     found["codec"] = codec_arrays(reference.model)
+                if checkpoint == "base":
+                    found["encoders"] = encoder_arrays(reference)
+                    for clone in CLONES:
+                        found[f"clone-{clone.name}"] = cloned(reference, clone)
+                        check(clone, found[f"clone-{clone.name}"])
             for name, arrays in found.items():
                 if checkpoint == "embedded":
                     # Trained weights at 1,920 samples a frame: the tokens of both, the samples of one.

@@ -1,6 +1,5 @@
 """The physical floor of a device: what a call must read and multiply, against what the device can at best."""
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 128 << 20}  # far more than any cache
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
-REPEATS = 10
+REPEATS = 20
 # Operations that multiply by a matrix, and so read all of it.
 READS_WEIGHTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul")
 
@@ -62,7 +61,7 @@ def timed(call: Callable[[], object], repeats: int, device: torch.device, warm: 
 
 
 def measure_device(device: torch.device, dtypes: set[torch.dtype]) -> Device:
-    """Medians of a large copy and of large matmuls."""
+    """The fastest of some large copies and matmuls: a floor is what the device can, not what neighbours leave of it."""
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
     return Device(name, _copy_rate(device), {dtype: _matmul_rate(device, dtype) for dtype in dtypes})
@@ -72,7 +71,7 @@ def _copy_rate(device: torch.device) -> float:
     size = COPY_BYTES[device.type]
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / statistics.median(timed(lambda: target.copy_(source), REPEATS, device))
+    return 2 * size / min(timed(lambda: target.copy_(source), REPEATS, device))
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
@@ -81,7 +80,7 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True  # convolutions may use it, so the floor must
     try:
-        seconds = statistics.median(timed(lambda: left @ left, REPEATS, device))
+        seconds = min(timed(lambda: left @ left, REPEATS, device))
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     return 2 * side**3 / seconds

@@ -82,11 +82,8 @@ class Borders:
 
     def _span(self, text: str, at: int, end: bool) -> int | None:
         """Where what opens here ends; the next character where nothing does; None where more text decides."""
-        if text[at] == "<":
-            if at + 1 == len(text) and not end:
-                return None
-            if not OPENS_TAG.match(text, at):
-                return at + 1
+        if text[at] == "<" and not OPENS_TAG.match(text, at):
+            return at + 1
         newline = text.find("\n", at, at + LONGEST_SPAN)
         stop = newline if newline >= 0 else min(len(text), at + LONGEST_SPAN)
         decided = newline >= 0 or end or len(text) >= at + LONGEST_SPAN

@@ -29,8 +29,8 @@ Part = Words | Pause
 class Note:
     """Something that is not said as it stands: its kind, and the text as it was written.
 
-    Kinds: code, emoji, image, language, left out, link, malformed, number, pause, repeated, tag, thought, unspeakable,
-    url.
+    Kinds: code, comment, emoji, image, language, left out, link, malformed, number, pause, repeated, tag, thought,
+    unspeakable, url.
     """
 
     kind: str

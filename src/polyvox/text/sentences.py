@@ -60,8 +60,6 @@ class SentenceStream:
                 return stop.start() if stop[0][0] == "\n" else stop.end()
         if len(text) <= self._limit:
             return len(text) if end else None
-        if len(text) < self._limit + _LOOKAHEAD and not end:
-            return None
         for pattern in _CLAUSES:
             places = [place.end() for place in pattern.finditer(text, self._limit // 4, self._limit)]
             if places:

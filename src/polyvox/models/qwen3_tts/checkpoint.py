@@ -16,9 +16,9 @@ from torch import Tensor
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import ModelConfig, read_config
 from polyvox.models.qwen3_tts.model import Qwen3TTS
-from polyvox.models.qwen3_tts.transformer import file_tensors
 
-# What a checkpoint also holds and speaking does not need: the encoders that turn a recording into a voice.
+# The encoders that turn a recording into a voice. Every codec file has one; only Base models clone, so that only they
+# load it (250 MB): at once and not when it is first used, as memory may be gone by then and files may have changed.
 ENCODERS = ("speaker_encoder.", "encoder.")
 
 # What the hub takes for an id: no double dashes or dots, no .git at the end.
@@ -68,9 +68,10 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype, progress:
     """
     config = read_config(folder)
     with ExitStack() as stack:
-        files = [_open(folder, stack, device), _open(folder / "speech_tokenizer", stack, device)]
+        passed_over = () if config.encoders else ENCODERS
+        files = [_open(place, stack, device, passed_over) for place in (folder, folder / "speech_tokenizer")]
         with torch.device("meta"):
-            expected = _parts(Qwen3TTS(config))
+            expected = Qwen3TTS(config).files()
         for found, wanted in zip(files, expected, strict=True):
             _compare(found, wanted)
         try:
@@ -81,24 +82,22 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype, progress:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
             task = bar.add_task("Loading weights", total=total)
-            for found, wanted in zip(files, _parts(model), strict=True):
+            for found, wanted in zip(files, model.files(), strict=True):
                 for size in _fill(found, wanted):
                     bar.advance(task, size)
     return model
 
 
 def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Qwen3TTS:
-    """A model with memory but no values. The codec keeps at least float32, the type of its file."""
+    """A model with memory but no values. The codec keeps at least float32, the type of its file; so do the encoders,
+    which run once a voice."""
     with torch.device("meta"):
         model = Qwen3TTS(config)
     model.talker.to(dtype)
-    model.codec.to(torch.promote_types(dtype, torch.float32))
+    for part in (model.codec, model.encoders):
+        if part is not None:
+            part.to(torch.promote_types(dtype, torch.float32))
     return model.to_empty(device=device).eval().requires_grad_(False)
-
-
-def _parts(model: Qwen3TTS) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of each of the two files."""
-    return file_tensors(model.talker, "talker."), file_tensors(model.codec, "decoder.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class _Found:
         return list(self.files[name].get_slice(name).get_shape())
 
 
-def _open(folder: Path, stack: ExitStack, device: torch.device) -> _Found:
+def _open(folder: Path, stack: ExitStack, device: torch.device, passed_over: tuple[str, ...]) -> _Found:
     whole = folder / "model.safetensors"
     paths = [whole] if whole.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
     if not paths:
@@ -127,7 +126,7 @@ def _open(folder: Path, stack: ExitStack, device: torch.device) -> _Found:
             file = stack.enter_context(safe_open(path, framework="pt", device=str(device)))
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged or not safetensors: {error}") from None
-        files |= {name: file for name in file.keys() if not name.startswith(ENCODERS)}  # noqa: SIM118
+        files |= {name: file for name in file.keys() if not name.startswith(passed_over)}  # noqa: SIM118
     return _Found(paths, files)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.models.qwen3_tts.encoder_config import EncodersConfig, parse_encoders
 from polyvox.models.qwen3_tts.fields import Fields, read_json
+from polyvox.models.qwen3_tts.shapes import TransformerConfig
 from polyvox.models.request import Sampling
 
 Kind = Literal["custom_voice", "voice_design", "base"]
@@ -18,20 +20,6 @@ CODEC_FILE = "speech_tokenizer/config.json"
 
 # The reference forbids the last 1,024 ids of the talker's vocabulary, its control ids, all but end of speech.
 CONTROL_IDS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class TransformerConfig:
-    """The shape of one stack of decoder layers."""
-
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float
-    rope_theta: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +87,7 @@ class ModelConfig:
     talker: TalkerConfig
     predictor: PredictorConfig
     codec: CodecConfig
+    encoders: EncodersConfig | None  # a Base model's; the others cannot clone
     sampling: Sampling
     max_frames: int
 
@@ -128,8 +117,13 @@ def parse_config(files: Mapping[str, object]) -> ModelConfig:
     predictor_fields.expect("num_code_groups", talker.code_groups)
     defaults = Fields(GENERATION_FILE, files[GENERATION_FILE])
     codec_fields = Fields(CODEC_FILE, files[CODEC_FILE])
+    kind = cast(Kind, top.text("tts_model_type"))
+    encoders = None
+    if kind == "base":
+        width, groups = talker.transformer.hidden_size, talker.code_groups
+        encoders = parse_encoders(top, codec_fields, width, groups, predictor.vocab_size)
     config = ModelConfig(
-        kind=cast(Kind, top.text("tts_model_type")),
+        kind=kind,
         size=top.text("tts_model_size"),
         im_start_id=top.id("im_start_token_id"),
         im_end_id=top.id("im_end_token_id"),
@@ -140,6 +134,7 @@ def parse_config(files: Mapping[str, object]) -> ModelConfig:
         talker=talker,
         predictor=predictor,
         codec=_codec(codec_fields),
+        encoders=encoders,
         sampling=_sampling(defaults),
         # The reference completes frame k in step k + 1, so N new tokens are at most N - 1 frames.
         max_frames=defaults.size("max_new_tokens", least=2, default=2048) - 1,

@@ -9,9 +9,13 @@ from torch import Tensor, nn
 from polyvox.models.protocol import ENDED, STILL, Cache, Pack
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
+from polyvox.models.qwen3_tts.encoder import CodecEncoder
+from polyvox.models.qwen3_tts.encoder_config import EncodersConfig
 from polyvox.models.qwen3_tts.prompt import Prompt
 from polyvox.models.qwen3_tts.sampling import Noise, draw, keyed_noise, penalised
+from polyvox.models.qwen3_tts.speaker import SpeakerEncoder
 from polyvox.models.qwen3_tts.talker import Talker
+from polyvox.models.qwen3_tts.transformer import file_tensors
 
 # Past its text's budget a stream's end of speech gains this much logit with every frame.
 END_PRESSURE = 0.05
@@ -59,14 +63,24 @@ def _spoil(row: Tensor) -> None:
     row.fill_(torch.nan if row.is_floating_point() else 1)
 
 
+class Encoders(nn.Module):
+    """What turns a recording into a voice."""
+
+    def __init__(self, config: EncodersConfig) -> None:
+        super().__init__()
+        self.codec = CodecEncoder(config.codec)
+        self.speaker = SpeakerEncoder(config.speaker)
+
+
 class Qwen3TTS(nn.Module):
-    """Talker, predictor and codec decoder."""
+    """Talker, predictor and codec decoder; a Base model's encoders, too."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.talker = Talker(config)
         self.codec = CodecDecoder(config.codec)
+        self.encoders = Encoders(config.encoders) if config.encoders else None
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +89,14 @@ class Qwen3TTS(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.talker.codec_head.weight.dtype
+
+    def files(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors of each of a checkpoint's two files, by name, as views of what holds them here."""
+        talker, codec = file_tensors(self.talker, "talker."), file_tensors(self.codec, "decoder.")
+        if self.encoders is not None:
+            talker |= file_tensors(self.encoders.speaker, "speaker_encoder.")
+            codec |= file_tensors(self.encoders.codec, "encoder.")
+        return talker, codec
 
     def embed(self, prompt: Prompt, vector: Tensor | None = None, frames: Tensor | None = None) -> Tensor:
         """A prompt as prefill rows [T, hidden]; vector and frames are the parts of a cloned voice."""

@@ -1,30 +1,28 @@
 """A checkpoint that speaks: checks what is asked, makes the prompt, and runs the model over the engine's slots."""
 
-import hashlib
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyvox.audio.clip import Samples
 from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import Cache, Prepared
+from polyvox.models.qwen3_tts.cloning import Cloner
 from polyvox.models.qwen3_tts.codec import CodecState
+from polyvox.models.qwen3_tts.kept import Kept
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.sampling import predictor_parameters, seed_words, talker_parameters
-from polyvox.models.qwen3_tts.text import GrowingText
+from polyvox.models.qwen3_tts.text import MAX_TEXT, GrowingText
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.request import SEED_LIMIT, ClonedVoice, Request, Sampling
 
-# Speech of the longest utterance a checkpoint allows, 8,191 frames or 11 minutes, is about as many characters.
-MAX_TEXT = 10_000
 # Speech takes about 0.9 frames a byte of UTF-8 in English and in Chinese. From the first bound on, ending becomes
 # likelier; at the second it ends. Numbers and abbreviations, which are short to write, stay below both.
-LIKELY_FRAMES, LIKELY_PER_BYTE = 63, 4
-LONGEST_FRAMES, LONGEST_PER_BYTE = 125, 8
+LIKELY_FRAMES, LIKELY_PER_BYTE = 63, 2
+LONGEST_FRAMES, LONGEST_PER_BYTE = 125, 4
 # A text that still grows has no length yet: two minutes, unless the request says otherwise.
 GROWING_FRAMES = 1500
 NEVER = 2**31
@@ -69,11 +67,11 @@ class Speech:
         self.sample_rate = self.config.codec.sample_rate
         self.samples_per_frame = self.config.codec.samples_per_frame
         shape = self.config.talker.transformer
-        self.hidden_size = shape.hidden_size
+        self.hidden_size, self.max_positions = shape.hidden_size, self.config.talker.max_positions
         self.kv_shape = (shape.layers, shape.kv_heads, shape.head_dim)
         self.device, self.dtype = model.device, model.dtype
-        self._warm: OrderedDict[str, CodecState] = OrderedDict()
-        self._warm_lock = threading.Lock()
+        self._warm: Kept[CodecState] = Kept(VOICES_KEPT)
+        self._cloner = Cloner(model.encoders, self.sample_rate) if model.encoders else None
 
     @property
     def voices(self) -> list[str]:
@@ -84,6 +82,33 @@ class Speech:
     def languages(self) -> list[str]:
         """The names that `language` may have."""
         return languages(self.config)
+
+    # Whose voice it is
+
+    @property
+    def cloner(self) -> Cloner:
+        """What turns recordings into voices; InvalidRequest where this checkpoint cannot."""
+        self.check_clones()
+        assert self._cloner is not None
+        return self._cloner
+
+    def check_clones(self) -> None:
+        """Raises InvalidRequest unless this is a checkpoint that clones."""
+        if self._cloner is None:
+            raise InvalidRequest("model", self.config.kind, "base: only Base models clone voices")
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        """The voice of a recording at this model's sample rate, in the caller's thread.
+
+        With a transcript, which is what the recording says, speech continues it; without one only the voice's vector
+        is taken. Silence at both ends is cut off. The same recording gives what was worked out for it before.
+        """
+        cloner = self.cloner
+        if transcript is not None:
+            if not isinstance(transcript, str) or len(transcript) > MAX_TEXT:
+                raise InvalidRequest("transcript", transcript, f"a string of at most {MAX_TEXT:,} characters")
+            self.tokenizer.text(transcript, "transcript")
+        return cloner.clone(samples, transcript)
 
     # What is asked
 
@@ -220,17 +245,12 @@ class Speech:
 
     def _warm_state(self, codes: Tensor) -> CodecState:
         """The codec after a recording, which is what speech continues; kept for the voices used last."""
-        name = hashlib.sha256(codes.numpy().tobytes()).hexdigest()
-        with self._warm_lock:
-            if name in self._warm:
-                self._warm.move_to_end(name)
-                return self._warm[name]
-        _, state = self.model.codec(codes[None].to(self.device), self.model.codec.initial_state(1))
-        with self._warm_lock:
-            self._warm[name] = state
-            while len(self._warm) > VOICES_KEPT:
-                self._warm.popitem(last=False)
-        return state
+
+        def decode() -> CodecState:
+            _, state = self.model.codec(codes[None].to(self.device), self.model.codec.initial_state(1))
+            return state
+
+        return self._warm.get(codes.numpy(), decode)
 
 
 class SpeechSlots:

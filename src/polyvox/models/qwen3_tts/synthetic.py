@@ -14,7 +14,6 @@ from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.checkpoint import empty_model
 from polyvox.models.qwen3_tts.config import CODEC_FILE, GENERATION_FILE, MODEL_FILE, Kind, parse_config
 from polyvox.models.qwen3_tts.model import Qwen3TTS
-from polyvox.models.qwen3_tts.transformer import file_tensors
 
 Size = Literal["0.6B", "1.7B"]
 
@@ -57,8 +56,8 @@ def write_tiny(folder: Path, kind: Kind, seed: int = 0) -> Path:
     for name, content in (files | _tokenizer_files()).items():
         text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
         (folder / name).write_text(text, encoding="utf-8")
-    _save(file_tensors(model.talker, "talker."), folder / "model.safetensors")
-    _save(file_tensors(model.codec, "decoder."), folder / "speech_tokenizer/model.safetensors")
+    for place, tensors in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
+        _save(tensors, place / "model.safetensors")
     return folder
 
 
@@ -117,7 +116,37 @@ def published_files(size: Size, kind: Kind) -> dict[str, Any]:
     }
     texts = {"im_start": 151644, "im_end": 151645, "assistant": 77091}
     texts |= {"tts_pad": 151671, "tts_bos": 151672, "tts_eos": 151673}
-    return _files(kind, "1b7" if wide else "0b6", talker, decoder, texts, max_new_tokens=8192)
+    encoder = {
+        "audio_channels": 1,
+        "num_filters": 64,
+        "kernel_size": 7,
+        "residual_kernel_size": 3,
+        "last_kernel_size": 3,
+        "num_residual_layers": 1,
+        "dilation_growth_rate": 2,
+        "compress": 2,
+        "upsampling_ratios": [8, 6, 5, 4],
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 2048,
+        "hidden_act": "gelu",
+        "norm_eps": 1e-5,
+        "sliding_window": 250,
+        "rope_theta": 10000,
+        "num_quantizers": 32,
+        "num_semantic_quantizers": 1,
+        "codebook_size": 2048,
+        "codebook_dim": 256,
+        "vector_quantization_hidden_dimension": 256,
+        "use_causal_conv": True,
+        "pad_mode": "constant",
+        "_frame_rate": 12.5,
+    }
+    speaker = {"enc_dim": talker["hidden_size"], "sample_rate": 24000}
+    return _files(kind, "1b7" if wide else "0b6", talker, decoder, encoder, speaker, texts, max_new_tokens=8192)
 
 
 def tiny_files(kind: Kind) -> dict[str, Any]:
@@ -179,17 +208,18 @@ def tiny_files(kind: Kind) -> dict[str, Any]:
         "upsample_rates": [4, 3],
         "upsampling_ratios": [2, 2],
     }
-    # The encoder that cloning needs; speaking does not read it.
+    # Fewer codes a frame than quantizers, and a window that is not to be applied, as published.
     encoder = {
-        "num_filters": 2,
+        "num_filters": 4,
         "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 24,
+        "sliding_window": 10,
         "upsampling_ratios": [3, 2, 2, 2],
-        "num_quantizers": 6,
+        "num_quantizers": 9,
         "codebook_size": TINY_CODES,
         "codebook_dim": 8,
         "vector_quantization_hidden_dimension": 8,
@@ -197,14 +227,20 @@ def tiny_files(kind: Kind) -> dict[str, Any]:
         "sampling_rate": 24000,
         "frame_rate": 500,
     }
+    speaker = {
+        "enc_dim": 48,
+        "sample_rate": 24000,
+        "enc_channels": [16, 16, 16, 16, 48],
+        "enc_attention_channels": 8,
+        "enc_res2net_scale": 4,
+        "enc_se_channels": 8,
+    }
     first = len(_vocabulary())
     special = {name.strip("<|>"): first + i for i, name in enumerate(SPECIAL_TOKENS)}
     texts = {name: special[name] for name in ("im_start", "im_end", "tts_pad")}
     texts |= {"tts_bos": special["tts_text_bos"], "tts_eos": special["tts_text_eod"]}
     texts["assistant"] = _vocabulary()["assistant"]
-    files = _files(kind, "1b7", talker, decoder, texts, max_new_tokens=256)
-    files[CODEC_FILE]["encoder_config"] = encoder
-    return files
+    return _files(kind, "1b7", talker, decoder, encoder, speaker, texts, max_new_tokens=256)
 
 
 TINY_CODES = 64
@@ -240,6 +276,8 @@ def _files(
     size: str,
     talker: dict[str, Any],
     decoder: dict[str, Any],
+    encoder: dict[str, Any],
+    speaker: dict[str, Any],
     texts: dict[str, int],
     max_new_tokens: int,
 ) -> dict[str, Any]:
@@ -254,6 +292,8 @@ def _files(
         "talker_config": talker,
         "transformers_version": "4.57.3",
     }
+    if kind == "base":
+        model["speaker_encoder_config"] = speaker
     generation = {
         "do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05,
         "subtalker_dosample": True, "subtalker_temperature": 0.9, "subtalker_top_k": 50, "subtalker_top_p": 1.0,
@@ -268,6 +308,7 @@ def _files(
         "decode_upsample_rate": rate,
         "encode_downsample_rate": rate,
         "decoder_config": decoder,
+        "encoder_config": encoder,
     }
     return {MODEL_FILE: model, GENERATION_FILE: generation, CODEC_FILE: codec}
 
@@ -312,7 +353,8 @@ def _tokenizer_files() -> dict[str, Any]:
 
 
 def _all_tensors(model: Qwen3TTS) -> dict[str, Tensor]:
-    return file_tensors(model.talker, "talker.") | file_tensors(model.codec, "decoder.")
+    talker, codec = model.files()
+    return talker | codec
 
 
 def _range(name: str, tensor: Tensor) -> tuple[float, float]:
@@ -321,18 +363,24 @@ def _range(name: str, tensor: Tensor) -> tuple[float, float]:
         return 0.7, 1.3
     if name.endswith("cluster_usage"):
         return 0.5, 3.0
-    if "embedding" in name:
+    if name.endswith("initialized"):
+        return 1.0, 1.0
+    if "embedding" in name or name.endswith("embed_sum"):
         return -1.7, 1.7
     if tensor.dim() == 1:
-        return -0.3, 0.3
+        return (-0.03, 0.03) if name.startswith("encoder.") else (-0.3, 0.3)
     # ConvTranspose weights are [in, out, kernel], all others [out, in, …].
-    transposed = (".upsample." in name and ".0.conv" in name) or ".block.1.conv" in name
+    transposed = (".upsample." in name and ".0.conv" in name) or (".block.1.conv" in name and "decoder." in name)
     fan_in = tensor.shape[0] if transposed else tensor[0].numel()
     bound = (3.0 / fan_in) ** 0.5
     if "_head." in name:
         bound *= 3.0  # logits that outweigh the noise of sampling, so that what is asked for is heard
     if name.endswith(".conv2.conv.weight"):
         bound *= 0.3  # residual branches of the codec add up
+    if name == "encoder.encoder.layers.0.conv.weight":
+        bound *= 6.0  # samples are small, and codes should tell them from silence
+    if name == "speaker_encoder.fc.weight":
+        bound *= 0.3  # a voice's vector should not drown the rows it is one of
     if tensor.shape[0] == 1:
         bound *= 0.1  # the last convolution of the codec: samples should stay clear of the clamp
     return -bound, bound

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox.models.protocol import Attend
-from polyvox.models.qwen3_tts.config import TransformerConfig
+from polyvox.models.qwen3_tts.shapes import TransformerConfig
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:

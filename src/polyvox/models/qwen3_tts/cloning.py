@@ -1,0 +1,87 @@
+"""From a recording to a voice: what a recording must be, what is done to it, and the two encoders over it."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyvox.audio.clip import Samples
+from polyvox.audio.silence import LEVEL, trimmed
+from polyvox.errors import InvalidRequest
+from polyvox.models.qwen3_tts.kept import Kept
+from polyvox.models.qwen3_tts.model import Encoders
+from polyvox.models.request import ClonedVoice
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 1, 30
+# After the recording, so that speech does not begin with its last sound (faster-qwen3-tts's pull request 9).
+PAUSE_SECONDS = 0.5
+# A little over full scale is a hot recording; far over it are whole numbers that nobody scaled.
+LOUDEST = 8.0
+# A quiet recording is not a silent one: what is silence in it is measured from its peak. Below this there is none.
+LEAST_PEAK = 10 ** (-66 / 20)
+RECORDINGS_KEPT = 32
+
+
+class Cloner:
+    """Voices of recordings, for any thread; what is worked out is kept for the recordings used last."""
+
+    def __init__(self, encoders: Encoders, sample_rate: int) -> None:
+        self.encoders, self.sample_rate = encoders, sample_rate
+        self._vectors: Kept[NDArray[np.float32]] = Kept(RECORDINGS_KEPT)
+        self._codes: Kept[NDArray[np.int64]] = Kept(RECORDINGS_KEPT)
+
+    def clone(self, samples: Samples, transcript: str | None) -> ClonedVoice:
+        """The voice of a recording; with what it says, speech continues it."""
+        heard = self._heard(samples)
+        vector = self._vectors.get(heard, lambda: self.vector(heard))
+        if transcript is None:
+            return ClonedVoice(vector)
+        pause = np.zeros(round(PAUSE_SECONDS * self.sample_rate), np.float32)
+        codes = self._codes.get(heard, lambda: self.codes(np.concatenate([heard, pause])))
+        return ClonedVoice(vector, codes, transcript)
+
+    def vector(self, samples: Samples) -> NDArray[np.float32]:
+        """The speaker encoder over samples as they are."""
+        with torch.inference_mode():
+            return _frozen(self.encoders.speaker(self._row(samples))[0].float())
+
+    def codes(self, samples: Samples) -> NDArray[np.int64]:
+        """The codec's encoder over samples as they are."""
+        with torch.inference_mode():
+            return _frozen(self.encoders.codec(self._row(samples))[0])
+
+    def _row(self, samples: Samples) -> Tensor:
+        return torch.tensor(samples).to(self.encoders.speaker.fc.weight)[None]
+
+    def _heard(self, samples: Samples) -> Samples:
+        """A recording between its first and its last sound, or InvalidRequest with what is wrong with it."""
+        if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind != "f":
+            shown = (
+                f"{samples.dtype} {list(samples.shape)}" if isinstance(samples, np.ndarray) else type(samples).__name__
+            )
+            raise InvalidRequest(
+                "recording", shown, f"an array of float samples at {self.sample_rate:,} Hz, one channel"
+            )
+        if not np.isfinite(samples).all():
+            raise InvalidRequest("recording", "NaN or infinity", "finite samples")
+        peak = float(np.abs(samples).max(initial=0.0))
+        if peak > LOUDEST:
+            raise InvalidRequest("recording", f"a peak of {peak:g}", "samples from -1 to 1")
+        if peak < LEAST_PEAK:
+            raise InvalidRequest("recording", "silence", "a recording of someone who speaks")
+        heard = trimmed(samples.astype(np.float32, copy=False), self.sample_rate, LEVEL * peak)
+        seconds = len(heard) / self.sample_rate
+        if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+            allowed = f"{SHORTEST_SECONDS} to {LONGEST_SECONDS} s between the first sound and the last"
+            advice = "take more" if seconds < SHORTEST_SECONDS else "cut a part out of it"
+            raise InvalidRequest("recording", f"{seconds:.2f} s", f"{allowed}: {advice}")
+        return heard + np.float32(0)  # a copy, and with one zero: -0.0 and 0.0 are the same content
+
+
+def _frozen(values: Tensor) -> NDArray[Any]:
+    """An array that many voices may share."""
+    array = values.cpu().numpy()
+    array.setflags(write=False)
+    return array
