@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polyvox.bench.capacity import Capacity, Search, parse_slo, told
 from polyvox.bench.load import Load, Mode
@@ -16,7 +15,7 @@ from polyvox.bench.prompts import PROMPTS, prompts
 from polyvox.bench.report import HEADINGS, row, serving_report, warnings
 from polyvox.bench.results import Conditions, Run, machine, read, save
 from polyvox.bench.summary import START_BUFFER, Summary, plain
-from polyvox.commands.subject import SIZES, Subject
+from polyvox.commands.subject import SIZES, Subject, progress
 from polyvox.commands.terminal import Device, Dtype, Json, console, load, show_json, show_rows
 from polyvox.errors import InvalidRequest
 
@@ -302,9 +301,7 @@ def engine(
         about = f"{model or 'the embedded voice'}, torch {torch.__version__}, {limits}"
         console.print(about, soft_wrap=True)
         total = len(batches) * (2 * len(contexts) + 1)
-        with Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
-        ) as bar:
+        with progress() as bar:
             task = bar.add_task("Timing …", total=total)
             for timing in calls.measure_calls(loaded, batches, contexts, repeats, codec_frames, limits):
                 timings.append(timing)

@@ -26,6 +26,12 @@ SIZES = ("0.6B", "1.7B")  # of random weights
 Drive = Callable[[Load, "Report | None"], tuple[list[Trace], Lag]]
 
 
+def progress() -> Progress:
+    """A bar on stderr, for people."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
     """Whatever is measured: a load in, traces out; and under which conditions."""
@@ -37,8 +43,7 @@ class Driver:
     def run(self, load_: Load, name: str) -> Run:
         """One run, with a bar that shows how far it is."""
         total = load_.warmup + load_.seconds
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
+        with progress() as bar:
             task = bar.add_task(name, total=total)
 
             def report(elapsed: float, done: int, under_way: int) -> None:
