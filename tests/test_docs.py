@@ -16,7 +16,8 @@ from polyvox.audio import read_audio
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN_ELSEWHERE = "voices.md"  # from top to bottom, by tests/voices/test_command.py
+# From top to bottom, by tests/voices/test_command.py and tests/bench/test_command.py
+RUN_ELSEWHERE = ("voices.md", "benchmark.md")
 HUB_ID = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
 
 
@@ -24,7 +25,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     """(page, text) of each fenced block of a language that is run here."""
     found = []
     for page in PAGES:
-        if page.name == RUN_ELSEWHERE:
+        if page.name in RUN_ELSEWHERE:
             continue
         for text in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             found.append((page.name, text))
