@@ -26,8 +26,9 @@ from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
 from polyvox.engine.track import Limits, Plan, Track
 from polyvox.errors import EngineDown, Overloaded, PolyvoxError
+from polyvox.models.identity import ModelFacts
 from polyvox.models.protocol import ENDED, STILL, Prepared, SpeechModel
-from polyvox.models.request import Request
+from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,13 @@ class LocalEngine:
                 self._unspoken[stream] = None
                 self.wake()
             return stream
+
+    def about(self) -> ModelFacts:
+        return self.model.about()
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        """In the caller's thread, beside the steps."""
+        return self.model.clone(samples, transcript)
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, and how things stand."""
