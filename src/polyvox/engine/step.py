@@ -60,6 +60,8 @@ class Stepper:
             there, _ = torch.cuda.mem_get_info(model.device)
         else:
             there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if config.memory_gb is not None:
+            there = min(there, int(config.memory_gb * 1e9))
         if one * config.slots > there:
             needed = f"{one * config.slots / 1e9:.1f} GB are needed and {there / 1e9:.1f} GB are there"
             most = f"at most {int(there // one)} with a context of {config.context}, or a smaller context ({needed})"
