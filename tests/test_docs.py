@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,10 +55,11 @@ def test_nothing_in_a_block_goes_unrun() -> None:
 
 @pytest.mark.parametrize("command", commands("polyvox"))
 def test_a_command_of_the_documentation_runs(command: str, environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "chapter.md").write_text("# One\n\nIt was late. Nobody came.\n")
     done = subprocess.run(shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    with wave.open(str(next(tmp_path.glob("*.wav")))) as file:
-        assert file.getnframes() > 0
+    if output := re.search(r"-o (\S+)", command):
+        assert len(read_audio(tmp_path / output[1], 24_000)) > 0
 
 
 @pytest.mark.parametrize("text", [text for _, text in blocks("python")])

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from polyvox.audio import read_audio
 from polyvox.commands.terminal import Device, Dtype, Json, console, load, show_json, show_rows
 from polyvox.errors import InvalidRequest
-from polyvox.models.request import ClonedVoice
 from polyvox.voices import Voice, VoiceLibrary
 
 app = typer.Typer(no_args_is_help=True, help="Keep voices under a name: clone, design, share.")
@@ -49,7 +49,8 @@ def add(
     with load(base, device, dtype) as tts:
         began = time.perf_counter()
         with console.status(f"Listening to {file.name} …"):
-            cloned = tts.clone(file, said)  # type: ignore[attr-defined, unused-ignore]
+            recording = read_audio(file, tts.sample_rate)
+            cloned = tts.clone(recording, said)
         assert tts.identity is not None
         voice = library.add(
             name,
@@ -57,7 +58,7 @@ def add(
             tts.identity,
             consent=consent,
             source=file.name,
-            seconds=_seconds(cloned, file, tts.speech.samples_per_frame / tts.sample_rate),
+            seconds=round(len(recording) / tts.sample_rate, 2),
             replace=replace,
         )
     console.print(f"Kept {_described(voice)} ({time.perf_counter() - began:.1f} s).", soft_wrap=True)
@@ -174,7 +175,7 @@ def design(
     del tts, stream  # the memory of the first model is needed for the second
     with load(keeper, device, dtype) as tts:
         with console.status(f"Listening to {sample.name} …"):
-            cloned = tts.clone(sample, say)  # type: ignore[attr-defined, unused-ignore]
+            cloned = tts.clone(sample, say)
         assert tts.identity is not None
         voice = library.add(
             name,
@@ -212,16 +213,6 @@ def _transcript(text: str | None, file: Path | None) -> str | None:
     if text is not None and not text.strip():
         raise InvalidRequest("--text", text, "what is said in the recording, or nothing at all")
     return None if text is None else " ".join(text.split())
-
-
-def _seconds(cloned: ClonedVoice, file: Path, frame: float) -> float | None:
-    """Of the recording: of what was kept of it, or else of its file."""
-    if cloned.codes is not None:
-        return round(len(cloned.codes) * frame, 2)
-    import av
-
-    with av.open(str(file)) as sound:
-        return None if sound.duration is None else round(sound.duration / av.time_base, 2)
 
 
 def _described(voice: Voice) -> str:

@@ -19,6 +19,7 @@ _SPECIAL = {name.split(".")[0] for name in v.ABBREVIATIONS} | {sign for sign in 
 _SPECIAL |= {name[:size] for name in (*v.MONTHS, *v.WEEKDAYS) for size in (3, 4, 5, 9)} | {*v.COUNTRIES, *"CFJwxπμ"}
 _WORD = re.compile(rf"{LETTER}+(?:'{LETTER}+)*(?=[\s,;!?)\"—…]|$|[.:](?:\s|$))")
 _ESCAPED = frozenset("\\`*_{}[]()#+-.!|<>~$")  # what Markdown lets a backslash stand before
+_DECORATION = re.compile(r"([-<>=+^@%&$/\\.!?])\1{3,}")  # no sign is meant
 _ROMAN = re.compile(r"[IVX]+")
 _LETTERS = re.compile(rf"{LETTER}+")
 _NUMBER = re.compile(r"[$€£¥]?[0-9]+(?:[.,:/-][0-9]+)*%?")
@@ -71,6 +72,9 @@ class Inline:
             if char == "|":
                 self._writer.cell()
             return at + 1
+        if run := _DECORATION.match(text, at):
+            self._writer.raw(run[0])
+            return run.end()
         if self._english and char in "0123456789$€£¥" and (figures := self._foreign(text, at)):
             self.note("number", figures[0])
             self._writer.raw(figures[0])
