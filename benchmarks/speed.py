@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from polyvox.engine.kv import PAGE, PagedKV
+from polyvox.engine.config import PAGE
+from polyvox.engine.kv import PagedKV
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.synthetic import published_files, random_model
 from polyvox.tts import TTS, load, placement

@@ -136,7 +136,7 @@ class FakeEngine:
     def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
         voice = request.voice
         if isinstance(voice, ClonedVoice) and not (
-            isinstance(voice.vector, np.ndarray) and isinstance(voice.codes, np.ndarray)
+            isinstance(voice.vector, np.ndarray) and isinstance(voice.codes, np.ndarray | None)
         ):
             raise InvalidRequest("voice", type(voice.vector).__name__, "arrays")
         if request.text == "invalid":

@@ -38,7 +38,7 @@ class Serving:
 
 
 @contextmanager
-def serving(engine: Engine, settings: Settings | None = None) -> Iterator[Serving]:
+def serving(engine: Engine, settings: Settings | None = None, wait: bool = True) -> Iterator[Serving]:
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         quick = (settings or Settings()).model_copy(update={"drain_seconds": DRAIN})
         server = server_for(engine, quick)
@@ -47,7 +47,7 @@ def serving(engine: Engine, settings: Settings | None = None) -> Iterator[Servin
         port = listener.getsockname()[1]
         try:
             eventually(lambda: server.started or not thread.is_alive() or threading.Event().wait(0.01))
-            eventually(lambda: server.desk.health.ready or threading.Event().wait(0.01))
+            eventually(lambda: not wait or server.desk.health.ready or threading.Event().wait(0.01))
             yield Serving(f"http://127.0.0.1:{port}", port, server, thread)
         finally:
             server.should_exit = True

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, fields
 
-from polyvox.engine.kv import PAGE
 from polyvox.errors import InvalidRequest
 
+PAGE = 16  # positions that are given to a stream at a time
 LEAST_CONTEXT = 256  # positions: a prompt and a sentence
 
 

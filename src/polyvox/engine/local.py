@@ -17,9 +17,8 @@ from torch import Tensor
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.audio.silence import first_sound
-from polyvox.engine.config import EngineConfig
+from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.interface import Result
-from polyvox.engine.kv import PAGE
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady

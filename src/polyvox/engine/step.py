@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
-from polyvox.engine.config import EngineConfig
+from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost import CostModel
-from polyvox.engine.kv import PAGE, PagedKV
+from polyvox.engine.kv import PagedKV
 from polyvox.engine.track import CHUNKS
 from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import Prepared, SpeechModel

@@ -40,7 +40,7 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
         await desk.health.stop()
         desk.speaker.close()
 
-    app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, root_path=settings.root_path)
+    app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan)
     app.state.desk = desk
     for face in (openai, voices, operation):
         app.include_router(face.router)
