@@ -48,6 +48,7 @@ class Health:
         """Asks the engine how it is; where it was away, or has never spoken here, lets it say something."""
         try:
             self.stats = await self._speaker.in_thread(self._speaker.engine.stats)
+            self._speaker.capacity = max(1.0, self.stats.get("capacity", self._speaker.capacity))
             self._metrics.active.set(len(self._speaker.open))
             if self.problem is not None:
                 await self._try()

@@ -40,6 +40,7 @@ AGAIN_SECONDS = 0.2  # until a sentence in the midst of an utterance asks again 
 # The next sentence is begun when this share of the last one is made, by what a byte of text takes (speech.py of the
 # model): early enough that no gap is heard, late enough that an utterance does not hold two places.
 AHEAD_SHARE, SECONDS_PER_BYTE = 0.6, 0.072
+USUAL_SECONDS, FOLLOW = 2.0, 0.1  # how long an utterance lasts before any has, and how fast that is unlearnt
 WORSE: tuple[FinishReason, ...] = ("stop", "length", "runaway", "cancelled", "error")
 
 
@@ -155,6 +156,8 @@ class Speaker:
         self._listeners = ThreadPoolExecutor(LISTENERS, "polyvox-listen")
         self._submitting = self._listening = 0
         self._refusal: tuple[float, Overloaded] | None = None  # until when, and which
+        self.capacity = float(settings.max_streams)  # streams that the engine keeps fed, by what it told last
+        self._usual = USUAL_SECONDS  # that an utterance lasts
 
     async def start(self, wanted: Wanted, request_id: str) -> "Utterance":
         """Takes an utterance, or raises InvalidRequest or Overloaded; the first sentence is with the engine then."""
@@ -240,9 +243,25 @@ class Speaker:
             raise Overloaded("this server is stopping: try another, or the same again soon", retry_after=1)
         if self._refusal is not None and time.monotonic() < self._refusal[0]:
             raise self._refusal[1]
-        most = self.settings.max_streams + self.settings.queue
-        if len(self.open) >= most or self._submitting >= MOST_SUBMITTING:
-            raise Overloaded(f"{len(self.open)} requests are being served, and no more can wait", retry_after=1)
+        wait = self.expected_wait()
+        full = len(self.open) >= self.settings.max_streams + self.settings.queue
+        if full or self._submitting >= MOST_SUBMITTING or wait > self.settings.slo:
+            busy = f"{len(self.open)} requests are being served here, and a place would come free too late"
+            raise Overloaded(busy, retry_after=max(wait, 1.0))
+
+    def expected_wait(self) -> float:
+        """Seconds until one more would have a place, by those who are here and how long they took lately.
+
+        Who would wait in vain is better told at once. The other server processes are thought to be as busy as this.
+        """
+        here = len(self.open) * max(1, self.settings.workers)
+        return max(0.0, (here + 1 - self.capacity) / self.capacity * self._usual)
+
+    def note(self, outcome: Outcome) -> None:
+        """Learns from an utterance that has ended how long one holds its place, and tells of it."""
+        if outcome.first_audio is not None:
+            self._usual += FOLLOW * (outcome.seconds - outcome.queue_wait - self._usual)
+        self.on_end(outcome)
 
 
 class Utterance:
@@ -319,7 +338,8 @@ class Utterance:
             self._end("cancelled")
             raise
         except Exception as error:
-            self._end("error", str(error))
+            if self.outcome.first_audio is not None or not isinstance(error, Overloaded):
+                self._end("error", str(error))  # else it was never begun, and is refused
             raise
         finally:
             await self.close()
@@ -434,7 +454,7 @@ class Utterance:
     def _end(self, reason: FinishReason, error: str | None = None) -> None:
         self.outcome.finish_reason, self.outcome.error = reason, error
         self.outcome.seconds = time.monotonic() - self._arrived
-        self._speaker.on_end(self.outcome)
+        self._speaker.note(self.outcome)
 
 
 def _cancel(job: "asyncio.Future[Stream]") -> None:
