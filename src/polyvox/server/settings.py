@@ -64,7 +64,7 @@ class Settings(BaseModel):
     aliases: dict[str, str] = Field(default={}, description="Other names of voices, such as alloy=heart.")
 
     log_format: Literal["text", "json"] = Field(default="text", description="Of the lines on stderr.")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="And above.")
 
     def engine_config(self) -> EngineConfig:
         settings = self
