@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from starlette.requests import HTTPConnection
 
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.server.settings import Settings
@@ -37,7 +38,7 @@ class Refused(PolyvoxError):
         self.status, self.code, self.param = status, code, param
 
 
-def request_id_of(request: Request) -> str:
+def request_id_of(request: HTTPConnection) -> str:
     """The caller's own, where that is harmless, else a new one; the same for the whole request."""
     found: str | None = request.scope.get("polyvox.request_id")
     if found is None:

@@ -17,6 +17,7 @@ from polyvox.server.speech import Speaker, Wanted
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
 LAG_SECONDS = 0.05  # between two looks at the clock
 WORST_OF = 10.0  # seconds that the worst lag is remembered
 TRIAL_FRAMES = 4  # of the trial: enough to go through every part
@@ -47,7 +48,11 @@ class Health:
     async def look(self) -> None:
         """Asks the engine how it is; where it was away, or has never spoken here, lets it say something."""
         try:
-            self.stats = await self._speaker.in_thread(self._speaker.engine.stats)
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):  # not in a thread that a hanging engine may hold
+                    self.stats = await asyncio.to_thread(self._speaker.engine.stats)
+            except TimeoutError:
+                raise PolyvoxError(f"the engine did not answer for {ANSWER_SECONDS:g} s") from None
             self._speaker.capacity = max(1.0, self.stats.get("capacity", self._speaker.capacity))
             self._metrics.active.set(len(self._speaker.open))
             if self.problem is not None:

@@ -5,7 +5,7 @@ import hmac
 from collections import Counter
 from math import ceil
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyvox.errors import Overloaded
@@ -60,10 +60,10 @@ class Guard:
         self._public = tuple(path for choice in settings.public for path in CHOICES[choice])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        request = Request(scope)
+        request = HTTPConnection(scope)
         request_id = request_id_of(request)
 
         async def send_with_id(message: Message) -> None:
@@ -77,9 +77,15 @@ class Guard:
         try:
             caller = self._check(request, path)
         except Refused as error:
-            await error_answer(error, request_id)(scope, receive, send_with_id)
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": "an API key is needed"})
+            else:
+                await error_answer(error, request_id)(scope, receive, send_with_id)
             return
-        counted = self._most is not None and request.method == "POST" and path.startswith(SPEAKING)
+        if scope["type"] == "websocket":  # a socket is counted by what is said on it
+            await self.app(scope, receive, send)
+            return
+        counted = self._most is not None and scope["method"] == "POST" and path.startswith(SPEAKING)
         if counted and self._most is not None and self._speaking[caller] >= self._most:
             over = TooMany(f"{self._most} requests of yours are being served already", retry_after=1)
             response = error_answer(over, request_id)
@@ -95,19 +101,22 @@ class Guard:
             if self._speaking[caller] <= 0:
                 del self._speaking[caller]
 
-    def _check(self, request: Request, path: str) -> str:
+    def _check(self, request: HTTPConnection, path: str) -> str:
         """Who calls: a name for a key, or an address; raises Refused where the key is missing or wrong."""
         address = request.client.host if request.client else ""
         if not self._keys:
             return address
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         key = key.strip() if kind.lower() == "bearer" else request.headers.get("xi-api-key", "")
+        method = request.scope.get("method", "")
+        if not key and not method:  # a page cannot give a WebSocket headers
+            key = request.query_params.get("api_key", "")
         caller = self._keys.find(key) if key else None
         if caller is not None:
             return caller
-        if request.method == "OPTIONS" or path in OPEN:
+        if method == "OPTIONS" or (method and path in OPEN):
             return address
-        if request.method in ("GET", "HEAD") and any(
+        if method in ("GET", "HEAD") and any(
             path == public or path.startswith(f"{public}/") for public in self._public
         ):
             return address

@@ -155,7 +155,7 @@ class Speaker:
         self._encoders = ThreadPoolExecutor(settings.encoders, "polyvox-encode")
         self._listeners = ThreadPoolExecutor(LISTENERS, "polyvox-listen")
         self._submitting = self._listening = 0
-        self._refusal: tuple[float, Overloaded] | None = None  # until when, and which
+        self._refusal: tuple[float, tuple[str, float]] | None = None  # until when, and which
         self.capacity = float(settings.max_streams)  # streams that the engine keeps fed, by what it told last
         self._usual = USUAL_SECONDS  # that an utterance lasts
 
@@ -210,7 +210,7 @@ class Speaker:
         self._submitting -= 1
         error = None if job.cancelled() else job.exception()
         if isinstance(error, Overloaded) and not isinstance(error, EngineDown):
-            self._refusal = time.monotonic() + REFUSING_SECONDS, error
+            self._refusal = time.monotonic() + REFUSING_SECONDS, (str(error), error.retry_after)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """For what would hold up the event loop for a moment: files, long texts."""
@@ -242,7 +242,7 @@ class Speaker:
         if self.draining:
             raise Overloaded("this server is stopping: try another, or the same again soon", retry_after=1)
         if self._refusal is not None and time.monotonic() < self._refusal[0]:
-            raise self._refusal[1]
+            raise Overloaded(*self._refusal[1])
         wait = self.expected_wait()
         full = len(self.open) >= self.settings.max_streams + self.settings.queue
         if full or self._submitting >= MOST_SUBMITTING or wait > self.settings.slo:
