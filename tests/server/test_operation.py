@@ -1,5 +1,6 @@
 """For those who run it: health, models, metrics, logs, and processes that share an engine."""
 
+import asyncio
 import json
 import logging
 import os
@@ -10,15 +11,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from hosting.hosted import eventually
+from hosting.fake_engine import ABOUT, FakeEngine
+from hosting.hosted import await_another, eventually, send
 from polyvox.errors import EngineDown
+from polyvox.hosting.process import Hosting
+from polyvox.hosting.remote import RemoteEngine
+from polyvox.hosting.supervisor import EngineProcess
 from polyvox.server.logs import Lines
 from polyvox.server.outcomes import Outcomes
+from polyvox.server.safety import Guard
+from polyvox.server.settings import Settings
 from polyvox.server.speech import Outcome
 from server.fakes import HeldEngine
 from server.serving import Serving, serving
@@ -95,6 +105,7 @@ def test_metrics_count_what_happened(server: Serving, engine: HeldEngine) -> Non
         server.speak(client)
         server.speak(client, voice="bob")
         server.speak(client, "overloaded")
+        server.desk.speaker._refusal = None
         engine.let_go(24)
         with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "max_new_tokens": 99}) as response:
             next(response.iter_raw())
@@ -219,3 +230,51 @@ def test_a_signal_ends_the_server_after_what_is_under_way() -> None:
     said = [json.loads(line) for line in told if line.startswith("{") and '"said"' in line]
     assert said[-1]["finish_reason"] != "cancelled"
     assert said[-1]["request_id"] == response.headers["x-request-id"]
+
+
+def test_an_engine_that_dies_is_told_in_band_and_waited_for() -> None:
+    factory = partial(FakeEngine, step_seconds=0.01)
+    with EngineProcess(factory, Hosting(window=0.01)) as process:
+        remote = RemoteEngine(process.door)
+        try:
+            with serving(remote) as server, server.client() as client:
+                voice: dict[str, Any] = {"speaker_embedding": [0.1] * ABOUT.hidden_size, "max_new_tokens": 100_000}
+                body = {"input": "Hi.", "response_format": "pcm", **voice}
+                with client.stream("POST", "/v1/audio/speech", json=body) as response:
+                    parts = response.iter_raw()
+                    next(parts)
+                    killed = send(process)
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        list(parts)
+                told = client.get(f"/v1/audio/speech/{response.headers['x-request-id']}").json()
+                assert "ended before this stream did" in told["error"]
+                refused = server.speak(client, **voice)
+                assert refused.status_code == 503
+                assert int(refused.headers["retry-after-ms"]) > 0
+                assert client.get("/livez").status_code == 200
+                await_another(process, killed, remote)
+                eventually(lambda: client.get("/readyz").status_code == 200)
+                assert server.speak(client, **{**voice, "max_new_tokens": 2}).status_code == 200
+        finally:
+            remote.close()
+
+
+def test_a_socket_without_a_key_is_closed_before_it_opens() -> None:
+    reached: list[str] = []
+    sent: list[Message] = []
+
+    async def inside(scope: Scope, _: Receive, __: Send) -> None:
+        reached.append(scope["query_string"].decode())
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    async def nothing() -> Message:
+        return {"type": "websocket.connect"}
+
+    guard = Guard(inside, Settings(api_keys=["k"]))
+    for query, headers in (("", []), ("api_key=x", []), ("api_key=k", []), ("h", [(b"xi-api-key", b"k")])):
+        scope = {"type": "websocket", "path": "/v1/audio/speech/stream", "query_string": query.encode()}
+        asyncio.run(guard({**scope, "headers": headers, "client": ("1.2.3.4", 5)}, nothing, keep))
+    assert reached == ["api_key=k", "h"]
+    assert [message["code"] for message in sent] == [1008, 1008]

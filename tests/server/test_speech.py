@@ -10,11 +10,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hosting.fake_engine import CHUNK_SAMPLES, LENGTH, SAMPLE_RATE, chunk_samples
 from polyvox.audio import FORMATS, Encoder, read_audio
 from polyvox.audio.pcm import to_pcm
 from polyvox.errors import PolyvoxError
+from polyvox.server.openai import Speech
 from polyvox.server.settings import Settings
 from polyvox.tts import TTS
 from server.fakes import DESIGN, HeldEngine
@@ -363,3 +366,31 @@ def test_the_real_voice_streams_what_it_says_in_one_go(embedded: TTS) -> None:
 def test_errors_of_ours_all_have_a_status() -> None:
     kinds = [PolyvoxError, *PolyvoxError.__subclasses__()]
     assert all(400 <= getattr(kind, "status", 500) < 600 for kind in kinds)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+likely = st.sampled_from(
+    ["mp3", "opus", "sse", "heart", "english", "Base", 0, 1, -1, 0.5, 24_000, 2**70, "", "file:///"]
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    fields=st.dictionaries(
+        st.sampled_from(list(Speech.model_fields)) | st.text(max_size=5), likely | values, max_size=4
+    ),
+    text=st.text(max_size=40) | st.just("Hello."),
+    strict=st.booleans(),
+)
+def test_no_value_of_any_field_breaks_the_server(
+    fields: dict[str, Any], text: str, strict: bool, client: httpx.Client
+) -> None:
+    body = {"input": text, "response_format": "pcm", **fields}
+    response = client.post("/v1/audio/speech?strict=1" if strict else "/v1/audio/speech", json=body)
+    assert response.status_code in (200, 400, 404, 422), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
