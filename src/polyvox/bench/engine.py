@@ -9,7 +9,8 @@ import torch
 from polyvox.bench.floor import Device, Work, measure_device, timed, work_of
 from polyvox.bench.plots import Line, Plot
 from polyvox.bench.summary import percentile
-from polyvox.engine.kv import PAGE, PagedKV
+from polyvox.engine.config import PAGE
+from polyvox.engine.kv import PagedKV
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 
 Call = Literal["prefill", "frame", "codec"]
