@@ -23,8 +23,8 @@ lint: $(VENV)/.dev  ## ruff and mypy
 golden: $(VENV)/.dev  ## build the reference environment, regenerate the golden files, compare (ARGS=--write keeps them)
 	$(BIN)/python tests/reference/golden.py $(ARGS)
 
-bench: $(VENV)/.runtime  ## the three calls, timed (ARGS="--model 1.7B --batch 1,8")
-	$(BIN)/python benchmarks/speed.py $(ARGS)
+bench: $(VENV)/.runtime  ## the three calls, timed (ARGS="--model 1.7B --batch 1,8"); servers: polyvox bench
+	$(BIN)/polyvox bench engine $(ARGS)
 
 voice-check: .voice/.complete  ## word errors, ends, pitch and speed of the embedded voice (half an hour on 2 cores; needs npm)
 	.voice/bin/python -m training.check --asr .voice/package/models/Xenova/whisper-base $(ARGS)

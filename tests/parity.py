@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyvox.engine.kv import PAGE, PagedKV
+from polyvox.engine.config import PAGE
+from polyvox.engine.kv import PagedKV
 from polyvox.models.protocol import ENDED, Prepared
 from polyvox.models.qwen3_tts import model as model_code
 from polyvox.models.qwen3_tts import sampling as sampling_code

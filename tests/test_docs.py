@@ -1,22 +1,24 @@
 """Every command and snippet of the documentation does what it says."""
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from polyvox.audio import read_audio
+from polyvox.server.settings import Settings, read_settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN_ELSEWHERE = "voices.md"  # from top to bottom, by tests/voices/test_command.py
+# From top to bottom, by tests/voices/test_command.py and tests/bench/test_command.py
+RUN_ELSEWHERE = ("voices.md", "benchmark.md")
 HUB_ID = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
 
 
@@ -24,7 +26,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     """(page, text) of each fenced block of a language that is run here."""
     found = []
     for page in PAGES:
-        if page.name == RUN_ELSEWHERE:
+        if page.name in RUN_ELSEWHERE:
             continue
         for text in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             found.append((page.name, text))
@@ -92,12 +94,29 @@ def address(environment: dict[str, str]) -> Iterator[str]:
 
 
 def test_the_server_answers_as_documented(address: str, environment: dict[str, str], tmp_path: Path) -> None:
-    (command,) = commands("curl")
-    assert "http://127.0.0.1:8000" in command
-    command = command.replace("http://127.0.0.1:8000", address)
-    subprocess.run(shlex.split(command), cwd=tmp_path, env=environment, check=True, capture_output=True)
-    with wave.open(str(tmp_path / "hello.wav")) as file:
-        assert file.getnframes() > 10_000
+    for command in commands("curl"):
+        assert "http://127.0.0.1:8000" in command
+        asked = [*shlex.split(command.replace("http://127.0.0.1:8000", address)), "--fail", "--silent"]
+        done = subprocess.run(asked, cwd=tmp_path, env=environment, check=True, capture_output=True)
+        output = re.search(r"-o (\S+)", command)
+        if output and output[1].endswith(".txt"):
+            assert "speech.audio.done" in (tmp_path / output[1]).read_text()
+        elif output:
+            assert len(read_audio(tmp_path / output[1], 24_000)) > 10_000
+        else:
+            assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("text", [text for _, text in blocks("yaml")])
+def test_a_configuration_of_the_documentation_is_one(text: str, tmp_path: Path) -> None:
+    (tmp_path / "polyvox.yaml").write_text(text)
+    assert read_settings(file=tmp_path / "polyvox.yaml", environment={}) != Settings()
+
+
+def test_every_setting_is_documented() -> None:
+    page = (ROOT / "docs/server.md").read_text()
+    for name, field in Settings.model_fields.items():
+        assert re.search(rf"^\| `{name}` \|.*{re.escape(field.description or '')}", page, re.MULTILINE), name
 
 
 def test_links_lead_somewhere() -> None:

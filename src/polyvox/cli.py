@@ -5,7 +5,7 @@ import sys
 import typer
 from rich.text import Text
 
-from polyvox.commands import doctor, say, serve, voice
+from polyvox.commands import bench, doctor, say, serve, voice
 from polyvox.commands.terminal import console
 from polyvox.errors import InvalidRequest, PolyvoxError
 
@@ -13,6 +13,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command()(say.say)
 app.command()(serve.serve)
 app.add_typer(voice.app, name="voice")
+app.add_typer(bench.app, name="bench")
 app.command()(doctor.doctor)
 
 

@@ -53,7 +53,7 @@ def load(
     folder = EMBEDDED_VOICE if path_or_id is None else find_checkpoint(path_or_id)
     model = load_model(folder, *place, progress)
     identity = read_identity(folder, model.config, "embedded" if path_or_id is None else path_or_id)
-    speech = Speech(model, TextTokenizer(folder, model.config))
+    speech = Speech(model, TextTokenizer(folder, model.config), identity)
     return TTS(speech, config, VoiceLibrary() if voices is None else voices, identity)
 
 

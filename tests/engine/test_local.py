@@ -383,6 +383,11 @@ def test_an_impossible_configuration_is_refused_with_what_mends_it(change: dict[
         EngineConfig(**change).check()
 
 
+def test_the_memory_that_streams_may_take_can_be_limited(speech: Speech) -> None:
+    with pytest.raises(InvalidRequest, match=r"0\.0 GB are there"):
+        LocalEngine(speech, EngineConfig(slots=8, memory_gb=1e-5))
+
+
 def test_more_slots_than_memory_are_refused_with_how_many_fit(speech: Speech) -> None:
     with pytest.raises(InvalidRequest, match=r"slots: 100000000 .* at most \d+ with a context of 1024.* GB are there"):
         LocalEngine(speech, EngineConfig(slots=100_000_000))

@@ -13,12 +13,25 @@ from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.reader import ReadStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
-from polyvox.models.request import ClonedVoice, Request
+from polyvox.models.identity import ModelFacts, ModelIdentity
+from polyvox.models.request import ClonedVoice, Request, Sampling
 
 SAMPLE_RATE = 24_000
 CHUNK_SAMPLES = 480
 BUFFER = 4  # chunks that a stream keeps for its reader
 LENGTH = 10  # chunks of a stream that asks for no other number
+
+
+ABOUT = ModelFacts(
+    identity=ModelIdentity("Fake-Base", "base-4-2x8-0123456789ab"),
+    kind="base",
+    voices=(),
+    languages=("auto", "english"),
+    takes_instructions=False,
+    hidden_size=4,
+    frame_seconds=CHUNK_SAMPLES / SAMPLE_RATE,
+    sampling=Sampling(),
+)
 
 
 def chunk_samples(seed: int, index: int) -> Samples:
@@ -123,7 +136,7 @@ class FakeEngine:
     def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
         voice = request.voice
         if isinstance(voice, ClonedVoice) and not (
-            isinstance(voice.vector, np.ndarray) and isinstance(voice.codes, np.ndarray)
+            isinstance(voice.vector, np.ndarray) and isinstance(voice.codes, np.ndarray | None)
         ):
             raise InvalidRequest("voice", type(voice.vector).__name__, "arrays")
         if request.text == "invalid":
@@ -141,6 +154,15 @@ class FakeEngine:
             self._streams.append(stream)
             self.work.notify_all()
             return stream
+
+    def about(self) -> ModelFacts:
+        return ABOUT
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        if not len(samples):
+            raise InvalidRequest("recording", "silence", "a recording of someone who speaks")
+        vector = np.full(ABOUT.hidden_size, samples.mean(), np.float32)
+        return ClonedVoice(vector, None if transcript is None else np.ones((3, 2), np.int64), transcript)
 
     def stats(self) -> dict[str, float]:
         with self.work:

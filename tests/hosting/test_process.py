@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from hosting.fake_engine import (
+    ABOUT,
     BUFFER,
     CHUNK_SAMPLES,
     SAMPLE_RATE,
@@ -682,3 +683,12 @@ def holds(pid: int, file: Path) -> bool:
     except OSError:
         return False
     return pid != os.getpid() and str(file) in files
+
+
+def test_what_the_model_is_and_voices_of_recordings_cross(engine: RemoteEngine) -> None:
+    assert engine.about() == ABOUT
+    voice = engine.clone(np.full(1000, 0.5, np.float32), "What is said.")
+    assert voice.vector.tolist() == [0.5] * 4
+    assert voice.transcript == "What is said."
+    with pytest.raises(InvalidRequest, match="silence"):
+        engine.clone(np.zeros(0, np.float32))

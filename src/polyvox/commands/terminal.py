@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from polyvox.engine.config import EngineConfig
     from polyvox.tts import TTS
 
 console = Console(stderr=True, highlight=False, markup=False)
@@ -25,12 +26,12 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 
 
-def load(model: str | None, device: str, dtype: str) -> "TTS":
+def load(model: str | None, device: str, dtype: str, config: "EngineConfig | None" = None) -> "TTS":
     """Loads a checkpoint and tells how long that took."""
     with console.status("Starting …"):
         from polyvox import tts
     began = time.perf_counter()
-    loaded = tts.load(model, device, dtype, progress=console.is_terminal)
+    loaded = tts.load(model, device, dtype, progress=console.is_terminal, config=config)
     place = f"{loaded.speech.device.type}, {str(loaded.speech.dtype).removeprefix('torch.')}"
     voices = f"; voices: {', '.join(loaded.voices)}" if loaded.voices else ""
     name = "the embedded voice" if model is None else model

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, fields
 from math import inf
 
-from polyvox.engine.kv import PAGE
 from polyvox.errors import InvalidRequest
 
+PAGE = 16  # positions that are given to a stream at a time
 LEAST_CONTEXT = 256  # positions: a prompt and a sentence
 
 
@@ -17,8 +17,8 @@ class EngineConfig:
     stream may take more. queue, queue_seconds: how many requests wait for a slot, and how long. buffer_seconds: audio
     kept for a reader that is slower than speech. reader_seconds: how long a full buffer waits for its reader.
     text_seconds: how long a live stream waits for text. ahead: frame steps that are begun before the last one's
-    outcome is known. poison: spoil what is freed, to find readers of what they did not write. trace: a file for a
-    Perfetto trace, written when the engine closes.
+    outcome is known. memory_gb: that slots and pages may take, by default all there is. poison: spoil what is freed,
+    to find readers of what they did not write. trace: a file for a Perfetto trace, written when the engine closes.
     """
 
     slots: int = 8
@@ -29,6 +29,7 @@ class EngineConfig:
     reader_seconds: float = 30.0
     text_seconds: float = 30.0
     ahead: int = 0
+    memory_gb: float | None = None
     poison: bool = False
     trace: str | None = None
 

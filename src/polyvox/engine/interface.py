@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.errors import Overloaded, StreamFailed
-from polyvox.models.request import Request
+from polyvox.models.identity import ModelFacts
+from polyvox.models.request import ClonedVoice, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +93,15 @@ class Engine(Protocol):
 
         on_ready is called, from a thread of the engine's, when the stream has new chunks and when it has its
         result. Raises EngineDown where the engine cannot take anything.
+        """
+
+    def about(self) -> ModelFacts:
+        """What the engine speaks with, and what may be asked of it."""
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        """The voice of a recording at the engine's sample rate; not in the engine's own thread.
+
+        Raises InvalidRequest where the recording or the model will not do.
         """
 
     def stats(self) -> dict[str, float]:

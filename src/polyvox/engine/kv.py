@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyvox.engine.config import PAGE
 from polyvox.models.protocol import Attend, Pack
 
-PAGE = 16  # positions
 SCRATCH = 0  # the page that rows which are not meant to be kept are written to; nobody owns it
 
 

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.audio.silence import first_sound, window_of
-from polyvox.engine.config import EngineConfig
+from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.interface import Result
-from polyvox.engine.kv import PAGE
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
 from polyvox.engine.track import FIRST_CHUNK, Limits, Plan, Track
 from polyvox.errors import EngineDown, Overloaded, PolyvoxError
+from polyvox.models.identity import ModelFacts
 from polyvox.models.protocol import ENDED, STILL, Prepared, SpeechModel
-from polyvox.models.request import Request
+from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,13 @@ class LocalEngine:
                 self._unspoken[stream] = None
                 self.wake()
             return stream
+
+    def about(self) -> ModelFacts:
+        return self.model.about()
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        """In the caller's thread, beside the steps."""
+        return self.model.clone(samples, transcript)
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, and how things stand."""

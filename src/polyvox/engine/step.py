@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
-from polyvox.engine.config import EngineConfig
+from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost import CostModel
-from polyvox.engine.kv import PAGE, PagedKV
+from polyvox.engine.kv import PagedKV
 from polyvox.engine.track import CHUNKS
 from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import Prepared, SpeechModel
@@ -70,6 +70,8 @@ class Stepper:
             there, _ = torch.cuda.mem_get_info(model.device)
         else:
             there = _memory()
+        if config.memory_gb is not None:
+            there = min(there, int(config.memory_gb * 1e9))
         if one * config.slots > there:
             needed = f"{one * config.slots / 1e9:.1f} GB are needed and {there / 1e9:.1f} GB are there"
             most = f"at most {int(there // one)} with a context of {config.context}, or a smaller context ({needed})"

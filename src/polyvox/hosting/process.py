@@ -121,6 +121,10 @@ class ServerLink:
                 self._taken(position, chunks)
             case wire.AskStats(id):
                 self._note(id, self._engine.stats())
+            case wire.AskAbout(id):
+                self._note(id, self._engine.about())
+            case wire.Clone():
+                submitting.submit(self._clone, message)
             case wire.Append():
                 self._queue(message, submitting)
             case wire.Cancel():
@@ -196,6 +200,12 @@ class ServerLink:
                 self._note(id, stream.seed)
                 return
         stream.cancel()
+
+    def _clone(self, asked: wire.Clone) -> None:
+        try:
+            self._note(asked.id, self._engine.clone(asked.samples, asked.transcript))
+        except Exception as error:
+            self._note(asked.id, _told(error))
 
     def _taken(self, position: int, chunks: dict[int, int]) -> None:
         with self._news:

@@ -11,12 +11,14 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from polyvox.audio.clip import Samples
 from polyvox.audio.pcm import from_pcm
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.reader import ReadStream
 from polyvox.errors import EngineDown, InvalidRequest, PolyvoxError
 from polyvox.hosting import wire
-from polyvox.models.request import Request
+from polyvox.models.identity import ModelFacts
+from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +119,17 @@ class _Connection:
         assert isinstance(reply, dict)
         return {**reply, "wakeups": self.wakeups}
 
-    def _call(self, message: wire.Submit | wire.AskStats) -> wire.Reply:
+    def about(self) -> ModelFacts:
+        reply = self._call(wire.AskAbout(next(self._ids)))
+        assert isinstance(reply, ModelFacts)
+        return reply
+
+    def clone(self, samples: Samples, transcript: str | None) -> ClonedVoice:
+        reply = self._call(wire.Clone(next(self._ids), samples, transcript))
+        assert isinstance(reply, ClonedVoice)
+        return reply
+
+    def _call(self, message: wire.Submit | wire.AskStats | wire.AskAbout | wire.Clone) -> wire.Reply:
         answer: Future[wire.Reply] = Future()
         with self._lock:
             if self._over:
@@ -208,6 +220,12 @@ class RemoteEngine:
 
     def submit(self, request: Request, on_ready: OnReady | None = None) -> RemoteStream:
         return self._live().submit(request, on_ready)
+
+    def about(self) -> ModelFacts:
+        return self._live().about()
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        return self._live().clone(samples, transcript)
 
     def stats(self) -> dict[str, float]:
         return self._live().stats()

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polyvox.audio.clip import Samples
 from polyvox.engine.interface import Result
 from polyvox.errors import PolyvoxError
 from polyvox.hosting.ring import Ring, shared_file
-from polyvox.models.request import Request
+from polyvox.models.identity import ModelFacts
+from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,16 @@ class AskStats(NamedTuple):
     id: int
 
 
+class AskAbout(NamedTuple):
+    id: int
+
+
+class Clone(NamedTuple):
+    id: int
+    samples: Samples
+    transcript: str | None
+
+
 class Append(NamedTuple):
     id: int
     text: str | NDArray[np.float32] | None  # or its rows; None: no more will come
@@ -80,7 +92,8 @@ class Piece(NamedTuple):
     final: bool
 
 
-Reply = int | dict[str, float] | PolyvoxError  # the seed of a stream, stats, a refusal
+# The seed of a stream, stats, what the model is, the voice of a recording, a refusal.
+Reply = int | dict[str, float] | ModelFacts | ClonedVoice | PolyvoxError
 
 
 class Wakeup(NamedTuple):

@@ -1,6 +1,8 @@
-"""Which checkpoint a voice was made for."""
+"""Which checkpoint this is: what a voice was made for, and what may be asked of it."""
 
 from dataclasses import dataclass
+
+from polyvox.models.request import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +23,17 @@ class ModelIdentity:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.fingerprint})"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a server tells of a checkpoint and checks requests by, without having it in its process."""
+
+    identity: ModelIdentity
+    kind: str  # custom_voice, voice_design or base
+    voices: tuple[str, ...]  # of its own
+    languages: tuple[str, ...]
+    takes_instructions: bool
+    hidden_size: int  # numbers of a speaker vector
+    frame_seconds: float
+    sampling: Sampling  # where a request says nothing else

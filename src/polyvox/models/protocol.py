@@ -7,7 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from polyvox.models.request import Request
+from polyvox.audio.clip import Samples
+from polyvox.models.identity import ModelFacts
+from polyvox.models.request import ClonedVoice, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +100,12 @@ class SpeechModel(Protocol):
     kv_shape: tuple[int, int, int]  # layers, heads, head size of what the cache keeps
     device: torch.device
     dtype: torch.dtype
+
+    def about(self) -> ModelFacts:
+        """What it is, and what may be asked of it."""
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        """The voice of a recording at the model's sample rate, in the caller's thread; raises InvalidRequest."""
 
     def prepare(self, request: Request, ids: list[int] | None = None) -> Prepared:
         """Checks a request, which has a seed, and makes its rows; ids are the first of a text that grows.

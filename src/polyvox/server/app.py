@@ -1,66 +1,87 @@
-"""One endpoint: POST /say takes a text and gives back a WAV file."""
+"""The application: all faces around one engine, which may be in this process or in another. No torch in here."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel, ConfigDict
-from starlette.concurrency import run_in_threadpool
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
-from polyvox.errors import Overloaded, PolyvoxError, StreamFailed
-from polyvox.models.request import AUTO
-from polyvox.tts import TTS
+from polyvox import __version__
+from polyvox.engine.interface import Engine
+from polyvox.errors import PolyvoxError
+from polyvox.server import openai, operation, voices
+from polyvox.server.answers import Refused, error_answer, request_id_of
+from polyvox.server.desk import Desk
+from polyvox.server.health import Health
+from polyvox.server.metrics import Metrics
+from polyvox.server.outcomes import Outcomes
+from polyvox.server.recordings import Recordings
+from polyvox.server.safety import Guard
+from polyvox.server.settings import Settings
+from polyvox.server.speech import Speaker
+from polyvox.server.voicebook import VoiceBook
+from polyvox.voices import VoiceLibrary
+
+EXPOSED = ["x-request-id", "x-seed", "x-polyvox-model", "x-polyvox-ignored", "retry-after", "retry-after-ms"]
 
 
-class SayRequest(BaseModel):
-    """What to say, and how; the fields are those of `TTS.stream`."""
+def create_app(engine: Engine, settings: Settings | None = None, shared: Path | None = None) -> FastAPI:
+    """The application of one server process; shared: a folder that all server processes of this engine see."""
+    desk = open_desk(engine, settings or Settings(), shared)
+    settings = desk.settings
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        desk.health.start()
+        yield
+        await desk.health.stop()
+        desk.speaker.close()
 
-    text: str
-    voice: str | None = None
-    language: str = AUTO
-    instructions: str | None = None
-    seed: int | None = None
-
-
-def create_app(tts: TTS) -> FastAPI:
-    """The application around one loaded checkpoint."""
-    app = FastAPI(title="Polyvox")
-
-    @app.get("/", response_class=PlainTextResponse)
-    def usage() -> str:
-        voices = ", ".join(tts.voices) or "none of its own"
-        return f'POST /say with {{"text": "Hello"}} gives a WAV file.\nVoices: {voices}\nMore: /docs\n'
-
-    @app.post("/say", response_class=Response, responses={200: {"content": {"audio/wav": {}}}})
-    async def say(wanted: SayRequest, request: Request) -> Response:
-        stream = await run_in_threadpool(lambda: tts.stream(**wanted.model_dump(), trim_silence=True))
-        chunks = []
-        try:
-            async for chunk in stream:
-                chunks.append(chunk)
-                if await request.is_disconnected():
-                    raise StreamFailed("the client has gone")
-        finally:
-            stream.cancel()
-        audio = stream.audio(chunks)
-        headers = {"x-seed": str(audio.seed), "x-finish-reason": audio.finish_reason}
-        return Response(audio.wav(), media_type="audio/wav", headers=headers)
+    app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan)
+    app.state.desk = desk
+    for face in (openai, voices, operation):
+        app.include_router(face.router)
+    app.add_middleware(Guard, settings=settings)
+    if settings.cors_origins:  # outermost, so that refusals can be read by pages too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
 
     @app.exception_handler(PolyvoxError)
-    def refuse(_: Request, error: PolyvoxError) -> JSONResponse:
-        headers = {"retry-after": f"{max(error.retry_after, 1):.0f}"} if isinstance(error, Overloaded) else None
-        return _error(error.status, error.code, str(error), headers)
+    async def refuse(request: Request, error: PolyvoxError) -> JSONResponse:
+        desk.refused(error, request_id_of(request))
+        return error_answer(error, request_id_of(request))
 
-    @app.exception_handler(RequestValidationError)
-    def refuse_body(_: Request, error: RequestValidationError) -> JSONResponse:
-        told = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'body'}: {e['msg']}" for e in error.errors())
-        return _error(422, "invalid_request", told)
+    @app.exception_handler(HTTPException)
+    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
+        told = Refused(error.status_code, "not_found" if error.status_code == 404 else "refused", str(error.detail))
+        answer = error_answer(told, request_id_of(request))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def fail(request: Request, _: Exception) -> JSONResponse:
+        told = Refused(500, "internal_error", "something went wrong here; the log has it under the request's id")
+        return error_answer(told, request_id_of(request))
 
     return app
 
 
-def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    # A lone surrogate can be asked for but not sent back.
-    message = message.encode("utf-8", "replace").decode()
-    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status, headers=headers)
+def open_desk(engine: Engine, settings: Settings, shared: Path | None) -> Desk:
+    facts = engine.about()
+    library = VoiceLibrary() if settings.voices is None else VoiceLibrary(settings.voices)
+    book = VoiceBook(library, facts, settings.aliases)
+    metrics = Metrics()
+    speaker = Speaker(engine, facts, book.resolve, settings)
+    outcomes = Outcomes(shared)
+    recordings, health = Recordings(engine, settings), Health(speaker, facts, metrics)
+    desk = Desk(settings, engine, facts, speaker, book, recordings, outcomes, metrics, health)
+    speaker.on_end = desk.ended
+    return desk

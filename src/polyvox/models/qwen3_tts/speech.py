@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyvox.audio.clip import Samples
 from polyvox.errors import InvalidRequest
+from polyvox.models.identity import ModelFacts, ModelIdentity
 from polyvox.models.protocol import Cache, Prepared
 from polyvox.models.qwen3_tts.cloning import Cloner
 from polyvox.models.qwen3_tts.codec import CodecState
@@ -62,8 +63,8 @@ class Own:
 class Speech:
     """One loaded checkpoint behind the engine's protocol."""
 
-    def __init__(self, model: Qwen3TTS, tokenizer: TextTokenizer) -> None:
-        self.model, self.tokenizer, self.config = model, tokenizer, model.config
+    def __init__(self, model: Qwen3TTS, tokenizer: TextTokenizer, identity: ModelIdentity) -> None:
+        self.model, self.tokenizer, self.config, self.identity = model, tokenizer, model.config, identity
         self.sample_rate = self.config.codec.sample_rate
         self.samples_per_frame = self.config.codec.samples_per_frame
         shape = self.config.talker.transformer
@@ -82,6 +83,18 @@ class Speech:
     def languages(self) -> list[str]:
         """The names that `language` may have."""
         return languages(self.config)
+
+    def about(self) -> ModelFacts:
+        return ModelFacts(
+            identity=self.identity,
+            kind=self.config.kind,
+            voices=tuple(self.voices),
+            languages=tuple(self.languages),
+            takes_instructions=self.config.takes_instructions,
+            hidden_size=self.hidden_size,
+            frame_seconds=self.samples_per_frame / self.sample_rate,
+            sampling=self.config.sampling,
+        )
 
     # Whose voice it is
 

@@ -1,0 +1,163 @@
+"""What is measured: a server, or the engine in this process; a load in, a run out."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from polyvox.bench.clients import Target
+from polyvox.bench.load import Lag, Load, lag_of, run, run_here
+from polyvox.bench.metrics import Trace
+from polyvox.bench.prompts import fingerprint
+from polyvox.bench.results import Conditions, Run, machine
+from polyvox.commands.terminal import console, load
+from polyvox.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from polyvox.bench.load import Progress as Report
+    from polyvox.tts import TTS
+
+SIZES = ("0.6B", "1.7B")  # of random weights
+
+Drive = Callable[[Load, "Report | None"], tuple[list[Trace], Lag]]
+
+
+def progress() -> Progress:
+    """A bar on stderr, for people."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Whatever is measured: a load in, traces out; and under which conditions."""
+
+    drive: Drive
+    conditions: Conditions
+    buffer: float
+
+    def run(self, load_: Load, name: str) -> Run:
+        """One run, with a bar that shows how far it is."""
+        total = load_.warmup + load_.seconds
+        with progress() as bar:
+            task = bar.add_task(name, total=total)
+
+            def report(elapsed: float, done: int, under_way: int) -> None:
+                phase = "warming up" if elapsed < load_.warmup else "measuring" if elapsed < total else "ending"
+                bar.update(
+                    task,
+                    completed=min(elapsed, total),
+                    description=f"{name}: {phase}, {done} done, {under_way} under way",
+                )
+
+            traces, lag = self.drive(load_, report)
+        return Run(load_, lag, traces, self.buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The options that say what is measured."""
+
+    base_url: str | None
+    in_process: bool
+    protocol: str
+    endpoint: str | None
+    model: str | None
+    voice: str | None
+    form: str
+    sample_rate: int
+    extra_body: str
+    api_key: str | None
+    request_seeds: bool
+    processes: int
+    frames: int | None
+    tokens: int | None
+    slots: int | None
+    device: str
+    dtype: str
+    note: str | None
+
+    def driver(self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack) -> Driver:
+        if self.in_process == (self.base_url is not None):
+            raise InvalidRequest("base-url", self.base_url, "the address of a server, or else --in-process")
+        conditions = machine() | {"prompts": f"{len(texts)} texts, {fingerprint(texts)}", "note": self.note}
+        if self.in_process:
+            return self._engine(texts, loads, buffer, stack, conditions)
+        for name in ("frames", "tokens", "slots"):
+            if getattr(self, name) is not None:
+                raise InvalidRequest(name, getattr(self, name), "none with a server: it is for --in-process")
+        target = self.target()
+        shown = asdict(target)
+        del shown["headers"]  # a key may be in them
+        cores = int(conditions["cores"] or 1)
+
+        def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
+            return run(target, load_, texts, self.processes or load_.processes(cores), report)
+
+        return Driver(drive, conditions | {"target": shown}, buffer)
+
+    def target(self) -> Target:
+        for name, value, allowed in (
+            ("protocol", self.protocol, ("http", "sse", "ws")),
+            ("format", self.form, ("pcm", "wav")),
+        ):
+            if value not in allowed:
+                raise InvalidRequest(name, value, allowed)
+        try:
+            extra = json.loads(self.extra_body)
+        except ValueError:
+            extra = None
+        if not isinstance(extra, dict):
+            raise InvalidRequest("extra-body", self.extra_body, "a JSON object")
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        target = Target(
+            self.base_url or "", self.protocol, self.endpoint, self.model, self.voice, self.form,  # type: ignore[arg-type]
+            self.sample_rate, extra, headers, self.request_seeds,
+        )  # fmt: skip
+        target.check()
+        return target
+
+    def _engine(
+        self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack, conditions: Conditions
+    ) -> Driver:
+        from polyvox.bench.inprocess import EngineClient, engine_client
+
+        closed = [int(each.level) for each in loads if each.mode == "closed"]
+        slots = self.slots or max(closed, default=8)
+        tts = stack.enter_context(self._tts(slots, max(each.timeout for each in loads)))
+        with console.status("Measuring this machine …"):
+            running = tts.engine
+        client = EngineClient(running, tts.speech.config.sampling, self.voice, self.frames)
+
+        def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
+            out = run_here(partial(engine_client, client), load_, texts, report)
+            return out.traces, lag_of([out], processes=0)
+
+        place = f"{tts.speech.device}, {str(tts.speech.dtype).removeprefix('torch.')}"
+        about = {"model": self.model or "embedded", "on": place, "slots": slots, "frames": self.frames}
+        return Driver(drive, conditions | {"engine": about | {"threads": _threads()}}, buffer)
+
+    def _tts(self, slots: int, patience: float) -> "TTS":
+        """An engine that takes every request, however long it waits: what is too much is to be seen, not refused."""
+        from polyvox.engine.config import EngineConfig
+
+        config = EngineConfig(slots=slots, queue=4096, queue_seconds=patience)
+        if self.model in SIZES:
+            if self.frames is None:
+                raise InvalidRequest("frames", None, "a number of frames: random weights do not end by themselves")
+            from polyvox.bench.weights import random_tts
+
+            return random_tts(str(self.model), self.device, self.dtype, config, self.tokens)
+        if self.tokens is not None:
+            raise InvalidRequest("tokens", self.tokens, "none with a checkpoint, which has its own tokenizer")
+        return load(self.model, self.device, self.dtype, config)
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()

@@ -1,0 +1,54 @@
+"""What the faces of one server process share."""
+
+import logging
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from polyvox.engine.interface import Engine
+from polyvox.errors import Overloaded, PolyvoxError
+from polyvox.models.identity import ModelFacts
+from polyvox.server.health import Health
+from polyvox.server.metrics import Metrics
+from polyvox.server.outcomes import Outcomes
+from polyvox.server.recordings import Recordings
+from polyvox.server.settings import Settings
+from polyvox.server.speech import Outcome, Speaker
+from polyvox.server.voicebook import VoiceBook
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    settings: Settings
+    engine: Engine
+    facts: ModelFacts
+    speaker: Speaker
+    voices: VoiceBook
+    recordings: Recordings
+    outcomes: Outcomes
+    metrics: Metrics
+    health: Health
+
+    def ended(self, outcome: Outcome) -> None:
+        """Counts an utterance, writes its line and keeps how it went for whoever asks."""
+        self.metrics.ended(outcome)
+        self.outcomes.put(outcome)
+        told = {name: value for name, value in outcome.told().items() if name not in ("created", "model")}
+        log.info("said", extra={name: _short(value) for name, value in told.items() if value is not None})
+
+    def refused(self, error: PolyvoxError, request_id: str) -> None:
+        self.metrics.requests.labels("overloaded" if isinstance(error, Overloaded) else "refused").inc()
+        level = logging.INFO if error.status < 500 or isinstance(error, Overloaded) else logging.ERROR
+        log.log(level, "refused", extra={"request_id": request_id, "status": error.status, "error": str(error)})
+
+
+def of(request: Request) -> Desk:
+    desk = request.app.state.desk
+    assert isinstance(desk, Desk)
+    return desk
+
+
+def _short(value: object) -> object:
+    return round(value, 3) if isinstance(value, float) else value

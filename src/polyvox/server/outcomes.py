@@ -1,0 +1,47 @@
+"""How the last requests went, for who asks by id: a raw stream of sound has no place to tell it."""
+
+import hashlib
+import json
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from polyvox.server.speech import Outcome
+
+KEPT = 1000  # of each server process
+
+
+class Outcomes:
+    """The last ones, in memory; with a folder, in files that all server processes see."""
+
+    def __init__(self, folder: Path | None = None, kept: int = KEPT) -> None:
+        self._folder, self._kept = folder, kept
+        self._last: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
+
+    def put(self, outcome: Outcome) -> None:
+        name, told = outcome.request_id, outcome.told() | {"usage": outcome.usage()}
+        if self._folder is not None:
+            path = self._path(name)
+            partial = path.with_suffix(".partial")
+            with suppress(OSError):  # a full disk must not end a stream that went well
+                partial.write_text(json.dumps(told))
+                partial.replace(path)
+        self._last.pop(name, None)
+        self._last[name] = told if self._folder is None else None
+        while len(self._last) > self._kept:
+            oldest, _ = self._last.popitem(last=False)
+            if self._folder is not None:
+                self._path(oldest).unlink(missing_ok=True)
+
+    def get(self, request_id: str) -> dict[str, Any] | None:
+        if self._folder is None:
+            return self._last.get(request_id)
+        with suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(self._path(request_id).read_text())
+            return found
+        return None
+
+    def _path(self, request_id: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{hashlib.sha256(request_id.encode('utf-8', 'replace')).hexdigest()}.json"

@@ -1,0 +1,139 @@
+"""polyvox bench as its users run it; every command of docs/benchmark.md, only shorter."""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.fake_server import FakeServer, Script, serving, tone
+from polyvox.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs/benchmark.md"
+SHORT = ("--seconds", "0.4", "--warmup", "0.1", "--repeats", "1")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    # The second chunk is 240 ms late for a player without a buffer; much, as machines that run tests are busy.
+    with serving(FakeServer(standard=Script([(0.01, tone(60)), (0.3, tone(300))]))) as served:
+        yield served
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: FakeServer) -> "Bench":
+    monkeypatch.chdir(tmp_path)
+    return Bench(monkeypatch, server)
+
+
+class Bench:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> None:
+        self.monkeypatch, self.server = monkeypatch, server
+
+    def __call__(self, *arguments: str) -> int:
+        """The exit status of polyvox bench."""
+        self.monkeypatch.setattr(sys, "argv", ["polyvox", "bench", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code
+
+    def serve(self, *arguments: str) -> int:
+        return self("serve", "--base-url", self.server.address, *SHORT, *arguments)
+
+
+def test_the_commands_of_the_documentation_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line.replace("http://127.0.0.1:8000", bench.server.address)) for line in block.splitlines()]
+    assert {line[2] for line in lines} == {"serve", "capacity", "compare", "engine"}
+    for polyvox, command, *arguments in lines:
+        assert polyvox == "polyvox"
+        if arguments[0] in ("serve", "capacity"):
+            arguments += SHORT
+        elif arguments[0] == "engine":
+            arguments += ["--repeats", "2"]
+        status = bench(*arguments)
+        told = capsys.readouterr()
+        expected = 1 if arguments[0] == "capacity" else 0  # this server runs dry at any load
+        assert status == expected, (command, told.err)
+    assert Path("a.html").read_text().count("<svg") == 4
+    assert Path("engine.html").read_text().count("<svg") == 3
+
+
+def test_a_report_finds_what_was_scripted(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.serve("--concurrency", "2", "--requests", "6", "-o", "r.json") == 0
+    out, err = capsys.readouterr()
+    assert "Serving Benchmark Result" in out
+    assert "Traceback" not in err
+    (run,) = json.loads(Path("r.json").read_text())["runs"]
+    summary = run["summary"]
+    assert summary["succeeded"] == summary["requests"] > 0
+    assert summary["underruns"]["count"] == summary["succeeded"]
+    assert summary["underruns"]["longest"] > 0.1
+    assert summary["buffered"]["count"] == 0
+    assert summary["length"]["mean"] == pytest.approx(0.36)
+    assert len([trace for trace in run["traces"] if trace["measured"]]) == summary["requests"]
+    assert all(len(trace["arrivals"]) == 2 for trace in run["traces"])
+
+
+def test_programs_get_json_and_a_key_is_never_written(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.serve("--rate", "20", "--api-key", "sesame", "--json", "-o", "r.json", "--note", "by hand") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["runs"][0]["load"]["mode"] == "open"
+    assert told["conditions"]["note"] == "by hand"
+    assert "sesame" not in Path("r.json").read_text()
+    assert "sesame" not in json.dumps(told)
+
+
+def test_capacity_names_what_broke_first(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--base-url", bench.server.address, *SHORT, "--most", "2", "--requests", "2")
+    assert bench("capacity", "--slo", "buffered_underrun=0", *options) == 0
+    assert "2 streams at once hold" in capsys.readouterr().out
+    by_rate = ("--by", "rate", "--first", "20", "--most", "40", "--json")
+    assert bench("capacity", "--slo", "underrun=0,e2e_p99=9s", *options[:-4], *by_rate) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["holds"] is None
+    assert told["breaks"] == 12.5  # below it five requests would not be due in 0.4 s
+    assert [breach.split()[0] for breach in told["broke_first"]] == ["underrun"]
+
+
+def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("serve", "--base-url", "http://127.0.0.1:9", *SHORT, "--requests", "1") == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "no request succeeded (connect:" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("serve",), "--in-process"),
+        (("serve", "--base-url", "http://h", "--in-process"), "--in-process"),
+        (("serve", "--base-url", "nowhere"), "http://127.0.0.1:8000"),
+        (("serve", "--base-url", "http://h", "--protocol", "ftp"), "http, sse, ws"),
+        (("serve", "--base-url", "http://h", "--format", "mp3"), "pcm, wav"),
+        (("serve", "--base-url", "http://h", "--extra-body", "[1]"), "a JSON object"),
+        (("serve", "--base-url", "http://h", "--frames", "5"), "--in-process"),
+        (("serve", "--base-url", "http://h", "--concurrency", "a"), "1,2,4"),
+        (("serve", "--base-url", "http://h", "--concurrency", "1.5"), "whole number"),
+        (("serve", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
+        (("serve", "--base-url", "http://h", "-o", "no/such/x.json"), "written"),
+        (("serve", "--base-url", "http://h", "--texts", "none.txt"), "one text"),
+        (("serve", "--in-process", "--model", "0.6B"), "frames"),
+        (("serve", "--in-process", "--tokens", "5"), "tokenizer"),
+        (("capacity", "--base-url", "http://h", "--slo", "speed=1"), "ttfa"),
+        (("capacity", "--base-url", "http://h", "--by", "hand"), "concurrency, rate"),
+        (("compare", "a.json", "b.json"), "a result of"),
+        (("engine", "--batch", "0"), "1 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_sentence(
+    bench: Bench, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], part: str
+) -> None:
+    assert bench(*arguments) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "error: " in err
+    assert part in err
+    assert "Traceback" not in err

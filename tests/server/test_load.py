@@ -1,0 +1,230 @@
+"""Clients that go away, that read slowly, that are too many: each of them alone feels it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hosting.fake_engine import LENGTH
+from hosting.hosted import eventually
+from polyvox.engine.config import EngineConfig
+from polyvox.server.settings import Settings
+from polyvox.tts import TTS
+from server.crowds import begin, storm
+from server.fakes import HeldEngine
+from server.serving import Serving, serving
+
+HELD = 24  # chunks that are made of every stream until it is let go
+
+
+@pytest.fixture
+def engine() -> Iterator[HeldEngine]:
+    engine = HeldEngine()
+    yield engine
+    engine.close()
+
+
+def counted(server: Serving, name: str) -> float:
+    with server.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def test_a_hundred_clients_that_go_away_leave_nothing_behind(engine: HeldEngine) -> None:
+    with serving(engine, Settings(max_streams=200)) as server:
+        engine.let_go(HELD)
+        storm(server, engine, 100)
+        assert counted(server, 'polyvox_aborts_total{reason="disconnect"}') == 100
+        engine.let_go()
+        with server.client() as client:
+            assert server.speak(client).status_code == 200
+
+
+def test_a_client_that_goes_before_the_first_sound_frees_its_place(engine: HeldEngine) -> None:
+    with serving(engine) as server:
+        engine.let_go(0)
+        connection = begin(server)
+        eventually(lambda: engine.streams == 1)
+        connection.close()
+        eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+
+
+def test_a_client_that_goes_ends_the_sentence_that_was_begun_ahead(engine: HeldEngine) -> None:
+    with serving(engine) as server:
+        engine.let_go(HELD)  # enough of the first sentence that the second is begun
+        connection = begin(server, "Hi. Ho.", max_new_tokens=1000)
+        eventually(lambda: engine.streams == 2)
+        connection.close()
+        eventually(lambda: engine.streams == 0)
+
+
+def test_a_real_slot_is_free_again_when_its_client_has_gone(embedded: TTS) -> None:
+    with serving(embedded.engine) as server:
+        connection = begin(server, "This one goes on for a while, and then for a while more.")
+        connection.recv(1000)
+        connection.close()
+        eventually(lambda: embedded.engine.stats()["slots_free"] == embedded.engine.config.slots)
+
+
+def test_a_slow_reader_pauses_only_its_own_stream(engine: HeldEngine) -> None:
+    chunks = 30_000  # 29 MB: more than all buffers between
+    with serving(engine) as server, server.client() as client:
+        slow = begin(server, receive_buffer=4096, seed=77, max_new_tokens=chunks)
+        slow.recv(100)
+        for seed in range(5):
+            assert len(server.speak(client, seed=seed).content) == LENGTH * 960
+        made = -1.0
+        while made != (made := engine.stats()["made.77"]):  # until it stands still
+            threading.Event().wait(0.2)
+        assert 0 < made < chunks
+        slow.close()
+        eventually(lambda: engine.streams == 0)
+
+
+def test_too_many_are_refused_and_those_inside_are_served() -> None:
+    engine = HeldEngine(places=3)
+    try:
+        with serving(engine) as server, ThreadPoolExecutor(16) as pool:
+            engine.let_go(HELD)
+            with server.client() as client:
+                inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(3)]
+                eventually(lambda: engine.streams == 3)
+                refused = list(pool.map(lambda _: server.speak(client), range(60)))
+            assert {response.status_code for response in refused} == {503}
+            assert all(0 < int(response.headers["retry-after-ms"]) <= 2500 for response in refused)
+            assert {response.json()["error"]["type"] for response in refused} == {"overloaded"}
+            engine.let_go()
+            for connection in inside:
+                heard = b""
+                while not heard.endswith(b"0\r\n\r\n"):
+                    heard += connection.recv(1 << 16)
+                assert heard.startswith(b"HTTP/1.1 200")
+                connection.close()
+            eventually(lambda: engine.streams == 0)
+    finally:
+        engine.close()
+
+
+def test_no_more_are_let_in_than_may_wait() -> None:
+    engine = HeldEngine()
+    try:
+        with serving(engine, Settings(max_streams=2, queue=1)) as server, server.client() as client:
+            engine.let_go(HELD)
+            inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(3)]
+            eventually(lambda: engine.streams == 3)
+            assert server.speak(client).status_code == 503
+            for connection in inside:
+                connection.close()
+            eventually(lambda: not server.desk.speaker.open)
+            engine.let_go()
+            assert server.speak(client).status_code == 200
+    finally:
+        engine.close()
+
+
+def test_who_would_wait_in_vain_is_told_at_once() -> None:
+    engine = HeldEngine()
+    try:
+        with serving(engine, Settings(max_streams=2, queue=100, slo=3.5)) as server, server.client() as client:
+            engine.let_go(HELD)
+            # An utterance lasts 2 s as long as none has ended: the fifth would wait 3 s, the sixth 4 s.
+            inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(5)]
+            eventually(lambda: engine.streams == 5)
+            refused = server.speak(client)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after-ms"] == "4000"
+            for connection in inside:
+                connection.close()
+            eventually(lambda: not server.desk.speaker.open)
+    finally:
+        engine.close()
+
+
+def test_a_sentence_in_the_midst_waits_for_a_place() -> None:
+    engine = HeldEngine(places=1)
+    try:
+        with serving(engine) as server, server.client() as client:
+            response = server.speak(client, "One. Two. Three.", seed=1)
+            assert response.status_code == 200
+            assert len(response.content) == 3 * LENGTH * 960 + 2 * 12_000
+    finally:
+        engine.close()
+
+
+def test_one_key_cannot_take_all() -> None:
+    engine = HeldEngine()
+    try:
+        settings = Settings(api_keys=["a", "b"], key_streams=2)
+        with serving(engine, settings) as server, server.client() as client:
+            engine.let_go(HELD)
+            keys = [{"authorization": f"Bearer {name}"} for name in "ab"]
+            body = {"input": "Hi.", "response_format": "pcm", "max_new_tokens": 40}
+            with (
+                client.stream("POST", "/v1/audio/speech", json=body, headers=keys[0]) as first,
+                client.stream("POST", "/v1/audio/speech", json=body, headers=keys[0]) as second,
+            ):
+                refused = client.post("/v1/audio/speech", json=body, headers=keys[0])
+                assert refused.status_code == 429
+                assert int(refused.headers["retry-after"]) > 0
+                assert refused.headers["retry-after-ms"]
+                assert refused.headers["maximum-concurrent-requests"] == "2"
+                with client.stream("POST", "/v1/audio/speech", json=body, headers=keys[1]) as other:
+                    assert other.status_code == 200
+                    engine.let_go()
+                    other.read()
+                first.read()
+                second.read()
+            assert client.post("/v1/audio/speech", json=body, headers=keys[0]).status_code == 200
+    finally:
+        engine.close()
+
+
+def test_a_server_that_stops_finishes_what_is_under_way(engine: HeldEngine) -> None:
+    with serving(engine) as server, server.client() as client:
+        engine.let_go(HELD)
+        body = {"input": "Hi.", "response_format": "pcm", "max_new_tokens": 40, "seed": 1}
+        with client.stream("POST", "/v1/audio/speech", json=body) as response:
+            parts = response.iter_raw()
+            heard = next(parts)
+            server.desk.speaker.draining = True  # what the signal does first
+            with server.client() as another:
+                assert another.get("/readyz").status_code == 503
+                assert another.get("/readyz").json()["status"] == "draining"
+                assert another.get("/livez").status_code == 200
+                assert server.speak(another).status_code == 503
+            server.server.should_exit = True
+            engine.let_go()
+            heard += b"".join(parts)
+        assert len(heard) == 40 * 960
+        server.thread.join(20)
+        assert not server.thread.is_alive()
+
+
+def test_what_is_not_finished_in_time_is_cut_and_not_ended(engine: HeldEngine) -> None:
+    with serving(engine) as server:
+        engine.let_go(HELD)
+        with begin(server, max_new_tokens=40) as connection:
+            heard = connection.recv(1 << 16)
+            server.server.should_exit = True
+            server.thread.join(20)
+            while part := connection.recv(1 << 16):
+                heard += part
+        assert heard.startswith(b"HTTP/1.1 200")
+        assert not heard.endswith(b"0\r\n\r\n")
+        eventually(lambda: engine.streams == 0)
+
+
+def test_a_full_engine_with_a_real_voice_says_when_to_come_back(embedded: TTS) -> None:
+    config = EngineConfig(slots=1, queue=0)
+    with TTS(embedded.speech, config) as small, serving(small.engine) as server, server.client() as client:
+        held = small.stream("Hello", live=True)
+        held.append(" there, my friend.")
+        began = time.monotonic()
+        response = server.speak(client)
+        while response.status_code == 200 and time.monotonic() - began < 20:  # until the one that is held has begun
+            response = server.speak(client)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) > 0
+        held.cancel()

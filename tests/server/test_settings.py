@@ -1,0 +1,81 @@
+"""One configuration: where it comes from, what goes first, what is refused; and no key that nothing reads."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from polyvox.errors import InvalidRequest
+from polyvox.server.settings import Settings, read_settings
+
+SOURCE = Path(__file__).parents[2] / "src/polyvox"
+
+
+def test_flags_go_before_the_environment_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "polyvox.yaml"
+    file.write_text("port: 1\nslo: 2\nqueue: 3\naliases: {alloy: heart}\npublic: [voices]\n")
+    environment = {"POLYVOX_SLO": "4", "POLYVOX_QUEUE": "5", "POLYVOX_HOME": "elsewhere", "HOME": "here"}
+    found = read_settings({"queue": 6, "host": None}, file, environment)
+    assert (found.port, found.slo, found.queue, found.host) == (1, 4.0, 6, "127.0.0.1")
+    assert found.aliases == {"alloy": "heart"}
+    assert read_settings(environment={"POLYVOX_CONFIG": str(file)}).port == 1
+
+
+def test_the_environment_can_say_lists_and_aliases() -> None:
+    environment = {"POLYVOX_API_KEYS": "a, b,", "POLYVOX_ALIASES": "alloy=heart,echo=michael", "POLYVOX_PUBLIC": ""}
+    found = read_settings(environment=environment)
+    assert found.api_keys == ["a", "b"]
+    assert found.aliases == {"alloy": "heart", "echo": "michael"}
+    assert found.public == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prot: 1", "prot of .*polyvox.yaml: 1 is not possible; allowed is one of host, port"),
+        ("port: 99999", "port of .*polyvox.yaml: 99999 .*less than or equal to 65535"),
+        ("port: x", "port of .*polyvox.yaml: 'x'"),
+        ("public: [everything]", "public of"),
+        ("slo: .nan", "slo of"),
+        ("- 1", "lines such as"),
+        ("a: [", "a YAML file"),
+        ("api_keys: [7]", "api_keys of .*'a key'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "polyvox.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidRequest, match=told):
+        read_settings(file=file, environment={})
+
+
+@pytest.mark.parametrize("environment", [{"POLYVOX_PROT": "1"}, {"POLYVOX_PORT": "x"}, {"POLYVOX_ALIASES": "alloy"}])
+def test_what_is_wrong_in_the_environment_is_named(environment: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest):
+        read_settings(environment=environment)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"none\.yaml"):
+        read_settings(file=tmp_path / "none.yaml", environment={})
+
+
+def test_what_is_shown_gives_the_same_again_and_no_key(tmp_path: Path) -> None:
+    settings = Settings(api_keys=["secret"], port=1, media_root=tmp_path)
+    shown = settings.shown()
+    assert "secret" not in shown
+    file = tmp_path / "polyvox.yaml"
+    file.write_text(shown)
+    assert read_settings({"api_keys": ["secret"]}, file, {}) == settings
+    assert list(yaml.safe_load(shown)) == list(Settings.model_fields)
+
+
+def test_no_key_is_unread() -> None:
+    source = "\n".join(path.read_text() for folder in ("server", "commands") for path in (SOURCE / folder).glob("*.py"))
+    read = set(re.findall(r"settings\.(\w+)", source))
+    assert set(Settings.model_fields) <= read
+
+
+def test_every_key_says_what_it_is() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []

@@ -1,0 +1,396 @@
+"""POST /v1/audio/speech: what comes back, when it comes, and what is told where it cannot."""
+
+import base64
+import io
+import json
+import wave
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hosting.fake_engine import CHUNK_SAMPLES, LENGTH, SAMPLE_RATE, chunk_samples
+from polyvox.audio import FORMATS, Encoder, read_audio
+from polyvox.audio.pcm import to_pcm
+from polyvox.errors import PolyvoxError
+from polyvox.server.openai import Speech
+from polyvox.server.settings import Settings
+from polyvox.tts import TTS
+from server.fakes import DESIGN, HeldEngine
+from server.serving import Serving, serving
+
+FIRST = 24  # chunks, 480 ms: from so much every format has given some sound
+LONG = 60
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[HeldEngine]:
+    engine = HeldEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def server(engine: HeldEngine) -> Iterator[Serving]:
+    with serving(engine, Settings(max_text=20_000, aliases={"narrator": "michael"})) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Serving) -> Iterator[httpx.Client]:
+    server.desk.speaker._refusal = None  # of the test before
+    with server.client() as client:
+        yield client
+
+
+def expected(seed: int, chunks: int) -> bytes:
+    return b"".join(to_pcm(chunk_samples(seed, index)).astype("<i2").tobytes() for index in range(chunks))
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sound_arrives_before_the_utterance_is_finished_and_is_that_of_one_go(
+    format: str, engine: HeldEngine, client: httpx.Client
+) -> None:
+    body = {"input": "Hello there.", "response_format": format, "seed": 7, "max_new_tokens": LONG}
+    engine.let_go(FIRST)
+    try:
+        with client.stream("POST", "/v1/audio/speech", json=body) as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"] == FORMATS[format].content_type(SAMPLE_RATE)
+            assert response.headers["x-seed"] == "7"
+            assert response.headers["x-polyvox-model"] == "Fake-CustomVoice"
+            assert "content-length" not in response.headers
+            parts = response.iter_raw()
+            heard = next(parts)
+            assert engine.streams == 1  # it cannot have ended: the rest of it is not made
+            engine.let_go()
+            heard += b"".join(parts)
+    finally:
+        engine.let_go()
+    samples = np.concatenate([chunk_samples(7, index) for index in range(LONG)])
+    with Encoder(format, SAMPLE_RATE) as encoder:
+        pushed = [encoder.push(part) for part in np.split(samples, LONG)]
+        assert heard == b"".join(pushed) + encoder.finish() or format in ("opus", "m4a")  # these draw a number
+    if format == "wav":
+        assert heard[4:8] == heard[40:44] == b"\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_without_streaming_the_answer_is_a_file_with_its_true_length(format: str, client: httpx.Client) -> None:
+    body = {"input": "Hello.", "response_format": format, "seed": 7, "stream": False, "max_new_tokens": LONG}
+    response = client.post("/v1/audio/speech", json=body)
+    assert response.status_code == 200
+    assert int(response.headers["content-length"]) == len(response.content)
+    seconds = LONG * CHUNK_SAMPLES / SAMPLE_RATE
+    if format == "wav":
+        with wave.open(io.BytesIO(response.content)) as file:
+            assert file.getnframes() == LONG * CHUNK_SAMPLES
+    elif format not in ("pcm", "ulaw", "alaw"):
+        assert len(read_audio(response.content, SAMPLE_RATE)) / SAMPLE_RATE == pytest.approx(seconds, abs=0.1)
+
+
+def test_pcm_is_the_samples_and_nothing_else(server: Serving, client: httpx.Client) -> None:
+    response = server.speak(client, seed=9)
+    assert response.content == expected(9, LENGTH)
+    assert response.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
+
+
+def test_the_default_is_mp3_as_openai_has_it(client: httpx.Client) -> None:
+    response = client.post("/v1/audio/speech", json={"model": "tts-1", "input": "Hello.", "voice": "alloy"})
+    assert response.headers["content-type"] == "audio/mpeg"
+
+
+def test_events_carry_the_same_bytes_and_then_the_usage(server: Serving, client: httpx.Client) -> None:
+    response = server.speak(client, seed=9, stream_format="sse")
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *deltas, done = events(response)
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"}
+    assert b"".join(base64.b64decode(event["audio"]) for event in deltas) == expected(9, LENGTH)
+    assert done["type"] == "speech.audio.done"
+    assert done["usage"] == {"input_tokens": 0, "output_tokens": LENGTH, "total_tokens": LENGTH}
+    assert done["seed"] == 9
+    assert done["request_id"] == response.headers["x-request-id"]
+
+
+def test_events_begin_before_the_utterance_is_finished(engine: HeldEngine, client: httpx.Client) -> None:
+    """LiveKit asks for this: mp3 over events."""
+    engine.let_go(FIRST)
+    body = {"input": "Hello there.", "stream_format": "sse", "max_new_tokens": LONG}
+    try:
+        with client.stream("POST", "/v1/audio/speech", json=body) as response:
+            lines = response.iter_lines()
+            assert "speech.audio.delta" in next(lines)
+            assert engine.streams == 1
+            engine.let_go()
+            assert any("speech.audio.done" in line for line in lines)
+    finally:
+        engine.let_go()
+
+
+def test_a_long_text_is_said_sentence_by_sentence_with_pauses(
+    engine: HeldEngine, server: Serving, client: httpx.Client
+) -> None:
+    engine.asked.clear()
+    text = "First one. Then [pause:0.5s] two.\n\nNew paragraph with 3 cats."
+    response = server.speak(client, text, seed=5)
+    said = [(asked.text, asked.segment, asked.seed) for asked in engine.asked]
+    words = ["First one.", "Then", "two.", "New paragraph with three cats."]
+    assert said == [(text, index, 5) for index, text in enumerate(words)]
+    silences = [0.25, 0.5, 0.6]
+    one = expected(5, LENGTH)
+    wanted = one + b"".join(bytes(2 * round(seconds * SAMPLE_RATE)) + one for seconds in silences)
+    assert response.content == wanted
+
+
+def test_normalize_off_says_the_text_as_it_is(engine: HeldEngine, server: Serving, client: httpx.Client) -> None:
+    engine.asked.clear()
+    server.speak(client, "I have 3 **cats**.", normalize=False)
+    assert [asked.text for asked in engine.asked] == ["I have 3 **cats**."]
+
+
+def test_all_fields_reach_the_engine(engine: HeldEngine, server: Serving, client: httpx.Client) -> None:
+    engine.asked.clear()
+    fields: dict[str, Any] = {
+        "voice": {"id": "michael"},
+        "language": "English",
+        "seed": 12,
+        "temperature": 0.5,
+        "top_k": 3,
+        "extra_params": {"top_p": 0.5},
+        "repetition_penalty": 1.5,
+        "max_new_tokens": 4,
+        "initial_codec_chunk_frames": 3,
+        "non_streaming_mode": False,
+        "task_type": "CustomVoice",
+    }
+    assert server.speak(client, **fields).status_code == 200
+    (asked,) = engine.asked
+    assert (asked.voice, asked.language, asked.seed, asked.max_frames) == ("michael", "english", 12, 4)
+    assert (asked.first_chunk, asked.layout, asked.trim_silence, asked.whole_file) == (3, "streaming", True, False)
+    assert asked.sampling is not None
+    assert (asked.sampling.temperature, asked.sampling.top_k, asked.sampling.top_p) == (0.5, 3, 0.5)
+    assert asked.sampling.repetition_penalty == 1.5
+    assert asked.sampling.predictor_temperature == 0.9  # the model's own
+
+
+@pytest.mark.parametrize(
+    ("asked", "spoken"),
+    [("alloy", "heart"), ("ash", "michael"), ("ballad", "heart"), ("NARRATOR", "michael"), ("default", None)],
+)
+def test_other_names_of_voices(
+    asked: str, spoken: str | None, engine: HeldEngine, server: Serving, client: httpx.Client
+) -> None:
+    engine.asked.clear()
+    server.speak(client, voice=asked)
+    assert engine.asked[0].voice == spoken
+
+
+def test_speed_and_rate_change_the_length(server: Serving, client: httpx.Client) -> None:
+    faster = server.speak(client, speed=2.0, max_new_tokens=LONG)
+    assert len(faster.content) == LONG * CHUNK_SAMPLES
+    slow_rate = server.speak(client, sample_rate=8000, max_new_tokens=LONG)
+    assert len(slow_rate.content) == pytest.approx(2 * LONG * CHUNK_SAMPLES / 3, abs=8)
+    assert slow_rate.headers["content-type"] == "audio/pcm;rate=8000;channels=1"
+
+
+def test_unknown_fields_are_named_or_with_strict_refused(server: Serving, client: httpx.Client) -> None:
+    fields: dict[str, Any] = {"pitch": 2, "größe\n": 1}
+    response = server.speak(client, **fields)
+    assert response.status_code == 200
+    assert response.headers["x-polyvox-ignored"] == "gr??e?, pitch"
+    response = client.post("/v1/audio/speech?strict=1", json={"input": "Hi.", "pitch": 2})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "pitch"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "told"),
+    [
+        ({}, 422, "input", "required"),
+        ({"input": ""}, 400, "input", "something that can be said"),
+        ({"input": " \n "}, 400, "input", "something that can be said"),
+        ({"input": "..."}, 200, None, ""),
+        ({"input": 3}, 422, "input", "string"),
+        ({"input": "x" * 20_001}, 400, "input", "20,000"),
+        ({"input": "hi", "voice": "bob"}, 404, "voice", "heart, michael"),
+        ({"input": "hi", "voice": 7}, 422, "voice", ""),
+        ({"input": "hi", "response_format": "midi"}, 422, "response_format", "mp3"),
+        ({"input": "hi", "speed": 9}, 422, "speed", "4"),
+        ({"input": "hi", "seed": "7"}, 422, "seed", "integer"),
+        ({"input": "hi", "seed": -1}, 422, "seed", ""),
+        ({"input": "hi", "seed": True}, 422, "seed", ""),
+        ({"input": "hi", "temperature": 99}, 400, "temperature", "10"),
+        ({"input": "hi", "extra_params": {"top_k": "x"}}, 400, "top_k", "whole number"),
+        ({"input": "hi", "sample_rate": 12345}, 400, "sample_rate", "24000"),
+        ({"input": "hi", "sample_rate": 44100, "response_format": "opus"}, 400, "sample_rate", "48000"),
+        ({"input": "hi", "stream_format": "xml"}, 422, "stream_format", "sse"),
+        ({"input": "hi", "task_type": "Base"}, 400, "task_type", "Qwen/Qwen3-TTS-12Hz-1.7B-Base"),
+        ({"input": "hi", "instructions": "slowly"}, 400, "instructions", "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"),
+        ({"input": "hi", "ref_audio": "AAAA"}, 400, "ref_audio", "Qwen/Qwen3-TTS-12Hz-1.7B-Base"),
+        ({"input": "hi", "speaker_embedding": [1.0]}, 400, "speaker_embedding", "Base"),
+        ({"input": "invalid"}, 400, "language", "english, chinese"),
+        ({"input": "overloaded"}, 503, None, "taken"),
+        ({"input": "bug"}, 500, None, ""),
+        ({"input": "expires"}, 503, None, "no place"),
+        ([], 400, None, "object"),
+    ],
+)
+def test_what_is_wrong_is_named(body: object, status: int, param: str | None, told: str, client: httpx.Client) -> None:
+    response = client.post("/v1/audio/speech", json=body)
+    assert response.status_code == status, response.text
+    assert response.headers["x-request-id"]
+    if status != 200:
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param
+        assert told in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body", ['{"input": "hi", "seed": NaN}', '{"input": "hi", "\\ud800": 1}', "{", '{"input": "\\ud800"}', "[" * 99_999]
+)
+def test_what_cannot_be_echoed_is_still_answered_politely(body: str, client: httpx.Client) -> None:
+    response = client.post("/v1/audio/speech", content=body)
+    assert response.status_code in (200, 400, 422)
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
+
+
+def test_a_refusal_for_want_of_a_place_says_when_to_come_back(client: httpx.Client) -> None:
+    response = client.post("/v1/audio/speech", json={"input": "overloaded"})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "3"
+    assert response.headers["retry-after-ms"] == "2500"
+    assert response.json()["error"]["type"] == "overloaded"
+
+
+class FailingEngine(HeldEngine):
+    """Its streams end with an error after some chunks."""
+
+    def submit(self, request: Any, on_ready: Any = None) -> Any:
+        stream = super().submit(request, on_ready)
+        step = stream.step
+
+        def failing() -> None:
+            if stream.made == 5 and not stream.cancelled and request.text != "Ready.":
+                stream._end("error", "the device is gone")
+            else:
+                step()
+
+        stream.step = failing  # type: ignore[method-assign]
+        return stream
+
+
+def test_a_failure_in_the_midst_is_never_a_clean_end() -> None:
+    engine = FailingEngine()
+    try:
+        with serving(engine) as server, server.client() as client:
+            with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "response_format": "pcm"}) as response:
+                request_id = response.headers["x-request-id"]
+                with pytest.raises(httpx.RemoteProtocolError):
+                    response.read()
+            told = client.get(f"/v1/audio/speech/{request_id}").json()
+            assert told["finish_reason"] == "error"
+            assert told["error"] == "the device is gone"
+            *_, last = events(server.speak(client, stream_format="sse"))
+            assert last["type"] == "speech.audio.error"
+            assert last["error"]["message"] == "the device is gone"
+    finally:
+        engine.close()
+
+
+def test_the_outcome_of_a_finished_stream_can_be_asked_for(client: httpx.Client) -> None:
+    body = {"input": "Hello.", "response_format": "pcm", "seed": 4}
+    response = client.post("/v1/audio/speech", json=body, headers={"x-request-id": "call-17:a"})
+    assert response.headers["x-request-id"] == "call-17:a"
+    told = client.get("/v1/audio/speech/call-17:a").json()
+    assert told["finish_reason"] == "stop"
+    assert (told["seed"], told["frames"], told["sentences"]) == (4, LENGTH, 1)
+    assert told["audio_seconds"] == pytest.approx(LENGTH * CHUNK_SAMPLES / SAMPLE_RATE)
+    assert client.get("/v1/audio/speech/another").status_code == 404
+    harmful = client.post("/v1/audio/speech", json=body, headers={"x-request-id": "a b"})
+    assert harmful.headers["x-request-id"].startswith("req-")
+
+
+def test_a_batch_gives_each_item_its_sound_or_its_error(client: httpx.Client) -> None:
+    items = [{"input": "One.", "seed": 1}, {"input": "Two.", "voice": "bob"}, {"input": "Three.", "seed": 3}]
+    response = client.post("/v1/audio/speech/batch", json={"items": items, "response_format": "pcm", "seed": 9})
+    told = response.json()
+    assert (told["total"], told["succeeded"], told["failed"]) == (3, 2, 1)
+    assert [result["status"] for result in told["results"]] == ["success", "error", "success"]
+    assert base64.b64decode(told["results"][2]["audio_data"]) == expected(3, LENGTH)
+    assert told["results"][1]["error"]["code"] == "voice_not_found"
+    wrong: dict[str, Any]
+    for wrong in ({}, {"items": []}, {"items": [1]}, {"items": [{"input": "x"}] * 33}):
+        assert client.post("/v1/audio/speech/batch", json=wrong).status_code == 422
+
+
+def test_a_model_that_designs_voices_takes_openais_names_for_none() -> None:
+    engine = HeldEngine(DESIGN)
+    try:
+        with serving(engine) as server, server.client() as client:
+            assert server.speak(client, voice="alloy", instructions="An old man.").status_code == 200
+            assert engine.asked[-1].voice is None
+    finally:
+        engine.close()
+
+
+def test_the_real_voice_streams_what_it_says_in_one_go(embedded: TTS) -> None:
+    with serving(embedded.engine) as server, server.client() as client:
+        text = "Hello there. How are you?"
+        streamed = server.speak(client, text, voice="michael", seed=5)
+        whole = server.speak(client, text, voice="michael", seed=5, stream=False)
+        # In float32 the size of a codec chunk may move a sample by the last of its 16 bits.
+        heard, all_at_once = (np.frombuffer(answer.content, "<i2").astype(int) for answer in (streamed, whole))
+        assert len(heard) == len(all_at_once) > 12_000
+        assert np.abs(heard - all_at_once).max() <= 1
+        stream = embedded.stream("Hello there.", "michael", seed=5, trim_silence=True)
+        first = to_pcm(stream.audio(list(stream)).samples)
+        assert np.abs(heard[: len(first)] - first).max() <= 1
+        for wrong, told in (({"language": "klingon"}, "auto, english"), ({"voice": "bob"}, "heart, michael")):
+            refused = server.speak(client, **wrong)
+            assert refused.status_code in (400, 404)
+            assert told in refused.json()["error"]["message"]
+
+
+def test_errors_of_ours_all_have_a_status() -> None:
+    kinds = [PolyvoxError, *PolyvoxError.__subclasses__()]
+    assert all(400 <= getattr(kind, "status", 500) < 600 for kind in kinds)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+likely = st.sampled_from(
+    ["mp3", "opus", "sse", "heart", "english", "Base", 0, 1, -1, 0.5, 24_000, 2**70, "", "file:///"]
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    fields=st.dictionaries(
+        st.sampled_from(list(Speech.model_fields)) | st.text(max_size=5), likely | values, max_size=4
+    ),
+    text=st.text(max_size=40) | st.just("Hello."),
+    strict=st.booleans(),
+)
+def test_no_value_of_any_field_breaks_the_server(
+    fields: dict[str, Any], text: str, strict: bool, client: httpx.Client
+) -> None:
+    body = {"input": text, "response_format": "pcm", **fields}
+    response = client.post("/v1/audio/speech?strict=1" if strict else "/v1/audio/speech", json=body)
+    assert response.status_code in (200, 400, 404, 422), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]

@@ -1,0 +1,183 @@
+"""An utterance as every face has it: text that comes in pieces, ends, cancellation."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hosting.fake_engine import LENGTH
+from hosting.hosted import eventually
+from polyvox.errors import InvalidRequest
+from polyvox.server.script import Script, Sentence
+from polyvox.server.settings import Settings
+from polyvox.server.speech import Outcome, Speaker, Utterance, Wanted
+from polyvox.text import TextRules
+from server.fakes import CUSTOM, HeldEngine
+
+CHUNK = 960  # bytes
+TEXT = "First one. Then [pause:0.5s] two, and 3 cats. Last."
+SENTENCES = [
+    Sentence("First one."),
+    Sentence("Then", 0.25),
+    Sentence("two, and three cats.", 0.5),
+    Sentence("Last.", 0.25),
+]
+
+
+@pytest.fixture
+def engine() -> Iterator[HeldEngine]:
+    engine = HeldEngine()
+    yield engine
+    engine.close()
+
+
+def spoken(engine: HeldEngine, test: Callable[[Speaker], Awaitable[None]]) -> list[Outcome]:
+    """Runs a test on a speaker in an event loop of its own; what it told of utterances."""
+    ended: list[Outcome] = []
+
+    async def run() -> None:
+        speaker = Speaker(engine, CUSTOM, lambda voice: voice, Settings(), ended.append)
+        try:
+            await test(speaker)
+            assert not speaker.open
+        finally:
+            speaker.close()
+
+    asyncio.run(run())
+    return ended
+
+
+async def all_of(utterance: Utterance) -> bytes:
+    return b"".join([part async for part in utterance.sound()])
+
+
+async def drained(script: Script) -> list[Sentence]:
+    found = []
+    while (sentence := await script.next()) is not None:
+        found.append(sentence)
+    return found
+
+
+@given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6))
+def test_text_in_any_pieces_gives_the_same_sentences(cuts: list[int]) -> None:
+    async def grow() -> list[Sentence]:
+        script = Script(TextRules())
+        places = [0, *sorted(cuts), len(TEXT)]
+        for start, end in itertools.pairwise(places):
+            script.append(TEXT[start:end])
+        script.finish()
+        script.finish()
+        return await drained(script)
+
+    assert asyncio.run(grow()) == SENTENCES
+
+
+def test_a_text_that_is_all_there_gives_them_too() -> None:
+    assert asyncio.run(drained(Script.whole(TEXT, TextRules()))) == SENTENCES
+    late = Script.whole("[pause:1s] Hello. [pause:2s]", TextRules())
+    assert asyncio.run(drained(late)) == [Sentence("Hello.", 1.0)]
+    assert late.ending == 2.0
+
+
+def test_live_text_is_said_as_it_comes(engine: HeldEngine) -> None:
+    async def test(speaker: Speaker) -> None:
+        utterance = await speaker.start(Wanted(live=True, format="pcm", seed=1), "live")
+        parts = utterance.sound()
+        for piece in ("Hel", "lo there. How ", "are"):
+            utterance.append(piece)
+        heard = await anext(parts)  # of the first sentence, while the second is open
+        assert [asked.text for asked in engine.asked] == ["Hello there."]
+        utterance.append(" you?")
+        utterance.finish()
+        heard += b"".join([part async for part in parts])
+        assert [asked.text for asked in engine.asked] == ["Hello there.", "How are you?"]
+        assert len(heard) == 2 * LENGTH * CHUNK + 12_000
+
+    (outcome,) = spoken(engine, test)
+    assert (outcome.finish_reason, outcome.sentences, outcome.characters) == ("stop", 2, 25)
+
+
+def test_live_text_without_a_word_ends_at_once(engine: HeldEngine) -> None:
+    async def test(speaker: Speaker) -> None:
+        utterance = await speaker.start(Wanted(live=True, format="pcm"), "empty")
+        utterance.finish()
+        assert await all_of(utterance) == b""
+
+    (outcome,) = spoken(engine, test)
+    assert outcome.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("text", ["Hello there.", "One. Two. Three."])
+def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_place(text: str, engine: HeldEngine) -> None:
+    async def test(speaker: Speaker) -> None:
+        engine.let_go(3)
+        utterance = await speaker.start(Wanted(text, format="pcm"), "cancelled")
+        parts = utterance.sound()
+        assert len(await anext(parts)) == CHUNK
+        utterance.cancel()
+        utterance.cancel()
+        rest = [part async for part in parts]
+        assert len(rest) <= 3
+        eventually(lambda: engine.streams == 0)
+
+    (outcome,) = spoken(engine, test)
+    assert outcome.finish_reason == "cancelled"
+
+
+def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: HeldEngine) -> None:
+    async def test(speaker: Speaker) -> None:
+        utterance = await speaker.start(Wanted(live=True, format="mp3"), "waits")
+        reading = asyncio.create_task(all_of(utterance))
+        await asyncio.sleep(0)
+        utterance.cancel()
+        assert await reading == b""
+
+    (outcome,) = spoken(engine, test)
+    assert outcome.finish_reason == "cancelled"
+
+
+def test_a_reader_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> None:
+    async def test(speaker: Speaker) -> None:
+        engine.let_go(3)
+        utterance = await speaker.start(Wanted("One. Two.", format="opus"), "reader")
+        reading = asyncio.create_task(all_of(utterance))
+        while not utterance.outcome.audio_seconds:
+            await asyncio.sleep(0.01)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        eventually(lambda: engine.streams == 0)
+
+    (outcome,) = spoken(engine, test)
+    assert outcome.finish_reason == "cancelled"
+
+
+def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> None:
+    async def test(speaker: Speaker) -> None:
+        for turns in range(8):
+            starting = asyncio.create_task(speaker.start(Wanted("Hello.", format="pcm"), "start"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        for _ in range(100):  # what was on its way comes back and is cancelled
+            await asyncio.sleep(0.01)
+            if not engine.streams and not speaker._submitting:
+                break
+        assert not engine.streams
+
+    assert spoken(engine, test) == []
+
+
+def test_nothing_to_say_is_refused_before_the_engine_is_asked(engine: HeldEngine) -> None:
+    async def test(speaker: Speaker) -> None:
+        for text in ("", "  ", "<think>hm</think>"):
+            with pytest.raises(InvalidRequest, match="something that can be said"):
+                await speaker.start(Wanted(text), "nothing")
+
+    assert spoken(engine, test) == []
+    assert engine.asked == []

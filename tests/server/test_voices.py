@@ -1,0 +1,195 @@
+"""Voices over HTTP: lists, uploads, removal, and speech with them; real cloning on a tiny Base checkpoint."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from conftest import Loaded
+from hosting.fake_engine import ABOUT
+from polyvox.audio import encode
+from polyvox.models.request import ClonedVoice
+from polyvox.server.settings import Settings
+from server.fakes import HeldEngine
+from server.serving import Serving, serving
+from voices.making import MODEL, cloned
+
+
+@pytest.fixture
+def engine() -> Iterator[HeldEngine]:
+    engine = HeldEngine(ABOUT)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def server(engine: HeldEngine, tmp_path: Path) -> Iterator[Serving]:
+    settings = Settings(voices=tmp_path / "voices", max_audio=200_000, max_audio_seconds=5, max_body=400_000)
+    with serving(engine, settings) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Serving) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+def recording(seconds: float = 2.0, format: str = "flac") -> bytes:
+    time = np.arange(int(seconds * 24_000)) / 24_000
+    voice = 0.3 * np.sin(2 * np.pi * 140 * time) * (1 + np.sin(2 * np.pi * 3 * time)) / 2
+    return encode(voice.astype(np.float32), 24_000, format)
+
+
+def test_a_recording_becomes_a_voice_that_speaks_and_can_be_taken_away(
+    engine: HeldEngine, server: Serving, client: httpx.Client
+) -> None:
+    assert client.get("/v1/audio/voices").json() == {"object": "list", "voices": [], "data": []}
+    fields = {"name": "Anna", "consent": "by letter", "ref_text": "What is said.", "speaker_description": "warm"}
+    added = client.post("/v1/audio/voices", data=fields, files={"audio_sample": ("../anna.flac", recording())})
+    assert added.status_code == 201
+    told = added.json()
+    assert (told["id"], told["name"], told["object"], told["type"]) == ("Anna", "Anna", "audio.voice", "audio_sample")
+    assert (told["consent"], told["ref_text"], told["mode"]) == ("by letter", "What is said.", "in context")
+    assert told["seconds"] == pytest.approx(2.0)
+    assert told["created_at"] > 1_700_000_000
+    listed = client.get("/v1/audio/voices").json()
+    assert listed["voices"] == listed["data"] == [told]
+    assert client.get("/v1/audio/voices/anna").json() == told
+    for name in ("anna", "Anna", told["content_id"], {"id": "Anna"}, "alloy", "shimmer", None):
+        assert server.speak(client, voice=name).status_code == 200
+        voice = engine.asked[-1].voice
+        assert isinstance(voice, ClonedVoice)
+        assert voice.transcript == "What is said."
+    unknown = server.speak(client, voice="bob")
+    assert unknown.status_code == 404
+    assert "Anna" in unknown.json()["error"]["message"]
+    removed = client.delete("/v1/audio/voices/Anna")
+    assert removed.json() == {"id": "Anna", "object": "audio.voice.deleted", "deleted": True}
+    assert client.delete("/v1/audio/voices/Anna").status_code == 404
+    assert server.speak(client, voice="Anna").status_code == 404
+
+
+def test_a_voice_can_be_numbers_in_json_or_in_a_form(client: httpx.Client) -> None:
+    body = {"name": "numbers", "speaker_embedding": [0.5, 1, 2, 3], "consent": "mine"}
+    assert client.post("/v1/audio/voices", json=body).json()["type"] == "embedding"
+    form = {"name": "form", "speaker_embedding": "[1, 2, 3, 4.5]"}
+    assert client.post("/v1/audio/voices", data=form, files={"x": b""}).status_code == 400  # a file of another name
+    assert (
+        client.post("/v1/audio/voices", files={name: (None, value) for name, value in form.items()}).status_code == 201
+    )
+    sample = {"name": "json", "audio_sample": "data:audio/flac;base64," + base64.b64encode(recording()).decode()}
+    assert client.post("/v1/audio/voices", json=sample).status_code == 201
+    assert [voice["name"] for voice in client.get("/v1/audio/voices").json()["voices"]] == ["form", "json", "numbers"]
+
+
+def test_a_name_that_is_taken_stays_unless_it_is_replaced(client: httpx.Client) -> None:
+    body: dict[str, Any] = {"name": "anna", "speaker_embedding": [1, 2, 3, 4]}
+    first = client.post("/v1/audio/voices", json=body).json()
+    again = client.post("/v1/audio/voices", json={**body, "speaker_embedding": [4, 3, 2, 1]})
+    assert again.status_code == 409
+    replaced = client.post("/v1/audio/voices", json={**body, "speaker_embedding": [4, 3, 2, 1], "replace": True})
+    assert replaced.status_code == 201
+    assert replaced.json()["content_id"] != first["content_id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({}, 422, "name"),
+        ({"name": "anna"}, 400, "audio_sample"),
+        ({"name": "../anna", "speaker_embedding": [1, 2, 3, 4]}, 400, "name"),
+        ({"name": "default", "speaker_embedding": [1, 2, 3, 4]}, 400, "name"),
+        ({"name": "anna", "speaker_embedding": [1, 2]}, 400, "speaker_embedding"),
+        ({"name": "anna", "speaker_embedding": ["x"]}, 422, "speaker_embedding"),
+        ({"name": "anna", "audio_sample": "AAAA", "speaker_embedding": [1, 2, 3, 4]}, 400, "audio_sample"),
+        ({"name": "anna", "audio_sample": "AAAA"}, 400, "ref_audio"),
+        ({"name": "anna", "audio_sample": "not base64!"}, 400, "ref_audio"),
+        ({"name": "anna", "audio_sample": base64.b64encode(bytes(210_000)).decode()}, 400, "ref_audio"),
+    ],
+)
+def test_what_cannot_be_a_voice_is_refused(body: object, status: int, param: str, client: httpx.Client) -> None:
+    response = client.post("/v1/audio/voices", json=body)
+    assert response.status_code == status, response.text
+    assert response.json()["error"]["param"] == param
+    assert client.get("/v1/audio/voices").json()["voices"] == []
+
+
+def test_malformed_and_oversized_uploads_are_refused(client: httpx.Client) -> None:
+    files: dict[str, Any] = {"audio_sample": recording(8.0)}
+    long = client.post("/v1/audio/voices", data={"name": "long"}, files=files)
+    assert long.status_code == 400
+    assert "5 s" in long.json()["error"]["message"]
+    files = {"audio_sample": bytes(500_000)}
+    assert client.post("/v1/audio/voices", data={"name": "large"}, files=files).status_code == 413
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
+        broken = client.post("/v1/audio/voices", content=b"--x\r\ngarbage", headers={"content-type": kind})
+        assert broken.status_code in (400, 422), broken.text
+    many = {f"field{number}": "x" for number in range(30)}
+    crowded = client.post("/v1/audio/voices", data=many, files={"audio_sample": b""})
+    assert crowded.status_code == 400
+    files = {"audio_sample": recording()[:300]}
+    assert client.post("/v1/audio/voices", data={"name": "cut"}, files=files).status_code == 400
+    assert client.get("/v1/audio/voices").json()["voices"] == []
+
+
+def test_a_voice_of_another_model_is_refused_by_name(server: Serving, client: httpx.Client) -> None:
+    server.desk.voices.library.add("stranger", cloned(1), MODEL)
+    assert client.get("/v1/audio/voices").json()["voices"] == []
+    response = server.speak(client, voice="stranger")
+    assert response.status_code == 400
+    assert "Small-Base" in response.json()["error"]["message"]
+
+
+def test_a_request_may_bring_its_voice(engine: HeldEngine, server: Serving, client: httpx.Client) -> None:
+    sample = base64.b64encode(recording()).decode()
+    fields: dict[str, Any] = {"ref_audio": sample, "ref_text": "What is said.", "task_type": "Base"}
+    assert server.speak(client, **fields).status_code == 200
+    voice = engine.asked[-1].voice
+    assert isinstance(voice, ClonedVoice)
+    assert voice.transcript == "What is said."
+    assert server.speak(client, **fields, x_vector_only_mode=True).status_code == 200
+    voice = engine.asked[-1].voice
+    assert isinstance(voice, ClonedVoice)
+    assert voice.transcript is None
+    for wrong in ({"ref_text": "alone"}, {"ref_audio": [sample, sample]}, {"speaker_embedding": [1.0]}):
+        more: dict[str, Any] = wrong
+        assert server.speak(client, **more).status_code == 400
+
+
+def test_models_that_do_not_clone_say_which_do(tmp_path: Path) -> None:
+    engine = HeldEngine()
+    try:
+        with serving(engine, Settings(voices=tmp_path)) as server, server.client() as client:
+            body = {"name": "anna", "speaker_embedding": [1, 2, 3, 4]}
+            refused = client.post("/v1/audio/voices", json=body)
+            assert refused.status_code == 400
+            assert "Qwen/Qwen3-TTS-12Hz-1.7B-Base" in refused.json()["error"]["message"]
+            assert [voice["id"] for voice in client.get("/v1/audio/voices").json()["voices"]] == ["heart", "michael"]
+            assert client.get("/v1/audio/voices/HEART").json()["type"] == "own"
+            assert client.delete("/v1/audio/voices/heart").status_code == 400
+    finally:
+        engine.close()
+
+
+def test_a_tiny_base_model_clones_an_upload_and_speaks_with_it(loaded: Loaded, tmp_path: Path) -> None:
+    tts = loaded("base", "float32")
+    with serving(tts.engine, Settings(voices=tmp_path)) as server, server.client() as client:
+        fields = {"name": "anna", "ref_text": "hello there", "consent": "mine"}
+        added = client.post(
+            "/v1/audio/voices", data=fields, files={"audio_sample": ("anna.mp3", recording(format="mp3"))}
+        )
+        assert added.status_code == 201, added.text
+        assert added.json()["mode"] == "in context"
+        kept = server.speak(client, voice="anna", seed=3, max_new_tokens=10)
+        assert len(kept.content) > 500
+        sample = base64.b64encode(recording(format="mp3")).decode()
+        brought = server.speak(client, ref_audio=sample, ref_text="hello there", seed=3, max_new_tokens=10)
+        assert brought.content == kept.content
+        too_short = server.speak(client, ref_audio=base64.b64encode(recording(0.6)).decode())
+        assert too_short.status_code == 400
+        assert "1 to 30 s" in too_short.json()["error"]["message"]
