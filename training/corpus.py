@@ -108,9 +108,7 @@ def speak(arguments: argparse.Namespace) -> None:
     """Runs the workers until their list or the time is at its end."""
     deadline = time.time() + 60 * arguments.minutes
     context = multiprocessing.get_context("spawn")
-    workers = [
-        context.Process(target=_work, args=(arguments, number, deadline)) for number in range(arguments.workers)
-    ]
+    workers = [context.Process(target=_work, args=(arguments, number, deadline)) for number in range(arguments.workers)]
     for worker in workers:
         worker.start()
     for worker in workers:

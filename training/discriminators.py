@@ -1,5 +1,7 @@
 """Critics for the decoder's last polish: samples folded at several periods, spectra at several resolutions."""
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,7 +19,7 @@ class PeriodCritic(nn.Module):
         self.period = period
         sizes = (1, 24, 64, 160, 256)
         self.layers = nn.ModuleList(
-            nn.Conv2d(a, b, (5, 1), (3, 1), padding=(2, 0)) for a, b in zip(sizes, sizes[1:], strict=False)
+            nn.Conv2d(a, b, (5, 1), (3, 1), padding=(2, 0)) for a, b in itertools.pairwise(sizes)
         )
         self.last = nn.Conv2d(sizes[-1], 1, (3, 1), padding=(1, 0))
 
@@ -31,6 +33,8 @@ class PeriodCritic(nn.Module):
 
 
 class SpectrumCritic(nn.Module):
+    window: Tensor
+
     def __init__(self, size: int, width: int = 32) -> None:
         super().__init__()
         self.size = size

@@ -67,6 +67,10 @@ class PhonemeEncoder(nn.Module):
 class SoundEncoder(nn.Module):
     """How a frame sounds, from samples with a margin on both sides: [B,T,size]."""
 
+    mels: Tensor
+    mel_window: Tensor
+    line_window: Tensor
+
     def __init__(self, size: int = 384) -> None:
         super().__init__()
         self.register_buffer("mels", mel_bank(MEL_SIZE, MELS), persistent=False)
@@ -101,6 +105,9 @@ def _magnitudes(samples: Tensor, window: Tensor) -> Tensor:
 
 class Codes(nn.Module):
     """One codebook, learned by counting: entries are running means of what they stood for."""
+
+    sums: Tensor
+    uses: Tensor
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()

@@ -222,12 +222,12 @@ Please hold the line.|Please leave a message after the tone.|The number you have
     .split("|")
 )
 
-ONES = (
+ONES = (  # noqa: SIM905
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
 ).split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-ORDINALS = (
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+ORDINALS = (  # noqa: SIM905
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth "
     "sixteenth seventeenth eighteenth nineteenth twentieth"
 ).split()

@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: a step of a small model is thousands of launches, and they cost more than the work."""
+"""A training step as one CUDA graph: small models are thousands of launches, which cost more than the work."""
 
 from collections.abc import Callable
 
@@ -34,3 +34,8 @@ class Captured:
             self._step()
         else:
             self._graph.replay()
+
+
+def half_precision(device: torch.device) -> torch.autocast:
+    """bfloat16 for matrix products on a GPU; without autocast's cache, which a graph must not keep."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)

@@ -139,8 +139,8 @@ ENCODER = {
     "use_causal_conv": True, "sampling_rate": SAMPLE_RATE, "frame_rate": 12.5,
 }  # fmt: skip
 SAMPLING = {
-    "do_sample": True, "temperature": 0.6, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0,
-    "subtalker_dosample": True, "subtalker_temperature": 0.6, "subtalker_top_k": 50, "subtalker_top_p": 1.0,
+    "do_sample": True, "temperature": 0.3, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0,
+    "subtalker_dosample": True, "subtalker_temperature": 0.3, "subtalker_top_k": 50, "subtalker_top_p": 1.0,
     "max_new_tokens": 2048,
 }  # fmt: skip
 
@@ -163,9 +163,7 @@ def initialise(model: nn.Module) -> None:
             module.cluster_usage.fill_(1.0)
         elif isinstance(module, Fused):
             nn.init.uniform_(module.weight, *_bounds(module.weight))
-        elif isinstance(module, Stacked):
-            nn.init.normal_(module.weight, std=0.05)
-        elif isinstance(module, nn.Embedding):
+        elif isinstance(module, (Stacked, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.05)
 
 

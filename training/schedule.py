@@ -45,5 +45,7 @@ class Log:
         numbers = {"seconds": round(time.monotonic() - self._began, 1), **numbers}
         with self._path.open("a") as file:
             file.write(json.dumps(numbers) + "\n")
-        shown = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items())
+        shown = (
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items()
+        )
         print("  ".join(shown), flush=True)  # noqa: T201

@@ -163,7 +163,10 @@ class Teacher:
 
     def _lstm(self, node: Node, given: list[Tensor | None]) -> Tensor:
         x, weight, recurrent, bias = given[:4]
-        assert x is not None and weight is not None and recurrent is not None and bias is not None
+        assert x is not None
+        assert weight is not None
+        assert recurrent is not None
+        assert bias is not None
         if node.inputs[1] not in self._lstms:
             size = int(node.settings["hidden_size"])
             lstm = torch.nn.LSTM(weight.shape[2], size, bidirectional=True).to(self.device)
@@ -195,7 +198,8 @@ def _slice(
     along = axes.tolist() if axes is not None else range(len(starts))
     for start, end, axis, stride in zip(starts.tolist(), ends.tolist(), along, strides, strict=True):
         if stride == -1:
-            assert start == -1 and end < -x.shape[axis], "only whole reversals occur"
+            assert start == -1
+            assert end < -x.shape[axis], "only whole reversals occur"
             x = x.flip(axis)
         else:
             index = [slice(None)] * x.dim()

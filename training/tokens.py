@@ -1,6 +1,6 @@
 """The text vocabulary: byte-level BPE with Qwen2's pattern, small, so that one token a frame is faster than speech.
 
-    python -m training.tokens TEXTS OUT
+python -m training.tokens TEXTS OUT
 """
 
 import argparse
@@ -35,9 +35,7 @@ def main() -> None:
 def tokenizer_files(texts: list[str]) -> dict[str, Any]:
     """vocab.json, merges.txt and tokenizer_config.json."""
     tokenizer = new_tokenizer(BPE())
-    trainer = BpeTrainer(
-        vocab_size=VOCABULARY, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
-    )  # type: ignore[call-arg]
+    trainer = BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False)
     # Often enough that the role's name is merged first of all.
     tokenizer.train_from_iterator([*texts, *[ROLE] * (10 * len(texts))], trainer)
     model = json.loads(tokenizer.to_str())["model"]

@@ -173,7 +173,11 @@ class Reading:
             if self.shelf is not None and index in self.shelf:
                 return self.shelf.take(index)
             return np.zeros(0, np.int16), "stop"
-        samples, reason = job.samples()
+        try:
+            samples, reason = job.samples()
+        except BaseException:
+            job.cancel()
+            raise
         pcm = to_pcm(_finished(samples, self.engine.sample_rate, self.speed))
         if self.shelf is not None:
             self.shelf.put(index, pcm, reason)

@@ -20,7 +20,7 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.local import LocalEngine
 from polyvox.engine.stream import LocalStream
-from polyvox.errors import InvalidRequest
+from polyvox.errors import EngineDown, InvalidRequest
 from polyvox.models.identity import ModelIdentity
 from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
 from polyvox.models.qwen3_tts.identity import read_identity
@@ -73,12 +73,18 @@ class TTS:
         self._config.check()
         self._lock = threading.Lock()
         self._engine: LocalEngine | None = None
+        self._closed = False
 
     @property
     def engine(self) -> LocalEngine:
         """Started by the first request, and again after one that broke."""
         with self._lock:
-            if self._engine is None or self._engine.broken:
+            if self._closed:
+                raise EngineDown("this TTS was closed: load it again", retry_after=0)
+            if self._engine is not None and self._engine.broken:
+                self._engine.close()  # it lets go of its memory
+                self._engine = None
+            if self._engine is None:
                 self._engine = LocalEngine(self.speech, self._config)
             return self._engine
 
@@ -187,8 +193,10 @@ class TTS:
 
     def close(self) -> None:
         """Ends the engine and whatever it still speaks."""
-        if self._engine is not None:
-            self._engine.close()
+        with self._lock:
+            self._closed = True
+            if self._engine is not None:
+                self._engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -61,11 +61,9 @@ def test_live_text_crosses_the_border(engine: RemoteEngine, loaded: Loaded) -> N
 
 def test_rows_that_another_model_made_say_what_their_text_says(engine: RemoteEngine, loaded: Loaded) -> None:
     speech = loaded("custom_voice", "float64").speech
-    growing = speech.growing_text(request("", live=True))
-    first, rest = growing.append("the other "), growing.append("assistant, the other user") + growing.finish()
+    rest = speech.tokenizer.text(TEXT)[len(speech.tokenizer.text("the other")) :]
     stream = engine.submit(request("the other ", live=True, guard=False))
     middle = len(rest) // 2
-    assert first
     assert middle
     stream.append_rows(speech.text_rows(rest[:middle], last=False).float().numpy())
     stream.append_rows(speech.text_rows(rest[middle:], last=True).float().numpy(), last=True)

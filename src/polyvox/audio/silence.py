@@ -9,9 +9,13 @@ LEVEL = 10 ** (-45 / 20)  # -45 dBFS, as the benchmark hears it
 KEPT_WINDOWS = 1  # before the first sound, so that no onset is cut
 
 
+def window_of(sample_rate: int) -> int:
+    return int(WINDOW_SECONDS * sample_rate)
+
+
 def first_sound(samples: Samples, sample_rate: int, level: float = LEVEL) -> int | None:
     """The sample to begin with, a window before the first that is not silent; None where all are."""
-    window = int(WINDOW_SECONDS * sample_rate)
+    window = window_of(sample_rate)
     for start in range(0, len(samples), window):
         part = samples[start : start + window]
         if float(np.sqrt(np.mean(part * part))) >= level:

@@ -1,6 +1,7 @@
 """How large an engine is and how patient; what follows from it is derived, what cannot work is refused."""
 
 from dataclasses import dataclass, fields
+from math import inf
 
 from polyvox.errors import InvalidRequest
 
@@ -37,7 +38,11 @@ class EngineConfig:
         least = {"slots": 1, "context": LEAST_CONTEXT, "queue": 0, "ahead": 0}
         for field in fields(self):
             value, low = getattr(self, field.name), least.get(field.name, 0)
-            if isinstance(value, int | float) and value < low:
+            if field.type not in (int, float):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int if field.type is int else int | float):
+                raise InvalidRequest(field.name, value, "a whole number" if field.type is int else "a number")
+            if not low <= value < inf:
                 raise InvalidRequest(field.name, value, f"{low} or more")
         if self.buffer_seconds < 2:
             raise InvalidRequest("buffer_seconds", self.buffer_seconds, "2 or more: the largest chunk is 1.3 s")

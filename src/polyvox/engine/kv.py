@@ -41,7 +41,7 @@ class PagedKV:
 
     def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend:
         """Attention for rows at positions [N], one of each of these slots [N], or as pack says of these slots [B]."""
-        tables = self.table[slots][:, : -(-span // PAGE)]
+        tables = self.table[:, : -(-span // PAGE)][slots]
         owned = tables if pack is None else tables[pack.owner]
         page, offset = owned.gather(1, positions[:, None] // PAGE)[:, 0], positions % PAGE
         columns = torch.arange(tables.shape[1] * PAGE, device=positions.device)

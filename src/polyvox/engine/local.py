@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import FinishReason, Samples
-from polyvox.audio.silence import first_sound
+from polyvox.audio.silence import first_sound, window_of
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
-from polyvox.engine.track import Limits, Plan, Track
+from polyvox.engine.track import FIRST_CHUNK, Limits, Plan, Track
 from polyvox.errors import EngineDown, Overloaded, PolyvoxError
 from polyvox.models.identity import ModelFacts
 from polyvox.models.protocol import ENDED, STILL, Prepared, SpeechModel
@@ -31,8 +31,8 @@ from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
 
-FIRST_CHUNK = 2  # frames
 MOST_ROWS = 2048  # of one prefill, whatever the machine: their activations are not counted in the memory
+CLOSE_SECONDS = 10.0  # for the step that runs when the engine is closed
 FAILURES_ALLOWED = 3  # steps in a row that may fail before the engine gives up
 
 
@@ -49,7 +49,7 @@ class LocalEngine:
     """Continuous batching around the frame step; see interface.py for what it promises.
 
     One lock guards all that is not on the device. The engine's thread holds it while it plans and while it hands
-    over, never while the device works.
+    over, never while a step runs.
     """
 
     def __init__(
@@ -97,14 +97,16 @@ class LocalEngine:
         All that can be prepared is prepared here, in the caller's thread. on_ready is called, from the engine's
         thread and without its lock, once a turn in which the stream got chunks or its end.
         """
-        if self.broken or self._stopping:
-            raise EngineDown(self.broken or "the engine is closing", retry_after=1)
+        with self.lock:
+            self._check_up()
+            self.scheduler.look(self.clock())  # before any work is done for it
         if request.seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
         growing = self.model.growing_text(request) if request.live else None
         ids = growing.append(request.text) if growing else None
         prepared = None if ids == [] else self.model.prepare(request, ids)
         with self.lock:
+            self._check_up()
             stream = LocalStream(self, request, growing, on_ready)
             if prepared is not None:
                 self.offer(stream, prepared)
@@ -126,7 +128,7 @@ class LocalEngine:
     def stats(self) -> dict[str, float]:
         """Counts since the start, and how things stand."""
         with self.lock:
-            now = self.clock()
+            now, began = self.clock(), self._began
             leads = self.scheduler.leads(now)
             return {
                 "streams": len(self.scheduler.running),
@@ -138,7 +140,8 @@ class LocalEngine:
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
                 **{f"finished_{reason}": float(count) for reason, count in self._finished.items()},
                 **self._totals,
-                "stuck_seconds": now - self._began if self._began is not None else 0.0,
+                "stuck_seconds": now - began if began is not None else 0.0,
+                "broken": float(self.broken is not None),
                 **{f"step_{name}": value for name, value in self._last.items()},
             }
 
@@ -148,7 +151,9 @@ class LocalEngine:
             self._stopping = True
             self.wake()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                log.error("a step has not ended within %g s; its thread is left to itself", CLOSE_SECONDS)
             atexit.unregister(self.close)
 
     def wake(self) -> None:
@@ -159,8 +164,7 @@ class LocalEngine:
 
     def offer(self, stream: LocalStream, prepared: Prepared) -> None:
         """Puts a stream into the queue; raises Overloaded where there is no place in it."""
-        if self.broken or self._stopping:
-            raise EngineDown(self.broken or "the engine is closing", retry_after=1)
+        self._check_up()
         now = self.clock()
         # A stream never waits for memory once it runs, so it may not come to more than there is.
         most = self.config.pages * PAGE - len(prepared.rows) - 1
@@ -184,6 +188,10 @@ class LocalEngine:
         self._streams[track] = stream
         self.wake()
 
+    def _check_up(self) -> None:
+        if self.broken or self._stopping:
+            raise EngineDown(self.broken or "the engine is closing", retry_after=1)
+
     def add_text(self, stream: LocalStream, rows: Tensor, last: bool) -> None:
         """More rows of text for a stream that has been offered."""
         stream.text = torch.cat([stream.text, rows]) if len(stream.text) else rows
@@ -194,6 +202,7 @@ class LocalEngine:
         """Asks for the end of one stream; its slot may be in a step, so only the engine's thread ends it."""
         if stream.result is None and stream.wants_end is None:
             stream.wants_end, stream.failure, stream.text_open = "error", str(error), False
+            stream.retry_after = getattr(error, "retry_after", None)
             self.wake()
 
     # The turn
@@ -234,8 +243,11 @@ class LocalEngine:
                 self.broken = f"the engine has stopped: {error}"
                 self._refusal = error if refused else EngineDown(self.broken, retry_after=0)
             finally:
-                self._close_all()
-                self._started.set()
+                try:
+                    self._close_all()
+                finally:
+                    self._began = None
+                    self._started.set()
 
     def _schedule(self) -> Plan | None:
         """Waits until there is something to do, and says what; None when the engine closes."""
@@ -316,7 +328,7 @@ class LocalEngine:
             if stream.on_ready is not None:
                 try:
                     stream.on_ready(stream)
-                except Exception:
+                except BaseException:  # also an exit that was meant for another thread
                     log.exception("a reader's callback failed; its stream is cancelled")
                     stream.cancel()
 
@@ -369,6 +381,7 @@ class LocalEngine:
             longest = max(self._stepper.rows.close_text(seat.slot, stream.text_size), track.started + 1)
             stream.guarded |= longest < track.max_frames
             track.max_frames = min(track.max_frames, longest)
+            self._stepper.shrink(seat, self.scheduler.shrink(track))
         track.text_frames = inf if closed else seat.text_end
         if track.started < track.text_frames:
             stream.waiting_since = None
@@ -378,7 +391,7 @@ class LocalEngine:
     def _end_those_who_must(self, now: float) -> None:
         for stream in [*self._streams.values(), *self._unspoken]:
             if stream.wants_end is not None:
-                self._end(stream, stream.wants_end, stream.failure)
+                self._end(stream, stream.wants_end, stream.failure, stream.retry_after)
             elif stream.full_since is not None and now - stream.full_since > self.config.reader_seconds:
                 self._end(stream, "error", f"nothing was read for {self.config.reader_seconds:g} s")
             elif stream.waiting_since is not None and now - stream.waiting_since > self.config.text_seconds:
@@ -404,14 +417,18 @@ class LocalEngine:
         if stream.result is not None:
             return
         final = track.ended and track.decoded == track.made
-        if stream.silent:
+        if stream.trims:
+            stream.held = np.concatenate([stream.held, samples])
+            if not stream.sounds:
+                start = first_sound(stream.held, self.sample_rate)
+                stream.sounds = start is not None
+                # Of silence the last window is kept, as the next sound may begin with it.
+                stream.held = stream.held[start if start is not None else -window_of(self.sample_rate) :]
             # Less than a first chunk of sound would leave its player dry at once.
-            start = 0 if len(stream.held) else first_sound(samples, self.sample_rate)
-            if start is not None:
-                stream.held = np.concatenate([stream.held, samples[start:]])
-            if len(stream.held) < track.first_chunk * self.model.samples_per_frame and not final:
+            if not final and (not stream.sounds or len(stream.held) < track.first_chunk * self.model.samples_per_frame):
                 return
-            stream.silent, samples, stream.held = False, stream.held, stream.held[:0]
+            samples = stream.held if stream.sounds else stream.held[:0]
+            stream.trims, stream.held = False, stream.held[:0]
         self.scheduler.gave(track, len(samples) / self.model.samples_per_frame, now)
         stream.push(samples, final)
         track.room = self._room(stream)
@@ -433,7 +450,9 @@ class LocalEngine:
         track = stream.track
         if stream.result is not None:
             return
-        if len(stream.held) and error is None and reason != "cancelled":
+        if stream.sounds and len(stream.held) and error is None and reason != "cancelled":
+            if track is not None:
+                self.scheduler.gave(track, len(stream.held) / self.model.samples_per_frame, self.clock())
             stream.push(stream.held, final=True)
         stream.end(
             Result(
@@ -442,7 +461,7 @@ class LocalEngine:
                 error=error,
                 text_tokens=stream.text_tokens,
                 frames=track.made if track else 0,
-                seconds=track.made * self.frame_seconds if track else 0.0,
+                seconds=track.given if track else 0.0,
                 queue_wait=(self.clock() if track is None or track.admitted is None else track.admitted)
                 - stream.arrived,
                 first_audio=track.first_audio - stream.arrived if track and track.first_audio is not None else None,
@@ -479,8 +498,6 @@ class LocalEngine:
             named = [self._streams[track] for track in self._named(plan)]
             flying = [stream for streams, _ in self._flights for stream in streams]
             self._flights.clear()
-            for stream in flying:
-                stream.flights = 0
             for stream in dict.fromkeys([*named, *flying]):
                 stream.flights = 0
                 self._end(stream, "error", error)
@@ -491,10 +508,16 @@ class LocalEngine:
             for stream in [*self._streams.values(), *self._unspoken]:
                 stream.flights = 0
                 self._end(stream, "error", self.broken or "the engine was closed")
-            self._free_those_who_left()
+            try:
+                self._free_those_who_left()
+            except Exception:  # of a device that is dead
+                log.exception("what the last streams had could not be freed")
         self._tell_readers()
         if self._trace:
-            self._trace.write()
+            try:
+                self._trace.write()
+            except Exception:
+                log.exception("the trace could not be written")
 
     def _named(self, plan: Plan) -> list[Track]:
         return list(dict.fromkeys([t for t, _ in plan.prefill] + list(plan.frame) + [t for t, _ in plan.codec]))
@@ -516,4 +539,4 @@ class LocalEngine:
         batch, rows, frames, _ = plan.sizes()
         self._last = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": outcome.seconds}
         if self._trace:
-            self._trace.step(plan, outcome.seconds, self.clock(), self.scheduler)
+            self._trace.step(self._last, self.clock(), self.scheduler)

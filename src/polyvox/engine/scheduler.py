@@ -13,7 +13,7 @@ from math import ceil, inf
 
 from polyvox.engine.cost import FOLLOW, CostModel
 from polyvox.engine.track import CHUNKS, Limits, Plan, Track
-from polyvox.errors import Overloaded
+from polyvox.errors import InvalidRequest, Overloaded
 
 # A step may last so many times what was predicted (a stall of 3, noise of 1.2) before the shortest lead is used up.
 STALL = 3.6
@@ -48,7 +48,9 @@ class Scheduler:
     def offer(self, track: Track, now: float) -> None:
         """Takes a request into the queue, or refuses it at once with the time to come back."""
         if self.pages(track) > self.limits.pages:
-            raise Overloaded("this request alone needs more memory than the engine has", retry_after=0)
+            most = self.limits.pages * self.limits.page_size
+            allowed = f"a prompt and speech of at most {most} rows on this engine: a larger context has more"
+            raise InvalidRequest("text", f"{track.prompt_rows + track.max_frames} rows", allowed)
         places = self._places(track, self._relaxed(now))  # those who wait for these will not wait long
         files = sum(not other.live for other in self.waiting)
         if len(self.waiting) >= places + self.limits.queue or (
@@ -56,6 +58,11 @@ class Scheduler:
         ):
             raise Overloaded("all streams are taken and the queue is full", retry_after=self.retry_after(now))
         self.waiting.append(track)
+
+    def look(self, now: float) -> None:
+        """Raises Overloaded where whoever comes now will be refused whatever it asks for; costs nothing."""
+        if len(self.running) == self.limits.slots and len(self.waiting) >= self.limits.queue:
+            raise Overloaded("all streams are taken and the queue is full", retry_after=self.retry_after(now))
 
     def admit(self, now: float) -> tuple[list[Track], list[Track]]:
         """Those who may begin now, live ones first, each kind as it came; and those who waited too long."""
@@ -86,6 +93,14 @@ class Scheduler:
     def pages(self, track: Track) -> int:
         """Reserved for all that the stream may come to: prompt, frames, and one frame made too late to stop."""
         return ceil((track.prompt_rows + track.max_frames + 1) / self.limits.page_size)
+
+    def shrink(self, track: Track) -> int:
+        """Its longest became shorter: gives back what it no longer needs, and says what it keeps."""
+        kept = min(track.pages, self.pages(track))
+        self._count(track, -1)
+        track.pages = kept
+        self._count(track, 1)
+        return kept
 
     def capacity(self) -> int:
         """Live streams that can be kept fed at once; at least one, however slow the machine is."""

@@ -3,8 +3,10 @@
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,6 +38,14 @@ class Seat:
     text_end: int = 0  # text rows written so far
 
 
+def _memory() -> int:
+    """Bytes that this machine, or the group that this process is kept in, has in all."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # "max", or no such group
+        there = min(there, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return there
+
+
 class Stepper:
     """All streams' state, and the work of one step on it."""
 
@@ -43,12 +53,12 @@ class Stepper:
         self.model, self.config = model, config
         self._check_memory()
         self.rows = model.new_slots(config.slots, TEXT_ROWS, RING)
-        self.cache = PagedKV(model.kv_shape, config.pages, config.slots, config.pages, model.device, model.dtype)
+        longest = min(config.pages, -(-model.max_positions // PAGE))
+        self.cache = PagedKV(model.kv_shape, config.pages, config.slots, longest, model.device, model.dtype)
         self.free_slots = list(range(config.slots))
         self.free_pages = list(range(1, config.pages + 1))
         layers, _, _ = model.kv_shape
         self._small = layers * model.hidden_size**2 <= SMALL_MODEL
-        self._threads = torch.get_num_threads()
 
     def _check_memory(self) -> None:
         """Raises InvalidRequest where the slots and pages that are asked for cannot fit."""
@@ -59,7 +69,7 @@ class Stepper:
         if model.device.type == "cuda":
             there, _ = torch.cuda.mem_get_info(model.device)
         else:
-            there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            there = _memory()
         if config.memory_gb is not None:
             there = min(there, int(config.memory_gb * 1e9))
         if one * config.slots > there:
@@ -88,6 +98,13 @@ class Stepper:
         self.free_pages += seat.pages
         seat.pages = []
 
+    def shrink(self, seat: Seat, kept: int) -> None:
+        """Takes the pages behind the first so many back, which no step names yet."""
+        seat.pages, freed = seat.pages[:kept], seat.pages[kept:]
+        self.cache.give(seat.slot, seat.pages)
+        self.poison([], freed)
+        self.free_pages += freed
+
     def poison(self, slots: list[int], pages: list[int]) -> None:
         """Spoils what is free, where the configuration asks for it."""
         if self.config.poison:
@@ -109,26 +126,27 @@ class Stepper:
         columns = zip(*((seat.slot, start, count) for seat, start, count in work), strict=True)
         slots, starts, counts = (self._index(column) for column in columns)
         span = max(start + count for _, start, count in work)
-        self.rows.prefill(rows, slots, starts, counts, max(count for *_, count in work), self.cache, span)
+        with self._threads(len(rows) // PAGE):
+            self.rows.prefill(rows, slots, starts, counts, max(count for *_, count in work), self.cache, span)
         for seat, start, count in work:
             if start + count == seat.rows - 1 and seat.pages:
                 seat.prompt = None
 
     def frame(self, work: list[tuple[Seat, int]]) -> Tensor:
         """One frame of each seat, of which so many are begun already; its flags, still on the device."""
-        self._choose_threads(0)
         span = max(seat.rows + begun for seat, begun in work)
-        return self.rows.frame(self._index([seat.slot for seat, _ in work]), self.cache, span)
+        with self._threads(0):
+            return self.rows.frame(self._index([seat.slot for seat, _ in work]), self.cache, span)
 
     def decode(self, work: list[tuple[Seat, int, int]]) -> list[Samples]:
         """Samples of each seat's frames: so many from a first on."""
-        self._choose_threads(sum(frames for *_, frames in work))
         found: dict[int, Samples] = {}
         for size in {count for _, _, count in work}:
             group = [i for i, (_, _, count) in enumerate(work) if count == size]
             slots = self._index([work[i][0].slot for i in group])
             first = self._index([work[i][1] for i in group])
-            samples = self.rows.decode(slots, first, size).float().cpu().numpy()
+            with self._threads(size * len(group)):
+                samples = self.rows.decode(slots, first, size).float().cpu().numpy()
             found |= {i: np.ascontiguousarray(row) for i, row in zip(group, samples, strict=True)}
         return [found[i] for i in range(len(work))]
 
@@ -166,10 +184,18 @@ class Stepper:
         self.poison(self.free_slots, self.free_pages)
         return CostModel(step, stream, prefill / (many * rows), codec, codec_chunk / chunk)
 
-    def _choose_threads(self, work: int) -> None:
+    @contextmanager
+    def _threads(self, work: int) -> Iterator[None]:
         """On a CPU, small work is done sooner by one thread than it is shared out."""
-        if self.model.device.type == "cpu":
-            torch.set_num_threads(1 if self._small and work < SHARED_WORK else self._threads)
+        alone = self.model.device.type == "cpu" and self._small and work < SHARED_WORK
+        threads = torch.get_num_threads()
+        if alone:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if alone:
+                torch.set_num_threads(threads)  # it holds for others in this process too
 
     def _index(self, values: list[int] | tuple[int, ...]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.model.device)

@@ -43,6 +43,7 @@ class LocalStream(ReadStream):
         self.buffered = 0  # samples that the reader has not taken
         self.wants_end: FinishReason | None = None  # asked for by the reader, done by the engine
         self.failure: str | None = None  # and why, where that is an error
+        self.retry_after: float | None = None  # seconds, where it was for want of a place
         # The engine's own notes
         self.arrived = engine.clock()
         self.prepared: Prepared | None = None
@@ -58,32 +59,33 @@ class LocalStream(ReadStream):
         self.waiting_since: float | None = None  # for text
         self.full_since: float | None = None  # the buffer, for a reader
         self.flights = 0  # frame steps under way that name the slot
-        self.silent = request.trim_silence  # nothing has been heard yet
+        self.trims = request.trim_silence  # what comes before the first sound; until that is given
+        self.sounds = False  # there was a sound
         self.held = _NOTHING  # the first sound, until there is enough of it
         self.reason: FinishReason = "stop"
         self.guarded = False  # its longest is what the text can need at most, not what was asked for
 
     # The reader's side
 
+    def take(self, most: int) -> list[Chunk]:
+        with self._engine.lock:  # the engine must not come between the taking and its note
+            return super().take(most)
+
     def _took(self, taken: list[Chunk]) -> None:
-        with self._engine.lock:
-            self.buffered -= sum(len(chunk.samples) for chunk in taken)
-            self._engine.wake()
+        self.buffered -= sum(len(chunk.samples) for chunk in taken)
+        self._engine.wake()
 
     def append(self, text: str) -> None:
         """More text for a live request."""
         self._grow(text, last=False)
 
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
-        model = self._engine.model
-        if rows.ndim != 2 or rows.shape[1] != model.hidden_size or not np.isfinite(rows).all():
-            raise InvalidRequest("append_rows", list(rows.shape), f"rows of {model.hidden_size} finite numbers")
-        with self._text_lock, self._engine.lock:
-            self._check_open()
-            if self.track is None:
-                raise InvalidRequest("append_rows", "the first of the text", "rows after a first word of text")
-            self.text_size += ROW_BYTES * len(rows)
-            self._engine.add_text(self, torch.tensor(rows, dtype=model.dtype, device=model.device), last)
+        size, most = self._engine.model.hidden_size, self._engine.model.max_positions
+        if rows.ndim != 2 or rows.shape[1] != size or not np.isfinite(rows).all():
+            raise InvalidRequest("append_rows", list(rows.shape), f"rows of {size} finite numbers")
+        if len(self.text) + len(rows) > most:
+            raise InvalidRequest("append_rows", len(rows), f"at most {most} rows that wait to be read")
+        self._grow("", last, rows)
 
     def finish_text(self) -> None:
         """No more text will come."""
@@ -95,27 +97,31 @@ class LocalStream(ReadStream):
                 self.wants_end = "cancelled"
                 self._engine.wake()
 
-    def _grow(self, text: str, last: bool) -> None:
+    def _grow(self, text: str, last: bool, rows: NDArray[np.float32] | None = None) -> None:
         """Makes rows of more text, in the caller's thread and without the engine's lock, and hands them over."""
         with self._text_lock:
             with self._engine.lock:
-                if last and not self.text_open:
+                if last and rows is None and not self.text_open:
                     return
                 self._check_open()
             assert self._growing is not None
             model = self._engine.model
+            ids = self._growing.append(text) if text else []
             try:
-                ids = self._growing.append(text) if text else []
-                ids += self._growing.finish() if last else []
+                if rows is not None and self.track is None and not self._growing.begun:
+                    raise InvalidRequest("append_rows", "the first of the text", "rows after a first word of text")
+                ids += self._growing.finish() if last or rows is not None else []
                 prepared = model.prepare(self.request, ids) if ids and self.track is None else None
-                rows = model.text_rows([] if prepared else ids, last)
+                more = model.text_rows([] if prepared else ids, last and rows is None)
+                if rows is not None:
+                    more = torch.cat([more, torch.tensor(rows, dtype=model.dtype, device=model.device)])
                 with self._engine.lock:
-                    self.text_size += len(text.encode())
+                    self.text_size += len(text.encode()) + ROW_BYTES * (0 if rows is None else len(rows))
                     self.text_tokens += len(ids)
                     if prepared is not None and self.result is None:
                         self._engine.offer(self, prepared)
                     if self.track is not None and self.result is None:
-                        self._engine.add_text(self, rows, last)
+                        self._engine.add_text(self, more, last)
             except Exception as error:
                 with self._engine.lock:
                     self._engine.fail(self, error)

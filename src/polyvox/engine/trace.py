@@ -6,8 +6,9 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyvox.audio.clip import write_whole
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.track import Plan
+from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from polyvox.engine.stream import LocalStream
@@ -20,16 +21,13 @@ class Trace:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
+        if not os.access(self._path.absolute().parent, os.W_OK):
+            raise InvalidRequest("trace", path, "a file in a folder that can be written")
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
 
-    def step(self, plan: Plan, seconds: float, now: float, scheduler: Scheduler) -> None:
-        leads = scheduler.leads(now)
-        arguments: dict[str, float] = {
-            "batch": len(plan.frame),
-            "prefill_rows": sum(rows for _, rows in plan.prefill),
-            "codec_frames": sum(frames for _, frames in plan.codec),
-            "waiting": len(scheduler.waiting),
-        }
+    def step(self, sizes: dict[str, float], now: float, scheduler: Scheduler) -> None:
+        leads, seconds = scheduler.leads(now), sizes["seconds"]
+        arguments = {**sizes, "waiting": len(scheduler.waiting)}
         if leads:
             arguments |= {"lead_min": leads[0], "lead_p10": leads[len(leads) // 10]}
         self._add("step", "X", now - seconds, 0, dur=seconds * 1e6, args=arguments)
@@ -43,10 +41,7 @@ class Trace:
         self._add(f"stream {id}", "X", stream.arrived, id, dur=duration, args=arguments)
 
     def write(self) -> None:
-        """The file is whole or not there."""
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps({"traceEvents": list(self._events)}))
-        partial.replace(self._path)
+        write_whole(self._path, json.dumps({"traceEvents": list(self._events)}).encode())
 
     def _add(self, name: str, phase: str, moment: float, thread: int, **more: Any) -> None:
         self._events.append({"name": name, "ph": phase, "ts": moment * 1e6, "pid": 1, "tid": thread, **more})

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
+FIRST_CHUNK = 2  # frames, where nothing else is asked for
 # Frames of a codec chunk, powers of two; a stream's chunk grows with its lead.
 CHUNKS = (1, 2, 4, 8, 16)
 
@@ -34,7 +35,7 @@ class Track:
     prompt_rows: int
     max_frames: int
     live: bool = True  # False: a whole file, which has no deadline
-    first_chunk: int = 2
+    first_chunk: int = FIRST_CHUNK
     prefilled: int = 0
     made: int = 0  # frames known to be speech
     started: int = 0  # frame steps begun, known or not

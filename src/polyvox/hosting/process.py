@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from polyvox.models.request import Request
 
 log = logging.getLogger(__name__)
 
+MOST_TEXTS = 10_000  # pieces of one stream that wait to be read
 SUBMITTERS = 4  # requests of one server that may be prepared at once
 BEATS = 10  # signs of life in the time after which a process without any is ended
 
@@ -55,6 +56,8 @@ class _Delivery:
     credit: int
     stream: Stream | None = None  # None until the engine has taken the request
     failure: Result | None = None  # its end, where that came of a message and not of the engine
+    texts: deque[wire.Append] = field(default_factory=deque)
+    writing: bool = False  # a thread is at them
 
 
 class ServerLink:
@@ -122,10 +125,35 @@ class ServerLink:
                 self._note(id, self._engine.about())
             case wire.Clone():
                 submitting.submit(self._clone, message)
-            case wire.Append() | wire.Cancel():
+            case wire.Append():
+                self._queue(message, submitting)
+            case wire.Cancel():
                 self._change(message)
             case _:
                 raise TypeError(f"a message of an unknown kind: {type(message).__name__}")
+
+    def _queue(self, message: wire.Append, submitting: ThreadPoolExecutor) -> None:
+        """Text of one stream is taken in order, but in another thread: a first word has its whole request prepared."""
+        with self._news:
+            delivery = self._deliveries.get(message.id)
+            if delivery is None:
+                return
+            if len(delivery.texts) >= MOST_TEXTS:
+                raise ConnectionError(f"more than {MOST_TEXTS} pieces of text wait for one stream")
+            delivery.texts.append(message)
+            if delivery.writing:
+                return
+            delivery.writing = True
+        submitting.submit(self._write, delivery)
+
+    def _write(self, delivery: _Delivery) -> None:
+        while True:
+            with self._news:
+                if not delivery.texts:
+                    delivery.writing = False
+                    return
+                message = delivery.texts.popleft()
+            self._change(message)
 
     def _change(self, message: wire.Append | wire.Cancel) -> None:
         with self._news:
@@ -135,6 +163,8 @@ class ServerLink:
             if (stream := delivery.stream) is None:
                 del self._deliveries[message.id]  # whoever asked for it waits no longer; _submit cancels it
                 return
+            if stream.result is not None:
+                return  # its end is on its way
         try:
             match message:
                 case wire.Cancel():
@@ -310,7 +340,11 @@ def host(factory: Callable[[], Engine], folder: Path, hosting: Hosting, lifeline
         beat = hosting.hang_seconds / BEATS
         while stop not in (ready := wait([listener, stop], beat)):
             # Streams that wait for text or for their reader are in no step, so they never look like a hang.
-            if engine.stats().get("stuck_seconds", 0.0) <= beat:
+            stats = engine.stats()
+            if stats.get("broken"):
+                log.critical("the engine is broken, and its process ends")
+                os._exit(1)
+            if stats.get("stuck_seconds", 0.0) <= beat:
                 with suppress(OSError):  # the supervisor is gone, and _hold_on knows
                     lifeline.send(None)
             links = [link for link in links if not link.gone]

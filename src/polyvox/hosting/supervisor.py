@@ -28,6 +28,10 @@ _SPAWN = multiprocessing.get_context("spawn")
 START_RETRY_SECONDS = 60.0
 
 
+class _Silent(EngineDown):
+    """Nothing was heard of the process in time."""
+
+
 class EngineProcess:
     """An engine in its own process. The door is for the servers: each makes a RemoteEngine of it.
 
@@ -39,6 +43,8 @@ class EngineProcess:
         self, factory: Callable[[], Engine], hosting: Hosting | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._factory, self._hosting, self._clock = factory, hosting or Hosting(), clock
+        # Failures by the seconds that the engine had served: a slow start or a hang takes long to fail.
+        self._served = 0.0
         self._failures: deque[float] = deque()
         self._bell, self._ringer = _SPAWN.Pipe(duplex=False)  # closing the ringer ends every wait here
         self._lock = threading.Lock()
@@ -102,7 +108,7 @@ class EngineProcess:
             reason = "its process died"
         elif self._process is not None and self._process.pid is not None:
             os.kill(self._process.pid, signal.SIGUSR1)  # it writes to stderr where its threads are
-        raise EngineDown(f"the engine failed: {reason}", START_RETRY_SECONDS)
+        raise (EngineDown if ready else _Silent)(f"the engine failed: {reason}", START_RETRY_SECONDS)
 
     def _end(self) -> None:
         """The process is gone after this, by itself or not; any number of times."""
@@ -123,22 +129,26 @@ class EngineProcess:
 
     def _supervise(self) -> None:
         """Starts the process again whenever it fails, until this is closed or it has failed too often."""
-        failed = False
+        began: float | None = self._clock()
         while True:
             try:
-                if failed:
+                if began is None:
                     self._start()
+                    began = self._clock()
                 while True:
                     self._hear(self._hosting.hang_seconds)
             except (EngineDown, OSError) as error:
                 self._end()
+                if began is not None:
+                    silent = self._hosting.hang_seconds if isinstance(error, _Silent) else 0.0
+                    self._served += max(0.0, self._clock() - began - silent)
                 if self._bell.poll() or self._is_hopeless(str(error)):
                     return
-                failed = True
+                began = None
                 log.warning("the engine is started again: %s", error)
 
     def _is_hopeless(self, reason: str) -> bool:
-        self._failures.append(self._clock())
+        self._failures.append(self._served)
         while self._failures[0] < self._failures[-1] - self._hosting.window:
             self._failures.popleft()
         if len(self._failures) < self._hosting.failures:

@@ -31,6 +31,9 @@ class Growing(Protocol):
 
     def finish(self) -> list[int]: ...
 
+    @property
+    def begun(self) -> bool: ...
+
 
 # attend(layer, q [B,T,heads,dim], k and v [B,T,kv_heads,dim]) -> [B,T,heads,dim]: whoever owns the cache
 # writes k and v to it and attends, so a layer need not know how the past is kept.
@@ -93,6 +96,7 @@ class SpeechModel(Protocol):
     sample_rate: int
     samples_per_frame: int
     hidden_size: int
+    max_positions: int  # of one stream: prompt rows and frames
     kv_shape: tuple[int, int, int]  # layers, heads, head size of what the cache keeps
     device: torch.device
     dtype: torch.dtype

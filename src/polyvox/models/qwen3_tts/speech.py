@@ -16,16 +16,14 @@ from polyvox.models.qwen3_tts.kept import Kept
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.sampling import predictor_parameters, seed_words, talker_parameters
-from polyvox.models.qwen3_tts.text import GrowingText
+from polyvox.models.qwen3_tts.text import MAX_TEXT, GrowingText
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.request import SEED_LIMIT, ClonedVoice, Request, Sampling
 
-# Speech of the longest utterance a checkpoint allows, 8,191 frames or 11 minutes, is about as many characters.
-MAX_TEXT = 10_000
 # Speech takes about 0.9 frames a byte of UTF-8 in English and in Chinese. From the first bound on, ending becomes
 # likelier; at the second it ends. Numbers and abbreviations, which are short to write, stay below both.
-LIKELY_FRAMES, LIKELY_PER_BYTE = 63, 4
-LONGEST_FRAMES, LONGEST_PER_BYTE = 125, 8
+LIKELY_FRAMES, LIKELY_PER_BYTE = 63, 2
+LONGEST_FRAMES, LONGEST_PER_BYTE = 125, 4
 # A text that still grows has no length yet: two minutes, unless the request says otherwise.
 GROWING_FRAMES = 1500
 NEVER = 2**31
@@ -70,7 +68,7 @@ class Speech:
         self.sample_rate = self.config.codec.sample_rate
         self.samples_per_frame = self.config.codec.samples_per_frame
         shape = self.config.talker.transformer
-        self.hidden_size = shape.hidden_size
+        self.hidden_size, self.max_positions = shape.hidden_size, self.config.talker.max_positions
         self.kv_shape = (shape.layers, shape.kv_heads, shape.head_dim)
         self.device, self.dtype = model.device, model.dtype
         self._warm: Kept[CodecState] = Kept(VOICES_KEPT)

@@ -2,7 +2,11 @@
 
 import unicodedata
 
+from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
+
+# Speech of the longest utterance a checkpoint allows, 8,191 frames or 11 minutes, is about as many characters.
+MAX_TEXT = 10_000
 
 
 class GrowingText:
@@ -15,10 +19,21 @@ class GrowingText:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._held = ""
+        self._length = 0
         self._begun = False
 
+    @property
+    def begun(self) -> bool:
+        """There is something to say, if only what is held back."""
+        return self._begun or bool(self._held.strip())
+
     def append(self, piece: str) -> list[int]:
-        """The ids that this piece makes certain."""
+        """The ids that this piece makes certain; one that is refused changes nothing."""
+        if self._length + len(piece) > MAX_TEXT:
+            raise InvalidRequest("text", piece, f"at most {MAX_TEXT:,} characters in all: begin another stream")
+        if any("\ud800" <= character <= "\udfff" for character in piece):
+            raise InvalidRequest("text", piece, "valid Unicode (a lone surrogate is not)")
+        self._length += len(piece)
         text = self._held + piece
         text = unicodedata.normalize("NFC", text if self._begun else text.lstrip())
         ids, ends = self._tokenizer.pieces(text)

@@ -1,0 +1,96 @@
+"""Entries of the pool as the rows that the talker reads, in both text layouts, made on the device.
+
+The rows are those of polyvox.models.qwen3_tts.prompt; a test holds the two together.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyvox.models.qwen3_tts.config import ModelConfig
+from polyvox.models.qwen3_tts.prompt import NOTHING, build_prompt
+from training.layout import SPEAKERS
+from training.pool import UNKNOWN, Pool
+
+IGNORED = -100
+LIVE_LEAD = 1  # frames of silence more in the live layout: what is read then is known when speech begins
+NEWLINE = 198
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows [B,L]: what is read at each, and what comes after it."""
+
+    text: Tensor  # [B,L] ids
+    control: Tensor  # [B,L] ids of the codec side, NOTHING where there is none
+    frames: Tensor  # [B,L,BOOKS] codes, NOTHING where the row is no frame or a code is not known
+    target: Tensor  # [B,L] code 0 or end of speech, IGNORED elsewhere
+    following: Tensor  # [B,L,BOOKS] the frame that comes next, NOTHING where none or not known
+
+
+class Batches:
+    def __init__(self, pool: Pool, config: ModelConfig, device: torch.device) -> None:
+        self.config = config
+        self.tokens = torch.from_numpy(pool.tokens.astype(np.int64)).to(device)
+        codes = pool.codes.astype(np.int64)
+        self.codes = torch.from_numpy(np.where(codes == UNKNOWN, NOTHING, codes)).to(device)
+        columns = (pool.first_token, pool.token_count, pool.first_frame, pool.frame_count, pool.speaker, pool.spoken)
+        self.entries = torch.from_numpy(np.stack(columns, 1).astype(np.int64)).to(device)
+        role = [config.im_start_id, config.assistant_id, NEWLINE]
+        prompts = [
+            build_prompt(config, role, [0], "streaming", language, name)
+            for language in ("english", "auto")
+            for name in SPEAKERS
+        ]
+        self.longest = max(len(prompt) for prompt in prompts) - 1
+        # Of each language and speaker: the rows before the text, and how many they are.
+        self.prefix_text = torch.tensor([_padded(p.text[:-1], self.longest) for p in prompts], device=device)
+        self.prefix_codec = torch.tensor([_padded(p.codec[:-1], self.longest) for p in prompts], device=device)
+        self.prefix_length = torch.tensor([len(p) - 1 for p in prompts], device=device)
+
+    def rows(self, entry: Tensor, live: Tensor, auto: Tensor, length: int) -> Batch:
+        """Entries [B], each in one layout and with or without a language, as rows of a fixed length."""
+        config, talker = self.config, self.config.talker
+        first_token, tokens, first_frame, frames, speaker, spoken = (c[:, None] for c in self.entries[entry].unbind(1))
+        live = live[:, None]
+        frames = frames + LIVE_LEAD * live
+        prompt = 2 * auto.long() + speaker[:, 0]
+        prefix = self.prefix_length[prompt][:, None]
+        row = torch.arange(length, device=entry.device)[None]
+        column = row.clamp(max=self.longest - 1).expand(len(entry), -1)
+
+        begin = torch.where(live, prefix + 1, prefix + tokens + 2)  # the first frame's row
+        frame = row - begin
+        word = torch.where(live & (frame >= 0), frame + 1, row - prefix)  # which token of the text is read here
+        spelled = self.tokens[(first_token + word.clamp(min=0)).clamp(max=len(self.tokens) - 1)]
+        in_prefix, is_frame = row < prefix, (frame >= 0) & (frame < frames)
+
+        text = torch.where(word < tokens, spelled, torch.where(word == tokens, config.tts_eos_id, config.tts_pad_id))
+        text = torch.where(~live & (frame >= 0), config.tts_pad_id, text)
+        text = torch.where(in_prefix, self.prefix_text[prompt].gather(1, column), text)
+        control = torch.where(row == begin - 1, talker.bos_id, talker.pad_id)
+        control = torch.where(frame >= 0, NOTHING, control)
+        control = torch.where(in_prefix, self.prefix_codec[prompt].gather(1, column), control)
+
+        def codes_at(frame: Tensor) -> Tensor:
+            inside = (frame >= 0) & (frame < frames)
+            place = first_frame + (frame - LIVE_LEAD * live).clamp(min=0)
+            return torch.where(inside[..., None], self.codes[place.clamp(max=len(self.codes) - 1)], NOTHING)
+
+        following = codes_at(frame + 1)
+        end = (frame + 1 == frames) & (spoken > 0)
+        target = torch.where(following[..., 0] >= 0, following[..., 0], IGNORED)
+        target = torch.where(end, talker.eos_id, target)
+        read = codes_at(frame)
+        return Batch(text, control, torch.where(is_frame[..., None], read, NOTHING), target, following)
+
+
+def row_count(pool: Pool) -> np.ndarray:
+    """The rows of each entry in its longer layout."""
+    return 9 + 2 + pool.token_count + pool.frame_count + LIVE_LEAD
+
+
+def _padded(values: tuple[int, ...], length: int) -> list[int]:
+    return [*values, *[0] * (length - len(values))]

@@ -1,0 +1,100 @@
+"""Writes the trained voice as a checkpoint in the official layout.
+
+    python -m training.export --codec DIR --talker DIR --tokenizer DIR --out src/polyvox/assets/voice
+
+Weights are kept as float16, which holds these small models as exactly as bfloat16 would not.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from polyvox.models.qwen3_tts.codec import CodecDecoder
+from polyvox.models.qwen3_tts.config import parse_config
+from polyvox.models.qwen3_tts.talker import Talker
+from polyvox.models.qwen3_tts.transformer import file_tensors
+from training.layout import FIRST_CODES, SAMPLING, initialise, voice_files
+from training.talker import load_talker
+
+TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
+PROCESSOR_FILES: dict[str, Any] = {
+    "preprocessor_config.json": {
+        "padding_side": "left",
+        "padding_value": 0.0,
+        "processor_class": "Qwen3TTSProcessor",
+        "return_attention_mask": True,
+    },
+    "speech_tokenizer/configuration.json": {"framework": "pytorch", "task": "audio-tokenization"},
+    "speech_tokenizer/preprocessor_config.json": {
+        "chunk_length_s": None,
+        "feature_extractor_type": "EncodecFeatureExtractor",
+        "feature_size": 1,
+        "overlap": None,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": True,
+        "sampling_rate": 24000,
+    },
+}
+
+
+def export(talker: Talker, decoder: CodecDecoder, tokenizer: Path, out: Path, sampling: dict[str, Any]) -> None:
+    """Writes all files of a checkpoint folder."""
+    (out / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
+    for name, content in (voice_files(sampling) | PROCESSOR_FILES).items():
+        (out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        (out / name).write_bytes((tokenizer / name).read_bytes())
+    _clear_unused(talker)
+    _save(talker, "talker.", out / "model.safetensors")
+    _save(decoder, "decoder.", out / "speech_tokenizer/model.safetensors")
+
+
+@torch.no_grad()
+def _clear_unused(talker: Talker) -> None:
+    """Rows of control ids that mean nothing were never trained."""
+    config = parse_config(voice_files(SAMPLING)).talker
+    used = {config.pad_id, config.bos_id, config.eos_id, config.think_id, config.nothink_id}
+    used |= {config.think_bos_id, config.think_eos_id, *config.languages.values(), *config.speakers.values()}
+    unused = [row for row in range(FIRST_CODES, config.vocab_size) if row not in used]
+    talker.model.codec_embedding.weight[unused] = 0
+    talker.codec_head.weight[[row for row in range(FIRST_CODES, config.vocab_size) if row != config.eos_id]] = 0
+
+
+def _save(module: nn.Module, prefix: str, path: Path) -> None:
+    tensors: dict[str, Tensor] = file_tensors(module, prefix)
+    kept = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+def load_decoder(path: Path) -> CodecDecoder:
+    decoder = CodecDecoder(parse_config(voice_files(SAMPLING)).codec)
+    decoder.load_state_dict({name: value.float() for name, value in load_file(path).items()})
+    return decoder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("codec", "talker", "tokenizer", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("temperature", "top_k", "subtalker_temperature", "subtalker_top_k"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(SAMPLING[name]), default=SAMPLING[name])
+    arguments = parser.parse_args()
+    talker = Talker(parse_config(voice_files(SAMPLING)))
+    initialise(talker)
+    load_talker(talker, arguments.talker)
+    sampling = dict(SAMPLING)
+    for name in ("temperature", "subtalker_temperature"):
+        sampling[name] = getattr(arguments, name)
+        sampling["do_sample" if name == "temperature" else "subtalker_dosample"] = getattr(arguments, name) > 0
+    sampling |= {name: getattr(arguments, name) for name in ("top_k", "subtalker_top_k")}
+    export(talker, load_decoder(arguments.codec / "decoder.safetensors"), arguments.tokenizer, arguments.out, sampling)
+
+
+if __name__ == "__main__":
+    main()

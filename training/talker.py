@@ -1,0 +1,284 @@
+"""Trains talker and code predictor on the pool of texts and codes, in both text layouts.
+
+    python -m training.talker --pool pool.npz --out DIR --minutes 6.5
+
+--out gets the best weights so far (talker-0.safetensors and talker-1.safetensors) and talker.jsonl, again and again;
+a run that finds weights there goes on from them.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
+from polyvox.models.qwen3_tts.predictor import Predictor
+from polyvox.models.qwen3_tts.talker import Talker
+from polyvox.models.qwen3_tts.transformer import Layer, Rotation
+from training.batches import IGNORED, Batch, Batches, row_count
+from training.graph import Captured, half_precision
+from training.layout import BOOKS, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
+from training.pool import Pool
+from training.schedule import Clock, Log, rate
+
+ROWS = 24_576  # of one step
+LENGTHS = (64, 96, 144, 256)
+TIMED = 0.3  # the part of a step's entries that have code 0 alone
+LIVE, AUTO = 0.5, 0.25  # how often text comes one token a frame; how often no language is named
+DROPOUT = {"talker": 0.15, "predictor": 0.1}
+FORGOTTEN, BARE = 0.08, 0.15  # of frames, of entries: codes 1 and up are not read
+WRONG_FIRST, WRONG_REST = 0.03, 0.05  # codes read that are not those that were said
+PREDICTED = 10_000  # frames of one step whose codes 1 and up are learned
+PEAK_RATE, AVERAGE, CLIP = 1.2e-3, 0.999, 1.0
+LOG_SECONDS, CHECK = 20.0, 10
+FILE_BYTES = 15_000_000
+
+
+class TalkerTraining:
+    def __init__(self, pool: Pool, config: ModelConfig, device: torch.device, arguments: argparse.Namespace) -> None:
+        self.config, self.device, self.arguments = config, device, arguments
+        self.batches = Batches(pool, config, device)
+        self.model = Talker(config)
+        initialise(self.model)
+        scale_for_depth(self.model)
+        self.model.to(device)
+        add_dropout(self.model)
+        self.parameters = list(self.model.parameters())
+        self.average = [parameter.detach().clone() for parameter in self.parameters]
+        on_gpu = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=torch.tensor(PEAK_RATE, device=device) if on_gpu else PEAK_RATE, betas=(0.9, 0.98),
+            weight_decay=0.02, capturable=on_gpu, fused=on_gpu,
+        )  # fmt: skip
+        self.seen = {name: torch.zeros((), device=device) for name in ("first", "rest", "right")}
+        self.wrong = torch.tensor([WRONG_FIRST] + [WRONG_REST] * (BOOKS - 1), device=device)
+        rows, usable = row_count(pool), ~pool.held_out
+        self.choices: list[tuple[int, Tensor, Tensor]] = []
+        shares = []
+        for low, length in zip((0, *LENGTHS), LENGTHS, strict=False):
+            fits = usable & (rows > low) & (rows <= length)
+            spoken, timed = np.nonzero(fits & pool.spoken)[0], np.nonzero(fits & ~pool.spoken)[0]
+            if len(spoken):
+                timed = timed if len(timed) else spoken
+                self.choices.append((length, _on(spoken, device), _on(timed, device)))
+                shares.append(len(spoken) * length)
+        self.shares = np.array(shares) / sum(shares)
+        held_out = np.nonzero(pool.held_out & pool.spoken & (rows <= LENGTHS[2]))[0]
+        self.held_out = _on(held_out[: arguments.validation], device)
+
+    def step(self, length: int, spoken: Tensor, timed: Tensor) -> None:
+        """One update on entries of up to `length` rows."""
+        count = max(2, self.arguments.rows // length)
+        alone = int(TIMED * count)
+        entry = torch.cat([self._some(spoken, count - alone), self._some(timed, alone)])
+        live, auto = (torch.rand(count, device=self.device) < part for part in (LIVE, AUTO))
+        batch = self.batches.rows(entry, live, auto, length)
+        self.optimizer.zero_grad(set_to_none=True)
+        with half_precision(self.device):
+            hidden = read(self.model, batch, self._disturbed(batch.frames))
+            first, right = first_loss(self.model, hidden, batch, self.config.talker.eos_id)
+            rest = rest_loss(self.model, hidden, batch, min(PREDICTED, self.arguments.rows // 2)).sum()
+        (first + rest).backward()
+        nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        self.optimizer.step()
+        torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - AVERAGE)
+        for name, value in (("first", first), ("rest", rest), ("right", right)):
+            self.seen[name].copy_(value.detach())
+
+    def _some(self, entries: Tensor, count: int) -> Tensor:
+        return entries[torch.randint(len(entries), (count,), device=self.device)]
+
+    def _disturbed(self, frames: Tensor) -> Tensor:
+        """Frames as the talker may read them when it speaks: some codes wrong, some forgotten."""
+        chance = torch.rand(frames.shape, device=self.device)
+        other = torch.randint(REST_CODES, frames.shape, device=self.device)
+        other[..., 0] = torch.randint(FIRST_CODES, frames.shape[:-1], device=self.device)
+        frames = torch.where((chance < self.wrong) & (frames >= 0), other, frames)
+        bare = torch.rand(len(frames), 1, device=self.device) < BARE
+        forgotten = bare | (torch.rand(frames.shape[:2], device=self.device) < FORGOTTEN)
+        rest = torch.where(forgotten[..., None], -1, frames[..., 1:])
+        return torch.cat([frames[..., :1], rest], -1)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Losses of the averaged weights on speech not trained on, in both layouts."""
+        self._swap()
+        self.model.eval()
+        found: dict[str, float] = {}
+        for name, live in (("whole", False), ("live", True)):
+            flags = torch.full((len(self.held_out),), live, device=self.device)
+            batch = self.batches.rows(self.held_out, flags, torch.zeros_like(flags), LENGTHS[2])
+            with half_precision(self.device):
+                hidden = read(self.model, batch, batch.frames)
+                first, right = first_loss(self.model, hidden, batch, self.config.talker.eos_id)
+                rest = rest_loss(self.model, hidden, batch, None)
+            found |= {f"{name}_first": float(first), f"{name}_right": float(right)}
+            found |= {f"{name}_{book + 1}": float(value) for book, value in enumerate(rest)}
+        self.model.train()
+        self._swap()
+        return found
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for parameter, mean in zip(self.parameters, self.average, strict=True):
+            kept = parameter.detach().clone()
+            parameter.copy_(mean)
+            mean.copy_(kept)
+
+    def save(self, out: Path) -> None:
+        """The averaged weights, in files that are not too large to carry."""
+        names = [name for name, _ in self.model.named_parameters()]
+        parts: list[dict[str, Tensor]] = [{}, {}]
+        size = 0
+        for name, value in zip(names, self.average, strict=True):
+            size += 2 * value.numel()
+            parts[size > FILE_BYTES][name] = value.half().cpu().contiguous()
+        for number, part in enumerate(parts):
+            save_file(part, out / f"talker-{number}.safetensors")
+
+    def run(self, minutes: float, out: Path) -> None:
+        if (out / "talker-0.safetensors").exists():
+            load_talker(self.model, out)
+            self.average = [parameter.detach().clone() for parameter in self.parameters]
+        log = Log(out / "talker.jsonl")
+        pick = np.random.default_rng(1)
+        steps = [Captured(lambda c=choice: self.step(*c), self.device) for choice in self.choices]  # type: ignore[misc]
+        log(phase="captured", parameters=str(sum(p.numel() for p in self.parameters)), shares=str(self.shares.round(2)))
+        clock, number, told, best = Clock(minutes), 0, 0.0, float("inf")
+        while not clock.over:
+            for group in self.optimizer.param_groups:
+                value = rate(PEAK_RATE, number, clock.part, least=0.01)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(value)
+                else:
+                    group["lr"] = value
+            steps[pick.choice(len(steps), p=self.shares)]()
+            number += 1
+            if number % CHECK == 0:
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+                if clock.seconds - told > LOG_SECONDS or clock.over:
+                    told = clock.seconds
+                    seen = {name: float(value) for name, value in self.seen.items()}
+                    valid = self.validate()
+                    log(phase="talker", step=number, **seen, **valid)
+                    total = sum(v for name, v in valid.items() if not name.endswith("right"))
+                    if total < best:
+                        best = total
+                        self.save(out)
+        log(phase="done", step=number, best=best)
+
+
+def read(model: Talker, batch: Batch, frames: Tensor) -> Tensor:
+    """Hidden states [B,L,hidden] after all rows; frames are the codes as they are read."""
+    rows = model.text_rows(batch.text)
+    rows = rows + _looked_up(batch.control[..., None], model.model.codec_embedding.weight[None]).sum(-2)
+    rows = rows + _looked_up(frames[..., :1], model.model.codec_embedding.weight[None]).sum(-2)
+    rows = rows + _looked_up(frames[..., 1:], model.code_predictor.model.codec_embedding.weight).sum(-2)
+    positions = torch.arange(rows.shape[1], device=rows.device)[None]
+    return model(rows, positions, causal)
+
+
+def first_loss(model: Talker, hidden: Tensor, batch: Batch, end: int) -> tuple[Tensor, Tensor]:
+    """Of code 0 and end of speech; and how often the likeliest is right."""
+    scores = model.codec_head(hidden).float()
+    scores = torch.cat([scores[..., :FIRST_CODES], scores[..., end : end + 1]], -1).flatten(0, 1)
+    target = torch.where(batch.target == end, FIRST_CODES, batch.target).flatten()
+    right = (scores.argmax(-1) == target).sum() / (target != IGNORED).sum()
+    return F.cross_entropy(scores, target, ignore_index=IGNORED), right
+
+
+def rest_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None) -> Tensor:
+    """Of codes 1 and up, [BOOKS - 1], from the talker's hidden state and the codes before; of `count` frames."""
+    predictor: Predictor = model.code_predictor
+    following, hidden = batch.following.flatten(0, 1), hidden.flatten(0, 1)
+    known = (following >= 0).all(-1)
+    if count is not None:
+        # The known frames first, in random order: a fixed number, so that shapes stay.
+        chosen = (known + torch.rand(len(known), device=known.device)).topk(count).indices
+        following, hidden, known = following[chosen], hidden[chosen], known[chosen]
+    codes = following.clamp(min=0)
+    first = model.model.codec_embedding(codes[:, :1])
+    rest = predictor.model.codec_embedding.lookup(codes[:, 1:])[:, :-1]
+    rows = torch.cat([hidden[:, None].to(first.dtype), first, rest], 1)
+    x = predictor.small_to_mtp_projection(rows)
+    positions = torch.arange(rows.shape[1], device=rows.device)[None]
+    x = predictor.model.run(x, Rotation(positions, predictor.config.transformer, x.dtype), causal)
+    scores = torch.einsum("nbd,bvd->nbv", x[:, 1:], predictor.lm_head.weight.to(x.dtype)).float()
+    losses = F.cross_entropy(scores.flatten(0, 1), codes[:, 1:].flatten(), reduction="none").view(-1, BOOKS - 1)
+    return (losses * known[:, None]).sum(0) / known.sum().clamp(min=1)
+
+
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention over whole sequences, each row over itself and what is before it."""
+    del layer
+    q, k, v = (x.transpose(1, 2).to(v.dtype) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
+def _looked_up(ids: Tensor, tables: Tensor) -> Tensor:
+    """Row ids[..., i] of table i, zero where the id is negative."""
+    offsets = torch.arange(len(tables), device=ids.device) * tables.shape[1]
+    found = F.embedding(ids.clamp(min=0) + offsets, tables.flatten(0, 1))
+    return found * (ids >= 0)[..., None]
+
+
+@torch.no_grad()
+def scale_for_depth(model: Talker) -> None:
+    """Branches that add up start small; text and codes start at the same size."""
+    for stack in (model.model, model.code_predictor.model):
+        for layer in stack.layers:
+            assert isinstance(layer, Layer)
+            for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+                weight.mul_((2 * len(stack.layers)) ** -0.5)
+    nn.init.normal_(model.model.text_embedding.weight, std=1.0)
+    nn.init.normal_(model.model.codec_embedding.weight, std=0.1)
+    nn.init.normal_(model.code_predictor.model.codec_embedding.weight, std=0.1)
+
+
+def add_dropout(model: Talker) -> None:
+    """On what each branch of a layer adds; the served modules know nothing of it."""
+    for stack, part in ((model.model, DROPOUT["talker"]), (model.code_predictor.model, DROPOUT["predictor"])):
+
+        def drop(module: nn.Module, _: object, made: Tensor, part: float = part) -> Tensor:
+            return F.dropout(made, part, module.training)
+
+        for layer in stack.layers:
+            assert isinstance(layer, Layer)
+            layer.self_attn.register_forward_hook(drop)
+            layer.mlp.register_forward_hook(drop)
+
+
+def load_talker(model: Talker, folder: Path) -> None:
+    weights: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("talker-*.safetensors")):
+        weights |= load_file(path)
+    model.load_state_dict({name: value.float() for name, value in weights.items()})
+
+
+def _on(values: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64)).to(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pool", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=6.5)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--validation", type=int, default=256)
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.manual_seed(1)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = parse_config(voice_files(SAMPLING))
+    TalkerTraining(Pool.load(arguments.pool), config, device, arguments).run(arguments.minutes, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
