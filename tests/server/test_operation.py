@@ -108,9 +108,11 @@ def test_metrics_count_what_happened(server: Serving, engine: HeldEngine) -> Non
         server.desk.speaker._refusal = None
         engine.let_go(24)
         with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "max_new_tokens": 99}) as response:
-            next(response.iter_raw())
+            parts = response.iter_raw()  # held, as it closes the connection when it goes
+            next(parts)
             eventually(lambda: bool(server.desk.health.stats))
             during = client.get("/metrics").text
+            response.close()
         engine.let_go()
         eventually(lambda: not server.desk.speaker.open)
         told = client.get("/metrics").text
