@@ -103,6 +103,5 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(
 
 
 def test_a_picture_is_drawn_where_matplotlib_is_installed(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     write(tmp_path / "plot.png", "t", of_runs([run(1), run(2)]), [])
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
