@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -9,7 +10,7 @@ from contextlib import suppress
 from polyvox.engine.interface import Chunk, Result
 
 
-class ReadStream:
+class ReadStream(ABC):
     """Chunks that wait for their one reader. Whoever makes them calls `_told` with the condition held."""
 
     def __init__(self, ready: threading.Condition) -> None:
@@ -18,12 +19,13 @@ class ReadStream:
         self._call: Callable[[], object] | None = None  # of a reader in an event loop
         self.result: Result | None = None
 
+    @abstractmethod
     def cancel(self) -> None:
-        raise NotImplementedError
+        """Ends the stream; any number of times."""
 
+    @abstractmethod
     def _took(self, taken: list[Chunk]) -> None:
         """The reader has them; there is room for others."""
-        raise NotImplementedError
 
     def take(self, most: int) -> list[Chunk]:
         """What is there, without waiting."""
