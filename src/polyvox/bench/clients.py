@@ -5,7 +5,8 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -81,7 +82,11 @@ async def connected(target: Target, connections: int) -> AsyncIterator[Client]:
     aiohttp = _aiohttp()
     connector = aiohttp.TCPConnector(limit=connections, ttl_dns_cache=None, keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=None)  # each request has its own
-    kinds = {"http": RawClient, "sse": EventClient, "ws": SocketClient}
+    kinds: dict[str, Callable[..., _ServerClient]] = {
+        "http": RawClient,
+        "sse": EventClient,
+        "ws": SocketClient,
+    }
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=target.headers) as session:
         yield kinds[target.protocol](session, target)
 
@@ -94,7 +99,7 @@ def _aiohttp() -> Any:
     return aiohttp
 
 
-class _ServerClient:
+class _ServerClient(ABC):
     def __init__(self, session: "aiohttp.ClientSession", target: Target) -> None:
         self.session, self.target = session, target
 
@@ -112,8 +117,9 @@ class _ServerClient:
             kind = "connect" if trace.first_byte is None else "early end"
             raise Failure(kind, f"{type(error).__name__}: {error}"[:TOLD]) from error
 
+    @abstractmethod
     async def _speak(self, text: str, seed: int, trace: Trace, clock: Clock) -> None:
-        raise NotImplementedError
+        """One request, what arrives of it noted in the trace."""
 
     @asynccontextmanager
     async def _post(self, text: str, seed: int) -> "AsyncIterator[aiohttp.ClientResponse]":
