@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polyvox.engine.config import PAGE
 from polyvox.engine.kv import PagedKV
-from polyvox.models.protocol import ENDED, Prepared
+from polyvox.models.protocol import ENDED, Pack, Prepared
 from polyvox.models.qwen3_tts import model as model_code
 from polyvox.models.qwen3_tts import sampling as sampling_code
 from polyvox.models.qwen3_tts.config import CONTROL_IDS
@@ -152,10 +152,12 @@ class Batch:
             # Pages of different streams alternate, as they do in an engine.
             self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
             self.seats.seat(i, Prepared(prompt, text, frames, False, len(text), own))
-        counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
         packed = torch.cat([prompt[:-1] for prompt in prompts])
-        starts = torch.zeros_like(counts)
-        self.model.prefill(packed, self.index, starts, counts, self.span - 1, self.cache, self.span - 1)
+        counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
+        owner = self.index.repeat_interleave(counts)
+        column = torch.cat([torch.arange(len(prompt) - 1, device=speech.device) for prompt in prompts])
+        pack = Pack(self.index, owner, column, self.span - 1)
+        self.model.prefill(packed, owner, column, self.cache, self.span - 1, pack)
 
     def frame(self, noise: Noise = keyed_noise) -> tuple[torch.Tensor, torch.Tensor]:
         """The next frame's codes [B, groups], and which streams have ended."""

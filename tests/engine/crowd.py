@@ -428,12 +428,12 @@ class Crowd(RuleBasedStateMachine):
         assert scheduler.pages_free == len(stepper.free_pages)
         assert scheduler.files == sum(not track.live for track in scheduler.running)
         if not self.free:
-            flying = Counter(stream for streams, _ in engine._flights for stream in streams)
+            flying = Counter(stream for flight in engine._flights for stream in flight.streams)
             for stream in flying:
                 assert stream.seat is not None, "a slot was freed under a step that is under way"
             if engine.parked != "deliver":  # which has still to note those that have landed
                 assert all(flying[stream] == stream.flights for stream in engine._streams.values())
-            assert len(engine._flights) <= engine.config.ahead
+            assert len(engine._flights) <= bool(engine.config.ahead)
 
     def _stream_is_sound(self, listener: Listener) -> None:
         stream, engine = listener.stream, self.engine

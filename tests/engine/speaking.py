@@ -11,7 +11,7 @@ import torch
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
-from polyvox.engine.step import Seat
+from polyvox.engine.step import Seat, Sound
 from polyvox.engine.stream import LocalStream
 from polyvox.models.protocol import Prepared
 from polyvox.models.qwen3_tts.speech import Speech
@@ -96,7 +96,7 @@ def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
         sitting[place] = next(stream for stream in engine._streams.values() if stream.prepared is prepared)
         return place
 
-    def decoded(work: list[tuple[Seat, int, int]]) -> list[Samples]:
+    def decoded(work: list[tuple[Seat, int, int]]) -> Sound:
         for place, first, count in work:
             codes = found[sitting[place]]
             assert len(codes) == first, "a frame is decoded once, in order"

@@ -14,7 +14,7 @@ import torch
 from engine.speaking import PATIENCE, note_codes
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost import CostModel
-from polyvox.engine.local import LocalEngine, Outcome
+from polyvox.engine.local import Landed, LocalEngine
 from polyvox.engine.step import Seat, Stepper
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.track import Plan
@@ -105,16 +105,16 @@ class SteppedEngine(LocalEngine):
         self._pass("schedule")
         return super()._schedule()
 
-    def _run(self, plan: Plan) -> Outcome | None:
+    def _run(self, plan: Plan) -> list[Landed]:
         self._pass("run")
-        flying = [stream for streams, _ in self._flights for stream in streams]
+        flying = [stream for flight in self._flights for stream in flight.streams]
         self._in_step = [*(self._streams[track] for track in self._named(plan)), *flying]
         self.batches[len(plan.frame)] += 1
         return super()._run(plan)
 
-    def _deliver(self, plan: Plan, outcome: Outcome | None) -> None:
+    def _deliver(self, landed: list[Landed]) -> None:
         self._pass("deliver")
-        super()._deliver(plan, outcome)
+        super()._deliver(landed)
 
     def _tell_readers(self) -> None:
         self._pass("tell")
@@ -151,7 +151,7 @@ class SteppedEngine(LocalEngine):
             return write(seat, text, frame)
 
         def left(seat: Seat) -> None:
-            if any(stream.seat is seat for streams, _ in self._flights for stream in streams):
+            if any(stream.seat is seat for flight in self._flights for stream in flight.streams):
                 self.wrongs.append("a slot was freed under a step that names it")
             if threading.current_thread() is not self._thread:
                 self.wrongs.append("a slot was freed from another thread")

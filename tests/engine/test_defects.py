@@ -13,9 +13,9 @@ import torch
 
 from conftest import Loaded
 from engine.speaking import PATIENCE, request, solo, spoken, wait_for_end
-from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
+from polyvox.engine.step import Sound
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.qwen3_tts.speech import Speech
@@ -200,12 +200,14 @@ def test_what_is_trimmed_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
     engine = LocalEngine(speech, EngineConfig(slots=1))
     decode = engine._stepper.decode
 
-    def quiet_at_first(work: Any) -> list[Samples]:
+    def quiet_at_first(work: Any) -> Sound:
         """Silence for a frame and three windows."""
         made = decode(work)
-        for (_, first, frames), samples in zip(work, made, strict=True):
-            at = np.arange(first * 1920, (first + frames) * 1920)
-            samples[:] = np.where(at < 1920 + 3 * 480, 0, 0.3)
+        for group, pending in made.groups:
+            for i, samples in zip(group, pending.get(), strict=True):
+                _, first, frames = work[i]
+                at = np.arange(first * 1920, (first + frames) * 1920)
+                samples[:] = np.where(at < 1920 + 3 * 480, 0, 0.3)
         return made
 
     try:

@@ -35,9 +35,12 @@ def speech(loaded: Loaded) -> Speech:
     return loaded("custom_voice", "float64").speech
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["at once", "one step late"])
+@pytest.fixture(
+    scope="module", params=[(0, False), (1, False), (1, True)], ids=["at once", "one step late", "in fixed sizes"]
+)
 def engine(speech: Speech, request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
-    engine = LocalEngine(speech, EngineConfig(slots=3, queue=64, poison=True, ahead=request.param))
+    ahead, graphs = request.param
+    engine = LocalEngine(speech, EngineConfig(slots=3, queue=64, poison=True, ahead=ahead, graphs=graphs))
     engine.scheduler.cost = replace(CHEAP)  # or this machine, by its measure, keeps one of these 2 ms frames fed
     yield engine
     engine.close()
@@ -375,7 +378,7 @@ def test_a_callback_that_throws_costs_only_its_own_stream(speech: Speech) -> Non
         ({"slots": 0}, "1 or more"),
         ({"context": 16}, "256"),
         ({"buffer_seconds": 0.1}, "2 or more"),
-        ({"ahead": 2}, "0 or 1"),
+        ({"ahead": -1}, "0 or more"),
     ],
 )
 def test_an_impossible_configuration_is_refused_with_what_mends_it(change: dict[str, Any], told: str) -> None:

@@ -1,4 +1,8 @@
-"""The three calls of a model alone: prefill, frame step, codec step, over batch sizes and context lengths."""
+"""The three calls of a model alone: prefill, frame step, codec step, over batch sizes and context lengths.
+
+On a GPU each is a graph that is replayed, as in the engine, and there is a fourth: frame and codec steps beside each
+other, as many frames as the codec's chunk has, per frame.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -10,11 +14,15 @@ from polyvox.bench.floor import Device, Work, measure_device, timed, work_of
 from polyvox.bench.plots import Line, Plot
 from polyvox.bench.summary import percentile
 from polyvox.engine.config import PAGE
+from polyvox.engine.graphs import Program
 from polyvox.engine.kv import PagedKV
+from polyvox.engine.step import MOST_ROWS
+from polyvox.models.protocol import Pack
 from polyvox.models.qwen3_tts.model import Qwen3TTS
+from polyvox.models.qwen3_tts.speech import NEVER
 
-Call = Literal["prefill", "frame", "codec"]
-CALLS: tuple[Call, ...] = ("prefill", "frame", "codec")
+Call = Literal["prefill", "frame", "codec", "both"]
+CALLS: tuple[Call, ...] = ("prefill", "frame", "codec", "both")
 
 PREFILL_REPEATS = 10
 SPARE_FRAMES = 8  # beyond those that are timed: warming up and counting
@@ -34,29 +42,32 @@ class Crowd:
         for slot in range(batch):
             self.cache.give(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
         self.slots = torch.arange(batch, device=model.device)
-        self.starts = torch.zeros_like(self.slots)
-        self.prompt = torch.zeros(batch * context, shape.hidden_size, device=model.device, dtype=model.dtype)
-        self.span = context
+        self.first = torch.zeros_like(self.slots)
+        rows = min(batch * context, MOST_ROWS)  # of one prefill, as in the engine
+        self.prompt = torch.zeros(rows, shape.hidden_size, device=model.device, dtype=model.dtype)
+        each = torch.arange(rows, device=model.device)
+        self.pack = Pack(self.slots[: -(-rows // context)], each // context, each % context, min(rows, context))
+        self.span = context + frames
         self.rows.position += context
+        self.rows.least += NEVER
         self.position_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
 
     def prefill(self) -> None:
-        counts = self.starts + self.context
-        self.model.prefill(self.prompt, self.slots, self.starts, counts, self.context, self.cache, self.context)
+        pack = self.pack
+        self.model.prefill(self.prompt, pack.owner, pack.column, self.cache, self.context, pack)
 
     def frame(self) -> None:
-        self.span += 1
         self.model.frame(self.rows, self.slots, self.cache, self.span)
 
     def codec(self) -> None:
-        self.model.decode(self.rows, self.slots, self.starts, self.codec_frames)
+        self.model.decode(self.rows, self.slots, self.first, self.codec_frames)
 
     def state(self, call: Call) -> int:
         """Bytes of keys, values and codec state that a call must read or write once."""
         if call == "codec":
             return 2 * sum(state.nbytes for state in self.rows.codec.values())
-        positions = self.context if call == "prefill" else self.context + 1
-        return self.batch * positions * self.position_bytes
+        positions = len(self.prompt) if call == "prefill" else self.batch * (self.context + 1)
+        return positions * self.position_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +99,65 @@ def measure_calls(
     repeats: int,
     codec_frames: int,
     device: Device | None = None,
+    graphs: bool = True,
 ) -> Iterator[Timing]:
     """Each call at each size, as they are done; the codec, which has no context, at the first only."""
     codec_dtype = next(model.codec.parameters()).dtype
     device = device or measure_device(model.device, {model.dtype, codec_dtype})
+    graphs = graphs and model.device.type == "cuda"
     for context in contexts:
         for batch in batches:
-            crowd = Crowd(model, batch, context, repeats + SPARE_FRAMES, codec_frames)
-            for call in CALLS:
+            # Frames are timed alone and, on a GPU, beside the codec.
+            frames = (repeats + SPARE_FRAMES) * (1 + graphs * codec_frames)
+            crowd = Crowd(model, batch, context, frames, codec_frames)
+            programs: dict[Call, Callable[[], object]] = {}
+            works: dict[Call, Work] = {}
+            for call in CALLS[:3]:
+                run: Callable[[], None] = getattr(crowd, call)
+                works[call] = work_of(run, model, crowd.state(call))
+                programs[call] = captured(run, model.device) if graphs else run
                 if call == "codec" and context != contexts[0]:
                     continue
-                run: Callable[[], None] = getattr(crowd, call)
-                work = work_of(run, model, crowd.state(call))
-                times = timed(run, min(repeats, PREFILL_REPEATS) if call == "prefill" else repeats, model.device)
+                times = timed(
+                    programs[call], min(repeats, PREFILL_REPEATS) if call == "prefill" else repeats, model.device
+                )
                 dtype = codec_dtype if call == "codec" else model.dtype
-                yield _timing(call, batch, context, times, work, work.floor(device, dtype))
-            del crowd
+                yield _timing(call, batch, context, times, works[call], works[call].floor(device, dtype))
+            if graphs:
+                times = timed(_beside(programs, codec_frames, model.device), repeats, model.device)
+                frame, codec = works["frame"], works["codec"]
+                floor = frame.floor(device, model.dtype) + codec.floor(device, codec_dtype) / codec_frames
+                both = Work(
+                    frame.bytes + codec.bytes // codec_frames,
+                    frame.flops + codec.flops // codec_frames,
+                    frame.operations + codec.operations // codec_frames,
+                )
+                yield _timing("both", batch, context, [each / codec_frames for each in times], both, floor)
+            del crowd, programs
+
+
+def captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The call as a graph of its own."""
+
+    def run() -> None:
+        call()
+
+    program = Program(run)
+    program.capture(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
+    return program
+
+
+def _beside(programs: dict[Call, Callable[[], object]], frames: int, device: torch.device) -> Callable[[], None]:
+    """So many frame steps on one stream and a codec step on another."""
+    other = torch.cuda.Stream(device)
+
+    def run() -> None:
+        with torch.cuda.stream(other):
+            programs["codec"]()
+        for _ in range(frames):
+            programs["frame"]()
+
+    return run
 
 
 def _timing(call: Call, batch: int, context: int, times: list[float], work: Work, floor: float) -> Timing:

@@ -269,6 +269,7 @@ def engine(
     context: Annotated[str, typer.Option(help="Rows in the cache, with commas.")] = "64",
     repeats: Annotated[int, typer.Option(min=2, help="Timed calls of each.")] = 30,
     codec_frames: Annotated[int, typer.Option(min=1, max=16, help="Frames of a codec step.")] = 4,
+    graphs: Annotated[bool, typer.Option(help="On a GPU, replay graphs as the engine does.")] = True,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file.")] = None,
     plot: PlotTo = None,
     as_json: Json = False,
@@ -303,7 +304,7 @@ def engine(
         total = len(batches) * (2 * len(contexts) + 1)
         with progress() as bar:
             task = bar.add_task("Timing …", total=total)
-            for timing in calls.measure_calls(loaded, batches, contexts, repeats, codec_frames, limits):
+            for timing in calls.measure_calls(loaded, batches, contexts, repeats, codec_frames, limits, graphs):
                 timings.append(timing)
                 bar.update(task, advance=1, description=f"{timing.call} of {timing.batch} at {timing.context}")
         codec = loaded.config.codec

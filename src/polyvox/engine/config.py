@@ -16,9 +16,11 @@ class EngineConfig:
     slots: streams that run at once. context: positions (prompt rows and frames) that a slot has on average; one
     stream may take more. queue, queue_seconds: how many requests wait for a slot, and how long. buffer_seconds: audio
     kept for a reader that is slower than speech. reader_seconds: how long a full buffer waits for its reader.
-    text_seconds: how long a live stream waits for text. ahead: frame steps that are begun before the last one's
-    outcome is known. memory_gb: that slots and pages may take, by default all there is. poison: spoil what is freed,
-    to find readers of what they did not write. trace: a file for a Perfetto trace, written when the engine closes.
+    text_seconds: how long a live stream waits for text. ahead: streams from which on a step is begun before the last
+    one's outcome is known, 0 for never; by default as the device has it. graphs: calls of fixed sizes, which a GPU
+    captures and replays; by default on a GPU. memory_gb: that slots and pages may take, by default all there is.
+    poison: spoil what is freed, to find readers of what they did not write. trace: a file for a Perfetto trace,
+    written when the engine closes.
     """
 
     slots: int = 8
@@ -28,14 +30,15 @@ class EngineConfig:
     buffer_seconds: float = 30.0
     reader_seconds: float = 30.0
     text_seconds: float = 30.0
-    ahead: int = 0
+    ahead: int | None = None
+    graphs: bool | None = None
     memory_gb: float | None = None
     poison: bool = False
     trace: str | None = None
 
     def check(self) -> None:
         """Raises InvalidRequest with the sentence that mends it."""
-        least = {"slots": 1, "context": LEAST_CONTEXT, "queue": 0, "ahead": 0}
+        least = {"slots": 1, "context": LEAST_CONTEXT, "queue": 0}
         for field in fields(self):
             value, low = getattr(self, field.name), least.get(field.name, 0)
             if field.type not in (int, float):
@@ -46,8 +49,8 @@ class EngineConfig:
                 raise InvalidRequest(field.name, value, f"{low} or more")
         if self.buffer_seconds < 2:
             raise InvalidRequest("buffer_seconds", self.buffer_seconds, "2 or more: the largest chunk is 1.3 s")
-        if self.ahead > 1:
-            raise InvalidRequest("ahead", self.ahead, "0 or 1: a step learns of an end one step late")
+        if self.ahead is not None and (not isinstance(self.ahead, int) or self.ahead < 0):
+            raise InvalidRequest("ahead", self.ahead, "a whole number of streams, 0 or more")
 
     @property
     def pages(self) -> int:

@@ -30,6 +30,10 @@ class PagedKV:
         self.values = torch.zeros_like(self.keys)
         self.table = torch.full((slots, max_pages), SCRATCH, dtype=torch.int64, device=device)
 
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes + self.table.nbytes
+
     def give(self, slot: int, pages: list[int]) -> None:
         """These pages, in order, are the slot's; an empty list takes all of them back."""
         self.table[slot] = SCRATCH
@@ -40,8 +44,8 @@ class PagedKV:
         self.keys[:, pages], self.values[:, pages] = torch.nan, torch.nan
 
     def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend:
-        """Attention for rows at positions [N], one of each of these slots [N], or as pack says of these slots [B]."""
-        tables = self.table[:, : -(-span // PAGE)][slots]
+        """Attention for rows at positions [N] of these slots [N]; pack is there where a slot may have several."""
+        tables = self.table[:, : -(-span // PAGE)][slots if pack is None else pack.slots]
         owned = tables if pack is None else tables[pack.owner]
         page, offset = owned.gather(1, positions[:, None] // PAGE)[:, 0], positions % PAGE
         columns = torch.arange(tables.shape[1] * PAGE, device=positions.device)
@@ -67,6 +71,6 @@ def _spread(rows: Tensor, pack: Pack | None) -> Tensor:
     """Rows [N, ...] by their slots, [B, T, ...]; places that no row has are zero."""
     if pack is None:
         return rows[:, None]
-    spread = rows.new_zeros(pack.slots, pack.width, *rows.shape[1:])
+    spread = rows.new_zeros(len(pack.slots), pack.width, *rows.shape[1:])
     spread[pack.owner, pack.column] = rows
     return spread

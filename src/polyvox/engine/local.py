@@ -20,7 +20,7 @@ from polyvox.audio.silence import first_sound, window_of
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.step import RING, Stepper
+from polyvox.engine.step import MOST_ROWS, RING, Pending, Sound, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
 from polyvox.engine.track import FIRST_CHUNK, Limits, Plan, Track
@@ -31,16 +31,32 @@ from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 2048  # of one prefill, whatever the machine: their activations are not counted in the memory
 CLOSE_SECONDS = 10.0  # for the step that runs when the engine is closed
 FAILURES_ALLOWED = 3  # steps in a row that may fail before the engine gives up
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
-    """What a step gave: the flags of an earlier frame step, and samples in the order of the plan."""
+class Flight:
+    """A step under way: who is in it, and what it will give."""
 
-    told: list[tuple[LocalStream, int]]
+    plan: Plan
+    began: float
+    makes: list[LocalStream]
+    flags: Pending | None
+    sounds: list[LocalStream]
+    sound: Sound | None
+
+    @property
+    def streams(self) -> list[LocalStream]:
+        return self.makes + self.sounds
+
+
+@dataclass(slots=True, eq=False)
+class Landed:
+    """What a step gave: flags of those that made a frame, samples in the order of the plan."""
+
+    flight: Flight
+    flags: list[int]
     samples: list[Samples]
     seconds: float
 
@@ -69,7 +85,8 @@ class LocalEngine:
         self.broken: str | None = None  # and why
         self._refusal: Exception | None = None  # of a start that failed
         self._streams: dict[Track, LocalStream] = {}
-        self._flights: deque[tuple[list[LocalStream], Tensor]] = deque()
+        self._flights: deque[Flight] = deque()
+        self._landed = 0.0  # when the last one did
         self._unspoken: dict[LocalStream, None] = {}  # live streams that have no first word yet
         self._leaving: list[LocalStream] = []
         self._finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
@@ -210,7 +227,11 @@ class LocalEngine:
     def _start(self) -> None:
         """Takes the memory and measures the machine, in the thread that will do the work."""
         self._stepper = Stepper(self.model, self.config)
+        self._stepper.capture()
         cost = self._stepper.calibrate()
+        taken = self._stepper.memory()
+        shown = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in taken.items())
+        log.info("memory in GB: %s; in all %.2f", shown, sum(taken.values()) / 1e9)
         limits = Limits(
             frame_seconds=self.frame_seconds,
             slots=self.config.slots,
@@ -235,8 +256,7 @@ class LocalEngine:
                     plan = self._schedule()
                     if plan is None:
                         break
-                    outcome = self._run(plan)
-                    self._deliver(plan, outcome)
+                    self._deliver(self._run(plan))
             except Exception as error:
                 refused = not self._started.is_set() and isinstance(error, PolyvoxError)
                 log.log(logging.INFO if refused else logging.ERROR, "the engine has stopped", exc_info=error)
@@ -269,51 +289,68 @@ class LocalEngine:
                     self._began = self.clock()
             self._tell_readers()
 
-    def _run(self, plan: Plan) -> Outcome | None:
-        """The device's work; None where it failed, which ends the streams of the step and nobody else."""
-        began = self.clock()
+    def _run(self, plan: Plan) -> list[Landed]:
+        """Begins a step, and waits until no more are under way than should be; what those that ended gave.
+
+        Where it fails, that ends the streams of all these steps and nobody else.
+        """
         try:
-            seats = {track: self._streams[track].seat for track in self._named(plan)}
-            if plan.prefill:
-                self._stepper.prefill([(seats[t], t.prefilled, rows) for t, rows in plan.prefill])  # type: ignore[misc]
-            if plan.frame:
-                flags = self._stepper.frame([(seats[t], t.started) for t in plan.frame])  # type: ignore[misc]
-                streams = [self._streams[t] for t in plan.frame]
-                self._flights.append((streams, flags))
-                for stream in streams:
-                    stream.flights += 1
-            work = [(seats[t], t.decoded, frames) for t, frames in plan.codec]
-            samples = self._stepper.decode(work) if work else []  # type: ignore[arg-type]
-            told: list[tuple[LocalStream, int]] = []
-            while len(self._flights) > (self.config.ahead if plan.frame else 0):
-                streams, flags = self._flights.popleft()
-                told += zip(streams, flags.tolist(), strict=True)
+            if plan:
+                self._begin(plan)
+            many = self._stepper.ahead and len(plan.frame) >= self._stepper.ahead
+            landed = []
+            while len(self._flights) > bool(many):
+                flight = self._flights[0]
+                flags = flight.flags.get().tolist() if flight.flags else []
+                samples = flight.sound.get() if flight.sound else []
+                now = self.clock()
+                landed.append(Landed(flight, flags, samples, now - max(flight.began, self._landed)))
+                self._landed = now
+                self._flights.popleft()
             self._failures = 0
-            return Outcome(told, samples, self.clock() - began)
+            return landed
         except Exception as error:
             self._failures += 1
             if self._failures > FAILURES_ALLOWED:
                 raise
             log.exception("a step failed")
             self._fail(plan, f"a step of the engine failed: {error}")
-            return None
+            return []
 
-    def _deliver(self, plan: Plan, outcome: Outcome | None) -> None:
-        """Takes note of what the step gave and hands the samples over."""
+    def _begin(self, plan: Plan) -> None:
+        """Hands a step to the device."""
+        began, stepper = self.clock(), self._stepper
+        seats = {track: seat for track in self._named(plan) if (seat := self._streams[track].seat) is not None}
+        if plan.prefill:
+            stepper.prefill([(seats[t], t.prefilled, rows) for t, rows in plan.prefill])
+        flags = stepper.frame([(seats[t], t.started) for t in plan.frame]) if plan.frame else None
+        sound = stepper.decode([(seats[t], t.decoded + t.sent, n) for t, n in plan.codec]) if plan.codec else None
+        makes, sounds = [self._streams[t] for t in plan.frame], [self._streams[t] for t, _ in plan.codec]
+        with self.lock:
+            self._flights.append(Flight(plan, began, makes, flags, sounds, sound))
+            for stream in makes + sounds:
+                stream.flights += 1
+            for track, rows in plan.prefill:
+                track.prefilled += rows
+            for track in plan.frame:
+                track.started += 1
+            for track, frames in plan.codec:
+                track.sent += frames
+
+    def _deliver(self, landed: list[Landed]) -> None:
+        """Takes note of what steps gave and hands the samples over."""
         with self.lock:
             now = self.clock()
-            if outcome is not None:
-                for track, rows in plan.prefill:
-                    track.prefilled += rows
-                for track in plan.frame:
-                    track.started += 1
-                for stream, flags in outcome.told:
+            for step in landed:
+                for stream in step.flight.streams:
                     stream.flights -= 1
+                for stream, flags in zip(step.flight.makes, step.flags, strict=True):
                     self._heard(stream, flags)
-                for (track, frames), samples in zip(plan.codec, outcome.samples, strict=True):
+                for (track, frames), samples in zip(step.flight.plan.codec, step.samples, strict=True):
+                    track.sent -= frames
                     track.decoded += frames
                     self._give(self._streams[track], samples, now)
-                self._note(plan, outcome)
+                self._note(step)
             for track, stream in list(self._streams.items()):
                 if track.ended and track.decoded == track.made:
                     self._end(stream, stream.reason)
@@ -496,7 +533,7 @@ class LocalEngine:
     def _fail(self, plan: Plan, error: str) -> None:
         with self.lock:
             named = [self._streams[track] for track in self._named(plan)]
-            flying = [stream for streams, _ in self._flights for stream in streams]
+            flying = [stream for flight in self._flights for stream in flight.streams]
             self._flights.clear()
             for stream in dict.fromkeys([*named, *flying]):
                 stream.flights = 0
@@ -532,11 +569,12 @@ class LocalEngine:
                 moments.append(stream.waiting_since + self.config.text_seconds)
         return max(min(moments) - now, 0.0) + 0.001 if moments else None
 
-    def _note(self, plan: Plan, outcome: Outcome) -> None:
-        self.scheduler.observe(plan, outcome.seconds)
+    def _note(self, step: Landed) -> None:
+        plan = step.flight.plan
+        self.scheduler.observe(plan, step.seconds)
         self._totals["steps"] += 1
         self._totals["frames"] += len(plan.frame)
         batch, rows, frames, _ = plan.sizes()
-        self._last = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": outcome.seconds}
+        self._last = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": step.seconds}
         if self._trace:
             self._trace.step(self._last, self.clock(), self.scheduler)

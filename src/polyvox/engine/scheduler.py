@@ -173,7 +173,7 @@ class Scheduler:
                 prompts.append(track)
             elif self._can_make(track):
                 ready.append((need, track.arrived, track.id, track))
-            if track.made > track.decoded and track.room >= 1:
+            if track.made > track.decoded + track.sent and track.room >= 1 + track.sent:
                 chunks.append((need, track.id, track))
         least, budget = self._budget(sorted(leads), live)
         pressing = sum(entry[0] < limits.urgent for entry in ready)
@@ -311,9 +311,9 @@ class Scheduler:
         urgent: Counter[int] = Counter()  # frames by size
         easy: Counter[int] = Counter()
         for need, _, track in chunks:
-            available = track.made - track.decoded
-            size = _whole(min(available, track.room, self.longest))
-            complete = available >= min(self.chunk(track, now), track.room) or track.ended or track.needs_text
+            available, room = track.made - track.decoded - track.sent, track.room - track.sent
+            size = _whole(min(available, room, self.longest))
+            complete = available >= min(self.chunk(track, now), room) or track.ended or track.needs_text
             found.append((need, track, size, complete))
             if need > -inf and complete:
                 (urgent if need < self.limits.urgent else easy)[size] += size
@@ -328,7 +328,7 @@ class Scheduler:
                 if need >= self.limits.urgent and easy[size] < worth and not urgent[size]:
                     if track.ended:  # its place is wanted: it goes with others
                         size = max((other for other in CHUNKS if other <= size and urgent[other]), default=size)
-                    elif size < min(self.longest, _whole(track.room)):
+                    elif size < min(self.longest, _whole(track.room - track.sent)):
                         continue
                 chosen.append((track, size))
         return chosen

@@ -4,27 +4,33 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost import CostModel
+from polyvox.engine.graphs import Graphs
 from polyvox.engine.kv import PagedKV
 from polyvox.engine.track import CHUNKS
 from polyvox.errors import InvalidRequest
-from polyvox.models.protocol import Prepared, SpeechModel
+from polyvox.models.protocol import Pack, Prepared, SpeechModel
 
 RING = 2 * CHUNKS[-1]  # frames that a slot keeps for the codec
 CALIBRATION_CALLS, CALIBRATION_SECONDS = 4, 0.5  # of each measurement at start
 TEXT_ROWS = 256  # text rows that a slot keeps ahead of its frames
 SMALL_MODEL = 1 << 24  # layers × hidden²; the 0.6B model has 29 million
 SHARED_WORK = 12  # frames of a codec call from which on a second thread pays, for a small model
+MOST_ROWS = 2048  # of one prefill, whatever the machine: their activations are not counted in the memory
+CROWD = 32  # streams from which on a GPU would wait for its host, were no step queued behind the one that runs
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +42,40 @@ class Seat:
     prompt: Tensor | None  # dropped once it is read
     rows: int  # of the prompt
     text_end: int = 0  # text rows written so far
+
+
+class Pending:
+    """What a call gives, on its way to the host."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._done: torch.cuda.Event | None = None
+        if value.is_cuda:
+            self._value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            self._value.copy_(value, non_blocking=True)
+            self._done = torch.cuda.Event(blocking=True)
+            self._done.record()
+        else:
+            self._value = value.clone()  # the next call may give its own in the same place
+
+    def get(self) -> NDArray[np.generic]:
+        """Waits for it."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._value.numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """The samples of a codec step, by the sizes of its chunks, and where each belongs in the order of the plan."""
+
+    groups: list[tuple[list[int], Pending]]
+
+    def get(self) -> list[Samples]:
+        found: dict[int, Samples] = {}
+        for group, pending in self.groups:
+            # A copy each: a reader that is slow must not keep the others' memory.
+            found |= {i: row.astype(np.float32) for i, row in zip(group, pending.get(), strict=True)}
+        return [found[i] for i in range(len(found))]
 
 
 def _memory() -> int:
@@ -52,9 +92,17 @@ class Stepper:
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
         self.model, self.config = model, config
         self._check_memory()
-        self.rows = model.new_slots(config.slots, TEXT_ROWS, RING)
+        cuda = model.device.type == "cuda"
+        fixed = cuda if config.graphs is None else config.graphs
+        # One more than streams have: it fills up calls of fixed size.
+        self.rows = model.new_slots(config.slots + fixed, TEXT_ROWS, RING)
         longest = min(config.pages, -(-model.max_positions // PAGE))
-        self.cache = PagedKV(model.kv_shape, config.pages, config.slots, longest, model.device, model.dtype)
+        self.cache = PagedKV(model.kv_shape, config.pages, config.slots + fixed, longest, model.device, model.dtype)
+        self._graphs: Graphs | None = None
+        if fixed:
+            self._graphs = Graphs(model, self.rows, self.cache, config.slots, longest * PAGE, MOST_ROWS)
+        self._beside = torch.cuda.Stream(model.device) if cuda else None  # for the codec
+        self.ahead = config.ahead if config.ahead is not None else CROWD if cuda else 0
         self.free_slots = list(range(config.slots))
         self.free_pages = list(range(1, config.pages + 1))
         layers, _, _ = model.kv_shape
@@ -120,35 +168,70 @@ class Stepper:
             seat.text_end += count
         return max(count, 0)
 
+    def capture(self) -> None:
+        """Makes the graphs of a GPU."""
+        if self._graphs is None or self._beside is None:
+            return
+        console = Console(stderr=True)
+        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("Capturing graphs", total=None)
+            self._graphs.capture(self._beside, lambda done, total: bar.update(task, completed=done, total=total))
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by what has them; of a GPU also what is not ours to choose."""
+        found = {"weights": self.model.nbytes, "keys and values": self.cache.nbytes, "slots": self.rows.nbytes}
+        if self.model.device.type == "cuda":
+            ours = torch.cuda.memory_reserved(self.model.device)
+            free, total = torch.cuda.mem_get_info(self.model.device)
+            found |= {"graphs and workspaces": ours - sum(found.values()), "driver and others": total - free - ours}
+        return found
+
     def prefill(self, work: list[tuple[Seat, int, int]]) -> None:
         """Prompt rows: of each seat, so many from a start on."""
-        rows = torch.cat([seat.prompt[start : start + count] for seat, start, count in work if seat.prompt is not None])
-        columns = zip(*((seat.slot, start, count) for seat, start, count in work), strict=True)
-        slots, starts, counts = (self._index(column) for column in columns)
-        span = max(start + count for _, start, count in work)
-        with self._threads(len(rows) // PAGE):
-            self.rows.prefill(rows, slots, starts, counts, max(count for *_, count in work), self.cache, span)
+        rows = [seat.prompt[start : start + count] for seat, start, count in work if seat.prompt is not None]
+        slots = [seat.slot for seat, _, count in work for _ in range(count)]
+        positions = [start + i for _, start, count in work for i in range(count)]
+        if self._graphs is not None:
+            self._graphs.prefill(rows, slots, positions)
+        else:
+            pack = Pack(
+                self._index([seat.slot for seat, _, _ in work]),
+                self._index([owner for owner, (_, _, count) in enumerate(work) for _ in range(count)]),
+                self._index([i for _, _, count in work for i in range(count)]),
+                max(count for *_, count in work),
+            )
+            span = max(start + count for _, start, count in work)
+            with self._threads(len(slots) // PAGE):
+                at = self._index(slots), self._index(positions)
+                self.rows.prefill(torch.cat(rows), *at, self.cache, span, pack)
         for seat, start, count in work:
             if start + count == seat.rows - 1 and seat.pages:
                 seat.prompt = None
 
-    def frame(self, work: list[tuple[Seat, int]]) -> Tensor:
-        """One frame of each seat, of which so many are begun already; its flags, still on the device."""
+    def frame(self, work: list[tuple[Seat, int]]) -> Pending:
+        """One frame of each seat, of which so many are begun already; its flags."""
+        slots = [seat.slot for seat, _ in work]
+        if self._graphs is not None:
+            return Pending(self._graphs.frame(slots))
         span = max(seat.rows + begun for seat, begun in work)
         with self._threads(0):
-            return self.rows.frame(self._index([seat.slot for seat, _ in work]), self.cache, span)
+            return Pending(self.rows.frame(self._index(slots), self.cache, span))
 
-    def decode(self, work: list[tuple[Seat, int, int]]) -> list[Samples]:
-        """Samples of each seat's frames: so many from a first on."""
-        found: dict[int, Samples] = {}
-        for size in {count for _, _, count in work}:
-            group = [i for i, (_, _, count) in enumerate(work) if count == size]
-            slots = self._index([work[i][0].slot for i in group])
-            first = self._index([work[i][1] for i in group])
-            with self._threads(size * len(group)):
-                samples = self.rows.decode(slots, first, size).float().cpu().numpy()
-            found |= {i: np.ascontiguousarray(row) for i, row in zip(group, samples, strict=True)}
-        return [found[i] for i in range(len(work))]
+    def decode(self, work: list[tuple[Seat, int, int]]) -> Sound:
+        """Samples of each seat's frames: so many from a first on. They were made by frame steps that are over."""
+        groups = []
+        with torch.cuda.stream(self._beside) if self._beside else nullcontext():
+            for size in sorted({count for _, _, count in work}):
+                group = [i for i, (_, _, count) in enumerate(work) if count == size]
+                slots, first = [work[i][0].slot for i in group], [work[i][1] for i in group]
+                if self._graphs is not None:
+                    samples = self._graphs.decode(slots, first, size)
+                else:
+                    with self._threads(size * len(group)):
+                        samples = self.rows.decode(self._index(slots), self._index(first), size)
+                groups.append((group, Pending(samples)))
+        return Sound(groups)
 
     def calibrate(self) -> CostModel:
         """Times the three calls, of one stream and of all, on free slots, before anyone speaks."""
@@ -167,10 +250,10 @@ class Stepper:
                 times.append(time.perf_counter() - began)
             return min(times[1:])
 
-        def line(call: Callable[[list[Seat]], object]) -> tuple[float, float]:
-            """Seconds of any call, and of each stream in it."""
+        def line(call: Callable[[list[Seat]], object], most: int) -> tuple[float, float]:
+            """Seconds of any call, and of each stream in it, of which there may be so many."""
             one = timed(call, 1)
-            each = max(timed(call, many) - one, 1e-3 * one) / max(many - 1, 1)
+            each = max(timed(call, most) - one, 1e-3 * one) / max(most - 1, 1)
             return max(one - each, 0.0), each
 
         def frame(some: list[Seat]) -> None:
@@ -178,11 +261,12 @@ class Stepper:
             self.frame([(seat, calls) for seat in some])
 
         chunk, rows = CHUNKS[2], PAGE - 1
-        step, stream = line(frame)
-        codec, codec_chunk = line(lambda some: self.decode([(seat, 0, chunk) for seat in some]))
-        prefill = timed(lambda some: self.prefill([(seat, 0, rows) for seat in some]), many)
+        step, stream = line(frame, many)
+        chunks, prompts = max(1, many // chunk), min(many, MOST_ROWS // rows)
+        codec, codec_chunk = line(lambda some: self.decode([(seat, 0, chunk) for seat in some]), chunks)
+        prefill = timed(lambda some: self.prefill([(seat, 0, rows) for seat in some]), prompts)
         self.poison(self.free_slots, self.free_pages)
-        return CostModel(step, stream, prefill / (many * rows), codec, codec_chunk / chunk)
+        return CostModel(step, stream, prefill / (prompts * rows), codec, codec_chunk / chunk)
 
     @contextmanager
     def _threads(self, work: int) -> Iterator[None]:

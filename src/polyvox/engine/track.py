@@ -39,7 +39,8 @@ class Track:
     prefilled: int = 0
     made: int = 0  # frames known to be speech
     started: int = 0  # frame steps begun, known or not
-    decoded: int = 0  # frames given to the codec
+    sent: int = 0  # frames that the codec is at work on
+    decoded: int = 0  # frames that it is done with
     text_frames: float = inf  # frames for which there is text; later ones must wait for it
     room: float = inf  # frames that its reader's buffer can still take
     ended: bool = False  # no more frames will be made; what is left is flushed

@@ -42,11 +42,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """Rows of several slots behind one another, without padding: row i is number column[i] of slot owner[i]."""
+    """Several rows of each of some slots, behind one another: row i is number column[i] of slot slots[owner[i]]."""
 
-    owner: Tensor  # [N]: which of the slots
+    slots: Tensor  # [B]
+    owner: Tensor  # [N]
     column: Tensor  # [N]
-    slots: int
     width: int  # the most rows that a slot has
 
 
@@ -54,7 +54,7 @@ class Cache(Protocol):
     """Where the keys and values of all slots are kept."""
 
     def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend:
-        """Attention for rows at positions [N]: one of each of these slots [N], or as pack says of these slots [B].
+        """Attention for rows at positions [N] of these slots [N]; pack is there where a slot may have several.
 
         span is a bound, known to the host, on the largest position plus one.
         """
@@ -75,11 +75,11 @@ class SlotRows(Protocol):
         """No more text will come, and it was so many bytes in all; the frames that it can need at most."""
 
     def prefill(
-        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, width: int, cache: Cache, span: int
+        self, rows: Tensor, slots: Tensor, positions: Tensor, cache: Cache, span: int, pack: Pack | None
     ) -> None:
-        """Reads prompt rows [N,hidden] into the cache: of each slot [B], counts [B] rows from starts [B] on.
+        """Reads prompt rows [N,hidden] into the cache, each at its position [N] of its slot [N].
 
-        width is the largest count.
+        pack says the same by slots, which is faster to attend by; a call of fixed size has none.
         """
 
     def frame(self, slots: Tensor, cache: Cache, span: int) -> Tensor:
@@ -87,6 +87,9 @@ class SlotRows(Protocol):
 
     def decode(self, slots: Tensor, first: Tensor, frames: int) -> Tensor:
         """Samples [B, samples] of so many frames of each of these slots, from frame first [B] on."""
+
+    def idle(self, slot: int) -> None:
+        """Makes a slot that nobody has good for one more frame that nobody reads; it fills up calls of fixed size."""
 
     def poison(self, slot: int) -> None:
         """Spoils a free slot, so that whoever reads what was not written anew is found out."""
@@ -100,6 +103,7 @@ class SpeechModel(Protocol):
     kv_shape: tuple[int, int, int]  # layers, heads, head size of what the cache keeps
     device: torch.device
     dtype: torch.dtype
+    nbytes: int  # of the weights
 
     def about(self) -> ModelFacts:
         """What it is, and what may be asked of it."""

@@ -144,17 +144,9 @@ class Qwen3TTS(nn.Module):
         )
 
     def prefill(
-        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, width: int, cache: Cache, span: int
+        self, rows: Tensor, slots: Tensor, positions: Tensor, cache: Cache, span: int, pack: Pack | None
     ) -> None:
-        """Reads prompt rows [N,hidden] into the cache: of each slot [B], counts [B] rows from starts [B] on.
-
-        width is the largest count.
-        """
-        each = torch.arange(len(slots), device=self.device)
-        owner = each.repeat_interleave(counts, output_size=len(rows))
-        column = torch.arange(len(rows), device=self.device) - (counts.cumsum(0) - counts)[owner]
-        positions = starts[owner] + column
-        pack = Pack(owner, column, len(slots), width)
+        """Reads prompt rows [N,hidden] into the cache, each at its position [N] of its slot [N]."""
         self.talker(rows[None], positions[None], cache.at(slots, positions, span, pack))
 
     def frame(self, s: Slots, slots: Tensor, cache: Cache, span: int, noise: Noise = keyed_noise) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyvox.audio.clip import Samples
 from polyvox.errors import InvalidRequest
 from polyvox.models.identity import ModelFacts, ModelIdentity
-from polyvox.models.protocol import Cache, Prepared
+from polyvox.models.protocol import Cache, Pack, Prepared
 from polyvox.models.qwen3_tts.cloning import Cloner
 from polyvox.models.qwen3_tts.codec import CodecState
 from polyvox.models.qwen3_tts.kept import Kept
@@ -71,6 +71,7 @@ class Speech:
         self.hidden_size, self.max_positions = shape.hidden_size, self.config.talker.max_positions
         self.kv_shape = (shape.layers, shape.kv_heads, shape.head_dim)
         self.device, self.dtype = model.device, model.dtype
+        self.nbytes = sum(tensor.nbytes for tensor in model.parameters())
         self._warm: Kept[CodecState] = Kept(VOICES_KEPT)
         self._cloner = Cloner(model.encoders, self.sample_rate) if model.encoders else None
 
@@ -299,15 +300,18 @@ class SpeechSlots:
         return longest
 
     def prefill(
-        self, rows: Tensor, slots: Tensor, starts: Tensor, counts: Tensor, width: int, cache: Cache, span: int
+        self, rows: Tensor, slots: Tensor, positions: Tensor, cache: Cache, span: int, pack: Pack | None
     ) -> None:
-        self.model.prefill(rows, slots, starts, counts, width, cache, span)
+        self.model.prefill(rows, slots, positions, cache, span, pack)
 
     def frame(self, slots: Tensor, cache: Cache, span: int) -> Tensor:
         return self.model.frame(self.rows, slots, cache, span)
 
     def decode(self, slots: Tensor, first: Tensor, frames: int) -> Tensor:
         return self.model.decode(self.rows, slots, first, frames)
+
+    def idle(self, slot: int) -> None:
+        self.rows.position[slot] = 0
 
     def poison(self, slot: int) -> None:
         self.rows.poison(slot)
