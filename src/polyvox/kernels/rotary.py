@@ -1,0 +1,145 @@
+"""What happens to queries, keys and values between their projection and attention: norm, rotation, into the cache.
+
+    qkv [N, (H + 2·KVH)·D], heads of q, then k, then v · q_weight, k_weight [D], or none · cos, sin [M,D], M > positions
+    keys, values [P,PAGE,KVH,D] · tables [S,W] int64 · slots, positions [N] int64 -> q [N,H,D]; k and v are in the cache
+
+Row i is position positions[i] of slot slots[i], and turns by row positions[i] of cos and sin; the first half of a head
+is paired with the second, and sin holds the sign. Each row writes its own place of the cache and nothing else.
+
+Types: bfloat16, float16, float32, one for all.
+Roundings: those of the plain functions one after the other: the norm's two; x·cos and its partner·sin are each rounded,
+and so is their sum.
+Bytes: qkv, q, and the rows of k and v once each.
+One program a row and 8 heads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polyvox import kernels
+from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.norm import rms_norm_plain
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+HEADS_AT_ONCE = 8
+
+
+def rotary_store(
+    qkv: Tensor,
+    weights: tuple[Tensor, Tensor] | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Norms (with weights of q and k) and turns the heads of each row, writes k and v to the cache, returns q."""
+    if not kernels.active(qkv):
+        return rotary_store_plain(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions)
+    rows = len(qkv)
+    page, kv_heads, dim = keys.shape[1:]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    q = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    if not rows:
+        return q
+    assert qkv.stride(1) == cos.stride(1) == sin.stride(1) == keys.stride(3) == 1
+    assert cos.stride(0) == sin.stride(0) == dim
+    assert keys.stride() == values.stride(), (keys.stride(), values.stride())
+    assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
+    q_weight, k_weight = (qkv, qkv) if weights is None else weights
+    blocks = -(-(heads + 2 * kv_heads) // HEADS_AT_ONCE)
+    rotary_kernel[(rows, blocks)](
+        qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, q,
+        qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps,
+        NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=power_of_2(dim),
+        HEADS_AT_ONCE=HEADS_AT_ONCE, PAGE=page, num_warps=4,
+    )  # fmt: skip
+    return q
+
+
+def rotary_store_plain(
+    qkv: Tensor,
+    weights: tuple[Tensor, Tensor] | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """The twin."""
+    page, kv_heads, dim = keys.shape[1:]
+    heads = qkv.unflatten(1, (-1, dim))
+    q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if weights is not None:
+        q, k = (rms_norm_plain(part, weight, eps) for part, weight in zip((q, k), weights, strict=True))
+    by_cos, by_sin = cos[positions][:, None], sin[positions][:, None]
+    q, k = (part * by_cos + part.roll(dim // 2, -1) * by_sin for part in (q, k))
+    place = tables[slots, positions // page], positions % page
+    keys[place], values[place] = k, v
+    return q
+
+
+@Kernel
+def rotary_kernel(
+    qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, q,
+    qkv_row, page_stride, offset_stride, head_stride, table_row, eps,
+    NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
+    column = tl.arange(0, DIM_BLOCK)
+    partner = (column + DIM // 2) % DIM
+    inside = column < DIM
+    there = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
+    kind = q.dtype.element_ty
+    position = tl.load(positions + row)
+
+    start = qkv + row * qkv_row + head[:, None] * DIM
+    given = tl.load(start + column[None, :], mask=there, other=0.0)
+    x = given.to(tl.float32)
+    y = tl.load(start + partner[None, :], mask=there, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
+        asks = (head < HEADS)[:, None]
+        factor = tl.where(
+            asks,
+            tl.load(q_weight + column, mask=inside, other=0.0)[None, :],
+            tl.load(k_weight + column, mask=inside, other=0.0)[None, :],
+        ).to(tl.float32)
+        partner_factor = tl.where(
+            asks,
+            tl.load(q_weight + partner, mask=inside, other=0.0)[None, :],
+            tl.load(k_weight + partner, mask=inside, other=0.0)[None, :],
+        ).to(tl.float32)
+        x = (factor * (x * scale).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+        y = (partner_factor * (y * scale).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    by_cos = tl.load(cos + position * DIM + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    by_sin = tl.load(sin + position * DIM + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    turned = ((x * by_cos).to(kind).to(tl.float32) + (y * by_sin).to(kind).to(tl.float32)).to(kind)
+
+    tl.store(
+        q + (row * HEADS + head[:, None]) * DIM + column[None, :], turned, mask=there & (head < HEADS)[:, None]
+    )
+    page = tl.load(tables + tl.load(slots + row) * table_row + position // PAGE)
+    place = page * page_stride + (position % PAGE) * offset_stride
+    of_key, of_value = head - HEADS, head - HEADS - KV_HEADS
+    is_key = (of_key >= 0) & (of_key < KV_HEADS)
+    tl.store(
+        keys + place + of_key[:, None] * head_stride + column[None, :], turned, mask=there & is_key[:, None]
+    )
+    tl.store(
+        values + place + of_value[:, None] * head_stride + column[None, :], given, mask=there & (of_value >= 0)[:, None]
+    )

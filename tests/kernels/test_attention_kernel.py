@@ -1,0 +1,72 @@
+"""Paged attention against its twin, in Triton's interpreter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyvox.kernels.attention import paged_attention, paged_attention_plain
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def case(
+    positions: list[int], heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
+    """Rows of as many slots; whatever lies behind a slot's position is NaN, and so are the pages that nobody owns."""
+    generator = torch.Generator().manual_seed(len(positions) + dim)
+    width = max(positions) // page + 2
+    count = len(positions) * width + 3
+    order = torch.randperm(count - 1, generator=generator) + 1
+    tables = order[: len(positions) * width].view(len(positions), width)
+    slots = torch.randperm(len(positions), generator=generator)
+    pool = torch.full((2, count, page, kv_heads, dim), torch.nan, dtype=dtype)
+    for slot, position in zip(slots.tolist(), positions, strict=True):
+        for p in range(position + 1):
+            written = torch.randn(2, kv_heads, dim, generator=generator)
+            pool[:, tables[slot, p // page], p % page] = written.to(dtype)
+    q = torch.randn(len(positions), heads, dim, generator=generator).to(dtype)
+    return q, pool[0], pool[1], tables, slots, torch.tensor(positions)
+
+
+@pytest.mark.parametrize(
+    ("positions", "heads", "kv_heads", "dim", "page"),
+    [
+        ([0, 15, 16, 63, 64, 130], 4, 2, 32, 16),
+        ([70, 3], 6, 2, 24, 16),
+        ([2, 0, 1, 3], 4, 4, 8, 4),
+        ([9, 14], 4, 2, 16, 15),
+        ([100], 16, 8, 128, 16),
+    ],
+)
+def test_it_equals_the_twin_and_reads_nothing_unwritten(
+    positions: list[int], heads: int, kv_heads: int, dim: int, page: int
+) -> None:
+    given = case(positions, heads, kv_heads, dim, page)
+    torch.testing.assert_close(paged_attention(*given), paged_attention_plain(*given), atol=2e-6, rtol=2e-6)
+
+
+def test_half_precision_is_rounded_at_the_end() -> None:
+    given = case([5, 80], 4, 2, 32, 16, torch.float16)
+    wide = paged_attention_plain(*(x.float() if x.is_floating_point() else x for x in given))
+    torch.testing.assert_close(paged_attention(*given).float(), wide, atol=2e-3, rtol=2e-3)
+
+
+def test_a_row_has_the_same_bits_in_any_place_among_any_rows() -> None:
+    q, keys, values, tables, slots, positions = case([7, 90, 33], 4, 2, 32, 16)
+    together = paged_attention(q, keys, values, tables, slots, positions)
+    for i in range(3):
+        alone = paged_attention(q[i:][:1], keys, values, tables, slots[i:][:1], positions[i:][:1])
+        assert torch.equal(alone[0], together[i])
+    turned = paged_attention(q.flip(0), keys, values, tables, slots.flip(0), positions.flip(0))
+    assert torch.equal(turned.flip(0), together)
+
+
+def test_rows_may_lie_apart() -> None:
+    q, *rest = case([7, 20], 4, 2, 32, 16)
+    wider = torch.cat([q.flatten(1), torch.full((2, 10), torch.nan)], dim=1)
+    assert torch.equal(paged_attention(wider[:, :128].unflatten(1, (4, 32)), *rest), paged_attention(q, *rest))
+
+
+def test_no_rows_are_no_launch() -> None:
+    q, keys, values, tables, slots, positions = case([7], 4, 2, 32, 16)
+    assert paged_attention(q[:0], keys, values, tables, slots[:0], positions[:0]).shape == (0, 4, 32)

@@ -1,0 +1,108 @@
+"""Norm, gate and rotation against their twins, in Triton's interpreter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyvox.kernels.gated import silu_mul, silu_mul_plain
+from polyvox.kernels.norm import add_rms_norm, add_rms_norm_plain, rms_norm, rms_norm_plain
+from polyvox.kernels.rotary import rotary_store, rotary_store_plain
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+EPS = 1e-6
+# A sum in another order may turn a rounding: one unit in the last place of float16, a few of float32.
+CLOSE = {torch.float32: {"atol": 1e-6, "rtol": 1e-6}, torch.float16: {"atol": 1e-5, "rtol": 2e-3}}
+types = pytest.mark.parametrize("dtype", CLOSE)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@types
+@pytest.mark.parametrize("shape", [(1, 32), (3, 2048), (2, 5, 48), (0, 16)])
+def test_the_norm_equals_its_twin(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
+    torch.testing.assert_close(rms_norm(x, weight, EPS), rms_norm_plain(x, weight, EPS), **CLOSE[dtype])
+
+
+@types
+@pytest.mark.parametrize("shape", [(3, 1024), (2, 2, 40)])
+def test_the_norm_of_a_sum_equals_its_twin_and_the_sum_is_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    weight = random(shape[-1], dtype=dtype, seed=2)
+    total, normed = add_rms_norm(x, residual, weight, EPS)
+    plain_total, plain_normed = add_rms_norm_plain(x, residual, weight, EPS)
+    assert torch.equal(total, plain_total)
+    torch.testing.assert_close(normed, plain_normed, **CLOSE[dtype])
+
+
+def test_the_norm_reads_the_sum_as_it_was_rounded() -> None:
+    residual, x = torch.full((1, 16), 2048.0).half(), torch.ones(1, 16).half()  # 2049 is no float16
+    x[0, 0] = 2.0
+    weight = torch.ones(16).half()
+    assert torch.equal(add_rms_norm(x, residual, weight, EPS)[1], rms_norm(residual + x, weight, EPS))
+
+
+@types
+@pytest.mark.parametrize("shape", [(3, 2 * 1536), (2, 1, 2 * 40), (5, 2)])
+def test_the_gate_equals_its_twin(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    gate_up = 4 * random(*shape, dtype=dtype)
+    torch.testing.assert_close(silu_mul(gate_up), silu_mul_plain(gate_up), **CLOSE[dtype])
+
+
+def rotary_case(
+    positions: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, norm: bool = True, page: int = 16
+) -> tuple[dict[str, object], Tensor]:
+    width = max(positions) // page + 1
+    rows = len(positions)
+    order = torch.randperm(rows * width, generator=torch.Generator().manual_seed(1)) + 1
+    angles = torch.arange(max(positions) + 3)[:, None] / 10 ** (torch.arange(dim) % (dim // 2) / dim)
+    sign = torch.where(torch.arange(dim) < dim // 2, -1, 1)
+    cache = torch.full((2, rows * width + 1, page, kv_heads, dim), torch.nan, dtype=dtype)
+    given = {
+        "qkv": random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype),
+        "weights": (random(dim, dtype=dtype, seed=3), random(dim, dtype=dtype, seed=4)) if norm else None,
+        "eps": EPS,
+        "cos": angles.cos().to(dtype),
+        "sin": (angles.sin() * sign).to(dtype),
+        "tables": order.view(rows, width),
+        "slots": torch.arange(rows).flip(0).contiguous(),
+        "positions": torch.tensor(positions),
+    }
+    return given, cache
+
+
+@types
+@pytest.mark.parametrize(
+    ("positions", "heads", "kv_heads", "dim", "norm", "page"),
+    [
+        ([0, 17, 40], 16, 8, 128, True, 16),
+        ([3, 31], 4, 2, 32, False, 16),
+        ([2, 5, 1], 3, 1, 24, True, 4),
+        ([14], 5, 5, 8, True, 15),
+    ],
+)
+def test_rotation_equals_its_twin_and_writes_only_its_own_rows(
+    positions: list[int], heads: int, kv_heads: int, dim: int, norm: bool, page: int, dtype: torch.dtype
+) -> None:
+    given, cache = rotary_case(positions, heads, kv_heads, dim, dtype, norm, page)
+    plain_cache = cache.clone()
+    q = rotary_store(**given, keys=cache[0], values=cache[1])  # type: ignore[arg-type]
+    plain = rotary_store_plain(**given, keys=plain_cache[0], values=plain_cache[1])  # type: ignore[arg-type]
+    loose = CLOSE[dtype] if dtype == torch.float32 else {"atol": 4e-3, "rtol": 4e-3}
+    torch.testing.assert_close(q, plain, **loose)
+    torch.testing.assert_close(cache, plain_cache, equal_nan=True, **loose)
+    assert cache[0].isfinite().sum() == len(positions) * kv_heads * dim
+
+
+def test_rotation_gives_a_row_the_same_bits_in_any_place() -> None:
+    given, cache = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
+    again = cache.clone()
+    q = rotary_store(**given, keys=cache[0], values=cache[1])  # type: ignore[arg-type]
+    for name in ("qkv", "slots", "positions"):
+        given[name] = given[name].flip(0).contiguous()  # type: ignore[attr-defined]
+    turned = rotary_store(**given, keys=again[0], values=again[1])  # type: ignore[arg-type]
+    assert torch.equal(turned.flip(0), q)
+    assert torch.equal(again.nan_to_num(), cache.nan_to_num())
