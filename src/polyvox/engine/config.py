@@ -18,9 +18,10 @@ class EngineConfig:
     kept for a reader that is slower than speech. reader_seconds: how long a full buffer waits for its reader.
     text_seconds: how long a live stream waits for text. ahead: streams from which on a step is begun before the last
     one's outcome is known, 0 for never; by default as the device has it. graphs: calls of fixed sizes, which a GPU
-    captures and replays; by default on a GPU. memory_gb: that slots and pages may take, by default all there is.
-    poison: spoil what is freed, to find readers of what they did not write. trace: a file for a Perfetto trace,
-    written when the engine closes.
+    captures and replays; by default on a GPU. deterministic: every call has the same size, so that a seed gives the
+    same samples bit for bit in any crowd, on a GPU too; slow. memory_gb: that slots and pages may take, by default
+    all there is. poison: spoil what is freed, to find readers of what they did not write. trace: a file for a Perfetto
+    trace, written when the engine closes.
     """
 
     slots: int = 8
@@ -32,6 +33,7 @@ class EngineConfig:
     text_seconds: float = 30.0
     ahead: int | None = None
     graphs: bool | None = None
+    deterministic: bool = False
     memory_gb: float | None = None
     poison: bool = False
     trace: str | None = None

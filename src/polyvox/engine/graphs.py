@@ -57,8 +57,13 @@ class Program:
 class Graphs:
     """The three calls over all slots of an engine, the last of which is the one that fills up."""
 
-    def __init__(self, model: SpeechModel, rows: SlotRows, cache: Cache, slots: int, span: int, prompt: int) -> None:
-        """slots: that streams have. span: the most positions of one. prompt: the most rows of a prefill."""
+    def __init__(
+        self, model: SpeechModel, rows: SlotRows, cache: Cache, slots: int, span: int, prompt: int, one_size: bool
+    ) -> None:
+        """slots: that streams have. span: the most positions of one. prompt: the most rows of a prefill.
+
+        one_size: each call has its largest size only, and the codec reads frame by frame.
+        """
         self._rows, self._cache, self._scratch, self._span = rows, cache, slots, span
         self._device = model.device
 
@@ -69,18 +74,22 @@ class Graphs:
         self._flags = torch.zeros(slots, dtype=torch.int64, device=model.device)
         most = max(slots, CHUNKS[-1])  # frames of a codec step, by the scheduler
         self._sound = torch.zeros(most * model.samples_per_frame, device=model.device)
-        self._frames = {size: Program(self._frame, index(size)) for size in sizes(slots)}
+
+        def family(most: int, least: int = 1) -> list[int]:
+            return [most] if one_size else sizes(most, least)
+
+        self._frames = {size: Program(self._frame, index(size)) for size in family(slots)}
         hidden = torch.zeros(max(prompt, LEAST_ROWS), model.hidden_size, dtype=model.dtype, device=model.device)
         self._prefills = {
             size: Program(self._prefill, hidden[:size], index(size), torch.zeros_like(index(size)))
-            for size in sizes(max(prompt, LEAST_ROWS), LEAST_ROWS)
+            for size in family(max(prompt, LEAST_ROWS), LEAST_ROWS)
         }
         self._codecs = {
             frames: {
                 size: Program(self._decode(frames), index(size), torch.zeros_like(index(size)))
-                for size in sizes(most // frames)
+                for size in family(most // frames)
             }
-            for frames in CHUNKS
+            for frames in (CHUNKS[:1] if one_size else CHUNKS)
         }
 
     def capture(self, codec: torch.cuda.Stream, report: Report) -> None:

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyvox import kernels
 from polyvox.engine.config import PAGE
+from polyvox.kernels.pages import Pages
 from polyvox.models.protocol import Attend, Pack
 
 SCRATCH = 0  # the page that rows which are not meant to be kept are written to; nobody owns it
@@ -43,8 +45,10 @@ class PagedKV:
         """Fills free pages with NaN, so that whoever reads them is found out."""
         self.keys[:, pages], self.values[:, pages] = torch.nan, torch.nan
 
-    def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend:
+    def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend | Pages:
         """Attention for rows at positions [N] of these slots [N]; pack is there where a slot may have several."""
+        if kernels.active(self.keys):
+            return Pages(self.keys, self.values, self.table, slots, positions)
         tables = self.table[:, : -(-span // PAGE)][slots if pack is None else pack.slots]
         owned = tables if pack is None else tables[pack.owner]
         page, offset = owned.gather(1, positions[:, None] // PAGE)[:, 0], positions % PAGE

@@ -20,10 +20,10 @@ from polyvox.audio.silence import first_sound, window_of
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.step import MOST_ROWS, RING, Pending, Sound, Stepper
+from polyvox.engine.step import RING, Pending, Sound, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
-from polyvox.engine.track import FIRST_CHUNK, Limits, Plan, Track
+from polyvox.engine.track import CHUNKS, FIRST_CHUNK, Limits, Plan, Track
 from polyvox.errors import EngineDown, Overloaded, PolyvoxError
 from polyvox.models.identity import ModelFacts
 from polyvox.models.protocol import ENDED, STILL, Prepared, SpeechModel
@@ -241,8 +241,9 @@ class LocalEngine:
             queue=self.config.queue,
             queue_seconds=self.config.queue_seconds,
             # A prompt must not hold up for longer than a frame those who come after it.
-            prefill_rows=int(min(max(self.frame_seconds / cost.prefill_row, PAGE), MOST_ROWS)),
+            prefill_rows=int(min(max(self.frame_seconds / cost.prefill_row, PAGE), self._stepper.prompt_rows)),
             batch=self.config.slots,
+            chunk=CHUNKS[0 if self.config.deterministic else -1],
         )
         self.scheduler = Scheduler(limits, cost)
         self._started.set()

@@ -41,7 +41,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.pages_free = self.limits.pages
-        self.longest = _whole(max(1, self.limits.ring // 2))
+        self.longest = _whole(min(max(1, self.limits.ring // 2), self.limits.chunk))
 
     # The door
 

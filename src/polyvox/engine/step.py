@@ -30,6 +30,7 @@ TEXT_ROWS = 256  # text rows that a slot keeps ahead of its frames
 SMALL_MODEL = 1 << 24  # layers × hidden²; the 0.6B model has 29 million
 SHARED_WORK = 12  # frames of a codec call from which on a second thread pays, for a small model
 MOST_ROWS = 2048  # of one prefill, whatever the machine: their activations are not counted in the memory
+ONE_SIZE_ROWS = 256  # of every prefill of a deterministic engine
 CROWD = 32  # streams from which on a GPU would wait for its host, were no step queued behind the one that runs
 
 
@@ -93,14 +94,16 @@ class Stepper:
         self.model, self.config = model, config
         self._check_memory()
         cuda = model.device.type == "cuda"
-        fixed = cuda if config.graphs is None else config.graphs
+        fixed = config.deterministic or (cuda if config.graphs is None else config.graphs)
+        self.prompt_rows = ONE_SIZE_ROWS if config.deterministic else MOST_ROWS
         # One more than streams have: it fills up calls of fixed size.
         self.rows = model.new_slots(config.slots + fixed, TEXT_ROWS, RING)
         longest = min(config.pages, -(-model.max_positions // PAGE))
         self.cache = PagedKV(model.kv_shape, config.pages, config.slots + fixed, longest, model.device, model.dtype)
         self._graphs: Graphs | None = None
         if fixed:
-            self._graphs = Graphs(model, self.rows, self.cache, config.slots, longest * PAGE, MOST_ROWS)
+            span, one_size = longest * PAGE, config.deterministic
+            self._graphs = Graphs(model, self.rows, self.cache, config.slots, span, self.prompt_rows, one_size)
         self._beside = torch.cuda.Stream(model.device) if cuda else None  # for the codec
         self.ahead = config.ahead if config.ahead is not None else CROWD if cuda else 0
         self.free_slots = list(range(config.slots))
@@ -260,9 +263,9 @@ class Stepper:
             calls = next(begun)
             self.frame([(seat, calls) for seat in some])
 
-        chunk, rows = CHUNKS[2], PAGE - 1
+        chunk, rows = CHUNKS[0 if self.config.deterministic else 2], PAGE - 1
         step, stream = line(frame, many)
-        chunks, prompts = max(1, many // chunk), min(many, MOST_ROWS // rows)
+        chunks, prompts = max(1, many // chunk), min(many, self.prompt_rows // rows)
         codec, codec_chunk = line(lambda some: self.decode([(seat, 0, chunk) for seat in some]), chunks)
         prefill = timed(lambda some: self.prefill([(seat, 0, rows) for seat in some]), prompts)
         self.poison(self.free_slots, self.free_pages)

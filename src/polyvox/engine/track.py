@@ -21,6 +21,7 @@ class Limits:
     queue_seconds: float  # and for how long
     prefill_rows: int  # of one step, at most
     batch: int  # streams of one frame step and frames of one codec step, at most
+    chunk: int = CHUNKS[-1]  # frames of one chunk, at most
     headroom: float = 0.9  # share of real time that admitted streams may fill
     urgent: float = 0.5  # seconds of lead under which a stream goes before others
     lead_cap: float = 3.0  # seconds of lead beyond which it rests while others need the room

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
+from polyvox.kernels.pages import Pages
 from polyvox.models.identity import ModelFacts
 from polyvox.models.request import ClonedVoice, Request
 
@@ -53,10 +54,10 @@ class Pack:
 class Cache(Protocol):
     """Where the keys and values of all slots are kept."""
 
-    def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend:
+    def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend | Pages:
         """Attention for rows at positions [N] of these slots [N]; pack is there where a slot may have several.
 
-        span is a bound, known to the host, on the largest position plus one.
+        span is a bound, known to the host, on the largest position plus one. Pages are for kernels, which need no more.
         """
 
 

@@ -33,6 +33,13 @@ class Settings(BaseModel):
     )
 
     max_streams: int = Field(default=8, ge=1, description="Streams that run at once.")
+    context: int = Field(
+        default=1024, ge=256, description="Rows of prompt and frames (12.5 a second) that a stream has on average."
+    )
+    graphs: bool | None = Field(default=None, description="Replay CUDA graphs; by default on a GPU.")
+    deterministic: bool = Field(
+        default=False, description="The same seed gives the same samples in any crowd, on a GPU too; slow."
+    )
     memory: float | None = Field(
         default=None, gt=0, description="GB that the streams may take; by default all there is."
     )
@@ -70,6 +77,9 @@ class Settings(BaseModel):
         settings = self
         return EngineConfig(
             slots=settings.max_streams,
+            context=settings.context,
+            graphs=settings.graphs,
+            deterministic=settings.deterministic,
             queue=settings.queue,
             queue_seconds=settings.slo,
             reader_seconds=settings.reader_seconds,

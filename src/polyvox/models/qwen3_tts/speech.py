@@ -311,7 +311,7 @@ class SpeechSlots:
         return self.model.decode(self.rows, slots, first, frames)
 
     def idle(self, slot: int) -> None:
-        self.rows.position[slot] = 0
+        self.rows.position[slot].zero_()
 
     def poison(self, slot: int) -> None:
         self.rows.poison(slot)
