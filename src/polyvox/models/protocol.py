@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
+from polyvox.kernels.pages import Pages
 from polyvox.models.identity import ModelFacts
 from polyvox.models.request import ClonedVoice, Request
 
@@ -36,8 +37,8 @@ class Growing(Protocol):
 
 
 # attend(layer, q [B,T,heads,dim], k and v [B,T,kv_heads,dim]) -> [B,T,heads,dim]: whoever owns the cache
-# writes k and v to it and attends, so a layer need not know how the past is kept.
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# writes k and v to it and attends, so a layer need not know how the past is kept. Or pages, for kernels.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor] | Pages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
