@@ -130,16 +130,12 @@ def rotary_kernel(
     by_sin = tl.load(sin + position * DIM + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     turned = ((x * by_cos).to(kind).to(tl.float32) + (y * by_sin).to(kind).to(tl.float32)).to(kind)
 
-    tl.store(
-        q + (row * HEADS + head[:, None]) * DIM + column[None, :], turned, mask=there & (head < HEADS)[:, None]
-    )
+    tl.store(q + (row * HEADS + head[:, None]) * DIM + column[None, :], turned, mask=there & (head < HEADS)[:, None])
     page = tl.load(tables + tl.load(slots + row) * table_row + position // PAGE)
     place = page * page_stride + (position % PAGE) * offset_stride
     of_key, of_value = head - HEADS, head - HEADS - KV_HEADS
     is_key = (of_key >= 0) & (of_key < KV_HEADS)
-    tl.store(
-        keys + place + of_key[:, None] * head_stride + column[None, :], turned, mask=there & is_key[:, None]
-    )
+    tl.store(keys + place + of_key[:, None] * head_stride + column[None, :], turned, mask=there & is_key[:, None])
     tl.store(
         values + place + of_value[:, None] * head_stride + column[None, :], given, mask=there & (of_value >= 0)[:, None]
     )

@@ -37,8 +37,8 @@ class Growing(Protocol):
 
 
 # attend(layer, q [B,T,heads,dim], k and v [B,T,kv_heads,dim]) -> [B,T,heads,dim]: whoever owns the cache
-# writes k and v to it and attends, so a layer need not know how the past is kept.
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# writes k and v to it and attends, so a layer need not know how the past is kept. Or pages, for kernels.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor] | Pages
 
 
 @dataclass(frozen=True, slots=True, eq=False)

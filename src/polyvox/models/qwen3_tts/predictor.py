@@ -1,11 +1,14 @@
 """The code predictor: given the talker's hidden state and code 0, the other codes of the frame in order."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox import kernels
+from polyvox.kernels.pages import Pages
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig, PredictorConfig
 from polyvox.models.qwen3_tts.transformer import Rotation, Stacked, Transformer
@@ -36,6 +39,34 @@ class FrameCache:
         return attend
 
 
+class FramePages:
+    """The same for kernels: one page a stream holds all of its frame."""
+
+    def __init__(self, config: PredictorConfig, batch: int, capacity: int, like: Tensor) -> None:
+        shape = config.transformer
+        self.keys = like.new_empty(shape.layers, batch, capacity, shape.kv_heads, shape.head_dim)
+        self.values = torch.empty_like(self.keys)
+        self.streams = torch.arange(batch, device=like.device)
+        # [capacity, batch]: a row of it is the position of every stream's row of one pass.
+        self.positions = torch.arange(capacity, device=like.device)[:, None].expand(-1, batch).contiguous()
+
+    def at(self, start: int, stop: int) -> Attend:
+        """Pages for the rows from start to stop of each stream, the rows of a stream behind one another."""
+        slots, positions = self.streams, self.positions[start]
+        if stop - start > 1:
+            slots = slots[:, None].expand(-1, stop - start).flatten()
+            positions = self.positions[start:stop].T.flatten()
+        return Pages(self.keys, self.values, self.streams[:, None], slots, positions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settled:
+    """What is the same for every frame."""
+
+    rotation: Rotation
+    rows: Tensor  # [groups - 1, vocab, hidden]: each code as the row that the predictor reads, projected
+
+
 class PredictorTransformer(Transformer):
     """The layers and the embeddings of codes 1 and up, which have the talker's width."""
 
@@ -56,23 +87,39 @@ class Predictor(nn.Module):
         self.lm_head = Stacked(self.residuals, config.predictor.vocab_size, size)
         # Where both widths are equal (0.6B) the checkpoint has no projection.
         self.small_to_mtp_projection = nn.Linear(talker_size, size) if talker_size != size else nn.Identity()
+        self.settled: Settled | None = None
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Works out once what is the same for every frame; frames by kernels need it."""
+        tables = self.model.codec_embedding.weight
+        rotation = self._rotation(tables)
+        if isinstance(self.small_to_mtp_projection, nn.Linear):
+            tables = torch.stack([self.small_to_mtp_projection(table) for table in tables])
+        self.settled = Settled(rotation, tables)
 
     def forward(self, hidden: Tensor, first: Tensor, draw: Draw) -> Tensor:
         """Hidden state and embedding of code 0, each [B, talker width], to codes 1 and up, [B, groups - 1].
 
         One pass a code: the first over two rows, the others over one, with the frame's own cache.
         """
-        rows = torch.stack([hidden, first], dim=1)
-        cache = FrameCache(self.config, len(rows), self.residuals + 1, like=rows)
-        positions = torch.arange(self.residuals + 1, device=rows.device)[None]
-        rotation = Rotation(positions, self.config.transformer, rows.dtype)
+        settled = self.settled if kernels.active(hidden) else None
+        kind = FrameCache if settled is None else FramePages
+        cache = kind(self.config, len(hidden), self.residuals + 1, like=hidden)
+        rotation = self._rotation(hidden) if settled is None else settled.rotation
+        x = self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
         codes: list[Tensor] = []
-        start = 0
         for book in range(self.residuals):
-            stop = start + rows.shape[1]
-            x = self.small_to_mtp_projection(rows)
+            start, stop = (book + 1, book + 2) if book else (0, 2)
             x = self.model.run(x, rotation.rows(start, stop), cache.at(start, stop))
-            codes.append(draw(book, F.linear(x[:, -1], self.lm_head.weight[book])))
-            rows = F.embedding(codes[-1], self.model.codec_embedding.weight[book])[:, None]
-            start = stop
+            code = draw(book, F.linear(x[:, -1], self.lm_head.weight[book]))
+            codes.append(code)
+            if settled is None:
+                x = self.small_to_mtp_projection(F.embedding(code[:, None], self.model.codec_embedding.weight[book]))
+            else:
+                x = F.embedding(code[:, None], settled.rows[book])
         return torch.stack(codes, dim=1)
+
+    def _rotation(self, like: Tensor) -> Rotation:
+        positions = torch.arange(self.residuals + 1, device=like.device)[None]
+        return Rotation(positions, self.config.transformer, like.dtype)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox.kernels.pages import Pages
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.qwen3_tts.predictor import Predictor
@@ -39,6 +40,15 @@ class Talker(nn.Module):
         self.text_projection = TextProjection(talker.text_hidden_size, talker.transformer.hidden_size)
         self.codec_head = nn.Linear(talker.transformer.hidden_size, talker.vocab_size, bias=False)
         self.code_predictor = Predictor(config)
+        self.max_positions = talker.max_positions
+        self.rotation: Rotation | None = None
+
+    def settle(self) -> None:
+        """Works out once, from the weights that are loaded, what passes by kernels need every time."""
+        weight = self.codec_head.weight
+        positions = torch.arange(self.max_positions, device=weight.device)[None]
+        self.rotation = Rotation(positions, self.config, weight.dtype)
+        self.code_predictor.settle()
 
     def text_rows(self, ids: Tensor) -> Tensor:
         """Text ids as rows of the talker's width."""
@@ -52,4 +62,7 @@ class Talker(nn.Module):
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] at positions [B,T] to hidden states after the last norm."""
+        if isinstance(attend, Pages):
+            assert self.rotation is not None, "settle() comes before passes over pages"
+            return self.model.run(rows, self.rotation, attend)
         return self.model.run(rows, Rotation(positions, self.config, rows.dtype), attend)

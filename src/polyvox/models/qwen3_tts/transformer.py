@@ -1,9 +1,16 @@
 """The decoder layer that talker, predictor and codec share, and how its parts are named in a checkpoint."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox.kernels.attention import paged_attention
+from polyvox.kernels.gated import silu_mul
+from polyvox.kernels.norm import add_rms_norm, rms_norm
+from polyvox.kernels.pages import Pages
+from polyvox.kernels.rotary import rotary_store
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
 
@@ -21,8 +28,9 @@ class Fused(nn.Module):
         self.outputs = outputs
         self.weight = nn.Parameter(torch.empty(sum(outputs.values()), inputs))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return F.linear(x, self.weight).split(list(self.outputs.values()), dim=-1)
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs behind one another."""
+        return F.linear(x, self.weight)
 
 
 class Stacked(nn.Module):
@@ -64,9 +72,11 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(widened(x.dtype))
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """residual + x and its norm."""
+        return add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class LayerScale(nn.Module):
@@ -87,10 +97,12 @@ class Rotation:
         angles = positions.to(wide)[..., None] * (1.0 / config.rope_theta**exponents)
         self.cos = torch.cat([angles, angles], dim=-1).cos().to(dtype)[:, :, None]
         self.sin = torch.cat([-angles, angles], dim=-1).sin().to(dtype)[:, :, None]
+        # [T,dim] of the first row, for kernels, which look angles up by position: there the row is all positions.
+        self.table = self.cos[0, :, 0], self.sin[0, :, 0]
 
     def rows(self, start: int, stop: int) -> "Rotation":
         part = object.__new__(Rotation)
-        part.cos, part.sin = self.cos[:, start:stop], self.sin[:, start:stop]
+        part.cos, part.sin, part.table = self.cos[:, start:stop], self.sin[:, start:stop], self.table
         return part
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -102,7 +114,7 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig, qk_norm: bool) -> None:
         super().__init__()
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.head_dim = config.head_dim
+        self.head_dim, self.norm_eps = config.head_dim, config.norm_eps
         self.qkv = Fused(config.hidden_size, q_proj=queries, k_proj=keys, v_proj=keys)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
         if qk_norm:
@@ -112,8 +124,20 @@ class Attention(nn.Module):
             self.q_norm = self.k_norm = nn.Identity()
 
     def forward(self, x: Tensor, layer: int, rotate: Rotation, attend: Attend) -> Tensor:
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv(x))
+        qkv = self.qkv(x)
+        if isinstance(attend, Pages):
+            return self.o_proj(self._over_pages(qkv.flatten(0, -2), layer, rotate, attend).view(*x.shape[:-1], -1))
+        parts = qkv.split(list(self.qkv.outputs.values()), dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
         return self.o_proj(attend(layer, rotate(self.q_norm(q)), rotate(self.k_norm(k)), v).flatten(-2))
+
+    def _over_pages(self, qkv: Tensor, layer: int, rotate: Rotation, pages: Pages) -> Tensor:
+        """The same for rows [N, ...] whose past is in pages; rotate has the angles of all positions."""
+        norms = (self.q_norm.weight, self.k_norm.weight) if isinstance(self.q_norm, RMSNorm) else None
+        keys, values = pages.keys[layer], pages.values[layer]
+        where = pages.tables, pages.slots, pages.positions
+        q = rotary_store(qkv, norms, self.norm_eps, *rotate.table, keys, values, *where)
+        return paged_attention(q, keys, values, *where)
 
 
 class MLP(nn.Module):
@@ -124,8 +148,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(silu_mul(self.gate_up(x)))
 
 
 class Layer(nn.Module):
@@ -141,9 +164,13 @@ class Layer(nn.Module):
         self.self_attn_layer_scale = LayerScale(size) if layer_scale else nn.Identity()
         self.mlp_layer_scale = LayerScale(size) if layer_scale else nn.Identity()
 
-    def forward(self, x: Tensor, layer: int, rotate: Rotation, attend: Attend) -> Tensor:
-        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), layer, rotate, attend))
-        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+    def forward(
+        self, x: Tensor, normed: Tensor, layer: int, rotate: Rotation, attend: Attend, after: RMSNorm
+    ) -> tuple[Tensor, Tensor]:
+        """x, of which normed is the input norm, to this layer's x and its norm by whatever comes after."""
+        heard = self.self_attn_layer_scale(self.self_attn(normed, layer, rotate, attend))
+        x, normed = self.post_attention_layernorm.of_sum(heard, x)
+        return after.of_sum(self.mlp_layer_scale(self.mlp(normed)), x)
 
 
 class Transformer(nn.Module):
@@ -155,6 +182,9 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def run(self, x: Tensor, rotate: Rotation, attend: Attend) -> Tensor:
+        """A norm is computed with the sum it is of, so each layer is given the next one's."""
+        norms = [*(cast(Layer, layer).input_layernorm for layer in self.layers), self.norm]
+        normed = norms[0](x)
         for index, layer in enumerate(self.layers):
-            x = layer(x, index, rotate, attend)
-        return self.norm(x)
+            x, normed = layer(x, normed, index, rotate, attend, norms[index + 1])
+        return normed
