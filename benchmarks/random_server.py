@@ -1,0 +1,57 @@
+"""A server on random weights at the published sizes, for load tests where no checkpoint is at hand.
+
+    python benchmarks/random_server.py --size 1.7B --frames 56 --tokens 30 --max-streams 256 --workers 2
+
+Every utterance has exactly so many frames: end of speech is not drawn before, and nothing is made after. All settings of
+the server can be given by POLYVOX_ variables.
+"""
+
+import argparse
+import socket
+from dataclasses import replace
+from functools import partial
+
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.interface import Engine
+from polyvox.hosting.supervisor import EngineProcess
+from polyvox.server import running
+from polyvox.server.settings import read_settings
+
+
+def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> Engine:
+    """In the engine's process."""
+    from polyvox.bench.weights import CountedTokens, random_weights
+    from polyvox.engine.local import LocalEngine
+    from polyvox.models.identity import ModelIdentity
+    from polyvox.models.qwen3_tts.speech import Speech
+
+    model = random_weights(size, device, dtype)
+    sampling = replace(model.config.sampling, min_frames=frames)
+    object.__setattr__(model.config, "sampling", sampling)
+    object.__setattr__(model.config, "max_frames", frames)
+    name = f"random-{size}"
+    return LocalEngine(Speech(model, CountedTokens(model.config, tokens), ModelIdentity(name, name)), config)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="1.7B", choices=["0.6B", "1.7B"])
+    parser.add_argument("--frames", type=int, default=56)
+    parser.add_argument("--tokens", type=int, default=30)
+    parser.add_argument("--max-streams", type=int, default=256)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--port", type=int, default=8000)
+    given = parser.parse_args()
+    flags = {"port": given.port, "workers": given.workers, "max_streams": given.max_streams, "context": 256}
+    settings = read_settings(flags)
+    make = partial(
+        build, given.size, settings.device, settings.dtype, settings.engine_config(), given.frames, given.tokens
+    )
+    with socket.create_server((settings.host, settings.port), backlog=running.BACKLOG) as listener:
+        with EngineProcess(make) as process:
+            print("ready", flush=True)
+            running.serve_by_workers(process.door, settings, listener)
+
+
+if __name__ == "__main__":
+    main()
