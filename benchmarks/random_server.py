@@ -2,8 +2,8 @@
 
     python benchmarks/random_server.py --size 1.7B --frames 56 --tokens 30 --max-streams 256 --workers 2
 
-Every utterance has exactly so many frames: end of speech is not drawn before, and nothing is made after. All settings of
-the server can be given by POLYVOX_ variables.
+Every utterance has exactly so many frames: end of speech is not drawn before, and nothing is made after. The server's
+other settings are given by POLYVOX_ variables. It can be asked for speech when /readyz says so.
 """
 
 import argparse
@@ -47,10 +47,9 @@ def main() -> None:
     make = partial(
         build, given.size, settings.device, settings.dtype, settings.engine_config(), given.frames, given.tokens
     )
-    with socket.create_server((settings.host, settings.port), backlog=running.BACKLOG) as listener:
-        with EngineProcess(make) as process:
-            print("ready", flush=True)
-            running.serve_by_workers(process.door, settings, listener)
+    listener = socket.create_server((settings.host, settings.port), backlog=running.BACKLOG)
+    with listener, EngineProcess(make) as process:
+        running.serve_by_workers(process.door, settings, listener)
 
 
 if __name__ == "__main__":

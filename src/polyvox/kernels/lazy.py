@@ -17,6 +17,9 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.jit[grid]
 
+    def __call__(self, *arguments: Any) -> Any:
+        raise TypeError(f"{self.function.__name__} is called from kernels only")
+
     @property
     def jit(self) -> Any:
         """Triton's own object."""

@@ -1,23 +1,42 @@
 """The codec's decoder: frames of codes to samples, exact in any chunking.
 
 Every layer is causal, so a stream is a chain of calls, each of which takes the state that the last one gave.
-The state is a plain dict of tensors with one row a stream; zeros are the state before the first frame.
+The state is a plain dict of tensors with one row a stream; zeros are the state before the first frame. A convolution
+keeps its last input columns, [channels, columns]; attention a ring of keys and values, column p at p % (window - 1).
 Decoding in one go is the same call with all frames as one chunk.
+
+Signals are [B, channels, columns]. Where kernels run, memory holds column after column, and so do the states; each Snake
+is taken by the layer that makes its input. Numbers there may be bfloat16 or float16 (`narrow`); what codes stand for and
+the samples stay float32.
 """
 
-from typing import cast
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox import kernels
+from polyvox.kernels.conv import (
+    Taps,
+    causal_conv,
+    causal_conv_plain,
+    causal_upsample_plain,
+    last_columns,
+    pack_conv,
+    pack_upsample,
+)
+from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_plain
+from polyvox.kernels.ring import Ring
+from polyvox.kernels.snake import snake_plain
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import CodecConfig
-from polyvox.models.qwen3_tts.transformer import Rotation, Transformer
+from polyvox.models.qwen3_tts.transformer import Rotation, Transformer, widened
 
 CodecState = dict[str, Tensor]
+T = TypeVar("T")
 
-SNAKE_EPS = 1e-9
 USAGE_EPS = 1e-5
 NORM_EPS = 1e-6
 RESIDUAL_DILATIONS = (1, 3, 9)
@@ -25,54 +44,37 @@ CONVNEXT_WIDTH = 4
 
 
 class Pass:
-    """One call of the decoder: the state it was given and, entry by entry, the state it leaves behind."""
+    """One call of the decoder: the state it was given and the state it leaves behind.
 
-    def __init__(self, before: CodecState) -> None:
-        self.before = before
-        self.after: CodecState = {}
+    With slots [B] both are one: rows of the state, changed in place. Without, row i is stream i and a new state is made.
+    """
 
+    def __init__(self, before: CodecState, slots: Tensor | None) -> None:
+        self.before, self.slots = before, slots
+        self.after: CodecState = {} if slots is None else before
 
-class Stateful(nn.Module):
-    """A layer that remembers columns of the past under the name it has in the decoder."""
+    def read(self, key: str) -> Tensor:
+        return self.before[key] if self.slots is None else self.before[key][self.slots]
 
-    key = ""
-    state_shape: tuple[int, int] = (0, 0)  # channels, columns
-
-
-class CausalConv(Stateful):
-    """A convolution over the past; remembers its last input columns."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=groups)
-        self.state_shape = (inputs, (kernel - 1) * dilation)
-
-    def forward(self, x: Tensor, step: Pass) -> Tensor:
-        history = self.state_shape[1]
-        if history:
-            x = torch.cat([step.before[self.key], x], dim=-1)
-            step.after[self.key] = x[..., -history:].clone()
-        return self.conv(x)
+    def write(self, key: str, rows: Tensor) -> None:
+        if self.slots is None:
+            self.after[key] = rows
+        else:
+            self.after[key][self.slots] = rows
 
 
-class CausalUpsample(Stateful):
-    """A transposed convolution; remembers what its last columns add to the next ones."""
+class Kept(Generic[T]):
+    """What is worked out from weights once, and again should they change."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
-        super().__init__()
-        self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride)
-        self.stride = stride
-        self.state_shape = (outputs, kernel - stride)
+    def __init__(self) -> None:
+        self._of: tuple[object, ...] = ()
+        self._value: T | None = None
 
-    def forward(self, x: Tensor, step: Pass) -> Tensor:
-        overlap = self.state_shape[1]
-        if not overlap:
-            return self.conv(x)
-        y = F.conv_transpose1d(x, self.conv.weight, None, self.stride)
-        y[..., :overlap] += step.before[self.key]
-        step.after[self.key] = y[..., -overlap:].clone()
-        assert self.conv.bias is not None
-        return y[..., :-overlap] + self.conv.bias[:, None]
+    def get(self, make: Callable[[], T], weight: Tensor) -> T:
+        of = (weight.data_ptr(), weight._version, weight.dtype, weight.device)
+        if self._value is None or self._of != of:
+            self._value, self._of = make(), of
+        return self._value
 
 
 class SnakeBeta(nn.Module):
@@ -84,8 +86,90 @@ class SnakeBeta(nn.Module):
         self.beta = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = 1.0 / (self.beta.exp() + SNAKE_EPS)
-        return x + scale[:, None] * torch.sin(x * self.alpha.exp()[:, None]).square()
+        return snake_plain(x, self.alpha, self.beta)
+
+
+class Stateful(nn.Module):
+    """A layer that remembers the last columns of its input under the name it has in the decoder."""
+
+    key = ""
+    state_shape: tuple[int, int] = (0, 0)  # channels, columns
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taps: Kept[Taps] = Kept()
+
+    def run(
+        self,
+        x: Tensor,
+        step: Pass,
+        add: Tensor | None = None,
+        then: SnakeBeta | None = None,
+        keep: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What it makes of x, plus add, and that after the Snake that comes next.
+
+        keep: whether the first of the two is wanted, too; if not, it may be the second. dtype: of the first.
+        """
+        history = self.state_shape[1]
+        if kernels.active(x):
+            assert step.slots is not None
+            snake = (then.alpha, then.beta) if then else None
+            state = step.before[self.key] if history else None
+            return causal_conv(x, self.taps(), state, step.slots, add, snake, keep, dtype)
+        past = step.read(self.key) if history else None
+        y = self.plain(x, past)
+        if past is not None:
+            step.write(self.key, last_columns(past, x))
+        if add is not None:
+            y = add + y
+        y = y.to(dtype or y.dtype)
+        return y, y if then is None else then(y)
+
+    def forward(self, x: Tensor, step: Pass) -> Tensor:
+        return self.run(x, step)[0]
+
+    def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def taps(self) -> Taps:
+        raise NotImplementedError
+
+
+class CausalConv(Stateful):
+    """A convolution over the past."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=groups)
+        self.dilation = dilation
+        self.state_shape = (inputs, (kernel - 1) * dilation)
+
+    def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
+        return causal_conv_plain(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.dilation)
+
+    def taps(self) -> Taps:
+        weight, bias = self.conv.weight, cast(Tensor, self.conv.bias)
+        return self._taps.get(lambda: pack_conv(weight, bias, self.dilation), weight)
+
+
+class CausalUpsample(Stateful):
+    """A transposed convolution; a column reaches into its own outputs and, with a kernel of two strides, the next."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        assert kernel in (stride, 2 * stride)
+        self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride)
+        self.stride = stride
+        self.state_shape = (inputs, kernel // stride - 1)
+
+    def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
+        return causal_upsample_plain(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.stride)
+
+    def taps(self) -> Taps:
+        weight, bias = self.conv.weight, cast(Tensor, self.conv.bias)
+        return self._taps.get(lambda: pack_upsample(weight, bias, self.stride), weight)
 
 
 class ConvNeXt(nn.Module):
@@ -98,9 +182,19 @@ class ConvNeXt(nn.Module):
         self.gamma = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor, step: Pass) -> Tensor:
-        y = self.norm(self.dwconv(x, step).transpose(1, 2))
-        y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
-        return x + y.transpose(1, 2)
+        y = self.pwconv2(F.gelu(self.pwconv1(self._mixed(x, step))))
+        return torch.addcmul(x, self.gamma[:, None], y.transpose(1, 2))
+
+    def _mixed(self, x: Tensor, step: Pass) -> Tensor:
+        """Columns mixed and normed: [B,C,T] -> [B,T,C]"""
+        key, conv, norm = self.dwconv.key, self.dwconv.conv, self.norm
+        parts = (conv.weight, cast(Tensor, conv.bias), norm.weight, norm.bias, norm.eps)
+        if kernels.active(x):
+            assert step.slots is not None
+            return depthwise_norm(x, step.before[key], step.slots, *parts)
+        past = step.read(key)
+        step.write(key, last_columns(past, x))
+        return depthwise_norm_plain(x, past, *parts)
 
 
 class ResidualUnit(nn.Module):
@@ -111,8 +205,10 @@ class ResidualUnit(nn.Module):
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv(channels, channels, 1)
 
-    def forward(self, x: Tensor, step: Pass) -> Tensor:
-        return x + self.conv2(self.act2(self.conv1(self.act1(x), step)), step)
+    def forward(self, x: Tensor, active: Tensor, step: Pass, then: SnakeBeta, keep: bool) -> tuple[Tensor, Tensor]:
+        """active is act1(x); gives the sum and then(sum)."""
+        _, inner = self.conv1.run(active, step, then=self.act2, keep=False)
+        return self.conv2.run(inner, step, add=x, then=then, keep=keep)
 
 
 class UpsampleBlock(nn.Module):
@@ -124,12 +220,18 @@ class UpsampleBlock(nn.Module):
         self.block = nn.ModuleList([SnakeBeta(channels), CausalUpsample(channels, half, 2 * rate, rate)])
         self.block.extend(ResidualUnit(half, dilation) for dilation in RESIDUAL_DILATIONS)
 
-    def forward(self, x: Tensor, step: Pass) -> Tensor:
-        snake, *rest = self.block
-        x = snake(x)
-        for layer in rest:
-            x = layer(x, step)
-        return x
+    @property
+    def snake(self) -> SnakeBeta:
+        return cast(SnakeBeta, self.block[0])
+
+    def forward(self, active: Tensor, step: Pass, then: SnakeBeta) -> Tensor:
+        """From what came out of self.snake to what comes out of then."""
+        upsample, *rest = self.block[1:]
+        units = [cast(ResidualUnit, unit) for unit in rest]
+        x, active = cast(CausalUpsample, upsample).run(active, step, then=units[0].act1)
+        for unit, following in zip(units, units[1:], strict=False):
+            x, active = unit(x, active, step, following.act1, keep=True)
+        return units[-1](x, active, step, then, keep=False)[1]
 
 
 class Codebook(nn.Module):
@@ -143,6 +245,9 @@ class Codebook(nn.Module):
     def forward(self, codes: Tensor) -> Tensor:
         usage = self.cluster_usage[codes].clamp(min=USAGE_EPS)
         return F.embedding(codes, self.embedding_sum) / usage[..., None]
+
+    def entries(self) -> Tensor:
+        return self.embedding_sum / self.cluster_usage.clamp(min=USAGE_EPS)[:, None]
 
 
 class VectorQuantizer(nn.Module):
@@ -175,6 +280,11 @@ class ResidualQuantizer(nn.Module):
         entries = [layer(codes[..., i]) for i, layer in enumerate(self.vq.layers)]
         return self.output_proj(torch.stack(entries).sum(0).transpose(1, 2))
 
+    def projected(self) -> Tensor:
+        """What each code of each book adds to the result: [count, codebook_size, codebook_dim]"""
+        books = [cast(VectorQuantizer, layer)._codebook.entries() for layer in self.vq.layers]
+        return torch.stack(books) @ self.output_proj.weight[:, :, 0].T
+
 
 class SplitQuantizer(nn.Module):
     """Code 0 has a quantizer of its own; the others share one."""
@@ -183,8 +293,17 @@ class SplitQuantizer(nn.Module):
         super().__init__()
         self.rvq_first = ResidualQuantizer(config, 1)
         self.rvq_rest = ResidualQuantizer(config, config.quantizers - 1)
+        self._table: Kept[Tensor] = Kept()
 
     def forward(self, codes: Tensor) -> Tensor:
+        """[B,T,quantizers] -> [B,codebook_dim,T]"""
+        weight = self.rvq_rest.output_proj.weight
+        if kernels.active(weight):
+            # One look-up instead of sixteen and two products: 64 MB at the published size.
+            table = self._table.get(lambda: torch.cat([self.rvq_first.projected(), self.rvq_rest.projected()]), weight)
+            books, size, _ = table.shape
+            codes = codes + torch.arange(0, books * size, size, device=codes.device)
+            return F.embedding(codes, table.flatten(0, 1)).sum(2).transpose(1, 2)
         return self.rvq_first(codes[..., :1]) + self.rvq_rest(codes[..., 1:])
 
 
@@ -201,32 +320,18 @@ class PreTransformer(Transformer):
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         """[B,T,latent] -> [B,T,latent]"""
         columns = torch.arange(x.shape[1], device=x.device)
-        positions = step.before["position"][:, None] + columns
-        step.after["position"] = positions[:, -1] + 1
+        positions = step.read("position")[:, None] + columns
+        step.write("position", positions[:, -1] + 1)
         rotate = Rotation(positions, self.config, x.dtype)
         return self.output_proj(self.run(self.input_proj(x), rotate, self._attend(positions, step)))
 
     def _attend(self, positions: Tensor, step: Pass) -> Attend:
-        first = positions[:, :1] - self.past
-        keys_at = first + torch.arange(self.past + positions.shape[1], device=positions.device)
-        age = positions[:, :, None] - keys_at[:, None, :]
-        seen = ((age >= 0) & (age <= self.past) & (keys_at >= 0)[:, None, :])[:, None]
-        # [B, layers, heads, past, head_dim], the oldest column first
-        step.after["keys"] = torch.empty_like(step.before["keys"])
-        step.after["values"] = torch.empty_like(step.before["values"])
-
-        def remember(name: str, layer: int, new: Tensor) -> Tensor:
-            full = torch.cat([step.before[name][:, layer], new.transpose(1, 2)], dim=2)
-            step.after[name][:, layer] = full[:, :, full.shape[2] - self.past :]
-            return full
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = remember("keys", layer, k), remember("values", layer, v)
-            return F.scaled_dot_product_attention(
-                q.transpose(1, 2), keys, values, attn_mask=seen, enable_gqa=True
-            ).transpose(1, 2)
-
-        return attend
+        slots = step.slots
+        if slots is None:
+            slots = torch.arange(len(positions), device=positions.device)
+            step.after |= {name: step.before[name].clone() for name in ("keys", "values")}
+        # [S, layers, heads, window - 1, head_dim]
+        return Ring(step.after["keys"], step.after["values"], slots, positions)
 
 
 class CodecDecoder(nn.Module):
@@ -250,35 +355,60 @@ class CodecDecoder(nn.Module):
             if isinstance(module, Stateful):
                 module.key = name
 
+    @property
+    def _like(self) -> Tensor:
+        return self.pre_conv.conv.weight
+
+    def narrow(self, dtype: torch.dtype) -> None:
+        """Computes in this type from now on, but for codebooks and Snakes."""
+        for name, module in self.named_modules():
+            if not name.startswith("quantizer") and not isinstance(module, SnakeBeta):
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(dtype)
+
     def initial_state(self, batch: int) -> CodecState:
         """The state of streams that have not begun."""
-        like = self.pre_conv.conv.weight
-        state = {
-            module.key: like.new_zeros(batch, *module.state_shape)
-            for module in self.modules()
-            if isinstance(module, Stateful) and module.state_shape[1]
-        }
-        shape = self.config.transformer
+        like, shape = self._like, self.config.transformer
+        state: CodecState = {}
+        for module in self.modules():
+            if isinstance(module, Stateful) and module.state_shape[1]:
+                channels, columns = module.state_shape
+                if like.is_cuda or kernels.active(like):
+                    state[module.key] = like.new_zeros(batch, columns, channels).transpose(1, 2)
+                else:
+                    state[module.key] = like.new_zeros(batch, channels, columns)
         past = (batch, shape.layers, shape.kv_heads, self.config.window - 1, shape.head_dim)
         state["keys"], state["values"] = like.new_zeros(past), like.new_zeros(past)
         state["position"] = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return state
 
-    def forward(self, codes: Tensor, state: CodecState) -> tuple[Tensor, CodecState]:
-        """The next frames [B,T,quantizers] of each stream to samples [B, T · samples_per_frame] in [-1, 1]."""
-        return self.sound(self.quantizer(codes), state)
+    def forward(self, codes: Tensor, state: CodecState, slots: Tensor | None = None) -> tuple[Tensor, CodecState]:
+        """The next frames [B,T,quantizers] of each stream to samples [B, T · samples_per_frame] in [-1, 1].
 
-    def sound(self, x: Tensor, state: CodecState) -> tuple[Tensor, CodecState]:
+        Without slots, stream i is row i of the state, and the new state is another. With slots [B], it is row slots[i],
+        and the rows of the state are changed in place.
+        """
+        return self.sound(self.quantizer(codes), state, slots)
+
+    def sound(self, x: Tensor, state: CodecState, slots: Tensor | None = None) -> tuple[Tensor, CodecState]:
         """The same from what the codes stand for, [B,codebook_dim,T]; training goes through here."""
-        step = Pass(state)
+        x = x.to(self._like.dtype)
+        if slots is None and kernels.active(x):
+            given, state = state, self.initial_state(len(x))
+            for name, rows in state.items():
+                rows.copy_(given[name])
+            slots = torch.arange(len(x), device=x.device)
+        step = Pass(state, slots)
         x = self.pre_conv(x, step)
         x = self.pre_transformer(x.transpose(1, 2), step).transpose(1, 2)
         for stage in self.upsample:
             for layer in cast(nn.ModuleList, stage):
                 x = layer(x, step)
-        first, *blocks, snake, last = self.decoder
-        x = first(x, step)
-        for block in blocks:
-            x = block(x, step)
-        x = last(snake(x), step)
+        first, *rest, snake, last = self.decoder
+        blocks = [cast(UpsampleBlock, block) for block in rest]
+        snakes = [*(block.snake for block in blocks), cast(SnakeBeta, snake)]
+        _, x = cast(CausalConv, first).run(x, step, then=snakes[0], keep=False)
+        for block, following in zip(blocks, snakes[1:], strict=True):
+            x = block(x, step, following)
+        x, _ = cast(CausalConv, last).run(x, step, dtype=widened(x.dtype))
         return x.squeeze(1).clamp(-1, 1), step.after

@@ -192,9 +192,7 @@ class Qwen3TTS(nn.Module):
         """The samples of so many frames of each of these slots [B] from frame first [B] on: [B, samples]."""
         columns = torch.arange(frames, device=self.device)
         codes = s.codes[slots[:, None], (first[:, None] + columns) % s.codes.shape[1]]
-        samples, after = self.codec(codes, {name: state[slots] for name, state in s.codec.items()})
-        for name, state in after.items():
-            s.codec[name][slots] = state
+        samples, _ = self.codec(codes, s.codec, slots)
         return samples
 
     def _draw_first(self, logits: Tensor, s: Slots, slots: Tensor, frame: Tensor, noise: Tensor) -> Tensor:

@@ -1,0 +1,127 @@
+"""The codec's decoder on kernels, in Triton's interpreter: the samples of the plain one, in slots, in any chunking."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyvox import kernels
+from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_plain
+from polyvox.kernels.ring import Ring
+from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
+from polyvox.models.qwen3_tts.synthetic import random_model, tiny_files
+
+FRAMES, SLOTS = 18, 5  # more frames than the window of the tiny codec
+
+
+@cache
+def decoder(dtype: torch.dtype = torch.float32) -> CodecDecoder:
+    codec = random_model(tiny_files("custom_voice"), torch.device("cpu"), torch.float32).codec
+    codec.narrow(dtype)
+    return codec
+
+
+@cache
+def codes() -> Tensor:
+    config = decoder().config
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(config.codebook_size, (2, FRAMES, config.quantizers), generator=generator)
+
+
+@cache
+def expected() -> Tensor:
+    with torch.no_grad(), kernels.disabled():
+        return decoder()(codes(), decoder().initial_state(2))[0]
+
+
+def decoded(codec: CodecDecoder, state: CodecState, slots: Tensor, sizes: list[int]) -> Tensor:
+    return torch.cat([codec(part, state, slots)[0] for part in codes().split(sizes, dim=1)], dim=1)
+
+
+def decibels(found: Tensor) -> float:
+    """The error against the plain decoder in float32, below the sound."""
+    return (10 * ((found - expected()).square().mean() / expected().square().mean()).log10()).item()
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("sizes", [[1] * 2 + [16], [2] * 9, [4, 4, 8, 2], [16, 1, 1], [18]])
+def test_chunks_in_slots_give_the_samples_of_the_plain_decoder(sizes: list[int]) -> None:
+    codec = decoder()
+    state, slots = codec.initial_state(SLOTS), torch.tensor([3, 1])
+    assert decibels(decoded(codec, state, slots, sizes)) < -110
+    fresh = codec.initial_state(SLOTS)
+    assert all(torch.equal(state[name][[0, 2, 4]], fresh[name][[0, 2, 4]]) for name in state)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_state_on_kernels_is_a_value_too() -> None:
+    codec = decoder()
+    _, state = codec(codes()[:, :10], codec.initial_state(2))
+    copied = {name: rows.clone() for name, rows in state.items()}
+    again = [codec(codes()[:, 10:], state)[0] for _ in range(2)]
+    assert all(torch.equal(state[name], copied[name]) for name in state)
+    assert torch.equal(*again)
+    whole = expected()[:, 10 * codec.config.samples_per_frame :]
+    assert (again[0] - whole).abs().max() < 1e-5
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_in_half_precision_the_error_stays_far_below_the_sound() -> None:
+    codec = decoder(torch.float16)
+    found = decoded(codec, codec.initial_state(SLOTS), torch.tensor([4, 0]), [4, 4, 8, 2])
+    assert found.dtype == torch.float32
+    assert decibels(found) < -50
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_stream_sounds_the_same_in_any_company() -> None:
+    """Beside padding in a spoilt scratch slot a stream has the bits that it has beside another stream."""
+    codec, part = decoder(), codes()[:, :3]
+    state, spoilt = codec.initial_state(SLOTS), codec.initial_state(SLOTS)
+    for rows in spoilt.values():
+        rows[0] = torch.nan if rows.is_floating_point() else 1
+    beside, _ = codec(part, state, torch.tensor([3, 1]))
+    padded, _ = codec(part[[0, 1]], spoilt, torch.tensor([0, 1]))
+    assert torch.equal(padded[1], beside[1])
+    assert all(torch.equal(spoilt[name][1], state[name][1]) for name in state)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("columns", [1, 7, 40])
+def test_ring_attention_equals_its_twin(columns: int, group: int) -> None:
+    """Streams that have just begun, that fill the ring, that have gone round it; NaN where nothing was written."""
+    generator = torch.Generator().manual_seed(columns)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    first, slots = torch.tensor([0, 4, 11, 40]), torch.tensor([2, 0, 5, 3])
+    rings = [noise(6, 2, 2, 11, 16) for _ in range(2)]
+    for ring in rings:
+        ring[2] = torch.nan
+        ring[0, :, :, 4:] = torch.nan
+    plain = [ring.nan_to_num() for ring in rings]
+    q, k, v = noise(4, columns, 2 * group, 16), noise(4, columns, 2, 16), noise(4, columns, 2, 16)
+    positions = first[:, None] + torch.arange(columns)
+    found = Ring(*rings, slots, positions)(1, q, k, v)
+    with kernels.disabled():
+        expected = Ring(*plain, slots, positions)(1, q, k, v)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for ring, other in zip(rings, plain, strict=True):
+        assert torch.equal(ring.nan_to_num(), other)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("columns", [1, 3, 9])
+def test_depthwise_convolution_and_norm_equal_their_twin(columns: int) -> None:
+    generator = torch.Generator().manual_seed(columns)
+    x, state = (torch.randn(2, 20, n, generator=generator) for n in (columns, 6))
+    state = state.repeat(2, 1, 1).transpose(1, 2).contiguous().transpose(1, 2)
+    weight, bias, gain, shift = (torch.randn(20, *more, generator=generator) for more in [(1, 7), (), (), ()])
+    slots = torch.tensor([3, 0])
+    past = state[slots]
+    found = depthwise_norm(x, state, slots, weight, bias, gain, shift, 1e-6)
+    torch.testing.assert_close(found, depthwise_norm_plain(x, past, weight, bias, gain, shift, 1e-6))
+    assert torch.equal(state[slots], torch.cat([past, x], dim=-1)[..., -6:])
