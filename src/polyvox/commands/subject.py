@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyvox.tts import TTS
 
 SIZES = ("0.6B", "1.7B")  # of random weights
+PROMPT_ROWS = 32  # beside the text's, and one frame too late
 
 Drive = Callable[[Load, "Report | None"], tuple[list[Trace], Lag]]
 
@@ -143,9 +144,12 @@ class Subject:
 
     def _tts(self, slots: int, patience: float) -> "TTS":
         """An engine that takes every request, however long it waits: what is too much is to be seen, not refused."""
-        from polyvox.engine.config import EngineConfig
+        from polyvox.engine.config import LEAST_CONTEXT, EngineConfig
 
-        config = EngineConfig(slots=slots, queue=4096, queue_seconds=patience)
+        context = EngineConfig().context
+        if self.frames is not None and self.tokens is not None:  # no more memory than they need
+            context = max(LEAST_CONTEXT, self.frames + self.tokens + PROMPT_ROWS)
+        config = EngineConfig(slots=slots, context=context, queue=4096, queue_seconds=patience)
         if self.model in SIZES:
             if self.frames is None:
                 raise InvalidRequest("frames", None, "a number of frames: random weights do not end by themselves")

@@ -89,14 +89,16 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype, progress:
 
 
 def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Qwen3TTS:
-    """A model with memory but no values. The codec keeps at least float32, the type of its file; so do the encoders,
-    which run once a voice."""
+    """A model with memory but no values. The encoders, which run once a voice, keep at least float32, the type of their
+    file; so does the codec, but on a GPU its convolutions and layers have the model's type."""
     with torch.device("meta"):
         model = Qwen3TTS(config)
     model.talker.to(dtype)
     for part in (model.codec, model.encoders):
         if part is not None:
             part.to(torch.promote_types(dtype, torch.float32))
+    if device.type == "cuda" and dtype.itemsize < torch.float32.itemsize:
+        model.codec.narrow(dtype)
     return model.to_empty(device=device).eval().requires_grad_(False)
 
 

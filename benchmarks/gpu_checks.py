@@ -1,0 +1,208 @@
+"""What CI cannot see: the engine on a GPU, held against itself and against the CPU. One table at the end.
+
+    python benchmarks/gpu_checks.py [--size 0.6B] [--only rows,solo,storm,layers,memory]
+
+rows: within one size of call a stream's numbers are the same bits whatever its neighbours and its place.
+solo: with `deterministic`, 64 streams in a crowd say bit for bit what some of them say alone.
+storm: 1,000 streams begun and cancelled at random in poisoned slots; then a stream says what it said before.
+layers: bfloat16 against float32, layer by layer, and the codec's samples in dB.
+memory: 16 streams of 30 s at once: what the process takes, by the driver.
+"""
+
+import argparse
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from polyvox.bench.engine import Crowd
+from polyvox.bench.weights import random_tts, random_weights
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.local import LocalEngine
+from polyvox.models.qwen3_tts.model import Qwen3TTS
+from polyvox.models.request import Request, Sampling
+from polyvox.tts import load
+
+Rows = list[tuple[str, str]]
+TEXTS = ["Good morning.", "The train leaves at nine.", "Could you say that again, please?", "We ran out of milk."]
+
+
+@torch.inference_mode()
+def rows(size: str) -> Rows:
+    """Two crowds of 64 in one size of call: other neighbours, other places, the same bits."""
+    model = random_weights(size, "cuda", "bfloat16")
+    torch.manual_seed(0)
+    inputs = torch.randn(96, model.config.talker.transformer.hidden_size, device="cuda").to(model.dtype)
+
+    def crowd(who: list[int]) -> dict[int, tuple[torch.Tensor, ...]]:
+        """16 frames and their samples of those; each keeps its own seed and input, whatever slot it has."""
+        crowd = Crowd(model, 64, 32, 24, 4)
+        slots = crowd.rows
+        slots.input.copy_(inputs[who])
+        slots.key[:, 0] = torch.tensor(who, device="cuda")
+        order = torch.randperm(64, device="cuda")
+        crowd.slots = crowd.slots[order]
+        sounds = []
+        for _ in range(4):
+            for _ in range(4):
+                crowd.frame()
+            first = slots.frame[crowd.slots] - 4
+            sounds.append(model.decode(slots, crowd.slots, first, 4))
+        sound = torch.cat(sounds, 1)
+        back = torch.argsort(order)
+        return {one: (slots.codes[i, :16], slots.input[i], sound[back[i]]) for i, one in enumerate(who)}
+
+    one, other = crowd(list(range(64))), crowd([*range(95, 31, -1)])
+    same = [all(torch.equal(a, b) for a, b in zip(one[i], other[i], strict=True)) for i in range(32, 64)]
+    return [("rows: streams with the same bits among other neighbours", f"{sum(same)} of {len(same)}")]
+
+
+def _requests(count: int) -> list[Request]:
+    voices = ("heart", "michael")
+    return [Request(TEXTS[i % 4], voices[i % 2], seed=i) for i in range(count)]
+
+
+def _spoken(engine: LocalEngine, requests: list[Request]) -> list[np.ndarray]:
+    streams = [engine.submit(request) for request in requests]
+    return [np.concatenate([chunk.samples for chunk in stream.chunks()]) for stream in streams]
+
+
+def solo(_: str) -> Rows:
+    """Level (d): the crowd against the same streams one by one."""
+    with load(device="cuda", config=EngineConfig(slots=64, queue=64, deterministic=True)) as tts:
+        requests = _requests(64)
+        crowd = _spoken(tts.engine, requests)
+        alone = [_spoken(tts.engine, [requests[i]])[0] for i in range(0, 64, 4)]
+    same = sum(np.array_equal(crowd[4 * i], one) for i, one in enumerate(alone))
+    return [("solo: deterministic streams that are the same bits alone and among 64", f"{same} of {len(alone)}")]
+
+
+def storm(_: str) -> Rows:
+    """Begun and cancelled at random, in slots that are spoilt when they are freed."""
+    chance = random.Random(0)
+    with load(device="cuda", config=EngineConfig(slots=64, queue=2000, poison=True)) as tts:
+        engine = tts.engine
+        before = _spoken(engine, _requests(4)[:1])[0]
+        streams = []
+        for i in range(1000):
+            streams.append(engine.submit(Request(TEXTS[i % 4], ("heart", "michael")[i % 2], seed=i)))
+            time.sleep(chance.random() * 0.004)
+            for stream in chance.sample(streams, 1):
+                stream.cancel()
+        for stream in streams:
+            stream.cancel()
+        began = time.monotonic()
+        while engine.stats()["slots_free"] < 64 and time.monotonic() - began < 10:
+            time.sleep(0.001)
+        freed = time.monotonic() - began
+        after = _spoken(engine, _requests(4)[:1])[0]
+        stats = engine.stats()
+    told = {name: int(count) for name, count in stats.items() if name.startswith("finished_") and count}
+    same = "the same samples" if np.array_equal(before, after) else "OTHER SAMPLES"
+    return [
+        ("storm: how 1,002 streams ended", str(told)),
+        ("storm: all slots free after", f"{freed * 1e3:.0f} ms"),
+        ("storm: before and after it", same),
+    ]
+
+
+@torch.inference_mode()
+def layers(size: str) -> Rows:
+    """The same weights in bfloat16 and, widened, in float32."""
+    narrow = random_weights(size, "cuda", "bfloat16")
+    wide = random_weights(size, "cuda", "float32")
+    for one, other in zip(wide.parameters(), narrow.parameters(), strict=True):
+        one.copy_(other)
+    found: dict[str, list[torch.Tensor]] = {}
+
+    def hear(model: Qwen3TTS, name: str) -> Callable[[], None]:
+        hooks = []
+        stacks = {"talker": model.talker.model.layers, "predictor": model.talker.code_predictor.model.layers}
+        for stack, parts in stacks.items():
+            for i, layer in enumerate(parts):
+
+                def note(_: object, __: object, out: tuple[torch.Tensor, ...], key: str = f"{stack} {i}") -> None:
+                    found.setdefault(f"{name} {key}", []).append(out[0].float())
+
+                hooks.append(layer.register_forward_hook(note))
+
+        def done() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return done
+
+    torch.manual_seed(1)
+    start = torch.randn(8, narrow.config.talker.transformer.hidden_size, device="cuda")
+    sounds = {}
+    for name, model in (("narrow", narrow), ("wide", wide)):
+        crowd = Crowd(model, 8, 32, 8, 4)
+        crowd.rows.input.copy_(start)
+        done = hear(model, name)
+        crowd.frame()
+        done()
+        torch.manual_seed(2)
+        codes = torch.randint(0, 2048, (8, 16, narrow.config.talker.code_groups), device="cuda")
+        sounds[name], _ = model.codec(codes, model.codec.initial_state(8))
+    told = []
+    for stack, at in (("talker", (0, 6, 13, 20, 27)), ("predictor", (0, 2, 4))):
+        parts = [f"{i}: {_decibels(found[f'wide {stack} {i}'][0], found[f'narrow {stack} {i}'][0]):.0f}" for i in at]
+        told.append((f"layers: {stack}, dB of signal over difference after layer", ", ".join(parts)))
+    told.append(("layers: codec, the same codes", f"{_decibels(sounds['wide'], sounds['narrow']):.0f} dB"))
+    return told
+
+
+def _decibels(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    return float(10 * torch.log10(wanted.square().mean() / (wanted - got).square().mean()))
+
+
+def memory(_: str) -> Rows:
+    """0.6B, 16 streams of 375 frames."""
+    with random_tts("0.6B", "cuda", "bfloat16", EngineConfig(slots=16, context=512), 30) as tts:
+        engine, frames = tts.engine, 375
+        sampling = Sampling(min_frames=frames)
+        streams = [
+            engine.submit(Request("hello", seed=i, sampling=sampling, max_frames=frames, guard=False))
+            for i in range(16)
+        ]
+        for stream in streams:
+            for _chunk in stream.chunks():
+                pass
+        free, total = torch.cuda.mem_get_info()
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in engine._stepper.memory().items())
+    return [
+        ("memory: 0.6B, 16 streams of 30 s, GB on the card in all", f"{(total - free) / 1e9:.2f}"),
+        ("memory: of it", parts),
+    ]
+
+
+CHECKS: dict[str, Callable[[str], Rows]] = {
+    "memory": memory, "rows": rows, "solo": solo, "storm": storm, "layers": layers
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="0.6B", choices=["0.6B", "1.7B"])
+    parser.add_argument("--only", default=",".join(CHECKS))
+    given = parser.parse_args()
+    table: Rows = []
+    for name in given.only.split(","):
+        began = time.monotonic()
+        try:
+            table += CHECKS[name](given.size)
+        except Exception as error:
+            traceback.print_exc()
+            table.append((f"{name}: FAILED", str(error).splitlines()[0][:100]))
+        table.append((f"{name}: took", f"{time.monotonic() - began:.0f} s"))
+        torch.cuda.empty_cache()
+    width = max(len(what) for what, _ in table)
+    sys.stdout.writelines(f"{what:{width}}  {value}\n" for what, value in table)
+
+
+if __name__ == "__main__":
+    main()
