@@ -1,18 +1,21 @@
 """One checkpoint as a program of three calls over slots: prefill, frame, decode."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from polyvox import kernels
+from polyvox.kernels.sampler import Draws, draw_keyed
 from polyvox.models.protocol import ENDED, STILL, Cache, Pack
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
 from polyvox.models.qwen3_tts.encoder import CodecEncoder
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig
+from polyvox.models.qwen3_tts.predictor import Draw
 from polyvox.models.qwen3_tts.prompt import Prompt
-from polyvox.models.qwen3_tts.sampling import Noise, draw, keyed_noise, penalised
+from polyvox.models.qwen3_tts.sampling import FirstRules, Noise, draw, first_scores, keyed_noise
 from polyvox.models.qwen3_tts.speaker import SpeakerEncoder
 from polyvox.models.qwen3_tts.talker import Talker
 from polyvox.models.qwen3_tts.transformer import file_tensors
@@ -120,6 +123,8 @@ class Qwen3TTS(nn.Module):
         """Memory for so many streams; a slot's rows mean nothing before they are written."""
         talker, device = self.config.talker, self.device
         hidden = talker.transformer.hidden_size
+        if device.type == "cuda":
+            self.talker.settle()
 
         def whole(*shape: int) -> Tensor:
             return torch.zeros(count, *shape, dtype=torch.int64, device=device)
@@ -158,17 +163,21 @@ class Qwen3TTS(nn.Module):
         position, frame = s.position[slots], s.frame[slots]
         key, segment, ring = s.key[slots], s.segment[slots], s.codes.shape[1]
         hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span))[:, 0]
-        first_noise = noise(key, segment, frame, 0, 1, config.talker.vocab_size)[:, 0]
-        code = self._draw_first(talker.codec_head(hidden), s, slots, frame, first_noise)
+        logits, rules = talker.codec_head(hidden), self._first_rules(s)
+        draw_rest: Draw
+        if noise is keyed_noise and kernels.active(logits):
+            draws = Draws(slots, s.talker_params, s.key, s.segment, s.frame)
+            rest_draws = replace(draws, params=s.predictor_params)
+            code = draw_keyed(logits, 0, draws, rules)
+            draw_rest = lambda book, logits: draw_keyed(logits, book + 1, rest_draws)  # noqa: E731
+        else:
+            first_params, params = s.talker_params[slots], s.predictor_params[slots]
+            first_noise = noise(key, segment, frame, 0, 1, config.talker.vocab_size)[:, 0]
+            code = draw(first_scores(logits, rules, slots, frame, first_params), first_params, first_noise)
+            rest_noise = noise(key, segment, frame, 1, talker.code_predictor.residuals, config.predictor.vocab_size)
+            draw_rest = lambda book, logits: draw(logits, params, rest_noise[:, book])  # noqa: E731
         ended = code == config.talker.eos_id
-
-        rest_noise = noise(key, segment, frame, 1, talker.code_predictor.residuals, config.predictor.vocab_size)
-        params = s.predictor_params[slots]
-        rest = talker.code_predictor(
-            hidden,
-            talker.model.codec_embedding(code),
-            lambda book, logits: draw(logits, params, rest_noise[:, book]),
-        )
+        rest = talker.code_predictor(hidden, talker.model.codec_embedding(code), draw_rest)
         codes = torch.cat([code[:, None], rest], dim=1)
         text = torch.where(
             (frame < s.text_end[slots])[:, None],
@@ -195,15 +204,7 @@ class Qwen3TTS(nn.Module):
         samples, _ = self.codec(codes, s.codec, slots)
         return samples
 
-    def _draw_first(self, logits: Tensor, s: Slots, slots: Tensor, frame: Tensor, noise: Tensor) -> Tensor:
-        """Code 0 or end of speech, by the reference's order of processors."""
-        config, params = self.config.talker, s.talker_params[slots]
-        token = torch.arange(config.vocab_size, device=logits.device)
-        end = token == config.eos_id
-        forbidden = (token >= config.vocab_size - CONTROL_IDS) & ~end
-        too_early = (frame < s.least[slots])[:, None] & end
-        logits = penalised(logits, s.seen[slots], params)
-        pressure = END_PRESSURE * (frame - s.budget[slots]).clamp(min=0)
-        logits = logits + torch.where(end, pressure[:, None], 0)
-        logits = logits.masked_fill(forbidden | too_early, -torch.inf)
-        return draw(logits, params, noise)
+    def _first_rules(self, s: Slots) -> FirstRules:
+        talker = self.config.talker
+        controls = talker.vocab_size - CONTROL_IDS
+        return FirstRules(s.seen, s.least, s.budget, END_PRESSURE, talker.eos_id, controls)

@@ -92,7 +92,7 @@ class Predictor(nn.Module):
     @torch.no_grad()
     def settle(self) -> None:
         """Works out once what is the same for every frame; frames by kernels need it."""
-        tables = self.model.codec_embedding.weight
+        tables: Tensor = self.model.codec_embedding.weight
         rotation = self._rotation(tables)
         if isinstance(self.small_to_mtp_projection, nn.Linear):
             tables = torch.stack([self.small_to_mtp_projection(table) for table in tables])

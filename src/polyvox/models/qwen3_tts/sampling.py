@@ -4,6 +4,7 @@ A draw is the argmax of score + Gumbel noise, which is a draw from softmax(score
 request's seed and on what is drawn, never on the batch, the row or the token's rank.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -79,6 +80,29 @@ def draw(logits: Tensor, params: Tensor, noise: Tensor) -> Tensor:
     ordered = scores.sort(dim=-1, descending=True).values
     scores = scores.masked_fill(scores < _threshold(ordered, params), -torch.inf)
     return torch.where(greedy, scores, scores + noise).argmax(-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstRules:
+    """What holds for code 0 alone; tensors have a row a slot."""
+
+    seen: Tensor  # [S, vocab]: the codes so far, for the repetition penalty
+    least: Tensor  # [S]: frames before end of speech may be drawn
+    budget: Tensor  # [S]: frames after which end of speech gains logit
+    pressure: float  # so much with every frame
+    end: int  # the id of end of speech
+    controls: int  # the first of the ids that are no codes; of them only end may be drawn
+
+
+def first_scores(logits: Tensor, rules: FirstRules, slots: Tensor, frame: Tensor, params: Tensor) -> Tensor:
+    """Logits of code 0 as they are drawn from, by the reference's order of processors; frame and params by row."""
+    token = torch.arange(logits.shape[1], device=logits.device)
+    end = token == rules.end
+    too_early = (frame < rules.least[slots])[:, None] & end
+    logits = penalised(logits, rules.seen[slots], params)
+    pressure = rules.pressure * (frame - rules.budget[slots]).clamp(min=0)
+    logits = logits + torch.where(end, pressure[:, None], 0)
+    return logits.masked_fill((token >= rules.controls) & ~end | too_early, -torch.inf)
 
 
 def penalised(logits: Tensor, seen: Tensor, params: Tensor) -> Tensor:

@@ -133,7 +133,9 @@ class Attention(nn.Module):
 
     def _over_pages(self, qkv: Tensor, layer: int, rotate: Rotation, pages: Pages) -> Tensor:
         """The same for rows [N, ...] whose past is in pages; rotate has the angles of all positions."""
-        norms = (self.q_norm.weight, self.k_norm.weight) if isinstance(self.q_norm, RMSNorm) else None
+        norms = None
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            norms = self.q_norm.weight, self.k_norm.weight
         keys, values = pages.keys[layer], pages.values[layer]
         where = pages.tables, pages.slots, pages.positions
         q = rotary_store(qkv, norms, self.norm_eps, *rotate.table, keys, values, *where)

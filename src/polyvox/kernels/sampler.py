@@ -1,0 +1,157 @@
+"""One draw from logits, for a batch of rows: rules of code 0, temperature, top-k, top-p, noise, argmax.
+
+    logits [B,V] · book: the codebook, 0 to 15 · slots [B] int64 · by slot: params [S,4] float32, key [S,2], segment [S],
+    frame [S] int64; for code 0 seen [S,V] bool, least [S], budget [S] int64 -> codes [B] int64
+
+Types: bfloat16, float16 or float32 logits; everything inside is float32.
+Exactness: noise bits, filters and ties are those of the twin. Scores are divided as IEEE has it. Top-k keeps every score
+that is at least the k-th: its bits are found by bisection, two at a time. Top-p keeps a score while all that are larger
+hold less than top_p; sums have another order here, so a score may stay or go where its mass is within 1e-6 of top_p.
+The logarithms of the noise may differ in their last bits: a draw can differ only where the best two are that near.
+A row whose logits are NaN draws a valid id.
+Bytes: the logits once (and seen, for code 0); noise is made where it is used and never stored.
+One program a row; a row is one block of at most 4,096 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polyvox import kernels
+from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.models.qwen3_tts.sampling import FirstRules, draw, first_scores, keyed_noise
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+MOST_TOKENS = 1 << 15  # counts of tokens are added in 16 bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Whose codes are drawn and what each draw depends on; all but slots have a row a slot."""
+
+    slots: Tensor  # [B]
+    params: Tensor  # [S, 4]
+    key: Tensor  # [S, 2]
+    segment: Tensor  # [S]
+    frame: Tensor  # [S]
+
+
+def draw_keyed(logits: Tensor, book: int, draws: Draws, first: FirstRules | None = None) -> Tensor:
+    """Codes [B] of one codebook by logits [B, vocab] and the noise of each slot's seed, segment and frame."""
+    if not kernels.active(logits):
+        return draw_keyed_plain(logits, book, draws, first)
+    rows, vocab = logits.shape
+    codes = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if not rows:
+        return codes
+    assert vocab <= MOST_TOKENS, vocab
+    assert logits.stride(1) == draws.slots.stride(0) == draws.segment.stride(0) == draws.frame.stride(0) == 1
+    assert draws.params.stride() == (4, 1), draws.params.stride()
+    assert draws.key.stride() == (2, 1), draws.key.stride()
+    block = power_of_2(vocab)
+    seen, least, budget = (logits, logits, logits) if first is None else (first.seen, first.least, first.budget)
+    draw_kernel[(rows,)](
+        logits, draws.slots, draws.params, draws.key, draws.segment, draws.frame, seen, least, budget, codes,
+        logits.stride(0), seen.stride(0), book, 0.0 if first is None else first.pressure,
+        FIRST=first is not None, END=-1 if first is None else first.end,
+        CONTROLS=vocab if first is None else first.controls,
+        VOCAB=vocab, BLOCK=block, num_warps=max(1, min(8, block // 512)),
+    )  # fmt: skip
+    return codes
+
+
+def draw_keyed_plain(logits: Tensor, book: int, draws: Draws, first: FirstRules | None = None) -> Tensor:
+    """The twin."""
+    slots, vocab = draws.slots, logits.shape[1]
+    params, frame = draws.params[slots], draws.frame[slots]
+    if first is not None:
+        logits = first_scores(logits, first, slots, frame, params)
+    noise = keyed_noise(draws.key[slots], draws.segment[slots], frame, book, 1, vocab)[:, 0]
+    return draw(logits, params, noise)
+
+
+@Kernel
+def draw_kernel(
+    logits, slots, params, key, segment, frame, seen, least, budget, codes,
+    logits_row, seen_row, book, pressure,
+    FIRST: tl.constexpr, END: tl.constexpr, CONTROLS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    now = tl.load(frame + slot)
+    token = tl.arange(0, BLOCK)
+    there = token < VOCAB
+    score = tl.load(logits + row * logits_row + token, mask=there, other=float("-inf")).to(tl.float32)
+    if FIRST:
+        factor = tl.load(params + slot * 4 + 3)
+        before = tl.load(seen + slot * seen_row + token, mask=there, other=0) != 0
+        score = tl.where(before, tl.where(score > 0, tl.div_rn(score, factor), score * factor), score)
+        late = tl.maximum(now - tl.load(budget + slot), 0).to(tl.float32)
+        score = tl.where(token == END, score + late * pressure, score)
+        early = now < tl.load(least + slot)
+        score = tl.where(((token >= CONTROLS) & (token != END)) | ((token == END) & early), float("-inf"), score)
+
+    temperature = tl.load(params + slot * 4)
+    greedy = temperature == 0.0
+    score = tl.div_rn(score, tl.where(greedy, 1.0, temperature))
+    score = tl.where(score == 0.0, 0.0, score)  # one zero, as for all who compare
+
+    # The same order as unsigned numbers: what is behind the vocabulary is below all of them.
+    bits = score.to(tl.uint32, bitcast=True)
+    rank = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    rank = tl.where(there, rank, 0)
+    top_k = tl.load(params + slot * 4 + 1).to(tl.int32)
+    least_kept = rank_of_largest(rank, tl.where(top_k == 0, VOCAB, tl.minimum(tl.maximum(top_k, 1), VOCAB)))
+    top_p = tl.load(params + slot * 4 + 2)
+    if top_p < 1.0:
+        kept = (rank >= least_kept) & there
+        mass = tl.where(kept, tl.exp(score - tl.max(score, 0)), 0.0)
+        least_kept = tl.maximum(least_kept, rank_of_mass(rank, mass, top_p * tl.sum(mass, 0)))
+        least_kept = tl.minimum(least_kept, tl.max(rank, 0))
+    kept = (rank >= least_kept) & there
+
+    place = token.to(tl.uint32)
+    nothing = tl.zeros_like(place)
+    low, high = tl.load(key + slot * 2).to(tl.uint32), tl.load(key + slot * 2 + 1).to(tl.uint32)
+    words = tl.philox_impl(
+        place, nothing + book, nothing + now.to(tl.uint32),
+        nothing + tl.load(segment + slot).to(tl.uint32), low, high,
+    )  # fmt: skip
+    uniform = ((words[0] >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
+    noise = tl.where(greedy, 0.0, -tl.log(-tl.log(uniform)))
+    score = tl.where(kept, score + noise, float("-inf"))
+    best = tl.min(tl.where(score == tl.max(score, 0), token, BLOCK), 0)
+    tl.store(codes + row, tl.minimum(best, VOCAB - 1).to(tl.int64))
+
+
+@Kernel
+def rank_of_largest(rank, count):
+    """The count-th largest of ranks: the largest number that so many of them reach, from its highest bits down."""
+    found = tl.zeros([], tl.uint32)
+    for step in range(16):
+        shift = 30 - 2 * step
+        shift = shift.to(tl.uint32)
+        one, two, three = found + (1 << shift), found + (2 << shift), found + (3 << shift)
+        reach = (rank >= one).to(tl.int64) + ((rank >= two).to(tl.int64) << 16) + ((rank >= three).to(tl.int64) << 32)
+        reached = tl.sum(reach, 0)
+        found = tl.where((reached & 0xFFFF) >= count, one, found)
+        found = tl.where(((reached >> 16) & 0xFFFF) >= count, two, found)
+        found = tl.where((reached >> 32) >= count, three, found)
+    return found
+
+
+@Kernel
+def rank_of_mass(rank, mass, wanted):
+    """The largest number such that the ranks which reach it hold the wanted mass."""
+    found = tl.zeros([], tl.uint32)
+    for step in range(32):
+        shift = 31 - step
+        higher = found + (1 << shift.to(tl.uint32))
+        found = tl.where(tl.sum(tl.where(rank >= higher, mass, 0.0), 0) >= wanted, higher, found)
+    return found

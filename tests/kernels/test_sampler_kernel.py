@@ -1,0 +1,147 @@
+"""The draw against its twin, in Triton's interpreter."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyvox.kernels.sampler import Draws, draw_keyed, draw_keyed_plain
+from polyvox.models.qwen3_tts.sampling import FirstRules
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+SLOTS = 12
+PLAIN = [1.0, 0, 1.0, 1.0]
+
+
+def draws_of(params: list[list[float]], slots: list[int] | None = None) -> Draws:
+    """Row i draws by params[i]; keys, segments and frames of the slots differ."""
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.tensor(slots or list(range(len(params))))
+    by_slot = torch.ones(SLOTS, 4)
+    by_slot[rows] = torch.tensor(params)
+    return Draws(
+        slots=rows,
+        params=by_slot,
+        key=torch.randint(2**32, (SLOTS, 2), generator=generator),
+        segment=torch.randint(100, (SLOTS,), generator=generator),
+        frame=torch.randint(2000, (SLOTS,), generator=generator),
+    )
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+MIX = [
+    PLAIN,
+    [0.0, 0, 1.0, 1.0],
+    [0.9, 50, 1.0, 1.0],
+    [0.7, 5, 0.8, 1.0],
+    [1.3, 0, 0.5, 1.0],
+    [1.0, 1, 1.0, 1.0],
+    [1.0, 9999, 0.999, 1.0],
+    [0.5, 20, 0.0, 1.0],
+]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "dtype", "book"), [(2048, torch.float32, 7), (3072, torch.float16, 0), (37, torch.float32, 1)]
+)
+def test_it_draws_what_the_twin_draws(vocab: int, dtype: torch.dtype, book: int) -> None:
+    """Draws could part where the best two are within 1e-6; with these seeds none do."""
+    logits = (4 * normal(len(MIX), vocab)).to(dtype)
+    draws = draws_of(MIX, slots=[3, 0, 7, 1, 11, 5, 2, 9])
+    assert torch.equal(draw_keyed(logits, book, draws), draw_keyed_plain(logits, book, draws))
+
+
+def support(logits: list[float], params: list[float]) -> tuple[set[int], set[int]]:
+    """The tokens that are drawn in many frames, here and by the twin."""
+    count = 24
+    draws = draws_of([params])
+    draws = replace(
+        draws,
+        slots=torch.arange(count),
+        params=torch.tensor([params]).expand(count, 4).contiguous(),
+        key=draws.key[:1].expand(count, 2).contiguous(),
+        segment=torch.zeros(count, dtype=torch.int64),
+        frame=torch.arange(count),
+    )
+    rows = torch.tensor([logits]).expand(count, -1).contiguous()
+    return set(draw_keyed(rows, 1, draws).tolist()), set(draw_keyed_plain(rows, 1, draws).tolist())
+
+
+@pytest.mark.parametrize(
+    ("logits", "params", "kept"),
+    [
+        ([1.9, 2.0, 2.0, 2.0, 1.8], [1.0, 2, 1.0, 1.0], {1, 2, 3}),  # ties with the k-th stay
+        ([0.0, -0.0, -0.1, -0.2], [1.0, 1, 1.0, 1.0], {0, 1}),  # both zeros are one
+        ([-5.1, -5.0, -5.05], [1.0, 2, 1.0, 1.0], {1, 2}),  # negative scores have an order, too
+        ([0.0, 0.0, 0.0, 0.0], [1.0, 0, 0.3, 1.0], {0, 1, 2, 3}),  # ties in top-p
+        ([0.2, 0.1, 0.0], [1.0, 0, 0.3, 1.0], {0}),
+        ([0.2, 0.1, 0.0], [1.0, 0, 0.5, 1.0], {0, 1}),
+        ([0.2, 0.1, 0.0], [1.0, 2, 0.9, 1.0], {0, 1}),  # top-p is among what top-k left
+        ([1.0, -torch.inf, 1.0], [1.0, 3, 1.0, 1.0], {0, 2}),
+    ],
+)
+def test_filters_keep_what_the_twin_keeps(logits: list[float], params: list[float], kept: set[int]) -> None:
+    assert support(logits, params) == (kept, kept)
+
+
+def test_greedy_takes_the_first_of_the_best() -> None:
+    logits = torch.tensor([[0.0, 5.0, 5.0, 1.0], [-torch.inf] * 4])
+    assert draw_keyed(logits, 3, draws_of([[0.0, 0, 1.0, 1.0]] * 2)).tolist() == [1, 0]
+
+
+def rules(vocab: int) -> FirstRules:
+    generator = torch.Generator().manual_seed(3)
+    return FirstRules(
+        seen=torch.rand(SLOTS, vocab, generator=generator) < 0.3,
+        least=torch.tensor([0, 5000] * (SLOTS // 2)),
+        budget=torch.tensor([0, 0, 5000, 5000] * (SLOTS // 4)),
+        pressure=0.05,
+        end=vocab - 3,
+        controls=vocab - 20,
+    )
+
+
+@pytest.mark.parametrize("vocab", [3072, 100])
+def test_code_0_follows_its_rules(vocab: int) -> None:
+    logits = 3 * normal(8, vocab, seed=5)
+    draws = draws_of([[t, 40, 1.0, penalty] for t in (0.0, 0.9) for penalty in (1.0, 1.05, 2.0, 0.5)])
+    found = draw_keyed(logits, 0, draws, rules(vocab))
+    assert torch.equal(found, draw_keyed_plain(logits, 0, draws, rules(vocab)))
+
+
+def test_of_control_ids_only_the_end_is_drawn_and_not_too_early() -> None:
+    logits = normal(4, 100)
+    logits[:, 80:] = 50.0
+    draws = draws_of([PLAIN] * 4)
+    found = draw_keyed(logits, 0, draws, rules(100)).tolist()
+    assert found[0] == found[2] == 97
+    assert all(code < 80 for code in found[1::2])
+
+
+def test_the_end_gains_with_every_frame_past_the_budget() -> None:
+    logits = torch.zeros(1, 100)
+    draws = replace(draws_of([[0.0, 0, 1.0, 1.0]]), frame=torch.full((SLOTS,), 10))
+    strict = replace(rules(100), seen=torch.zeros(SLOTS, 100, dtype=torch.bool), budget=torch.full((SLOTS,), 10))
+    assert draw_keyed(logits, 0, draws, strict).tolist() == [0]
+    assert draw_keyed(logits, 0, draws, replace(strict, budget=strict.budget - 1)).tolist() == [97]
+
+
+def test_a_row_draws_the_same_in_any_place_among_any_rows() -> None:
+    logits = normal(8, 500)
+    draws = draws_of(MIX)
+    together = draw_keyed(logits, 2, draws)
+    turned = draw_keyed(logits.flip(0).contiguous(), 2, replace(draws, slots=draws.slots.flip(0).contiguous()))
+    assert torch.equal(turned.flip(0), together)
+    for i in range(8):
+        assert draw_keyed(logits[i : i + 1], 2, replace(draws, slots=draws.slots[i : i + 1])) == together[i]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_logits_that_are_no_numbers_still_draw_an_id() -> None:
+    codes = draw_keyed(torch.full((8, 100), torch.nan), 1, draws_of(MIX))
+    assert ((codes >= 0) & (codes < 100)).all()
