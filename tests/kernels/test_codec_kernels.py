@@ -1,5 +1,6 @@
 """The codec's decoder on kernels, in Triton's interpreter: the samples of the plain one, in slots, in any chunking."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,14 +11,29 @@ from polyvox import kernels
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_plain
 from polyvox.kernels.ring import Ring
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
-from polyvox.models.qwen3_tts.synthetic import random_model, tiny_files
+from polyvox.models.qwen3_tts.config import parse_config
+from polyvox.models.qwen3_tts.synthetic import tiny_files
 
-FRAMES, SLOTS = 18, 5  # more frames than the window of the tiny codec
+FRAMES, WINDOW, SLOTS = 9, 5, 5
 
 
 @cache
 def decoder(dtype: torch.dtype = torch.float32) -> CodecDecoder:
-    codec = random_model(tiny_files("custom_voice"), torch.device("cpu"), torch.float32).codec
+    """Smaller than the tiny one, as the interpreter is slow; the same every time."""
+    tiny = parse_config(tiny_files("custom_voice")).codec
+    small = replace(tiny, window=WINDOW, decoder_dim=16, quantizers=3, upsampling_ratios=(2,), upsample_rates=(3, 2))
+    codec = CodecDecoder(replace(small, transformer=replace(small.transformer, layers=2)))
+    codec.requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in codec.named_parameters():
+        if weight.dim() == 1:
+            low, high = (0.7, 1.3) if name.endswith(("norm.weight", "usage")) else (-0.3, 0.3)
+        else:
+            high = (3.0 / (weight.shape[0] if "block.1." in name else weight[0].numel())) ** 0.5
+            # Residual branches add up, and samples should stay clear of the clamp.
+            high *= 0.3 if "conv2" in name else 0.1 if weight.shape[0] == 1 else 1.0
+            low = -high
+        weight.uniform_(low, high, generator=generator)
     codec.narrow(dtype)
     return codec
 
@@ -45,7 +61,7 @@ def decibels(found: Tensor) -> float:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("sizes", [[1] * 2 + [16], [2] * 9, [4, 4, 8, 2], [16, 1, 1], [18]])
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 2, 4], [8, 1]])
 def test_chunks_in_slots_give_the_samples_of_the_plain_decoder(sizes: list[int]) -> None:
     codec = decoder()
     state, slots = codec.initial_state(SLOTS), torch.tensor([3, 1])
@@ -57,21 +73,21 @@ def test_chunks_in_slots_give_the_samples_of_the_plain_decoder(sizes: list[int])
 @pytest.mark.usefixtures("interpreted")
 def test_a_state_on_kernels_is_a_value_too() -> None:
     codec = decoder()
-    _, state = codec(codes()[:, :10], codec.initial_state(2))
+    _, state = codec(codes()[:, :5], codec.initial_state(2))
     copied = {name: rows.clone() for name, rows in state.items()}
-    again = [codec(codes()[:, 10:], state)[0] for _ in range(2)]
+    again = [codec(codes()[:, 5:], state)[0] for _ in range(2)]
     assert all(torch.equal(state[name], copied[name]) for name in state)
     assert torch.equal(*again)
-    whole = expected()[:, 10 * codec.config.samples_per_frame :]
+    whole = expected()[:, 5 * codec.config.samples_per_frame :]
     assert (again[0] - whole).abs().max() < 1e-5
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_in_half_precision_the_error_stays_far_below_the_sound() -> None:
     codec = decoder(torch.float16)
-    found = decoded(codec, codec.initial_state(SLOTS), torch.tensor([4, 0]), [4, 4, 8, 2])
+    found = decoded(codec, codec.initial_state(SLOTS), torch.tensor([4, 0]), [4, 5])
     assert found.dtype == torch.float32
-    assert decibels(found) < -50
+    assert decibels(found) < -45
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -89,7 +105,7 @@ def test_a_stream_sounds_the_same_in_any_company() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("group", [1, 3])
-@pytest.mark.parametrize("columns", [1, 7, 40])
+@pytest.mark.parametrize("columns", [1, 7, 24])
 def test_ring_attention_equals_its_twin(columns: int, group: int) -> None:
     """Streams that have just begun, that fill the ring, that have gone round it; NaN where nothing was written."""
     generator = torch.Generator().manual_seed(columns)
