@@ -78,7 +78,7 @@ def draw_keyed_plain(logits: Tensor, book: int, draws: Draws, first: FirstRules 
 
 @Kernel
 def draw_kernel(
-    logits, slots, params, key, segment, frame, seen, least, budget, codes,
+    logits, slots, settings, key, segment, frame, seen, least, budget, codes,
     logits_row, seen_row, book, pressure,
     FIRST: tl.constexpr, END: tl.constexpr, CONTROLS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -89,7 +89,7 @@ def draw_kernel(
     there = token < VOCAB
     score = tl.load(logits + row * logits_row + token, mask=there, other=float("-inf")).to(tl.float32)
     if FIRST:
-        factor = tl.load(params + slot * 4 + 3)
+        factor = tl.load(settings + slot * 4 + 3)
         before = tl.load(seen + slot * seen_row + token, mask=there, other=0) != 0
         score = tl.where(before, tl.where(score > 0, tl.div_rn(score, factor), score * factor), score)
         late = tl.maximum(now - tl.load(budget + slot), 0).to(tl.float32)
@@ -97,7 +97,7 @@ def draw_kernel(
         early = now < tl.load(least + slot)
         score = tl.where(((token >= CONTROLS) & (token != END)) | ((token == END) & early), float("-inf"), score)
 
-    temperature = tl.load(params + slot * 4)
+    temperature = tl.load(settings + slot * 4)
     greedy = temperature == 0.0
     score = tl.div_rn(score, tl.where(greedy, 1.0, temperature))
     score = tl.where(score == 0.0, 0.0, score)  # one zero, as for all who compare
@@ -106,9 +106,9 @@ def draw_kernel(
     bits = score.to(tl.uint32, bitcast=True)
     rank = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
     rank = tl.where(there, rank, 0)
-    top_k = tl.load(params + slot * 4 + 1).to(tl.int32)
+    top_k = tl.load(settings + slot * 4 + 1).to(tl.int32)
     least_kept = rank_of_largest(rank, tl.where(top_k == 0, VOCAB, tl.minimum(tl.maximum(top_k, 1), VOCAB)))
-    top_p = tl.load(params + slot * 4 + 2)
+    top_p = tl.load(settings + slot * 4 + 2)
     if top_p < 1.0:
         kept = (rank >= least_kept) & there
         mass = tl.where(kept, tl.exp(score - tl.max(score, 0)), 0.0)
