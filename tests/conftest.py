@@ -10,12 +10,16 @@ import pytest
 import torch
 
 import polyvox
+from polyvox import kernels
 from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.synthetic import write_tiny
 from polyvox.tts import EMBEDDED_VOICE, TTS, load
 
 # The parity tests can also judge a GPU: POLYVOX_TEST_DEVICE=cuda.
 DEVICE = os.environ.get("POLYVOX_TEST_DEVICE", "cpu")
+# Kernels are tested in Triton's interpreter, which is chosen when triton is imported.
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
 # TF32 convolutions, PyTorch's default on CUDA, are not float32.
 torch.backends.cudnn.allow_tf32 = False
 
@@ -59,4 +63,23 @@ def _no_voices(tmp_path_factory: pytest.TempPathFactory) -> object:
 @pytest.fixture(autouse=True)
 def _no_gradients() -> object:
     with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Kernels everywhere, and so in the interpreter."""
+    from triton import knobs
+    from triton.runtime import interpreter
+
+    assert knobs.runtime.interpret, "triton was imported before TRITON_INTERPRET was set"
+    patch = interpreter._patch_lang_tensor
+
+    def patch_for_numpy_2_4(tensor: object, scope: interpreter._LangPatchScope) -> None:
+        patch(tensor, scope)
+        # The interpreter of 3.6 keeps scalars as arrays of one, which numpy no longer takes for a number.
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_for_numpy_2_4)
+    with kernels.everywhere():
         yield

@@ -17,7 +17,7 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.jit[grid]
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:  # noqa: ARG002
         raise TypeError(f"{self.function.__name__} is called from kernels only")
 
     @property

@@ -1,16 +1,16 @@
 """One draw from logits, for a batch of rows: rules of code 0, temperature, top-k, top-p, noise, argmax.
 
-    logits [B,V] · book: the codebook, 0 to 15 · slots [B] int64 · by slot: params [S,4] float32, key [S,2], segment [S],
+    logits [B,V] · book: the codebook, from 0 · slots [B] int64 · by slot: params [S,4] float32, key [S,2], segment [S],
     frame [S] int64; for code 0 seen [S,V] bool, least [S], budget [S] int64 -> codes [B] int64
 
 Types: bfloat16, float16 or float32 logits; everything inside is float32.
-Exactness: noise bits, filters and ties are those of the twin. Scores are divided as IEEE has it. Top-k keeps every score
-that is at least the k-th: its bits are found by bisection, two at a time. Top-p keeps a score while all that are larger
-hold less than top_p; sums have another order here, so a score may stay or go where its mass is within 1e-6 of top_p.
+Roundings: noise bits, filters and ties are those of the twin. Scores are divided as IEEE has it. Top-k keeps every
+score that is at least the k-th: its bits are found by bisection, two at a time. Top-p keeps a score while all that are
+larger hold less than top_p; sums have another order here, so where its mass is within 1e-6 of top_p a score may part.
 The logarithms of the noise may differ in their last bits: a draw can differ only where the best two are that near.
 A row whose logits are NaN draws a valid id.
 Bytes: the logits once (and seen, for code 0); noise is made where it is used and never stored.
-One program a row; a row is one block of at most 4,096 tokens.
+One program a row; a row is one block.
 """
 
 from __future__ import annotations
@@ -135,8 +135,7 @@ def rank_of_largest(rank, count):
     """The count-th largest of ranks: the largest number that so many of them reach, from its highest bits down."""
     found = tl.zeros([], tl.uint32)
     for step in range(16):
-        shift = 30 - 2 * step
-        shift = shift.to(tl.uint32)
+        shift = tl.cast(30 - 2 * step, tl.uint32)
         one, two, three = found + (1 << shift), found + (2 << shift), found + (3 << shift)
         reach = (rank >= one).to(tl.int64) + ((rank >= two).to(tl.int64) << 16) + ((rank >= three).to(tl.int64) << 32)
         reached = tl.sum(reach, 0)
@@ -151,7 +150,6 @@ def rank_of_mass(rank, mass, wanted):
     """The largest number such that the ranks which reach it hold the wanted mass."""
     found = tl.zeros([], tl.uint32)
     for step in range(32):
-        shift = 31 - step
-        higher = found + (1 << shift.to(tl.uint32))
+        higher = found + (1 << tl.cast(31 - step, tl.uint32))
         found = tl.where(tl.sum(tl.where(rank >= higher, mass, 0.0), 0) >= wanted, higher, found)
     return found

@@ -161,23 +161,14 @@ class Qwen3TTS(nn.Module):
         """
         talker, config = self.talker, self.config
         position, frame = s.position[slots], s.frame[slots]
-        key, segment, ring = s.key[slots], s.segment[slots], s.codes.shape[1]
+        ring = s.codes.shape[1]
         hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span))[:, 0]
-        logits, rules = talker.codec_head(hidden), self._first_rules(s)
-        draw_rest: Draw
-        if noise is keyed_noise and kernels.active(logits):
-            draws = Draws(slots, s.talker_params, s.key, s.segment, s.frame)
-            rest_draws = replace(draws, params=s.predictor_params)
-            code = draw_keyed(logits, 0, draws, rules)
-            draw_rest = lambda book, logits: draw_keyed(logits, book + 1, rest_draws)  # noqa: E731
-        else:
-            first_params, params = s.talker_params[slots], s.predictor_params[slots]
-            first_noise = noise(key, segment, frame, 0, 1, config.talker.vocab_size)[:, 0]
-            code = draw(first_scores(logits, rules, slots, frame, first_params), first_params, first_noise)
-            rest_noise = noise(key, segment, frame, 1, talker.code_predictor.residuals, config.predictor.vocab_size)
-            draw_rest = lambda book, logits: draw(logits, params, rest_noise[:, book])  # noqa: E731
+        draw_code = self._draws(s, slots, frame, noise)
+        code = draw_code(0, talker.codec_head(hidden))
         ended = code == config.talker.eos_id
-        rest = talker.code_predictor(hidden, talker.model.codec_embedding(code), draw_rest)
+        rest = talker.code_predictor(
+            hidden, talker.model.codec_embedding(code), lambda book, logits: draw_code(book + 1, logits)
+        )
         codes = torch.cat([code[:, None], rest], dim=1)
         text = torch.where(
             (frame < s.text_end[slots])[:, None],
@@ -204,7 +195,25 @@ class Qwen3TTS(nn.Module):
         samples, _ = self.codec(codes, s.codec, slots)
         return samples
 
-    def _first_rules(self, s: Slots) -> FirstRules:
-        talker = self.config.talker
+    def _draws(self, s: Slots, slots: Tensor, frame: Tensor, noise: Noise) -> Draw:
+        """How the codes of one frame are drawn: draw(codebook from 0, logits)."""
+        talker, rest = self.config.talker, self.talker.code_predictor.residuals
         controls = talker.vocab_size - CONTROL_IDS
-        return FirstRules(s.seen, s.least, s.budget, END_PRESSURE, talker.eos_id, controls)
+        rules = FirstRules(s.seen, s.least, s.budget, END_PRESSURE, talker.eos_id, controls)
+        if noise is keyed_noise and kernels.active(s.input):
+            first_draws = Draws(slots, s.talker_params, s.key, s.segment, s.frame)
+            rest_draws = replace(first_draws, params=s.predictor_params)
+            return lambda book, logits: (
+                draw_keyed(logits, book, rest_draws) if book else draw_keyed(logits, 0, first_draws, rules)
+            )
+        key, segment = s.key[slots], s.segment[slots]
+        first_params, params = s.talker_params[slots], s.predictor_params[slots]
+        first_noise = noise(key, segment, frame, 0, 1, talker.vocab_size)[:, 0]
+        rest_noise = noise(key, segment, frame, 1, rest, self.config.predictor.vocab_size)
+
+        def draw_code(book: int, logits: Tensor) -> Tensor:
+            if book:
+                return draw(logits, params, rest_noise[:, book - 1])
+            return draw(first_scores(logits, rules, slots, frame, first_params), first_params, first_noise)
+
+        return draw_code

@@ -13,7 +13,7 @@ from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig, PredictorConfig
 from polyvox.models.qwen3_tts.transformer import Rotation, Stacked, Transformer
 
-# draw(residual codebook from 0, logits [B, vocab]) -> codes [B]
+# draw(codebook from 0, here the first of the residual ones, logits [B, vocab]) -> codes [B]
 Draw = Callable[[int, Tensor], Tensor]
 
 

@@ -1,0 +1,34 @@
+"""A whole tiny model by kernels says what it says by their twins."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conftest import Loaded
+from parity import Batch
+from polyvox import kernels
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("checkpoint", ["custom_voice", "voice_design"])
+def test_two_streams_by_kernels_draw_the_codes_of_the_plain_model(checkpoint: str, loaded: Loaded) -> None:
+    """Prompts packed, two frames drawn; VoiceDesign has no projection before its predictor."""
+    tts = loaded(checkpoint, "float32")
+    model = tts.speech.model
+    model.talker.settle()
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randn(n, tts.speech.hidden_size, generator=generator) for n in (19, 4)]
+    texts = [torch.randn(2, tts.speech.hidden_size, generator=generator) for _ in prompts]
+    sampling = [tts.speech.config.sampling, replace(tts.speech.config.sampling, temperature=0.0, top_k=5)]
+
+    def speak() -> tuple[list[list[int]], torch.Tensor]:
+        batch = Batch(tts.speech, prompts, texts, sampling, seeds=[3, 2**40 + 5], frames=4)
+        frames = torch.cat([batch.frame()[0] for _ in range(2)], dim=1)
+        return frames.tolist(), batch.slots.input.clone()
+
+    by_kernels, rows = speak()
+    with kernels.disabled():
+        plain, plain_rows = speak()
+    assert by_kernels == plain
+    torch.testing.assert_close(rows, plain_rows, atol=1e-5, rtol=1e-5)
