@@ -54,7 +54,7 @@ class FramePages:
         """Pages for the rows from start to stop of each stream, the rows of a stream behind one another."""
         slots, positions = self.streams, self.positions[start]
         if stop - start > 1:
-            slots = slots[:, None].expand(-1, stop - start).flatten()
+            slots = slots[:, None].expand(-1, stop - start).flatten().contiguous()  # one stream: else a view
             positions = self.positions[start:stop].T.flatten()
         return Pages(self.keys, self.values, self.streams[:, None], slots, positions)
 
