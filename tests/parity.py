@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from polyvox.engine.config import PAGE
 from polyvox.engine.kv import PagedKV
 from polyvox.models.protocol import ENDED, Pack, Prepared
-from polyvox.models.qwen3_tts import model as model_code
-from polyvox.models.qwen3_tts import sampling as sampling_code
 from polyvox.models.qwen3_tts.config import CONTROL_IDS
+from polyvox.models.qwen3_tts.model import Qwen3TTS
+from polyvox.models.qwen3_tts.predictor import Draw
 from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
 from polyvox.models.qwen3_tts.sampling import GeneratorNoise, Noise, keyed_noise
 from polyvox.models.qwen3_tts.speech import NEVER, Own, Speech
@@ -94,15 +94,20 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
 
     first: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
-    draw = sampling_code.draw
+    draws = Qwen3TTS._draws
 
-    def recording_draw(logits: torch.Tensor, params: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        if logits.shape[-1] == tts.speech.config.predictor.vocab_size:
-            rest.append(logits)
-        return draw(logits, params, noise)
+    def recording_draws(*how: Any) -> Draw:
+        draw = draws(*how)
+
+        def recorded(book: int, logits: torch.Tensor) -> torch.Tensor:
+            if book:
+                rest.append(logits)
+            return draw(book, logits)
+
+        return recorded
 
     hook = model.talker.codec_head.register_forward_hook(lambda _m, _i, out: first.append(out))
-    with mock.patch.object(model_code, "draw", recording_draw):
+    with mock.patch.object(Qwen3TTS, "_draws", recording_draws):
         frames, ended = [], []
         batch = Batch(tts.speech, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
         for _ in range(199 if case in EMBEDDED else FRAMES):

@@ -71,7 +71,8 @@ class Kept(Generic[T]):
         self._value: T | None = None
 
     def get(self, make: Callable[[], T], weight: Tensor) -> T:
-        of = (weight.data_ptr(), weight._version, weight.dtype, weight.device)
+        version = None if weight.is_inference() else weight._version
+        of = (weight.data_ptr(), version, weight.dtype, weight.device)
         if self._value is None or self._of != of:
             self._value, self._of = make(), of
         return self._value

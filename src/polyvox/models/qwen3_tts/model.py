@@ -183,7 +183,7 @@ class Qwen3TTS(nn.Module):
         s.input[slots] = talker.frame_rows(codes) + text
         # What is no frame is never decoded; were it, it must still be a code.
         s.codes[slots, frame % ring] = codes.masked_fill(ended[:, None], 0)
-        s.seen[slots, code] = True
+        s.seen[slots, code] = code >= 0  # a constant would come from the host
         s.still[slots] = still
         s.position[slots], s.frame[slots] = position + 1, frame + 1
         return ended * ENDED + (still >= STILL_FRAMES) * STILL
