@@ -4,15 +4,15 @@
     y[b,:,t] = bias + Σ_tap weight[tap] · x[b,:, t - (taps-1-tap)·dilation]  (+ add[b,:,t]),   H = (taps-1)·dilation
 
 Columns before the first come from the stream's row of the state, which is read where it lies. A transposed convolution
-of stride r with a kernel of 2r gives r columns of output for each column of input and the one before it: two taps with
-r·outputs channels, which are in memory r columns of `outputs` channels. Linear maps are the case of one tap.
+of stride r with a kernel of 2r makes r columns from each column and the one before it: two taps with r·outputs
+channels, which are in memory r columns of `outputs` channels. Linear maps are the case of one tap.
 
-The product has M = B·T rows, K = taps · C, N = outputs. A tile's last act adds bias and residual and stores the sum, its
-Snake (snake.py), or both: whoever makes a column knows which activation is read next.
+The product has M = B·T rows, K = taps · C, N = outputs. A tile's last act adds bias and residual and stores the sum,
+its Snake (snake.py), or both: whoever makes a column knows which activation is read next.
 
 Types: x, weight, add, state of one type (bfloat16, float16, float32); bias and Snake's logarithms float32.
-Roundings: products summed in float32 (TF32 for float32 only where cuDNN may use it), bias and residual added in float32;
-the sum is rounded once when stored, and Snake is taken of the unrounded sum and rounded once.
+Roundings: products summed in float32 (TF32 for float32 only where cuDNN may use it), bias and residual added in
+float32; the sum is rounded once when stored, and Snake is taken of the unrounded sum and rounded once.
 Bytes: x once from memory (its taps from cache), weight once, add, y and Snake(y) once each. Offsets are 64-bit by row.
 A row's bits depend on the tile's shape, which follows from M and N, and on nothing else of the batch.
 
@@ -22,6 +22,7 @@ A row's bits depend on the tile's shape, which follows from M and N, and on noth
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -113,10 +114,11 @@ def causal_conv(
     rows = columns_first(x)
     batch, columns, inputs = rows.shape
     width = taps.weight.shape[1]
-    assert inputs == taps.inputs and rows.dtype == taps.weight.dtype and (keep or snake is not None)
+    assert (inputs, rows.dtype) == (taps.inputs, taps.weight.dtype)
+    assert keep or snake is not None
     if state is not None:
-        assert state.shape[1:] == (inputs, taps.history) and state.dtype == rows.dtype
         past = state.transpose(1, 2)
+        assert (past.shape[1:], past.dtype) == ((taps.history, inputs), rows.dtype)
         assert past.is_contiguous()
     else:
         assert not taps.history
@@ -158,8 +160,8 @@ def remember_plain(rows: Tensor, past: Tensor, slots: Tensor) -> None:
     past[slots] = last_columns(past[slots].transpose(1, 2), rows.transpose(1, 2)).transpose(1, 2)
 
 
-@Kernel
-def conv_kernel(  # type: ignore[no-untyped-def]
+@partial(Kernel, plain=("rows", "columns", "taps", "dilation"))
+def conv_kernel(
     x, state, slots, weight, bias, add, alpha, beta, raw, act,
     rows, columns, inputs, outputs, channels, taps, dilation,
     PAST: tl.constexpr, ADD: tl.constexpr, RAW: tl.constexpr, SNAKE: tl.constexpr,
@@ -185,7 +187,7 @@ def conv_kernel(  # type: ignore[no-untyped-def]
         sums_extra = tl.zeros([BLOCK_M, EXTRA_N], tl.float32)
 
     parts = tl.cdiv(inputs, BLOCK_K)
-    for step in range(0, taps * parts):
+    for step in range(taps * parts):
         tap = step // parts
         k = (step - tap * parts) * BLOCK_K + tl.arange(0, BLOCK_K)
         shift = (taps - 1 - tap) * dilation
@@ -217,7 +219,7 @@ def conv_kernel(  # type: ignore[no-untyped-def]
 
 
 @Kernel
-def finish(  # type: ignore[no-untyped-def]
+def finish(
     sums, m, n, bias, add, alpha, beta, raw, act, rows, outputs, channels,
     ADD: tl.constexpr, RAW: tl.constexpr, SNAKE: tl.constexpr,
 ):  # fmt: skip
@@ -235,10 +237,8 @@ def finish(  # type: ignore[no-untyped-def]
         tl.store(act + at, y.to(act.dtype.element_ty), mask=there)
 
 
-@Kernel
-def remember_kernel(  # type: ignore[no-untyped-def]
-    x, state, slots, columns, channels, history, H_BLOCK: tl.constexpr, BLOCK: tl.constexpr
-):
+@partial(Kernel, plain=("columns", "history"))
+def remember_kernel(x, state, slots, columns, channels, history, H_BLOCK: tl.constexpr, BLOCK: tl.constexpr):
     stream = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     h = tl.arange(0, H_BLOCK)

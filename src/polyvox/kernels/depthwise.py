@@ -3,12 +3,13 @@
     x [B,C,T], columns contiguous in memory · state [S,C,taps-1] likewise · slots [B] int64 -> [B,T,C]
 
 weight [C,1,taps] and bias [C] of nn.Conv1d with groups = C; gain and shift [C] of nn.LayerNorm. The state is moved on.
-Types: bfloat16, float16, float32, all of one type. Roundings: sums, mean and variance in float32, one rounding at the end.
+Types: bfloat16, float16, float32, all of one. Roundings: sums, mean and variance in float32, one rounding at the end.
 Bytes: x once from memory (its taps from cache), weights from cache, the result once. One program a column.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +29,9 @@ def depthwise_norm(
     rows, past = columns_first(x), state.transpose(1, 2)
     batch, columns, channels = rows.shape
     taps = weight.shape[2]
-    assert past.is_contiguous() and past.shape[1:] == (taps - 1, channels) and weight.is_contiguous()
+    assert past.shape[1:] == (taps - 1, channels)
+    assert past.is_contiguous()
+    assert weight.is_contiguous()
     out = torch.empty_like(rows)
     depthwise_kernel[(batch * columns,)](
         rows, past, slots, weight, bias, gain, shift, out, columns, channels, eps,
@@ -46,8 +49,8 @@ def depthwise_norm_plain(
     return F.layer_norm(y, y.shape[-1:], gain, shift, eps)
 
 
-@Kernel
-def depthwise_kernel(  # type: ignore[no-untyped-def]
+@partial(Kernel, plain=("columns",))
+def depthwise_kernel(
     x, state, slots, weight, bias, gain, shift, out, columns, channels, eps, TAPS: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)

@@ -7,18 +7,19 @@ from typing import Any
 class Kernel:
     """A function in Triton's language; Triton is imported when it is first launched or compiled.
 
-    In the function's file `tl` need only be there for the type checker, and annotations must be postponed.
+    In the function's file `tl` need only be there for the type checker, and annotations must be postponed. Of the
+    arguments in `plain` the kernel is not compiled anew where one is 1 or a multiple of 16.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Any], plain: tuple[str, ...] = ()) -> None:
+        self.function, self.plain = function, plain
         self._jit: Any = None
+
+    def __call__(self, *_: Any) -> Any:
+        raise TypeError(f"{self.function.__name__} is called from kernels only")
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.jit[grid]
-
-    def __call__(self, *arguments: Any) -> Any:  # noqa: ARG002
-        raise TypeError(f"{self.function.__name__} is called from kernels only")
 
     @property
     def jit(self) -> Any:
@@ -32,7 +33,7 @@ class Kernel:
             for name in self.function.__code__.co_names:
                 if isinstance(scope.get(name), Kernel):
                     scope[name] = scope[name].jit
-            self._jit = triton.jit(self.function)
+            self._jit = triton.jit(self.function, do_not_specialize=self.plain)
         return self._jit
 
 

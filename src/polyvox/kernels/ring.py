@@ -2,8 +2,8 @@
 
     q [B,T,H,D] · k, v [B,T,KVH,D] · keys, values [S,layers,KVH,R,D] · slots, first [B] int64 -> [B,T,H,D]
 
-Column t of stream b is at position first[b] + t; it sees itself and the R positions before it. Position p of a slot lies
-in its rings at p % R. After a call the rings hold the last R positions; what was never written is not read.
+Column t of stream b is at position first[b] + t; it sees itself and the R positions before it. Position p of a slot
+lies in its rings at p % R. After a call the rings hold the last R positions; what was never written is not read.
 
 Types: bfloat16, float16, float32, all of one type. Roundings: scores and sums in float32; a weight is rounded to the
 type of v before it multiplies, the quotient once at the end.
@@ -13,7 +13,7 @@ they are kept. One program a stream and kv head, which alone reads and writes th
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,7 +49,7 @@ class Ring:
         out = torch.empty(batch, columns, heads, dim, dtype=q.dtype, device=q.device)
         q, k, v = (rows.flatten(0, 1) for rows in (q, k, v))
         assert all(rows.stride()[1:] == (dim, 1) for rows in (q, k, v))
-        assert keys.stride() == values.stride() and keys.stride()[1:] == (size * dim, dim, 1)
+        assert keys.stride() == values.stride() == (keys.stride(0), size * dim, dim, 1)
         ring_kernel[(batch, kv_heads)](
             q, k, v, keys, values, self.slots, self.positions, out,
             q.stride(0), k.stride(0), v.stride(0), keys.stride(0), self.positions.stride(0), columns,
@@ -63,11 +63,14 @@ class Ring:
         """The twin."""
         seen, rows, at = self._places
         count = at.shape[1]
-        past = []
-        for ring, new in ((keys, k), (values, v)):
-            past.append(torch.cat([ring[self.slots], new.transpose(1, 2)], dim=2))
-            ring[rows, :, at] = new[:, -count:].detach()  # gradients do not go through the past
-        return F.scaled_dot_product_attention(q.transpose(1, 2), *past, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+        all_keys = torch.cat([keys[self.slots], k.transpose(1, 2)], dim=2)
+        all_values = torch.cat([values[self.slots], v.transpose(1, 2)], dim=2)
+        # Gradients do not go through the past.
+        keys[rows, :, at] = k[:, -count:].detach()
+        values[rows, :, at] = v[:, -count:].detach()
+        return F.scaled_dot_product_attention(
+            q.transpose(1, 2), all_keys, all_values, attn_mask=seen, enable_gqa=True
+        ).transpose(1, 2)
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,8 +84,8 @@ class Ring:
         return seen[:, None], self.slots[:, None], positions[:, -size:] % size
 
 
-@Kernel
-def ring_kernel(  # type: ignore[no-untyped-def]
+@partial(Kernel, plain=("columns", "position_row"))
+def ring_kernel(
     q, k, v, keys, values, slots, positions, out,
     q_row, k_row, v_row, slot_stride, position_row, columns,
     scale,
@@ -145,7 +148,7 @@ def ring_kernel(  # type: ignore[no-untyped-def]
 
 
 @Kernel
-def attend_block(query, key, value, seen, highest, total, sums, scale):  # type: ignore[no-untyped-def]
+def attend_block(query, key, value, seen, highest, total, sums, scale):
     """One more block of keys for the running softmax."""
     score = tl.where(seen, tl.dot(query, tl.trans(key), input_precision="ieee") * scale, -1e30)
     higher = tl.maximum(highest, tl.max(score, 1))

@@ -28,7 +28,7 @@ def snake_plain(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
 
 
 @Kernel
-def snaked(x, alpha, beta):  # type: ignore[no-untyped-def]
+def snaked(x, alpha, beta):
     """x [M,N] float32; alpha, beta [N] float32."""
     angle = x * tl.exp(alpha)[None, :]
     turns = tl.floor(angle * 0.3183098861837907 + 0.5)

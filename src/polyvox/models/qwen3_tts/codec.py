@@ -5,12 +5,13 @@ The state is a plain dict of tensors with one row a stream; zeros are the state 
 keeps its last input columns, [channels, columns]; attention a ring of keys and values, column p at p % (window - 1).
 Decoding in one go is the same call with all frames as one chunk.
 
-Signals are [B, channels, columns]. Where kernels run, memory holds column after column, and so do the states; each Snake
-is taken by the layer that makes its input. Numbers there may be bfloat16 or float16 (`narrow`); what codes stand for and
-the samples stay float32.
+Signals are [B, channels, columns]. Where kernels run, memory holds column after column, and so do the states; each
+Snake is taken by the layer that makes its input. Numbers there may be float16 or bfloat16 (`narrow`); what codes stand
+for and the samples stay float32.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -46,7 +47,7 @@ CONVNEXT_WIDTH = 4
 class Pass:
     """One call of the decoder: the state it was given and the state it leaves behind.
 
-    With slots [B] both are one: rows of the state, changed in place. Without, row i is stream i and a new state is made.
+    With slots [B] both are one: rows of the state, changed in place. Without, row i is stream i and the state new.
     """
 
     def __init__(self, before: CodecState, slots: Tensor | None) -> None:
@@ -230,7 +231,7 @@ class UpsampleBlock(nn.Module):
         upsample, *rest = self.block[1:]
         units = [cast(ResidualUnit, unit) for unit in rest]
         x, active = cast(CausalUpsample, upsample).run(active, step, then=units[0].act1)
-        for unit, following in zip(units, units[1:], strict=False):
+        for unit, following in pairwise(units):
             x, active = unit(x, active, step, following.act1, keep=True)
         return units[-1](x, active, step, then, keep=False)[1]
 
