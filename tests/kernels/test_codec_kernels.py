@@ -120,13 +120,13 @@ def test_ring_attention_equals_its_twin(columns: int, group: int) -> None:
         ring[0, :, :, 4:] = torch.nan
     plain = [ring.nan_to_num() for ring in rings]
     q, k, v = noise(4, columns, 2 * group, 16), noise(4, columns, 2, 16), noise(4, columns, 2, 16)
-    positions = first[:, None] + torch.arange(columns)
-    found = Ring(rings[0], rings[1], slots, positions)(1, q, k, v)
+    positions, cos, sin = first[:, None] + torch.arange(columns), noise(4, columns, 1, 16), noise(4, columns, 1, 16)
+    found = Ring(rings[0], rings[1], slots, positions, cos, sin)(1, q, k, v)
     with kernels.disabled():
-        expected = Ring(plain[0], plain[1], slots, positions)(1, q, k, v)
+        expected = Ring(plain[0], plain[1], slots, positions, cos, sin)(1, q, k, v)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for ring, other in zip(rings, plain, strict=True):
-        assert torch.equal(ring.nan_to_num(), other)
+        torch.testing.assert_close(ring.nan_to_num(), other)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -1,9 +1,12 @@
 """The convolution kernel against its twins, in Triton's interpreter: shapes that fit no tile, streams among others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from polyvox.kernels import conv, tiles
 from polyvox.kernels.conv import (
     Taps,
     causal_conv,
@@ -131,3 +134,24 @@ def test_snake_keeps_its_precision_far_from_zero() -> None:
     snake = (torch.tensor([0.0, -3.0]), torch.tensor([0.0, -1.0]))
     _, found = causal_conv(x, one, None, torch.tensor([0]), snake=snake)
     torch.testing.assert_close(found.double(), snake_plain(x.double(), *snake), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", tiles.TILES, ids=str)
+def test_every_tile_gives_the_same_product(tile: tiles.Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and channels that fill no tile, and more of both than one tile has."""
+    monkeypatch.setattr(conv, "choose_tile", lambda *_: replace(tile, depth=16))
+    outputs, columns = tile.columns + 5, tile.rows // 2 + 3
+    weight, x = noise(outputs, 24, 2, seed=1).half() / 7, noise(2, 24, columns, seed=3).half()
+    taps, slots = pack_conv(weight, torch.zeros(outputs).half(), 2), torch.tensor([1, 0])
+    state = slot_state(24, 2, torch.float16)
+    assert state is not None
+    past = state[slots].double()
+    found, _ = causal_conv(x, taps, state, slots)
+    close(found, causal_conv_plain(x.double(), past, weight.double(), torch.zeros(outputs).double(), 2))
+
+
+@pytest.mark.parametrize("tile", tiles.TILES, ids=str)
+def test_every_tile_fits_a_multiprocessor(tile: tiles.Tile) -> None:
+    """227 KB of shared memory on sm_90, for the operands of all stages in 16 bits; accumulators in 128 registers."""
+    assert tile.stages * tile.depth * (tile.rows + tile.columns) * 2 <= 227 << 10
+    assert tile.rows * tile.columns <= 128 * 32 * tile.warps

@@ -1,12 +1,15 @@
-"""Attention over a window, with the keys and values of the past in rings.
+"""Attention over a window, with the keys and values of the past in rings; q and k are rotated on the way.
 
-    q [B,T,H,D] · k, v [B,T,KVH,D] · keys, values [S,layers,KVH,R,D] · slots, first [B] int64 -> [B,T,H,D]
+    q [B,T,H,D] · k, v [B,T,KVH,D] · keys, values [S,layers,KVH,R,D] · slots, first [B] int64 · cos, sin [B,T,1,D]
+    -> [B,T,H,D]
 
+Rotated is x · cos + x' · sin, where x' is x with its halves exchanged; sin has its signs already.
 Column t of stream b is at position first[b] + t; it sees itself and the R positions before it. Position p of a slot
 lies in its rings at p % R. After a call the rings hold the last R positions; what was never written is not read.
 
-Types: bfloat16, float16, float32, all of one type. Roundings: scores and sums in float32; a weight is rounded to the
-type of v before it multiplies, the quotient once at the end.
+Types: bfloat16, float16, float32, all of one type, but for cos and sin, which are float32. Roundings: q and k once
+after rotation; scores and sums in float32; a weight is rounded to the type of v before it multiplies, the quotient once at
+the end.
 Bytes: the rings once, 4·R·KVH·D a stream and layer in bfloat16; q, k, v and the result once; k and v once more where
 they are kept. One program a stream and kv head, which alone reads and writes that part of the rings.
 """
@@ -32,10 +35,13 @@ LOG2_E = 1.4426950408889634
 
 
 class Ring:
-    """The past of one call, as an attend function: positions [B,T] of these slots [B] of the rings."""
+    """The past of one call, as an attend function: positions [B,T], and their angles, of these slots [B]."""
 
-    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor, positions: Tensor) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
+    ) -> None:
         self.keys, self.values, self.slots, self.positions = keys, values, slots, positions
+        self.cos, self.sin = cos, sin
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         attend = self.attend if kernels.active(q) else self.attend_plain
@@ -49,9 +55,11 @@ class Ring:
         out = torch.empty(batch, columns, heads, dim, dtype=q.dtype, device=q.device)
         q, k, v = (rows.flatten(0, 1) for rows in (q, k, v))
         assert all(rows.stride()[1:] == (dim, 1) for rows in (q, k, v))
+        assert self.cos.is_contiguous()
+        assert self.sin.is_contiguous()
         assert keys.stride() == values.stride() == (keys.stride(0), size * dim, dim, 1)
         ring_kernel[(batch, kv_heads)](
-            q, k, v, keys, values, self.slots, self.positions, out,
+            q, k, v, self.cos, self.sin, keys, values, self.slots, self.positions, out,
             q.stride(0), k.stride(0), v.stride(0), keys.stride(0), self.positions.stride(0), columns,
             dim**-0.5 * LOG2_E,
             SIZE=size, GROUP=group, DIM=dim, DIM_BLOCK=max(LEAST, power_of_2(dim)), ROWS=LEAST, BLOCK=BLOCK,
@@ -61,6 +69,7 @@ class Ring:
 
     def attend_plain(self, keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The twin."""
+        q, k = self._rotated(q), self._rotated(k)
         seen, rows, at = self._places
         count = at.shape[1]
         all_keys = torch.cat([keys[self.slots], k.transpose(1, 2)], dim=2)
@@ -71,6 +80,9 @@ class Ring:
         return F.scaled_dot_product_attention(
             q.transpose(1, 2), all_keys, all_values, attn_mask=seen, enable_gqa=True
         ).transpose(1, 2)
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        return (x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.sin).to(x.dtype)
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +98,7 @@ class Ring:
 
 @partial(Kernel, plain=("columns", "position_row"))
 def ring_kernel(
-    q, k, v, keys, values, slots, positions, out,
+    q, k, v, cos, sin, keys, values, slots, positions, out,
     q_row, k_row, v_row, slot_stride, position_row, columns,
     scale,
     SIZE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
@@ -100,14 +112,16 @@ def ring_kernel(
     inside = (d < DIM)[None, :]
     new_k = k + stream * columns * k_row + head * DIM
     new_v = v + stream * columns * v_row + head * DIM
+    cos += stream * columns * DIM
+    sin += stream * columns * DIM
 
     for start in range(0, columns * GROUP, ROWS):
         row = start + tl.arange(0, ROWS)
         column = row // GROUP
         member = head * GROUP + row % GROUP
         there = (row < columns * GROUP)[:, None] & inside
-        query_at = (stream * columns + column)[:, None] * q_row + (member * DIM)[:, None] + d[None, :]
-        query = tl.load(q + query_at, mask=there, other=0.0)
+        query_at = q + ((stream * columns + column) * q_row + member * DIM)[:, None]
+        query = rotated(query_at, cos, sin, column, d, there, DIM)
         position = (first + column)[:, None]
         highest = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -127,7 +141,7 @@ def ring_kernel(
         for begin in range(oldest, tl.minimum(columns, (start + ROWS - 1) // GROUP + 1), BLOCK):
             i = begin + tl.arange(0, BLOCK)
             readable = (i < columns)[:, None] & inside
-            key = tl.load(new_k + i[:, None] * k_row + d[None, :], mask=readable, other=0.0)
+            key = rotated(new_k + i[:, None] * k_row, cos, sin, i, d, readable, DIM)
             value = tl.load(new_v + i[:, None] * v_row + d[None, :], mask=readable, other=0.0)
             age = column[:, None] - i[None, :]
             seen = (i < columns)[None, :] & (age >= 0) & (age <= SIZE)
@@ -143,8 +157,18 @@ def ring_kernel(
         i = begin + tl.arange(0, BLOCK)
         at = ring + ((first + i) % SIZE)[:, None] * DIM + d[None, :]
         readable = (i < columns)[:, None] & inside
-        tl.store(keys + at, tl.load(new_k + i[:, None] * k_row + d[None, :], mask=readable), mask=readable)
+        tl.store(keys + at, rotated(new_k + i[:, None] * k_row, cos, sin, i, d, readable, DIM), mask=readable)
         tl.store(values + at, tl.load(new_v + i[:, None] * v_row + d[None, :], mask=readable), mask=readable)
+
+
+@Kernel
+def rotated(line, cos, sin, column, d, there, DIM: tl.constexpr):
+    """Rows [N,1] of pointers as rotated rows [N,D]; their columns [N] say by how much."""
+    x = tl.load(line + d[None, :], mask=there, other=0.0)
+    other = tl.load(line + ((d + DIM // 2) % DIM)[None, :], mask=there, other=0.0).to(tl.float32)
+    at = column[:, None] * DIM + d[None, :]
+    turned = x.to(tl.float32) * tl.load(cos + at, mask=there, other=0.0)
+    return (turned + other * tl.load(sin + at, mask=there, other=0.0)).to(x.dtype)
 
 
 @Kernel

@@ -309,6 +309,16 @@ class SplitQuantizer(nn.Module):
         return self.rvq_first(codes[..., :1]) + self.rvq_rest(codes[..., 1:])
 
 
+class Unrotated(Rotation):
+    """For layers whose attention does the rotating."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
 class PreTransformer(Transformer):
     """Attention over the last `window` frames, with the keys and values of the past in the state."""
 
@@ -324,16 +334,16 @@ class PreTransformer(Transformer):
         columns = torch.arange(x.shape[1], device=x.device)
         positions = step.read("position")[:, None] + columns
         step.write("position", positions[:, -1] + 1)
-        rotate = Rotation(positions, self.config, x.dtype)
-        return self.output_proj(self.run(self.input_proj(x), rotate, self._attend(positions, step)))
+        return self.output_proj(self.run(self.input_proj(x), Unrotated(), self._attend(positions, step, x.dtype)))
 
-    def _attend(self, positions: Tensor, step: Pass) -> Attend:
+    def _attend(self, positions: Tensor, step: Pass, dtype: torch.dtype) -> Attend:
+        angles = Rotation(positions, self.config, widened(dtype))
         slots = step.slots
         if slots is None:
             slots = torch.arange(len(positions), device=positions.device)
             step.after |= {name: step.before[name].clone() for name in ("keys", "values")}
         # [S, layers, heads, window - 1, head_dim]
-        return Ring(step.after["keys"], step.after["values"], slots, positions)
+        return Ring(step.after["keys"], step.after["values"], slots, positions, angles.cos, angles.sin)
 
 
 class CodecDecoder(nn.Module):
