@@ -152,6 +152,13 @@ def test_every_tile_gives_the_same_product(tile: tiles.Tile, monkeypatch: pytest
 
 @pytest.mark.parametrize("tile", tiles.TILES, ids=str)
 def test_every_tile_fits_a_multiprocessor(tile: tiles.Tile) -> None:
-    """227 KB of shared memory on sm_90, for the operands of all stages in 16 bits; accumulators in 128 registers."""
-    assert tile.stages * tile.depth * (tile.rows + tile.columns) * 2 <= 227 << 10
+    """Operands in shared memory, accumulators in at most 128 of a thread's registers."""
+    assert tile.shared + tiles.SPARE <= tiles.SM_90.shared
     assert tile.rows * tile.columns <= 128 * 32 * tile.warps
+
+
+@pytest.mark.parametrize("shared", [48 << 10, 99 << 10, 163 << 10])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (32, 768), (1 << 16, 768), (1 << 22, 96)])
+def test_a_smaller_card_gets_a_tile_that_fits_it(rows: int, columns: int, shared: int) -> None:
+    chosen = tiles.choose_tile(rows, columns, 96, torch.float16, tiles.Card(40, shared))
+    assert chosen.shared + tiles.SPARE <= shared

@@ -24,6 +24,7 @@ TWINS = {
 PARTS = {
     "conv.finish": "conv.conv_kernel",
     "ring.attend_block": "ring.ring_kernel",
+    "ring.rotated": "ring.ring_kernel",
     "sampler.rank_of_largest": "sampler.draw_kernel",
     "sampler.rank_of_mass": "sampler.draw_kernel",
     "snake.snaked": "conv.conv_kernel",
@@ -34,7 +35,8 @@ HERE, SOURCE = Path(__file__).parent, Path(kernels.__file__).parent
 def found() -> set[str]:
     names = set()
     for file in SOURCE.glob("*.py"):
-        names |= {f"{file.stem}.{name}" for name in re.findall(r"^@Kernel\ndef (\w+)", file.read_text(), re.MULTILINE)}
+        marked = re.findall(r"^@(?:Kernel|partial\(Kernel\b.*\))\ndef (\w+)", file.read_text(), re.MULTILINE)
+        names |= {f"{file.stem}.{name}" for name in marked}
     return names
 
 

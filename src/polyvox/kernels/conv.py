@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from polyvox.kernels.lazy import Kernel, power_of_2
 from polyvox.kernels.snake import snaked
-from polyvox.kernels.tiles import choose_tile
+from polyvox.kernels.tiles import card, choose_tile
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -128,7 +128,7 @@ def causal_conv(
     act = torch.empty(shape, dtype=x.dtype, device=x.device) if snake is not None else raw
     added = columns_first(add) if add is not None else rows
     alpha, beta = snake if snake is not None else (taps.bias, taps.bias)
-    tile = choose_tile(batch * columns, width, inputs, rows.dtype)
+    tile = choose_tile(batch * columns, width, inputs, rows.dtype, card(rows.device))
     tile_rows, tile_columns = -(-batch * columns // tile.rows), -(-width // tile.columns)
     ieee = rows.dtype != torch.float32 or not torch.backends.cudnn.allow_tf32
     conv_kernel[(tile_rows * tile_columns,)](

@@ -7,9 +7,9 @@ Rotated is x · cos + x' · sin, where x' is x with its halves exchanged; sin ha
 Column t of stream b is at position first[b] + t; it sees itself and the R positions before it. Position p of a slot
 lies in its rings at p % R. After a call the rings hold the last R positions; what was never written is not read.
 
-Types: bfloat16, float16, float32, all of one type, but for cos and sin, which are float32. Roundings: q and k once
-after rotation; scores and sums in float32; a weight is rounded to the type of v before it multiplies, the quotient once at
-the end.
+Types: bfloat16, float16, float32, all of one type, but for cos and sin, which are float32.
+Roundings: q and k once after rotation; scores and sums in float32; a weight is rounded to the type of v before it
+multiplies, the quotient once at the end.
 Bytes: the rings once, 4·R·KVH·D a stream and layer in bfloat16; q, k, v and the result once; k and v once more where
 they are kept. One program a stream and kv head, which alone reads and writes that part of the rings.
 """
