@@ -187,9 +187,9 @@ def conv_kernel(
         sums_extra = tl.zeros([BLOCK_M, EXTRA_N], tl.float32)
 
     parts = tl.cdiv(inputs, BLOCK_K)
-    for step in range(taps * parts):
-        tap = step // parts
-        k = (step - tap * parts) * BLOCK_K + tl.arange(0, BLOCK_K)
+    tap, part = 0, 0  # counted, as a division in every step is not free
+    for _ in range(taps * parts):
+        k = part * BLOCK_K + tl.arange(0, BLOCK_K)
         shift = (taps - 1 - tap) * dilation
         if PAST:  # noqa: SIM108
             source = tl.where(column >= shift, here, before) - shift * inputs
@@ -212,6 +212,9 @@ def conv_kernel(
                 there = (k < inputs)[:, None] & (n_extra < outputs)[None, :]
                 matrix = tl.load(lines + n_extra[None, :], mask=there, other=0.0)
             sums_extra = tl.dot(values, matrix, sums_extra, input_precision=PRECISION)
+        part += 1
+        tap = tl.where(part == parts, tap + 1, tap)
+        part = tl.where(part == parts, 0, part)
 
     finish(sums, m, n, bias, add, alpha, beta, raw, act, rows, outputs, channels, ADD, RAW, SNAKE)
     if EXTRA_N:
