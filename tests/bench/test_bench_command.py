@@ -88,6 +88,25 @@ def test_programs_get_json_and_a_key_is_never_written(bench: Bench, capsys: pyte
     assert "sesame" not in json.dumps(told)
 
 
+def test_a_recogniser_of_any_kind_gives_word_errors(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("one.txt").write_text("Nobody came.\n")
+    Path("hear.py").write_text("import sys\nfor line in sys.stdin:\n    print('nobody sang', flush=True)\n")
+    asked = ("--seconds", "30", "--concurrency", "2", "--requests", "4", "--texts", "one.txt", "-o", "r.json")
+    assert bench.serve(*asked, "--wer", f"{sys.executable} hear.py", "--wer-requests", "3") == 0
+    assert re.search(r"^Word error rate \(%\): +50\.00$", capsys.readouterr().out, re.MULTILINE)
+    (run,) = json.loads(Path("r.json").read_text())["runs"]
+    assert (run["summary"]["wer"], run["summary"]["heard"]) == (0.5, 3)
+    assert [trace["heard"] for trace in run["traces"] if trace["heard"]] == ["nobody sang"] * 3
+    assert not any("sound" in trace for trace in run["traces"])
+
+
+def test_what_was_measured_is_kept_where_the_recogniser_fails(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--requests", "1", "-o", "r.json", "--wer", f"{sys.executable} -c exit(3)")
+    assert bench.serve(*asked) == 1
+    assert "recogniser ended with status 3" in capsys.readouterr().err.replace("\n", " ")
+    assert json.loads(Path("r.json").read_text())["runs"][0]["summary"]["succeeded"] == 1
+
+
 def test_capacity_names_what_broke_first(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--base-url", bench.server.address, *SHORT, "--most", "2", "--requests", "2")
     assert bench("capacity", "--slo", "buffered_underrun=0", *options) == 0
@@ -121,6 +140,8 @@ def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytes
         (("serve", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
         (("serve", "--base-url", "http://h", "-o", "no/such/x.json"), "written"),
         (("serve", "--base-url", "http://h", "--texts", "none.txt"), "one text"),
+        (("serve", "--base-url", "http://h", "--wer", "no-such-program"), "can be run"),
+        (("serve", "--base-url", "http://h", "--wer", "'"), "can be run"),
         (("serve", "--in-process", "--model", "0.6B"), "frames"),
         (("serve", "--in-process", "--tokens", "5"), "tokenizer"),
         (("capacity", "--base-url", "http://h", "--slo", "speed=1"), "ttfa"),

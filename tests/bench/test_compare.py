@@ -135,3 +135,17 @@ def test_figures_that_are_the_clients_own_carry_a_note() -> None:
     assert "shares its interpreter" in "\n".join(warnings([replace(late, lag=Lag(spread([0.05]), 0.1, 0))]))
     none = Run(run.load, LAG, [Trace(0, 0, 1, True, 0.0, error="connect", detail="nobody there")])
     assert "nobody there" in warnings([none])[0]
+
+
+def test_word_errors_are_compared_where_both_were_heard() -> None:
+    def heard(errors: int) -> list[Run]:
+        made = runs(0.1)
+        for run in made:
+            for trace in run.traces[:20]:
+                trace.misheard = (errors if trace.index % 2 else 0, 5)
+        return [replace(run) for run in made]
+
+    assert "wer" not in verdicts(heard(1), runs(0.1))
+    found = verdicts(heard(1), heard(3))["wer"]
+    assert (found.first, found.second, found.told) == (pytest.approx(0.1), pytest.approx(0.3), "worse")
+    assert verdicts(heard(1), heard(1))["wer"].told == "no difference shown"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from polyvox.bench.load import Load
 from polyvox.bench.metrics import Measures, measure
 from polyvox.bench.results import Conditions, Run
-from polyvox.bench.summary import MORE_IS_BETTER, metric
+from polyvox.bench.summary import MORE_IS_BETTER, WER, metric
 from polyvox.errors import InvalidRequest
 
 METRICS = (
@@ -63,7 +63,9 @@ def compare(first: Sequence[Run], second: Sequence[Run]) -> list[Group]:
     for key, runs in ours.items():
         if key in theirs:
             others = theirs[key]
-            verdicts = tuple(_verdict(name, runs, others) for name in METRICS)
+            heard = all(run.summary.wer is not None for run in (*runs, *others))
+            names = (*METRICS, WER) if heard else METRICS
+            verdicts = tuple(_verdict(name, runs, others) for name in names)
             groups.append(Group(runs[0].label, (len(runs), len(others)), verdicts))
     if not groups:
         had = ", ".join(run[0].label for run in ours.values())
@@ -134,6 +136,8 @@ def _samples(name: str, runs: Sequence[Run]) -> list[Values]:
     for run in runs:
         if name == "throughput":
             values = [run.summary.throughput]
+        elif name == WER:
+            values = _word_errors(run)
         elif name == "success":
             values = [float(trace.succeeded) for trace in run.traces if trace.measured]
         else:
@@ -141,6 +145,13 @@ def _samples(name: str, runs: Sequence[Run]) -> list[Values]:
         if values:
             found.append(np.array(values))
     return found
+
+
+def _word_errors(run: Run) -> list[float]:
+    """Values whose mean is the rate: the errors of each request by the words that one has in the mean."""
+    found = [trace.misheard for trace in run.traces if trace.measured and trace.misheard is not None]
+    words = sum(words for _, words in found) or 1
+    return [errors * len(found) / words for errors, _ in found]
 
 
 def _measured(run: Run) -> list[Measures]:
@@ -166,7 +177,7 @@ def cautions(a: tuple[Conditions, Sequence[Run]], b: tuple[Conditions, Sequence[
         if key not in PASSING and first.get(key) != second.get(key)
     ]
     for field in fields(Load):
-        if field.name not in ("mode", "level", "seed"):
+        if field.name not in ("mode", "level", "seed", "keep"):
             values = [sorted({getattr(run.load, field.name) or 0 for run in runs}) for runs in (ours, theirs)]
             if values[0] != values[1]:
                 told.append(f"{field.name} differs: {values[0]} and {values[1]}")

@@ -46,6 +46,7 @@ class Load:
     seed: int = 1
     timeout: float = 120.0
     max_in_flight: int = 4096
+    keep: int = 0  # the sound of so many measured requests, the first in the sequence
 
     def check(self) -> None:
         if self.level <= 0 or (self.mode == "closed" and self.level != int(self.level)):
@@ -58,6 +59,8 @@ class Load:
             raise InvalidRequest("ramp", self.ramp, f"from 0 to the warm-up, {self.warmup:g} s")
         if self.requests is not None and self.requests < 1:
             raise InvalidRequest("requests", self.requests, "1 or more")
+        if self.keep < 0:
+            raise InvalidRequest("keep", self.keep, "0 or more")
 
     @property
     def label(self) -> str:
@@ -87,7 +90,10 @@ class Part:
 
     def trace(self, job: tuple[int, int], measured: bool, due: float) -> Trace:
         index, text = job
-        return Trace(index, text, len(self.texts[text].split()), measured, due)
+        trace = Trace(index, text, len(self.texts[text].split()), measured, due)
+        if measured and index < self.load.keep:
+            trace.sound = bytearray()
+        return trace
 
     @property
     def requests(self) -> int | None:

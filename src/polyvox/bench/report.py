@@ -53,6 +53,9 @@ def serving_report(run: Run) -> str:
     lines += [_line(f"Streams that need at most {ms} ms (%):", 100 * share) for ms, share in s.continuity.items()]
     for title, name, unit, factor in SPREADS:
         lines += _spread(title, unit, getattr(s, name), factor)
+    if s.wer is not None:
+        lines.append(" Word Errors ".center(WIDTH, "-"))
+        lines += [_line("Requests heard:", s.heard), _line("Word error rate (%):", 100 * s.wer)]
     lines.append(" The Client Itself ".center(WIDTH, "-"))
     lines += [
         _line("Processes:", run.lag.processes or "the engine's"),
@@ -144,5 +147,6 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         if s.silent:
             told.append(f"{run.label}: {s.silent} streams had no audible sample; TTFA is of the others")
         if s.requests and s.requests < 20:
-            told.append(f"{run.label}: {s.requests} requests are few for a p95, and p99 is the slowest of them")
+            few = "1 request is" if s.requests == 1 else f"{s.requests} requests are"
+            told.append(f"{run.label}: {few} few for a p95, and p99 is the slowest of them")
     return told

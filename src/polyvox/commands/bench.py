@@ -91,12 +91,18 @@ def serve(
     output: Output = None,
     plot: PlotTo = None,
     note: Note = None,
+    wer: Annotated[
+        str | None, typer.Option(help="A command that hears: reads names of WAV files, writes a line of text for each.")
+    ] = None,
+    wer_requests: Annotated[int, typer.Option(min=1, help="How many requests of each run it hears.")] = 100,
     as_json: Json = False,
 ) -> None:
     """Measure a server, or the engine, at each of some loads."""
     from polyvox.bench import draw, plots
+    from polyvox.bench.hearing import check_command
 
-    basis = Load("closed", 1, seconds, warmup, requests, ramp, seed, timeout, max_in_flight)
+    keep = 0 if wer is None else wer_requests
+    basis = Load("closed", 1, seconds, warmup, requests, ramp, seed, timeout, max_in_flight, keep)
     loads = [replace(basis, mode="closed", level=level) for level in _numbers("concurrency", concurrency)]
     loads += [replace(basis, mode="open", level=level) for level in _numbers("rate", rate)]
     loads = loads or [basis]
@@ -106,6 +112,8 @@ def serve(
         _check_folder(path)
     if plot is not None:
         draw.check_path(plot)
+    if wer is not None:
+        check_command(wer)
     said = prompts(texts or PROMPTS)
     asked = Subject(base_url, in_process, protocol, endpoint, model, voice, form, sample_rate, extra_body, api_key,
                    request_seeds, processes, frames, tokens, slots, device, dtype, note)  # fmt: skip
@@ -121,6 +129,10 @@ def serve(
                     console.print(f"{name}: {_brief(runs[-1].summary)}", soft_wrap=True)
                 if output is not None:
                     save(output, driver.conditions, runs)  # again after each, so that nothing measured is lost
+    if wer is not None:
+        runs = _heard(wer, runs, said)
+        if output is not None:
+            save(output, driver.conditions | {"wer": wer}, runs)
     notes = warnings(runs)
     if as_json:
         show_json({"conditions": driver.conditions, "runs": [_told(run) for run in runs], "warnings": notes})
@@ -353,6 +365,17 @@ def _brief(s: Summary) -> str:
         return f"{s.succeeded} of {s.requests} requests succeeded"
     first = f"first sound after {s.ttfa.p50 * 1e3:.0f} ms (p95 {s.ttfa.p95 * 1e3:.0f})"
     return f"{s.succeeded} requests, {bad} failed; {first}; {s.underruns.count} underruns; {s.throughput:.2f} audio s/s"
+
+
+def _heard(command: str, runs: list[Run], texts: tuple[str, ...]) -> list[Run]:
+    """The same runs with the word errors in their summaries."""
+    from polyvox.bench.hearing import hear
+
+    traces = [trace for each in runs for trace in each.traces]
+    with progress() as bar:
+        task = bar.add_task("Hearing what was said …", total=sum(trace.sound is not None for trace in traces))
+        hear(command, traces, texts, lambda done: bar.update(task, completed=done))
+    return [replace(each) for each in runs]
 
 
 def _told(run_: Run) -> dict[str, Any]:
