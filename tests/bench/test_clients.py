@@ -135,7 +135,13 @@ def test_an_error_inside_the_stream_is_a_failure(protocol: Protocols) -> None:
     assert "scripted" in (trace.detail or "")
 
 
-@pytest.mark.parametrize("kind", ["application/json", "audio/mpeg"])
+def test_a_stream_that_is_refused_does_not_ask_again_at_once() -> None:
+    found, server = traces(Script(status=503), "http", Load("closed", 2, seconds=2, warmup=0.5, timeout=2))
+    assert [trace.sent for trace in found] == pytest.approx([0, 0, 1, 1, 2, 2], abs=0.05)
+    assert len(server.bodies) == len(found)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "audio/mpeg", "audio/ogg"])
 def test_an_answer_of_another_kind_is_not_taken_for_sound(kind: str) -> None:
     for protocol in PROTOCOLS[:2]:
         (trace,), _ = traces(Script(content_type=kind), protocol)

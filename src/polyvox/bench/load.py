@@ -25,6 +25,7 @@ SETTLE_SECONDS = 0.2  # from when all processes are ready to the beginning of th
 START_SECONDS = 60  # for a process to be ready
 STREAMS_A_PROCESS = 64  # streams at once that one process reads without being late
 SPARE_CONNECTIONS = 8
+FAILED_SECONDS = 1.0  # from the beginning of a request that failed to the next of its stream
 WARM_INDEX = -1  # requests of the warm-up count down from here, so that the measured ones have the same numbers always
 
 
@@ -160,6 +161,12 @@ class _Run:
         self.counts[1] -= 1
         self.counts[0] += 1
 
+    async def speak_and_rest(self, trace: Trace) -> None:
+        """Where a server refuses at once, a stream that asked again at once would be a flood, not a listener."""
+        await self.speak(trace)
+        if trace.error is not None:
+            await self.wait_until(trace.sent + FAILED_SECONDS)
+
     async def closed(self) -> None:
         load, part = self.load, self.part
         warm, measured = part.jobs("warm-up"), part.jobs("measured")
@@ -170,11 +177,11 @@ class _Run:
             nonlocal left
             await self.wait_until(load.ramp * number / streams)
             while (now := self.now()) < load.warmup:
-                await self.speak(part.trace(next(warm), False, now))
+                await self.speak_and_rest(part.trace(next(warm), False, now))
             begun = False
             while left != 0 and ((now := self.now()) < load.warmup + load.seconds or not begun):
                 left, begun = None if left is None else left - 1, True
-                await self.speak(part.trace(next(measured), True, now))
+                await self.speak_and_rest(part.trace(next(measured), True, now))
 
         await asyncio.gather(*(stream(number) for number in range(part.number, streams, part.of)))
 

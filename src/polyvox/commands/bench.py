@@ -53,7 +53,9 @@ Frames = Annotated[int | None, typer.Option(help="In process: each utterance has
 Tokens = Annotated[int | None, typer.Option(help="In process, random weights: each text has so many tokens.")]
 Slots = Annotated[int | None, typer.Option(help="In process: streams that run at once; by default the largest load.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file for all raw samples.")]
-PlotTo = Annotated[Path | None, typer.Option("--plot", help="A file for plots: .html, or .png with matplotlib.")]
+PlotTo = Annotated[
+    list[Path] | None, typer.Option("--plot", help="A file for plots: .html, or .png with matplotlib; may be repeated.")
+]
 Note = Annotated[str | None, typer.Option(help="Told beside the figures, such as the server's settings.")]
 
 
@@ -108,10 +110,10 @@ def serve(
     loads = loads or [basis]
     for each in loads:
         each.check()
-    for path in (output, plot):
+    for path in (output, *(plot or ())):
         _check_folder(path)
-    if plot is not None:
-        draw.check_path(plot)
+    for path in plot or ():
+        draw.check_path(path)
     if wer is not None:
         check_command(wer)
     said = prompts(texts or PROMPTS)
@@ -142,10 +144,10 @@ def serve(
         show_rows(HEADINGS, [row(each_run) for each_run in runs])
         for warning in notes:
             console.print(f"note: {warning}", soft_wrap=True)
-    if plot is not None:
+    for path in plot or ():
         shown = [f"{key}: {value}" for key, value in driver.conditions.items() if value not in (None, {})]
-        draw.write(plot, "Serving benchmark", plots.of_runs(runs), [(HEADINGS, [row(r) for r in runs])], notes + shown)
-        console.print(f"Plots are in {plot}", soft_wrap=True)
+        draw.write(path, "Serving benchmark", plots.of_runs(runs), [(HEADINGS, [row(r) for r in runs])], notes + shown)
+        console.print(f"Plots are in {path}", soft_wrap=True)
     if not any(each_run.summary.succeeded for each_run in runs):
         raise typer.Exit(1)
 
@@ -291,7 +293,7 @@ def engine(
         [_whole(name, number) for number in _numbers(name, text)]
         for name, text in (("batch", batch), ("context", context))
     )
-    for path in (output, plot):
+    for path in (output, *(plot or ())):
         _check_folder(path)
     with console.status("Starting …"):
         import torch
@@ -300,8 +302,8 @@ def engine(
         from polyvox.bench import engine as calls
         from polyvox.bench.floor import measure_device
         from polyvox.bench.weights import random_weights
-    if plot is not None:
-        draw.check_path(plot)
+    for path in plot or ():
+        draw.check_path(path)
     timings: list[calls.Timing] = []
     with ExitStack() as stack:
         if model in SIZES:
@@ -336,9 +338,9 @@ def engine(
             console.print(f"{step} would keep {streams:.1f} streams fed", soft_wrap=True)
         if memory is not None:
             console.print(f"peak memory {memory / 2**30:.2f} GiB")
-    if plot is not None:
-        draw.write(plot, "Engine benchmark", calls.plots(timings), [(calls.HEADINGS, rows)], [about])
-        console.print(f"Plots are in {plot}", soft_wrap=True)
+    for path in plot or ():
+        draw.write(path, "Engine benchmark", calls.plots(timings), [(calls.HEADINGS, rows)], [about])
+        console.print(f"Plots are in {path}", soft_wrap=True)
 
 
 def _numbers(name: str, text: str | None) -> list[float]:
