@@ -19,6 +19,7 @@ class load_model:
     def __init__(self, name): ...
     def recognize(self, path): return open(path, "rb").read(4).decode()
 """
+FIGURES = PAGE.with_name("performance.md")
 SHORT = ("--seconds", "0.4", "--warmup", "0.1", "--repeats", "1")
 
 
@@ -75,6 +76,18 @@ def test_the_commands_of_the_documentation_run(
         assert status == expected, (command, told.err)
     assert Path("a.html").read_text().count("<svg") == 4
     assert Path("engine.html").read_text().count("<svg") == 3
+
+
+def test_the_commands_behind_the_figures_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", FIGURES.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(re.sub(r"http://127.0.0.1:\d+", bench.server.address, line)) for line in "".join(blocks).splitlines()]
+    assert [line[:3] for line in lines] == [["polyvox", "bench", name] for name in ("serve", "serve", "compare")]
+    for _, _, *arguments in lines:
+        status = bench(*arguments, *(SHORT if arguments[0] == "serve" else ()))
+        assert status == 0, capsys.readouterr().err
+    assert "the same texts" not in capsys.readouterr().err  # one server, whatever its name
+    assert Path("server.png").stat().st_size > 10_000
+    assert "<svg" in Path("server.html").read_text()
 
 
 def test_a_report_finds_what_was_scripted(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
