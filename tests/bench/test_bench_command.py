@@ -80,7 +80,10 @@ def test_the_commands_of_the_documentation_run(
 
 def test_the_commands_behind_the_figures_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", FIGURES.read_text(), re.MULTILINE | re.DOTALL)
-    lines = [shlex.split(re.sub(r"http://127.0.0.1:\d+", bench.server.address, line)) for line in "".join(blocks).splitlines()]
+    lines = [
+        shlex.split(re.sub(r"http://127.0.0.1:\d+", bench.server.address, line))
+        for line in "".join(blocks).splitlines()
+    ]
     assert [line[:3] for line in lines] == [["polyvox", "bench", name] for name in ("serve", "serve", "compare")]
     for _, _, *arguments in lines:
         status = bench(*arguments, *(SHORT if arguments[0] == "serve" else ()))

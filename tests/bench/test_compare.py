@@ -137,6 +137,12 @@ def test_figures_that_are_the_clients_own_carry_a_note() -> None:
     assert "nobody there" in warnings([none])[0]
 
 
+def test_a_handful_of_requests_is_no_verdict() -> None:
+    few, many = ([replace(run, traces=run.traces[:count]) for run in runs(0.1)] for count in (3, 4))
+    assert verdicts(few, runs(0.9))["ttfa_p50"].told == "no verdict: too few requests"
+    assert verdicts(many, runs(0.9))["ttfa_p50"].told == "worse"
+
+
 def test_word_errors_are_compared_where_both_were_heard() -> None:
     def heard(errors: int) -> list[Run]:
         made = runs(0.1)

@@ -17,6 +17,8 @@ METRICS = (
     "underrun_rate", "needed_p95", "continuity_100", "throughput", "length_mean", "per_word_mean",
 )  # fmt: skip
 NEUTRAL = ("length_mean", "per_word_mean")  # neither more nor less of these is better
+BY_RUN = ("throughput",)  # one value a run; the others have one a request
+LEAST_RUNS, LEAST_REQUESTS = 2, 10  # of which resamples tell anything: one value has no spread
 RESAMPLES = 2000
 AT_ONCE = 4_000_000  # values that are drawn together, for the sake of memory
 COVERAGE = 95  # percent of the resamples that the interval holds
@@ -39,7 +41,7 @@ class Verdict:
     @property
     def told(self) -> str:
         if self.low is None or self.high is None:
-            return "no verdict: repeats are needed"
+            return "no verdict: repeats are needed" if self.name in BY_RUN else "no verdict: too few requests"
         if self.low <= 0 <= self.high:
             return "no difference shown"
         if self.name in NEUTRAL:
@@ -83,8 +85,8 @@ def _by_load(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
 def _verdict(name: str, first: Sequence[Run], second: Sequence[Run]) -> Verdict:
     a, b = _mean(name, first), _mean(name, second)
     ours, theirs = _samples(name, first), _samples(name, second)
-    alone = name == "throughput" and min(len(first), len(second)) < 2
-    if alone or not ours or not theirs:
+    least = LEAST_RUNS if name in BY_RUN else LEAST_REQUESTS
+    if min(sum(map(len, ours)), sum(map(len, theirs))) < least:
         return Verdict(name, a, b, None, None)
     statistic = _statistic(name)
     random = np.random.default_rng(0)
@@ -134,7 +136,7 @@ def _samples(name: str, runs: Sequence[Run]) -> list[Values]:
     """The values that a number is made of, run by run; runs without any are left out."""
     found = []
     for run in runs:
-        if name == "throughput":
+        if name in BY_RUN:
             values = [run.summary.throughput]
         elif name == WER:
             values = _word_errors(run)
