@@ -8,6 +8,7 @@ from polyvox.bench.summary import PERCENTILES, Spread, Underruns
 WIDTH, LABEL = 56, 42
 LATE_CLIENT = 0.005  # seconds of lag at p99 beyond which the client's own times are in the figures
 BUSY_CLIENT = 0.8  # of a core
+WORKING_CLIENT = 0.3  # of a core, below which its lateness is not its own work
 
 # title, field of the summary, unit, factor
 SPREADS = (
@@ -140,7 +141,9 @@ def warnings(runs: Sequence[Run]) -> list[str]:
             told.append(f"{run.label}: no request succeeded ({', '.join(s.errors) or 'none was sent'}: {why})")
         if loop is not None and loop.p99 > LATE_CLIENT:
             late = f"{loop.p99 * 1e3:.1f} ms late at p99, and that is in the figures"
-            why = "try --processes" if run.lag.processes else "it shares its interpreter with the engine"
+            why = "try --processes" if run.lag.cpu > WORKING_CLIENT else "its machine is busy with something else"
+            if not run.lag.processes:
+                why = "it shares its interpreter with the engine"
             told.append(f"{run.label}: the client itself was {late}: {why}")
         if run.lag.cpu > BUSY_CLIENT:
             told.append(f"{run.label}: the client took {run.lag.cpu:.0%} of a core: try --processes")
