@@ -133,6 +133,7 @@ def test_figures_that_are_the_clients_own_carry_a_note() -> None:
     for part in ("50.0 ms late at p99", "95% of a core", "5 requests are few", "--processes"):
         assert part in notes
     assert "shares its interpreter" in "\n".join(warnings([replace(late, lag=Lag(spread([0.05]), 0.1, 0))]))
+    assert "busy with something else" in "\n".join(warnings([replace(late, lag=Lag(spread([0.05]), 0.1, 1))]))
     none = Run(run.load, LAG, [Trace(0, 0, 1, True, 0.0, error="connect", detail="nobody there")])
     assert "nobody there" in warnings([none])[0]
 
