@@ -17,8 +17,8 @@ from polyvox.server.settings import Settings, read_settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# From top to bottom, by tests/voices/test_command.py and tests/bench/test_command.py
-RUN_ELSEWHERE = ("voices.md", "benchmark.md")
+# From top to bottom, by tests/voices/test_command.py and tests/bench/test_bench_command.py
+RUN_ELSEWHERE = ("voices.md", "benchmark.md", "performance.md")
 HUB_ID = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
 
 

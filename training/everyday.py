@@ -3,6 +3,8 @@
 import random
 import re
 
+from polyvox.bench.words import ONES, spelled
+
 SLOTS = {
     "name": "Anna Ben Clara David Emma Frank Grace Henry Iris Jack Karen Leo Maria Noah Olivia Peter Rosa Sam Tara "
     "Victor Wendy Alice Bruno Chloe Daniel Ethan Fiona George Hannah Julia Tom Mary John Sarah Michael Linda James "
@@ -222,26 +224,10 @@ Please hold the line.|Please leave a message after the tone.|The number you have
     .split("|")
 )
 
-ONES = (  # noqa: SIM905
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 ORDINALS = (  # noqa: SIM905
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth "
     "sixteenth seventeenth eighteenth nineteenth twentieth"
 ).split()
-
-
-def spelled(number: int) -> str:
-    """A whole number below a million in words."""
-    if number < 20:
-        return ONES[number]
-    if number < 100:
-        return TENS[number // 10 - 2] + (f" {ONES[number % 10]}" if number % 10 else "")
-    if number < 1000:
-        return f"{ONES[number // 100]} hundred" + (f" {spelled(number % 100)}" if number % 100 else "")
-    return f"{spelled(number // 1000)} thousand" + (f" {spelled(number % 1000)}" if number % 1000 else "")
 
 
 class Everyday:

@@ -1,6 +1,7 @@
 """polyvox bench as its users run it; every command of docs/benchmark.md, only shorter."""
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -13,6 +14,12 @@ from bench.fake_server import FakeServer, Script, serving, tone
 from polyvox.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs/benchmark.md"
+STAND_IN = """
+class load_model:
+    def __init__(self, name): ...
+    def recognize(self, path): return open(path, "rb").read(4).decode()
+"""
+FIGURES = PAGE.with_name("performance.md")
 SHORT = ("--seconds", "0.4", "--warmup", "0.1", "--repeats", "1")
 
 
@@ -45,8 +52,14 @@ class Bench:
         return self("serve", "--base-url", self.server.address, *SHORT, *arguments)
 
 
-def test_the_commands_of_the_documentation_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_of_the_documentation_run(
+    bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (block,) = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (hearing,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    Path("hear.py").write_text(hearing)
+    Path("onnx_asr.py").write_text(STAND_IN)  # beside hear.py, where it is found first
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     lines = [shlex.split(line.replace("http://127.0.0.1:8000", bench.server.address)) for line in block.splitlines()]
     assert {line[2] for line in lines} == {"serve", "capacity", "compare", "engine"}
     for polyvox, command, *arguments in lines:
@@ -57,10 +70,27 @@ def test_the_commands_of_the_documentation_run(bench: Bench, capsys: pytest.Capt
             arguments += ["--repeats", "2"]
         status = bench(*arguments)
         told = capsys.readouterr()
+        if "--wer" in arguments:
+            assert "Word error rate" in told.out
         expected = 1 if arguments[0] == "capacity" else 0  # this server runs dry at any load
         assert status == expected, (command, told.err)
     assert Path("a.html").read_text().count("<svg") == 4
     assert Path("engine.html").read_text().count("<svg") == 3
+
+
+def test_the_commands_behind_the_figures_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", FIGURES.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [
+        shlex.split(re.sub(r"http://127.0.0.1:\d+", bench.server.address, line))
+        for line in "".join(blocks).splitlines()
+    ]
+    assert [line[:3] for line in lines] == [["polyvox", "bench", name] for name in ("serve", "serve", "compare")]
+    for _, _, *arguments in lines:
+        status = bench(*arguments, *(SHORT if arguments[0] == "serve" else ()))
+        assert status == 0, capsys.readouterr().err
+    assert "the same texts" not in capsys.readouterr().err  # one server, whatever its name
+    assert Path("server.png").stat().st_size > 10_000
+    assert "<svg" in Path("server.html").read_text()
 
 
 def test_a_report_finds_what_was_scripted(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +116,25 @@ def test_programs_get_json_and_a_key_is_never_written(bench: Bench, capsys: pyte
     assert told["conditions"]["note"] == "by hand"
     assert "sesame" not in Path("r.json").read_text()
     assert "sesame" not in json.dumps(told)
+
+
+def test_a_recogniser_of_any_kind_gives_word_errors(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("one.txt").write_text("Nobody came.\n")
+    Path("hear.py").write_text("import sys\nfor line in sys.stdin:\n    print('nobody sang', flush=True)\n")
+    asked = ("--seconds", "30", "--concurrency", "2", "--requests", "4", "--texts", "one.txt", "-o", "r.json")
+    assert bench.serve(*asked, "--wer", f"{sys.executable} hear.py", "--wer-requests", "3") == 0
+    assert re.search(r"^Word error rate \(%\): +50\.00$", capsys.readouterr().out, re.MULTILINE)
+    (run,) = json.loads(Path("r.json").read_text())["runs"]
+    assert (run["summary"]["wer"], run["summary"]["heard"]) == (0.5, 3)
+    assert [trace["heard"] for trace in run["traces"] if trace["heard"]] == ["nobody sang"] * 3
+    assert not any("sound" in trace for trace in run["traces"])
+
+
+def test_what_was_measured_is_kept_where_the_recogniser_fails(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--requests", "1", "-o", "r.json", "--wer", f"{sys.executable} -c exit(3)")
+    assert bench.serve(*asked) == 1
+    assert "recogniser ended with status 3" in capsys.readouterr().err.replace("\n", " ")
+    assert json.loads(Path("r.json").read_text())["runs"][0]["summary"]["succeeded"] == 1
 
 
 def test_capacity_names_what_broke_first(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +170,8 @@ def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytes
         (("serve", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
         (("serve", "--base-url", "http://h", "-o", "no/such/x.json"), "written"),
         (("serve", "--base-url", "http://h", "--texts", "none.txt"), "one text"),
+        (("serve", "--base-url", "http://h", "--wer", "no-such-program"), "can be run"),
+        (("serve", "--base-url", "http://h", "--wer", "'"), "can be run"),
         (("serve", "--in-process", "--model", "0.6B"), "frames"),
         (("serve", "--in-process", "--tokens", "5"), "tokenizer"),
         (("capacity", "--base-url", "http://h", "--slo", "speed=1"), "ttfa"),

@@ -83,6 +83,21 @@ def test_a_wav_file_tells_its_rate_and_its_length() -> None:
     assert short.error == "early end"
 
 
+def test_a_sound_file_in_the_wrong_place_is_not_taken_for_sound() -> None:
+    sound = tone(200)
+    file = wav_header(len(sound)) + sound
+    (twice,), _ = traces(Script([(0.1, file), (0.1, file[:2]), (0.1, file[2:])]), "http", form="wav")
+    assert (twice.error, "second WAV file" in (twice.detail or "")) == ("told", True)
+    (unasked,), _ = traces(Script([(0.1, file)]), "http")
+    assert (unasked.error, "--format" in (unasked.detail or "")) == ("told", True)
+
+
+def test_the_sound_of_the_first_requests_is_kept_where_it_is_wanted() -> None:
+    load = Load("closed", 1, warmup=0.0, requests=3, timeout=2, keep=2)
+    found, _ = traces(Script([(0.1, tone(100)), (0.1, tone(50))]), "sse", load)
+    assert [trace.sound for trace in found] == [bytearray(tone(100) + tone(50))] * 2 + [None]
+
+
 def test_the_rate_of_pcm_is_what_the_answer_says_or_the_option() -> None:
     script = Script([(0.1, tone(200))], content_type="audio/pcm;rate=48000;channels=1")
     assert measures(script, "http").audio == pytest.approx(0.1)
@@ -120,7 +135,13 @@ def test_an_error_inside_the_stream_is_a_failure(protocol: Protocols) -> None:
     assert "scripted" in (trace.detail or "")
 
 
-@pytest.mark.parametrize("kind", ["application/json", "audio/mpeg"])
+def test_a_stream_that_is_refused_does_not_ask_again_at_once() -> None:
+    found, server = traces(Script(status=503), "http", Load("closed", 2, seconds=2, warmup=0.5, timeout=2))
+    assert [trace.sent for trace in found] == pytest.approx([0, 0, 1, 1, 2, 2], abs=0.05)
+    assert len(server.bodies) == len(found)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "audio/mpeg", "audio/ogg"])
 def test_an_answer_of_another_kind_is_not_taken_for_sound(kind: str) -> None:
     for protocol in PROTOCOLS[:2]:
         (trace,), _ = traces(Script(content_type=kind), protocol)

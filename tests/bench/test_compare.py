@@ -133,5 +133,27 @@ def test_figures_that_are_the_clients_own_carry_a_note() -> None:
     for part in ("50.0 ms late at p99", "95% of a core", "5 requests are few", "--processes"):
         assert part in notes
     assert "shares its interpreter" in "\n".join(warnings([replace(late, lag=Lag(spread([0.05]), 0.1, 0))]))
+    assert "busy with something else" in "\n".join(warnings([replace(late, lag=Lag(spread([0.05]), 0.1, 1))]))
     none = Run(run.load, LAG, [Trace(0, 0, 1, True, 0.0, error="connect", detail="nobody there")])
     assert "nobody there" in warnings([none])[0]
+
+
+def test_a_handful_of_requests_is_no_verdict() -> None:
+    few, many = ([replace(run, traces=run.traces[:count]) for run in runs(0.1)] for count in (3, 4))
+    assert verdicts(few, runs(0.9))["ttfa_p50"].told == "no verdict: too few requests"
+    assert verdicts(many, runs(0.9))["ttfa_p50"].told == "worse"
+
+
+def test_word_errors_are_compared_where_both_were_heard() -> None:
+    def heard(errors: int) -> list[Run]:
+        made = runs(0.1)
+        for run in made:
+            for trace in run.traces[:20]:
+                trace.misheard = (errors if trace.index % 2 else 0, 5)
+        return [replace(run) for run in made]
+
+    assert "wer" not in verdicts(heard(1), runs(0.1))
+    found = verdicts(heard(1), heard(3))["wer"]
+    assert [found.first, found.second] == pytest.approx([0.1, 0.3])
+    assert found.told == "worse"
+    assert verdicts(heard(1), heard(1))["wer"].told == "no difference shown"

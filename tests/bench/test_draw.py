@@ -11,6 +11,7 @@ from polyvox.bench.metrics import Trace
 from polyvox.bench.plots import Line, Plot, of_runs, timeline
 from polyvox.bench.report import HEADINGS, row, serving_report
 from polyvox.bench.results import Run
+from polyvox.bench.summary import spread
 from polyvox.errors import InvalidRequest, PolyvoxError
 
 RATE = 24_000
@@ -21,7 +22,7 @@ def run(level: float, mode: str = "closed") -> Run:
     well = Trace(0, 0, 4, True, 0.0, 0.0, 0.05, [(0.1, RATE), (0.5, RATE)], 0.5, onset=1200)
     dry = Trace(1, 1, 4, True, 1.0, 1.0, None, [(1.1, RATE), (2.4, RATE)], 2.4, onset=0)
     failed = Trace(2, 2, 4, True, 2.0, 2.0, ended=2.1, error="http 503", detail="busy")
-    return Run(Load(mode, level), Lag(None, 0.1, 1), [well, dry, failed])  # type: ignore[arg-type]
+    return Run(Load(mode, level), Lag(spread([0.001, 0.002]), 0.1, 1), [well, dry, failed])  # type: ignore[arg-type]
 
 
 def texts(plot: Plot) -> list[str]:
@@ -52,10 +53,28 @@ def test_plots_are_by_load_and_by_kind_of_load() -> None:
     assert len(titles) == 7
     assert titles[-1] == "What listeners heard: 2.5 a second"
     first = of_runs([run(1), run(4), run(4)])[0]
-    assert [line.name for line in first.lines] == ["p50", "p95", "p99"]
+    assert [line.name for line in first.lines] == ["p50", "p95", "p99", "client's own lag, p99"]
+    assert list(first.lines[3].points) == [(1, 2.0), (4, 2.0)]
+    assert [level for level, _ in first.lines[0].each] == [1, 4, 4]
     assert [level for level, _ in first.lines[1].points] == [1, 4]
     assert [value for _, value in first.lines[1].points] == pytest.approx([150, 150])
     assert of_runs([]) == []
+
+
+def test_continuity_is_told_beside_how_many_requests_succeeded() -> None:
+    continuity = of_runs([run(1), run(4)])[1]
+    shown = {line.name: line.points[0][1] for line in continuity.lines}
+    assert shown.pop("requests that succeeded") == pytest.approx(200 / 3)
+    assert shown == {"no buffer": 50, "50 ms": 50, "100 ms": 50, "200 ms": 50}
+    assert "100" in texts(continuity)
+
+
+def test_numbers_on_the_axis_are_the_loads_that_have_room() -> None:
+    few, many = of_runs([run(1), run(3)])[0], of_runs([run(level) for level in (1, 64, 127, 128)])[0]
+    assert {"1", "3"} <= set(texts(few))
+    assert (few.log_across, many.log_across) == (False, True)
+    assert "64" in texts(many)
+    assert "128" not in texts(many)
 
 
 def test_a_timeline_shows_where_players_ran_dry() -> None:
@@ -79,7 +98,7 @@ def test_a_page_is_whole_and_escapes_what_it_is_given() -> None:
 
 
 def test_points_say_what_they_are() -> None:
-    plot = Plot("P", "x", "ms", (Line("p50", ((1.0, 3.5), (10.0, 120.0))),), log=True)
+    plot = Plot("P", "x", "ms", (Line("p50", ((1.0, 3.5), (10.0, 120.0))),), log_across=True, log_up=True)
     assert "p50: 3.5 at 1" in texts(plot)
     assert {"1", "10", "100", "1000"} <= set(texts(plot))
     assert texts(Plot("Empty", "x", "y", (Line("none", ()),)))

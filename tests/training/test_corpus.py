@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.asr import normalised, word_errors
 from training.corpus import Timed
-from training.everyday import PHRASES, Everyday, spelled
+from training.everyday import PHRASES, Everyday
 from training.pool import UNKNOWN, Packing
 from training.sentences import DEVELOPMENT, TEST
 from training.sound import windows
@@ -50,11 +49,6 @@ def test_every_template_is_filled() -> None:
         assert not re.search(r"[{}]|numbers\b", text), text
         assert text[-1] in ".!?"
     assert all(PHRASES)
-
-
-@pytest.mark.parametrize(("number", "words"), [(0, "zero"), (40, "forty"), (999, "nine hundred ninety nine")])
-def test_numbers_are_spelled(number: int, words: str) -> None:
-    assert spelled(number) == words
 
 
 def test_a_sentence_has_a_capital_and_an_end() -> None:
@@ -114,9 +108,3 @@ def test_cuts_of_one_text_share_their_frames() -> None:
     assert pool.frame_count.tolist() == [5, 5, 3]
     assert pool.token_count.tolist() == [3, 3, 2]
     assert pool.held_out.tolist() == [False, False, True]
-
-
-def test_word_errors_ignore_how_words_are_written() -> None:
-    assert normalised("It's 10:30, $5!") == ["it's", "ten", "thirty", "five", "dollars"]
-    assert word_errors("The bath tub is full.", "the bathtub is full").errors == 0
-    assert word_errors("We ran out of milk.", "we ran out off milk today").errors == 2

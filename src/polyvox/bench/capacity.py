@@ -37,7 +37,9 @@ def told(name: str, value: float | None) -> str:
     """A number of a run with its unit."""
     if value is None:
         return "nothing"
-    return f"{value * 1e3:.4g} ms" if in_seconds(name) else f"{value:.4g}"
+    if not in_seconds(name):
+        return f"{value:.4g}"
+    return f"{value:.4g} s" if abs(value) >= 10 else f"{value * 1e3:.4g} ms"
 
 
 def parse_slo(text: str) -> list[Limit]:

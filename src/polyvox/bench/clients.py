@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Protocols = Literal["http", "sse", "ws"]
 
+NOT_RAW = ("application/json", "text/event-stream", "text/html", "text/plain", "audio/mpeg", "audio/mp3", "audio/ogg",
+           "audio/opus", "audio/flac", "audio/aac", "audio/mp4")  # fmt: skip
 READ_BYTES = 1 << 20  # of one event or message
 TOLD = 200  # characters of an error that are kept
 
@@ -136,7 +138,7 @@ class RawClient(_ServerClient):
         async with self._post(text, seed) as response:
             said = response.headers.get("content-type", "")
             kind = said.split(";")[0].strip()
-            if kind in ("application/json", "text/event-stream", "audio/mpeg", "text/html"):
+            if kind in NOT_RAW:
                 raise Failure("told", f"the answer is {kind}, not raw {self.target.form}")
             trace.sample_rate = _rate(said) or self.target.sample_rate
             ear = Ear(trace, clock, self.target.form)

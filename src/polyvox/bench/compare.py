@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from polyvox.bench.load import Load
 from polyvox.bench.metrics import Measures, measure
 from polyvox.bench.results import Conditions, Run
-from polyvox.bench.summary import MORE_IS_BETTER, metric
+from polyvox.bench.summary import MORE_IS_BETTER, WER, metric
 from polyvox.errors import InvalidRequest
 
 METRICS = (
@@ -17,6 +17,8 @@ METRICS = (
     "underrun_rate", "needed_p95", "continuity_100", "throughput", "length_mean", "per_word_mean",
 )  # fmt: skip
 NEUTRAL = ("length_mean", "per_word_mean")  # neither more nor less of these is better
+BY_RUN = ("throughput",)  # one value a run; the others have one a request
+LEAST_RUNS, LEAST_REQUESTS = 2, 10  # of which resamples tell anything: one value has no spread
 RESAMPLES = 2000
 AT_ONCE = 4_000_000  # values that are drawn together, for the sake of memory
 COVERAGE = 95  # percent of the resamples that the interval holds
@@ -39,7 +41,7 @@ class Verdict:
     @property
     def told(self) -> str:
         if self.low is None or self.high is None:
-            return "no verdict: repeats are needed"
+            return "no verdict: repeats are needed" if self.name in BY_RUN else "no verdict: too few requests"
         if self.low <= 0 <= self.high:
             return "no difference shown"
         if self.name in NEUTRAL:
@@ -63,7 +65,9 @@ def compare(first: Sequence[Run], second: Sequence[Run]) -> list[Group]:
     for key, runs in ours.items():
         if key in theirs:
             others = theirs[key]
-            verdicts = tuple(_verdict(name, runs, others) for name in METRICS)
+            heard = all(run.summary.wer is not None for run in (*runs, *others))
+            names = (*METRICS, WER) if heard else METRICS
+            verdicts = tuple(_verdict(name, runs, others) for name in names)
             groups.append(Group(runs[0].label, (len(runs), len(others)), verdicts))
     if not groups:
         had = ", ".join(run[0].label for run in ours.values())
@@ -81,8 +85,8 @@ def _by_load(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
 def _verdict(name: str, first: Sequence[Run], second: Sequence[Run]) -> Verdict:
     a, b = _mean(name, first), _mean(name, second)
     ours, theirs = _samples(name, first), _samples(name, second)
-    alone = name == "throughput" and min(len(first), len(second)) < 2
-    if alone or not ours or not theirs:
+    least = LEAST_RUNS if name in BY_RUN else LEAST_REQUESTS
+    if min(sum(map(len, ours)), sum(map(len, theirs))) < least:
         return Verdict(name, a, b, None, None)
     statistic = _statistic(name)
     random = np.random.default_rng(0)
@@ -132,8 +136,10 @@ def _samples(name: str, runs: Sequence[Run]) -> list[Values]:
     """The values that a number is made of, run by run; runs without any are left out."""
     found = []
     for run in runs:
-        if name == "throughput":
+        if name in BY_RUN:
             values = [run.summary.throughput]
+        elif name == WER:
+            values = _word_errors(run)
         elif name == "success":
             values = [float(trace.succeeded) for trace in run.traces if trace.measured]
         else:
@@ -141,6 +147,13 @@ def _samples(name: str, runs: Sequence[Run]) -> list[Values]:
         if values:
             found.append(np.array(values))
     return found
+
+
+def _word_errors(run: Run) -> list[float]:
+    """Values whose mean is the rate: the errors of each request by the words that one has in the mean."""
+    found = [trace.misheard for trace in run.traces if trace.measured and trace.misheard is not None]
+    words = sum(words for _, words in found) or 1
+    return [errors * len(found) / words for errors, _ in found]
 
 
 def _measured(run: Run) -> list[Measures]:
@@ -166,7 +179,7 @@ def cautions(a: tuple[Conditions, Sequence[Run]], b: tuple[Conditions, Sequence[
         if key not in PASSING and first.get(key) != second.get(key)
     ]
     for field in fields(Load):
-        if field.name not in ("mode", "level", "seed"):
+        if field.name not in ("mode", "level", "seed", "keep"):
             values = [sorted({getattr(run.load, field.name) or 0 for run in runs}) for runs in (ours, theirs)]
             if values[0] != values[1]:
                 told.append(f"{field.name} differs: {values[0]} and {values[1]}")

@@ -15,6 +15,7 @@ Clock = Callable[[], float]  # seconds since the run began
 UNKNOWN_SIZE = 0x7FFF0000  # a header that is streamed has a size this large, or larger: nobody knew it
 PCM_CODE, EXTENSIBLE_CODE = 1, 0xFFFE
 SAMPLE_BYTES = 2
+MAGIC = b"RIFF"
 
 
 class Failure(Exception):
@@ -34,6 +35,7 @@ class Ear:
         self._half = b""  # of a sample
         self._onset = Onset(trace.sample_rate)
         self._bytes = 0  # of sound
+        self._after = b""  # how what follows the sound begins
 
     def rate(self, sample_rate: int) -> None:
         """What was told of the samples that follow; they keep the rate that they began with."""
@@ -50,6 +52,8 @@ class Ear:
         now = self.now() if now is None else now
         if data:
             self.byte(now)
+        if self._header is None and not self._bytes and data[: len(MAGIC)] == MAGIC:
+            raise Failure("told", "a WAV file where raw pcm was asked for: see --format")
         if self._header is not None and not self._header.done:
             sound = self._header.push(data)
             if sound is None:
@@ -57,7 +61,9 @@ class Ear:
             data = sound
             self.rate(self._header.sample_rate)
         if self._header is not None and self._header.size is not None:
-            data = data[: max(0, self._header.size - self._bytes)]  # what follows the sound is not sound
+            rest = max(0, self._header.size - self._bytes)
+            self._after = (self._after + data[rest:])[: len(MAGIC)]
+            data = data[:rest]  # what follows the sound is not sound
         self._bytes += len(data)
         data = self._half + data
         whole = len(data) // SAMPLE_BYTES * SAMPLE_BYTES
@@ -67,6 +73,8 @@ class Ear:
 
     def samples(self, samples: "np.ndarray[tuple[int], np.dtype[np.int16]]", now: float) -> None:
         self.trace.arrivals.append((now, len(samples)))
+        if self.trace.sound is not None:
+            self.trace.sound += samples.astype("<i2").tobytes()
         self._onset.push(samples)
 
     def end(self) -> None:
@@ -77,6 +85,8 @@ class Ear:
             raise Failure("early end" if self.trace.first_byte is not None else "no audio", "no whole WAV header")
         if self._header is not None and self._header.size is not None and self._bytes < self._header.size:
             raise Failure("early end", f"{self._bytes} of {self._header.size} bytes of sound")
+        if self._after == MAGIC:
+            raise Failure("told", f"a second WAV file after the {self._bytes} bytes of sound of the first")
         if self._half:
             raise Failure("early end", "half a sample at the end")
         if not self.trace.arrivals:
@@ -96,7 +106,7 @@ class _Header:
         """The bytes that are already sound; None where the header is not whole yet."""
         self._held += data
         held, at = self._held, 12
-        if len(held) >= 12 and (held[:4] != b"RIFF" or held[8:12] != b"WAVE"):
+        if len(held) >= 12 and (held[:4] != MAGIC or held[8:12] != b"WAVE"):
             raise Failure("told", f"not a WAV file: it begins with {held[:12]!r}")
         while at + 8 <= len(held):
             name, size = held[at : at + 4], int.from_bytes(held[at + 4 : at + 8], "little")

@@ -208,7 +208,7 @@ def plots(timings: Sequence[Timing]) -> list[Plot]:
             lines.append(Line(name, tuple((t.batch, t.p50 * 1e3) for t in some)))
             lines.append(Line(f"floor, {name}", tuple((t.batch, t.floor * 1e3) for t in some), dashed=True))
         if lines:
-            found.append(Plot(f"{call.capitalize()} step", "batch", "ms", tuple(lines), log=True))
+            found.append(Plot(f"{call.capitalize()} step", "batch", "ms", tuple(lines), log_across=True, log_up=True))
     return found
 
 

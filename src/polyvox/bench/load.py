@@ -25,6 +25,7 @@ SETTLE_SECONDS = 0.2  # from when all processes are ready to the beginning of th
 START_SECONDS = 60  # for a process to be ready
 STREAMS_A_PROCESS = 64  # streams at once that one process reads without being late
 SPARE_CONNECTIONS = 8
+FAILED_SECONDS = 1.0  # from the beginning of a request that failed to the next of its stream
 WARM_INDEX = -1  # requests of the warm-up count down from here, so that the measured ones have the same numbers always
 
 
@@ -46,6 +47,7 @@ class Load:
     seed: int = 1
     timeout: float = 120.0
     max_in_flight: int = 4096
+    keep: int = 0  # the sound of so many measured requests, the first in the sequence
 
     def check(self) -> None:
         if self.level <= 0 or (self.mode == "closed" and self.level != int(self.level)):
@@ -58,6 +60,8 @@ class Load:
             raise InvalidRequest("ramp", self.ramp, f"from 0 to the warm-up, {self.warmup:g} s")
         if self.requests is not None and self.requests < 1:
             raise InvalidRequest("requests", self.requests, "1 or more")
+        if self.keep < 0:
+            raise InvalidRequest("keep", self.keep, "0 or more")
 
     @property
     def label(self) -> str:
@@ -87,7 +91,10 @@ class Part:
 
     def trace(self, job: tuple[int, int], measured: bool, due: float) -> Trace:
         index, text = job
-        return Trace(index, text, len(self.texts[text].split()), measured, due)
+        trace = Trace(index, text, len(self.texts[text].split()), measured, due)
+        if measured and index < self.load.keep:
+            trace.sound = bytearray()
+        return trace
 
     @property
     def requests(self) -> int | None:
@@ -154,6 +161,12 @@ class _Run:
         self.counts[1] -= 1
         self.counts[0] += 1
 
+    async def speak_and_rest(self, trace: Trace) -> None:
+        """Where a server refuses at once, a stream that asked again at once would be a flood, not a listener."""
+        await self.speak(trace)
+        if trace.error is not None:
+            await self.wait_until(trace.sent + FAILED_SECONDS)
+
     async def closed(self) -> None:
         load, part = self.load, self.part
         warm, measured = part.jobs("warm-up"), part.jobs("measured")
@@ -164,11 +177,11 @@ class _Run:
             nonlocal left
             await self.wait_until(load.ramp * number / streams)
             while (now := self.now()) < load.warmup:
-                await self.speak(part.trace(next(warm), False, now))
+                await self.speak_and_rest(part.trace(next(warm), False, now))
             begun = False
             while left != 0 and ((now := self.now()) < load.warmup + load.seconds or not begun):
                 left, begun = None if left is None else left - 1, True
-                await self.speak(part.trace(next(measured), True, now))
+                await self.speak_and_rest(part.trace(next(measured), True, now))
 
         await asyncio.gather(*(stream(number) for number in range(part.number, streams, part.of)))
 

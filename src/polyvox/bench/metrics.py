@@ -30,6 +30,9 @@ class Trace:
     onset: int | None = None  # the first audible sample
     error: str | None = None  # the kind of failure
     detail: str | None = None  # and what was told of it
+    sound: bytearray | None = field(default=None, repr=False)  # 16 bits a sample; None: not kept, and never in a file
+    heard: str | None = None  # what a recogniser understood
+    misheard: tuple[int, int] | None = None  # word errors in it, by how many words
 
     @property
     def succeeded(self) -> bool:

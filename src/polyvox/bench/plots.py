@@ -7,15 +7,22 @@ from polyvox.bench.metrics import play
 from polyvox.bench.results import Run
 
 TIMELINE_STREAMS = 60
+WIDE = 12  # by how much loads must differ for their axis to be logarithmic
+
+Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points that are joined; `dashed` for what is a bound rather than a measurement."""
+    """Points that are joined; `dashed` for what is beside the measurement, such as a bound.
+
+    each: the points of single runs, where `points` are means of several.
+    """
 
     name: str
-    points: tuple[tuple[float, float], ...]
+    points: Points
     dashed: bool = False
+    each: Points = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,10 @@ class Plot:
     up: str
     lines: tuple[Line, ...] = ()
     bars: tuple[Bar, ...] = ()
-    log: bool = False  # both axes
+    log_across: bool = False
+    log_up: bool = False
+    ticks: tuple[float, ...] = ()  # on the axis across, instead of round numbers
+    top: float | None = None  # of the axis up
     kinds: dict[str, str] = field(default_factory=dict)  # what the colours of the bars mean
 
 
@@ -47,47 +57,57 @@ def of_runs(runs: Sequence[Run]) -> list[Plot]:
     runs = [run for run in runs if run.summary.succeeded]
     plots = []
     for mode in ("closed", "open"):
-        chosen = [run for run in runs if run.load.mode == mode]
-        if chosen:
-            across = "streams at once" if mode == "closed" else "requests a second"
-            plots += [_first_sound(chosen, across), _continuity(chosen, across), _throughput(chosen, across)]
+        if chosen := [run for run in runs if run.load.mode == mode]:
+            plots += [_first_sound(chosen), _continuity(chosen), _throughput(chosen)]
     if runs:
         plots.append(timeline(runs[-1]))
     return plots
 
 
-def _points(runs: Sequence[Run], values: Sequence[float | None]) -> tuple[tuple[float, float], ...]:
-    """The mean of the repeats at each load."""
+def _plot(title: str, runs: Sequence[Run], up: str, lines: Sequence[Line], top: float | None = None) -> Plot:
+    """A plot by load."""
+    across = "streams at once" if runs[0].load.mode == "closed" else "requests a second"
+    levels = tuple(sorted({run.load.level for run in runs}))
+    wide = levels[-1] > WIDE * levels[0]
+    return Plot(title, across, up, tuple(lines), log_across=wide, ticks=levels, top=top)
+
+
+def _by_load(name: str, runs: Sequence[Run], values: Sequence[float | None], dashed: bool = False) -> Line:
+    """The mean of the repeats at each load, and each of them."""
     found: dict[float, list[float]] = {}
     for run, value in zip(runs, values, strict=True):
         if value is not None:
             found.setdefault(run.load.level, []).append(value)
-    return tuple((level, sum(each) / len(each)) for level, each in sorted(found.items()))
+    means = tuple((level, sum(some) / len(some)) for level, some in sorted(found.items()))
+    several = any(len(some) > 1 for some in found.values())
+    each = tuple((level, value) for level, some in sorted(found.items()) for value in some) if several else ()
+    return Line(name, means, dashed, each)
 
 
-def _first_sound(runs: Sequence[Run], across: str) -> Plot:
-    spreads = [run.summary.ttfa for run in runs]
+def _first_sound(runs: Sequence[Run]) -> Plot:
     lines = []
     for name in ("p50", "p95", "p99"):
-        values = [None if found is None else getattr(found, name) * 1e3 for found in spreads]
-        lines.append(Line(name, _points(runs, values)))
-    return Plot("Time to the first audible sample", across, "ms", tuple(lines))
+        spreads = [run.summary.ttfa for run in runs]
+        lines.append(_by_load(name, runs, [None if s is None else getattr(s, name) * 1e3 for s in spreads]))
+    lags = [run.lag.loop for run in runs]
+    lines.append(_by_load("client's own lag, p99", runs, [lag.p99 * 1e3 if lag else None for lag in lags], dashed=True))
+    return _plot("Time to the first audible sample", runs, "ms", lines)
 
 
-def _continuity(runs: Sequence[Run], across: str) -> Plot:
-    lines = [Line("no buffer", _points(runs, [100 * (1 - run.summary.underruns.rate) for run in runs]))]
+def _continuity(runs: Sequence[Run]) -> Plot:
+    answered = [100 * run.summary.succeeded / run.summary.requests for run in runs]
+    lines = [_by_load("no buffer", runs, [100 * (1 - run.summary.underruns.rate) for run in runs])]
     for limit in runs[0].summary.continuity:
-        values = [100 * run.summary.continuity[limit] for run in runs]
-        lines.append(Line(f"{limit} ms", _points(runs, values)))
-    return Plot("Streams that never run dry, by start buffer", across, "%", tuple(lines))
+        lines.append(_by_load(f"{limit} ms", runs, [100 * run.summary.continuity[limit] for run in runs]))
+    lines.append(_by_load("requests that succeeded", runs, answered, dashed=True))
+    return _plot("Streams that never run dry, by start buffer", runs, "%", lines, top=100.0)
 
 
-def _throughput(runs: Sequence[Run], across: str) -> Plot:
-    lines = [Line("audio", _points(runs, [run.summary.throughput for run in runs]))]
+def _throughput(runs: Sequence[Run]) -> Plot:
+    lines = [_by_load("audio", runs, [run.summary.throughput for run in runs])]
     if runs[0].load.mode == "closed":
-        levels = sorted({run.load.level for run in runs})
-        lines.append(Line("as fast as played", tuple((level, level) for level in levels), dashed=True))
-    return Plot("Audio throughput", across, "seconds of audio a second", tuple(lines))
+        lines.append(_by_load("as fast as played", runs, [run.load.level for run in runs], dashed=True))
+    return _plot("Audio throughput", runs, "seconds of audio a second", lines)
 
 
 def timeline(run: Run) -> Plot:

@@ -8,6 +8,7 @@ from polyvox.bench.summary import PERCENTILES, Spread, Underruns
 WIDTH, LABEL = 56, 42
 LATE_CLIENT = 0.005  # seconds of lag at p99 beyond which the client's own times are in the figures
 BUSY_CLIENT = 0.8  # of a core
+WORKING_CLIENT = 0.3  # of a core, below which its lateness is not its own work
 
 # title, field of the summary, unit, factor
 SPREADS = (
@@ -53,6 +54,9 @@ def serving_report(run: Run) -> str:
     lines += [_line(f"Streams that need at most {ms} ms (%):", 100 * share) for ms, share in s.continuity.items()]
     for title, name, unit, factor in SPREADS:
         lines += _spread(title, unit, getattr(s, name), factor)
+    if s.wer is not None:
+        lines.append(" Word Errors ".center(WIDTH, "-"))
+        lines += [_line("Requests heard:", s.heard), _line("Word error rate (%):", 100 * s.wer)]
     lines.append(" The Client Itself ".center(WIDTH, "-"))
     lines += [
         _line("Processes:", run.lag.processes or "the engine's"),
@@ -137,12 +141,15 @@ def warnings(runs: Sequence[Run]) -> list[str]:
             told.append(f"{run.label}: no request succeeded ({', '.join(s.errors) or 'none was sent'}: {why})")
         if loop is not None and loop.p99 > LATE_CLIENT:
             late = f"{loop.p99 * 1e3:.1f} ms late at p99, and that is in the figures"
-            why = "try --processes" if run.lag.processes else "it shares its interpreter with the engine"
+            why = "try --processes" if run.lag.cpu > WORKING_CLIENT else "its machine is busy with something else"
+            if not run.lag.processes:
+                why = "it shares its interpreter with the engine"
             told.append(f"{run.label}: the client itself was {late}: {why}")
         if run.lag.cpu > BUSY_CLIENT:
             told.append(f"{run.label}: the client took {run.lag.cpu:.0%} of a core: try --processes")
         if s.silent:
             told.append(f"{run.label}: {s.silent} streams had no audible sample; TTFA is of the others")
         if s.requests and s.requests < 20:
-            told.append(f"{run.label}: {s.requests} requests are few for a p95, and p99 is the slowest of them")
+            few = "1 request is" if s.requests == 1 else f"{s.requests} requests are"
+            told.append(f"{run.label}: {few} few for a p95, and p99 is the slowest of them")
     return told

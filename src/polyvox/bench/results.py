@@ -4,7 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def save(path: Path, conditions: Conditions, runs: Sequence[Run]) -> None:
                 "lag": {"loop": plain(run.lag.loop), "cpu": run.lag.cpu, "processes": run.lag.processes},
                 "start_buffer": run.buffer,
                 "summary": plain(run.summary),
-                "traces": [asdict(trace) for trace in rounded(run.traces)],
+                "traces": [_written(trace) for trace in rounded(run.traces)],
             }
             for run in runs
         ],
@@ -78,6 +78,12 @@ def save(path: Path, conditions: Conditions, runs: Sequence[Run]) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
     part.replace(path)
+
+
+def _written(trace: Trace) -> dict[str, Any]:
+    told = asdict(replace(trace, sound=None))
+    del told["sound"]
+    return told
 
 
 def read(path: Path) -> tuple[Conditions, list[Run]]:
@@ -94,6 +100,8 @@ def read(path: Path) -> tuple[Conditions, list[Run]]:
             traces = [Trace(**trace) for trace in run["traces"]]
             for trace in traces:
                 trace.arrivals = [(when, count) for when, count in trace.arrivals]
+                if trace.misheard is not None:
+                    trace.misheard = (trace.misheard[0], trace.misheard[1])
             loop = run["lag"]["loop"]
             lag = Lag(Spread(**loop) if loop else None, run["lag"]["cpu"], run["lag"]["processes"])
             runs.append(Run(Load(**run["load"]), lag, traces, run["start_buffer"]))

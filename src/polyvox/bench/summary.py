@@ -99,6 +99,8 @@ class Summary:
     underruns: Underruns
     buffered: Underruns
     continuity: dict[int, float]  # by milliseconds: the share of streams that need no more start buffer
+    heard: int = 0  # given to a recogniser
+    wer: float | None = None  # word errors by words, of those
 
 
 def summarise(traces: Sequence[Trace], buffer: float = START_BUFFER) -> Summary:
@@ -108,6 +110,7 @@ def summarise(traces: Sequence[Trace], buffer: float = START_BUFFER) -> Summary:
     heard = [found for trace in measured if (found := measure(trace, buffer))]
     wall = max(trace.ended for trace in sent) - min(trace.sent for trace in sent) if sent else 0.0
     audio = math.fsum(found.audio for found in heard)
+    misheard = [trace.misheard for trace in measured if trace.misheard is not None]
     return Summary(
         requests=len(measured),
         succeeded=len(heard),
@@ -135,6 +138,8 @@ def summarise(traces: Sequence[Trace], buffer: float = START_BUFFER) -> Summary:
         underruns=underruns([found.stalls for found in heard], audio),
         buffered=underruns([found.buffered_stalls for found in heard], audio),
         continuity={limit: _continuity(heard, limit) for limit in CONTINUITY},
+        heard=len(misheard),
+        wer=sum(errors for errors, _ in misheard) / max(1, sum(words for _, words in misheard)) if misheard else None,
     )
 
 
@@ -176,12 +181,15 @@ SINGLE: dict[str, Callable[[Summary], float]] = {
     "continuity_100": lambda s: s.continuity[100],
     "continuity_200": lambda s: s.continuity[200],
 }
+WER = "wer"  # not for service levels: it is known after the run
 SECONDS = ("underrun_longest", "underrun_total")
 MORE_IS_BETTER = ("success", "throughput", "request_rate", *(f"continuity_{limit}" for limit in CONTINUITY))
 
 
 def metric(summary: Summary, name: str) -> float | None:
     """A number by its name, such as ttfa_p95 or underrun; None where the run has none. Raises InvalidRequest."""
+    if name == WER:
+        return summary.wer
     check_name(name)
     if name in SINGLE:
         return float(SINGLE[name](summary))
@@ -199,7 +207,7 @@ def check_name(name: str) -> None:
 
 def in_seconds(name: str) -> bool:
     """Whether this number is a time."""
-    return name in SECONDS or (name not in SINGLE and not name.startswith(RATIOS))
+    return name in SECONDS or (name not in (*SINGLE, WER) and not name.startswith(RATIOS))
 
 
 def plain(value: Any) -> Any:

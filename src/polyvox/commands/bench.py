@@ -53,7 +53,9 @@ Frames = Annotated[int | None, typer.Option(help="In process: each utterance has
 Tokens = Annotated[int | None, typer.Option(help="In process, random weights: each text has so many tokens.")]
 Slots = Annotated[int | None, typer.Option(help="In process: streams that run at once; by default the largest load.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file for all raw samples.")]
-PlotTo = Annotated[Path | None, typer.Option("--plot", help="A file for plots: .html, or .png with matplotlib.")]
+PlotTo = Annotated[
+    list[Path] | None, typer.Option("--plot", help="A file for plots: .html, or .png with matplotlib; may be repeated.")
+]
 Note = Annotated[str | None, typer.Option(help="Told beside the figures, such as the server's settings.")]
 
 
@@ -91,21 +93,29 @@ def serve(
     output: Output = None,
     plot: PlotTo = None,
     note: Note = None,
+    wer: Annotated[
+        str | None, typer.Option(help="A command that hears: reads names of WAV files, writes a line of text for each.")
+    ] = None,
+    wer_requests: Annotated[int, typer.Option(min=1, help="How many requests of each run it hears.")] = 100,
     as_json: Json = False,
 ) -> None:
     """Measure a server, or the engine, at each of some loads."""
     from polyvox.bench import draw, plots
+    from polyvox.bench.hearing import check_command
 
-    basis = Load("closed", 1, seconds, warmup, requests, ramp, seed, timeout, max_in_flight)
+    keep = 0 if wer is None else wer_requests
+    basis = Load("closed", 1, seconds, warmup, requests, ramp, seed, timeout, max_in_flight, keep)
     loads = [replace(basis, mode="closed", level=level) for level in _numbers("concurrency", concurrency)]
     loads += [replace(basis, mode="open", level=level) for level in _numbers("rate", rate)]
     loads = loads or [basis]
     for each in loads:
         each.check()
-    for path in (output, plot):
+    for path in (output, *(plot or ())):
         _check_folder(path)
-    if plot is not None:
-        draw.check_path(plot)
+    for path in plot or ():
+        draw.check_path(path)
+    if wer is not None:
+        check_command(wer)
     said = prompts(texts or PROMPTS)
     asked = Subject(base_url, in_process, protocol, endpoint, model, voice, form, sample_rate, extra_body, api_key,
                    request_seeds, processes, frames, tokens, slots, device, dtype, note)  # fmt: skip
@@ -121,6 +131,10 @@ def serve(
                     console.print(f"{name}: {_brief(runs[-1].summary)}", soft_wrap=True)
                 if output is not None:
                     save(output, driver.conditions, runs)  # again after each, so that nothing measured is lost
+    if wer is not None:
+        runs = _heard(wer, runs, said)
+        if output is not None:
+            save(output, driver.conditions | {"wer": wer}, runs)
     notes = warnings(runs)
     if as_json:
         show_json({"conditions": driver.conditions, "runs": [_told(run) for run in runs], "warnings": notes})
@@ -130,10 +144,10 @@ def serve(
         show_rows(HEADINGS, [row(each_run) for each_run in runs])
         for warning in notes:
             console.print(f"note: {warning}", soft_wrap=True)
-    if plot is not None:
+    for path in plot or ():
         shown = [f"{key}: {value}" for key, value in driver.conditions.items() if value not in (None, {})]
-        draw.write(plot, "Serving benchmark", plots.of_runs(runs), [(HEADINGS, [row(r) for r in runs])], notes + shown)
-        console.print(f"Plots are in {plot}", soft_wrap=True)
+        draw.write(path, "Serving benchmark", plots.of_runs(runs), [(HEADINGS, [row(r) for r in runs])], notes + shown)
+        console.print(f"Plots are in {path}", soft_wrap=True)
     if not any(each_run.summary.succeeded for each_run in runs):
         raise typer.Exit(1)
 
@@ -279,7 +293,7 @@ def engine(
         [_whole(name, number) for number in _numbers(name, text)]
         for name, text in (("batch", batch), ("context", context))
     )
-    for path in (output, plot):
+    for path in (output, *(plot or ())):
         _check_folder(path)
     with console.status("Starting …"):
         import torch
@@ -288,8 +302,8 @@ def engine(
         from polyvox.bench import engine as calls
         from polyvox.bench.floor import measure_device
         from polyvox.bench.weights import random_weights
-    if plot is not None:
-        draw.check_path(plot)
+    for path in plot or ():
+        draw.check_path(path)
     timings: list[calls.Timing] = []
     with ExitStack() as stack:
         if model in SIZES:
@@ -324,9 +338,9 @@ def engine(
             console.print(f"{step} would keep {streams:.1f} streams fed", soft_wrap=True)
         if memory is not None:
             console.print(f"peak memory {memory / 2**30:.2f} GiB")
-    if plot is not None:
-        draw.write(plot, "Engine benchmark", calls.plots(timings), [(calls.HEADINGS, rows)], [about])
-        console.print(f"Plots are in {plot}", soft_wrap=True)
+    for path in plot or ():
+        draw.write(path, "Engine benchmark", calls.plots(timings), [(calls.HEADINGS, rows)], [about])
+        console.print(f"Plots are in {path}", soft_wrap=True)
 
 
 def _numbers(name: str, text: str | None) -> list[float]:
@@ -353,6 +367,17 @@ def _brief(s: Summary) -> str:
         return f"{s.succeeded} of {s.requests} requests succeeded"
     first = f"first sound after {s.ttfa.p50 * 1e3:.0f} ms (p95 {s.ttfa.p95 * 1e3:.0f})"
     return f"{s.succeeded} requests, {bad} failed; {first}; {s.underruns.count} underruns; {s.throughput:.2f} audio s/s"
+
+
+def _heard(command: str, runs: list[Run], texts: tuple[str, ...]) -> list[Run]:
+    """The same runs with the word errors in their summaries."""
+    from polyvox.bench.hearing import hear
+
+    traces = [trace for each in runs for trace in each.traces]
+    with progress() as bar:
+        task = bar.add_task("Hearing what was said …", total=sum(trace.sound is not None for trace in traces))
+        hear(command, traces, texts, lambda done: bar.update(task, completed=done))
+    return [replace(each) for each in runs]
 
 
 def _told(run_: Run) -> dict[str, Any]:

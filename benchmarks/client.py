@@ -1,0 +1,122 @@
+"""The client of the benchmark alone: how late it is with what a scripted server sends, at loads like a large GPU's.
+
+    python benchmarks/client.py [--concurrency 1,16,64,128,256] [--rate 10,20,40,60] [--seconds 10]
+
+The server, a process of its own, gives each request 4 s of audio, 80 ms every 80 ms, and writes into each packet when
+it was sent. Both have one clock, so what is told is from the server's write to the client's stamp, less the
+fastest packet of the run: what the client, and the kernel below it, would add to another server's figures.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from multiprocessing.connection import Connection
+
+from polyvox.bench.clients import Target
+from polyvox.bench.load import Load, run
+from polyvox.bench.metrics import Trace
+from polyvox.bench.prompts import prompts
+from polyvox.bench.summary import spread, summarise
+
+FRAME, FRAMES, RATE = 0.08, 50, 24_000
+SAMPLES = round(FRAME * RATE)
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm;rate=24000\r\ntransfer-encoding: chunked\r\n\r\n"
+TONE = struct.pack("<2h", 8000, -8000) * (SAMPLES // 2 - 2)  # the rest of a packet, after 8 bytes of time
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Requests of one connection, one after the other."""
+    try:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
+            begun = time.monotonic()
+            writer.write(HEAD)
+            for number in range(1, FRAMES + 1):
+                await asyncio.sleep(begun + number * FRAME - time.monotonic())
+                sound = struct.pack("<q", time.monotonic_ns()) + TONE
+                writer.write(b"%x\r\n%b\r\n" % (len(sound), sound))
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass  # the client has what it wanted
+    finally:
+        writer.close()
+
+
+def serve(pipe: Connection) -> None:
+    async def forever() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=1024)
+        pipe.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(forever())
+
+
+@contextmanager
+def scripted_server() -> Iterator[str]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ours.recv()}"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def delays(traces: list[Trace]) -> list[float]:
+    """Seconds of each packet from its sending to its stamp, less the shortest of all."""
+    found = []
+    for trace in traces:
+        come, arrived = list(accumulate(count for _, count in trace.arrivals)), 0
+        for number in range(trace.samples // SAMPLES):
+            while come[arrived] < (number + 1) * SAMPLES:
+                arrived += 1
+            (sent,) = struct.unpack_from("<q", trace.sound or b"", number * SAMPLES * 2)
+            found.append(trace.arrivals[arrived][0] - sent / 1e9)
+    least = min(found)
+    return [value - least for value in found]
+
+
+def row(address: str, load: Load, cores: int) -> str:
+    traces, lag = run(Target(address), load, prompts(), load.processes(cores))
+    summary, late = summarise(traces), spread(delays([trace for trace in traces if trace.sound]))
+    if late is None or lag.loop is None or summary.late is None:
+        raise SystemExit(f"{load.label}: nothing was measured: {summary.errors}")
+    shown = [load.label, str(lag.processes), str(summary.peak), str(summary.succeeded), str(late.count)]
+    shown.append(" / ".join(f"{value * 1e3:.1f}" for value in (late.p50, late.p99, late.most)))
+    shown.append(" / ".join(f"{value * 1e3:.1f}" for value in (lag.loop.p50, lag.loop.p99)))
+    shown += [f"{summary.late.p99 * 1e3:.1f}", f"{lag.cpu:.0%}", str(summary.failed + summary.dropped)]
+    return f"| {' | '.join(shown)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", default="1,16,64,128,256")
+    parser.add_argument("--rate", default="10,20,40,60")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    arguments = parser.parse_args()
+    warmup, cores = FRAMES * FRAME, os.cpu_count() or 1
+    tell = sys.stdout.write
+    tell("| load | processes | peak in flight | requests | packets | packet late p50 / p99 / most, ms |")
+    tell(" event loop late p50 / p99, ms | begun late p99, ms | of a core | failed |\n" + "|---" * 10 + "|\n")
+    with scripted_server() as address:
+        for mode, levels in (("closed", arguments.concurrency), ("open", arguments.rate)):
+            for level in (float(part) for part in levels.split(",") if part):
+                ramp = warmup if mode == "closed" else 0.0
+                load = Load(mode, level, arguments.seconds, warmup, ramp=ramp, keep=1 << 30)  # type: ignore[arg-type]
+                tell(row(address, load, cores) + "\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
