@@ -98,13 +98,17 @@ async def read_body(request: Request, settings: Settings) -> bytes:
 
 async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     """A body that is a JSON object; raises Refused for anything else."""
-    body = await read_body(request, settings)
+    return parse_json(await read_body(request, settings), "the body")
+
+
+def parse_json(text: str | bytes, what: str) -> dict[str, Any]:
+    """A JSON object; raises Refused for anything else."""
     try:
-        found = json.loads(body, parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from None
+        raise Refused(400, "invalid_json", f"{what} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise Refused(400, "invalid_json", "the body must be a JSON object")
+        raise Refused(400, "invalid_json", f"{what} must be a JSON object")
     return found
 
 

@@ -72,6 +72,9 @@ def server_for(engine: Engine, settings: Settings, shared: Path | None = None) -
         timeout_keep_alive=max(1, round(settings.keep_alive_seconds)),
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         server_header=False,
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body,
+        ws_per_message_deflate=False,  # sound does not shrink, and what does may grow without bounds
     )
     return Server(config, app.state.desk)
 

@@ -117,11 +117,12 @@ class Sound:
         as_is = wanted.streaming and wanted.sample_rate in (None, sample_rate) and wanted.speed == 1.0
         self.plain = wanted.format.lower() == "pcm" and as_is  # no work for an encoder
         self._encoder = None
+        self.sample_rate = sample_rate
         if self.plain:
             self.content_type = find_format(wanted.format).content_type(sample_rate)
         else:
             self._encoder = Encoder(wanted.format, sample_rate, wanted.sample_rate, wanted.streaming, wanted.bit_rate)
-            self.content_type = self._encoder.content_type
+            self.content_type, self.sample_rate = self._encoder.content_type, self._encoder.sample_rate
 
     def push(self, samples: Samples) -> bytes:
         if self._encoder is None:
@@ -298,6 +299,12 @@ class Utterance:
         assert self._sound is not None
         return self._sound.content_type
 
+    @property
+    def sample_rate(self) -> int:
+        """Of its bytes."""
+        assert self._sound is not None
+        return self._sound.sample_rate
+
     async def begin(self) -> None:
         """The speaker's: checks everything and brings the first sentence to the engine."""
         prepared = await self._speaker.in_thread(self._speaker.prepare, self._wanted)
@@ -359,9 +366,9 @@ class Utterance:
                         yield part
                     elif data := await self._encode(self._sound.push, part):
                         yield self._heard(data)
-            if (begun or not self._wanted.live) and not self._cancelled:
-                if data := await self._encode(self._sound.finish):
-                    yield self._heard(data)
+            ends = (begun or not self._wanted.live) and not self._cancelled
+            if ends and (data := await self._encode(self._sound.finish)):
+                yield self._heard(data)
             self._end("cancelled" if self._cancelled else self._reason)
         except (asyncio.CancelledError, GeneratorExit):
             self._end("cancelled")
