@@ -13,7 +13,7 @@ from polyvox import __version__
 from polyvox.engine.interface import Engine
 from polyvox.errors import PolyvoxError
 from polyvox.server import contexts, elevenlabs, livetext, openai, operation, voices
-from polyvox.server.answers import Refused, error_answer, request_id_of
+from polyvox.server.answers import Refused, error_answer, fields_of, request_id_of
 from polyvox.server.desk import Desk
 from polyvox.server.health import Health
 from polyvox.server.metrics import Metrics
@@ -57,7 +57,7 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
     @app.exception_handler(PolyvoxError)
     async def refuse(request: Request, error: PolyvoxError) -> JSONResponse:
         desk.refused(error, request_id_of(request))
-        return error_answer(error, request_id_of(request))
+        return error_answer(error, request_id_of(request), fields_of(request.scope))
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
-from polyvox.server.answers import Refused, check_body
+from polyvox.server.answers import ELEVENLABS_FIELDS, Refused, check_body
 from polyvox.server.elevenlabs import VoiceSettings, ignored_settings, speed_of, wanted_of
 from polyvox.server.safety import bearer
 from polyvox.server.sockets import POLICY, TRY_AGAIN, Gone, Idle, Socket, Turn, converse, told_error
@@ -228,7 +228,7 @@ class Contexts:
             self._broken.set()
 
     def _error(self, error: PolyvoxError, context: str | None = None) -> dict[str, Any]:
-        told = told_error(error)
+        told = told_error(error, ELEVENLABS_FIELDS)
         body = {"message": told["message"], "error": error.code, "code": _close_code(error), "param": told["param"]}
         if isinstance(error, Overloaded):
             body["retry_after"] = told["retry_after"]

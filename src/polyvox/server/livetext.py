@@ -11,7 +11,7 @@ from pydantic import Field
 
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest, PolyvoxError
-from polyvox.server.answers import Refused
+from polyvox.server.answers import FIELDS, Refused
 from polyvox.server.openai import Manner, manner_by, read_fields
 from polyvox.server.script import Granularity, Sentence
 from polyvox.server.sockets import POLICY, Gone, Idle, Socket, Turn, converse, told_error
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 router = APIRouter()
 
 CONFIG_SECONDS = 10.0  # for the first message
+NAMES = {**FIELDS, "text": "text"}
 MOST_TURNS = 32  # utterances that wait to be said
 
 
@@ -168,7 +169,7 @@ class Conversation:
 
     async def _refuse(self, error: PolyvoxError) -> None:
         self._socket.desk.refused(error, self._socket.request_id)
-        await self._socket.tell({**told_error(error), "type": "error"})
+        await self._socket.tell({**told_error(error, NAMES), "type": "error"})
 
     # What goes out
 
@@ -205,7 +206,7 @@ class Conversation:
             turn.count(error)
             place = {"utterance_index": index, "sentence_index": max(0, sentences - 1)}
             partial = {"partial_audio": True, "action": "discard"} if size else {}
-            await self._socket.tell({**told_error(error), **place, **partial, "type": "error"})
+            await self._socket.tell({**told_error(error, NAMES), **place, **partial, "type": "error"})
         await end_sentence()
         await turn.ended.wait()  # after a failure there may be text on its way
         end: dict[str, Any] = {"utterance_index": index, "total_sentences": sentences}

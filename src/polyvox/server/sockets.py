@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -257,9 +257,9 @@ class Turn:
             log.error("a stream failed", extra={"request_id": self.request_id, "error": str(error)})
 
 
-def told_error(error: PolyvoxError) -> dict[str, Any]:
-    """The error's fields as OpenAI's clients know them, with the time to wait where there is one."""
-    told: dict[str, Any] = error_body(error)["error"]
+def told_error(error: PolyvoxError, fields: Mapping[str, str]) -> dict[str, Any]:
+    """What an answer would tell, with the time to wait where there is one."""
+    told: dict[str, Any] = error_body(error, fields)["error"]
     if isinstance(error, Overloaded):
         told["retry_after"] = max(error.retry_after, 0.1)
     return told
