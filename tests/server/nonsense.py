@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
@@ -108,20 +109,21 @@ def _babble_on(server: Serving, chance: random.Random, counts: Counter[str], mes
             counts["messages"] += 1
             try:
                 talk.connection.send(message(chance))
-                _listen(talk, counts)
+                _listen(talk, counts, chance.choice((0, 0, 0, 0.02)))
             except ConnectionClosed:
                 break
         if chance.random() < 0.3:
-            talk.connection.socket.shutdown(2)  # without a word
+            with suppress(OSError):  # it may be closed already
+                talk.connection.socket.shutdown(2)  # without a word
     code = talk.connection.close_code
     counts[f"closed {code}"] += 1
 
 
-def _listen(talk: Talk, counts: Counter[str]) -> None:
-    """Takes what is there."""
+def _listen(talk: Talk, counts: Counter[str], seconds: float) -> None:
+    """Takes what is there, or comes while one listens."""
     try:
         while True:
-            found = talk.connection.recv(timeout=0)
+            found = talk.connection.recv(timeout=seconds)
             kind = "sound" if isinstance(found, bytes) or '"audio": "' in found else "told"
             counts["errors" if kind == "told" and '"message"' in found else kind] += 1
     except TimeoutError:
