@@ -18,7 +18,17 @@ PATHS = (
     "/v1/text-to-speech/heart/stream-input?output_format=pcm_24000",
     "/v1/text-to-speech/michael/multi-stream-input?output_format=mp3_22050_32&auto_mode=true",
 )
-NAMES = ("type", "text", "context_id", "contextId", "flush", "close_context", "voice_settings", "xi_api_key", "seed")
+NAMES: tuple[str, ...] = (
+    "type",
+    "text",
+    "context_id",
+    "contextId",
+    "flush",
+    "close_context",
+    "voice_settings",
+    "xi_api_key",
+    "seed",
+)
 NAMES += (
     "close_socket",
     "voice",

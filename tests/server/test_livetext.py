@@ -215,6 +215,21 @@ def test_a_client_that_goes_away_frees_its_place(server: Serving, engine: HeldEn
     assert _aborts(server) == before + 2
 
 
+def test_who_does_not_read_holds_up_nobody_else(server: Serving, engine: HeldEngine) -> None:
+    with session(server, max_new_tokens=100_000) as slow:
+        slow.tell(type="input.text", text="Hello.")
+        slow.tell(type="input.done")
+        assert slow.told()["type"] == "audio.start"
+        for _ in range(3):
+            with session(server) as talk:
+                talk.tell(type="input.text", text="Hello.")
+                talk.tell(type="input.done")
+                assert len(talk.until("session.done")[1]) == LENGTH * CHUNK
+        assert engine.streams == 1
+        slow.tell(type="input.cancel")  # is read although nothing is
+        eventually(lambda: engine.streams == 0)
+
+
 def _aborts(server: Serving) -> float:
     found: float = server.desk.metrics.aborts.labels("disconnect")._value.get()
     return found

@@ -64,7 +64,8 @@ class TextToSpeech(BaseModel):
 
 
 _BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": TextToSpeech.model_json_schema()}}}
+    "parameters": [{"name": "output_format", "in": "query", "schema": {"enum": OUTPUT_FORMATS}}],
+    "requestBody": {"required": True, "content": {"application/json": {"schema": TextToSpeech.model_json_schema()}}},
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}}
 

@@ -36,7 +36,7 @@ class Session(Manner):
 
 @router.websocket("/v1/audio/speech/stream")
 async def stream(websocket: WebSocket) -> None:
-    await converse(websocket, lambda socket: Conversation(socket).run())
+    await converse(websocket, lambda socket: Conversation(socket).run(), large=('"ref_audio"', '"speaker_embedding"'))
 
 
 class Conversation:
