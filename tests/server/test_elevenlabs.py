@@ -242,6 +242,23 @@ def test_closing_a_context_in_the_midst_of_its_text_stops_it_at_once(
         assert talk.final("b")[1] == one_shot(client)
 
 
+@pytest.mark.parametrize("space", ["", " "])
+@pytest.mark.parametrize("flush", [{}, {"flush": True}])
+def test_in_auto_mode_a_sentence_does_not_wait_for_the_next(
+    space: str, flush: dict[str, bool], server: Serving, client: httpx.Client
+) -> None:
+    """As Pipecat sends them, without a space between, and LiveKit, each with a flush."""
+    with talking(server, SEVERAL + "&auto_mode=true") as talk:
+        talk.tell(text=" ", context_id="a")
+        talk.tell(text="Hello there." + space, context_id="a", **flush)
+        first = talk.told()["audio"]
+        for text in ("How are you?", "Fine,", "thank you!"):
+            talk.tell(text=text + space, context_id="a", **(flush if text != "Fine," else {}))
+        talk.tell(context_id="a", flush=True)
+        talk.tell(context_id="a", close_context=True)
+        assert base64.b64decode(first) + talk.final("a")[1] == one_shot(client)
+
+
 def test_closing_what_was_flushed_lets_it_end_and_closing_twice_does_not(server: Serving, engine: HeldEngine) -> None:
     engine.let_go(3)
     with talking(server, SEVERAL + "&auto_mode=true") as talk:

@@ -174,9 +174,10 @@ def test_a_wav_at_the_end_is_what_is_given_where_nothing_is_asked_for(server: Se
         assert int.from_bytes(sound[40:44], "little") == len(sound) - 44
 
 
-def test_cancel_stops_at_once_and_frees_the_place(server: Serving, engine: HeldEngine) -> None:
+@pytest.mark.parametrize("granularity", ["sentence", "clause", "token"])
+def test_cancel_stops_at_once_and_frees_the_place(granularity: str, server: Serving, engine: HeldEngine) -> None:
     engine.let_go(3)
-    with session(server, split_granularity="sentence", max_new_tokens=1000) as talk:
+    with session(server, split_granularity=granularity, max_new_tokens=1000) as talk:
         talk.tell(type="input.text", text="This is never said to its end. Nor is this.")
         talk.tell(type="input.done")
         talk.tell(type="input.text", text="Nor this, which waits.")

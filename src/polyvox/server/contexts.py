@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import logging
+import re
 from collections import deque
 from contextlib import aclosing
 from dataclasses import replace
@@ -41,6 +42,7 @@ class Message(BaseModel):
     authorization: str | None = None
 
 
+_ENDS = re.compile(r"[.!?…。！？｡][\"'”’)\]」』]*\s*$")
 SPELLINGS = {"contextId": "context_id", "xi-api-key": "xi_api_key"}
 
 
@@ -85,7 +87,7 @@ class Contexts:
                 await asyncio.gather(*self._tasks)
         finally:
             if any(turn.busy for turn in self._tasks.values()):
-                self._socket.desk.metrics.aborts.labels("disconnect").inc()
+                self._socket.count_cut()
             tasks = [reading, broken, *self._tasks]
             for task in tasks:
                 task.cancel()
@@ -148,9 +150,7 @@ class Contexts:
         turn = self._context("", message)
         if message.text == "" or message.close_socket:
             return False
-        turn.append(message.text or "")
-        if message.flush:
-            turn.flush()
+        self._append(turn, message.text or "", bool(message.flush))
         return True
 
     def _take_several(self, message: Message) -> bool:
@@ -162,13 +162,17 @@ class Contexts:
             return True
         if name in self._failed or (not text and name not in self._turns):
             return True  # after its end, or to keep the socket open
-        turn = self._context(name, message)
-        turn.append(text)
-        if message.flush:
-            # In auto mode every text may be flushed, so that only a flush for itself tells of the end.
-            turn.flush()
-            turn.flushed = not (self._auto and text.strip())
+        self._append(self._context(name, message), text, bool(message.flush))
         return True
+
+    def _append(self, turn: Turn, text: str, flush: bool) -> None:
+        """In auto mode texts are phrases: words do not go on in the next one, and a sentence need not wait for it."""
+        phrase = self._auto and bool(text.strip())
+        turn.append(text + " " if phrase and not text[-1].isspace() else text)
+        if flush or (phrase and _ENDS.search(text)):
+            turn.flush()
+        if phrase:  # many carry a flush, so that only one without text tells of the end
+            turn.flushed = False
 
     def _context(self, name: str, message: Message) -> Turn:
         turn = self._turns.get(name)

@@ -64,7 +64,7 @@ class Conversation:
                 await speaking  # what was said to be done is said
         finally:
             if not speaking.done() and any(turn.busy for turn in self._open.values()):
-                self._socket.desk.metrics.aborts.labels("disconnect").inc()
+                self._socket.count_cut()
             speaking.cancel()
             reading.cancel()
             await asyncio.gather(speaking, reading, return_exceptions=True)

@@ -23,7 +23,8 @@ MAX_TEXT_MESSAGE = 128 * 1024  # characters of a message that brings no recordin
 SLICE = 1000  # characters that are read at once, so that a long text holds up nobody
 MOST_ERRORS = 100  # messages that cannot be read, before a socket is closed
 # Close codes: RFC 6455, 7.4.1.
-NORMAL, GOING_AWAY, POLICY, FAILED, TRY_AGAIN = 1000, 1001, 1008, 1011, 1013
+NORMAL, GOING_AWAY, POLICY, FAILED, RESTART, TRY_AGAIN = 1000, 1001, 1008, 1011, 1012, 1013
+CLOSE_SECONDS = 5.0
 
 
 class Gone(Exception):
@@ -45,6 +46,7 @@ class Socket:
         self.share: Share | None = websocket.scope.get("polyvox.share")
         self._sending = asyncio.Lock()
         self._closed = False
+        self._left = "disconnect"  # why it is closed
         self._errors = 0
 
     @property
@@ -72,6 +74,7 @@ class Socket:
                     raise Idle from None
         if message["type"] == "websocket.disconnect":
             self._closed = True
+            self._left = "drain" if message.get("code") == RESTART else "disconnect"
             raise Gone
         text = message.get("text")
         if text is None:
@@ -87,9 +90,15 @@ class Socket:
         await self._send({"type": "websocket.send", "bytes": data})
 
     async def close(self, code: int = NORMAL, reason: str = "") -> None:
-        with suppress(Gone):
-            await self._send({"type": "websocket.close", "code": code, "reason": reason[:100]})
+        """At once, or after CLOSE_SECONDS where the other side reads nothing; any number of times."""
+        with suppress(Gone, TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._send({"type": "websocket.close", "code": code, "reason": reason[:100]})
         self._closed = True
+
+    def count_cut(self) -> None:
+        """Notes that something was being said when the socket was closed."""
+        self.desk.metrics.aborts.labels(self._left).inc()
 
     def count_error(self) -> None:
         """Raises Gone for who sends nothing but nonsense."""
@@ -119,8 +128,7 @@ async def converse(
         await socket.close()
     except Gone:
         await socket.close(POLICY)
-    except asyncio.CancelledError:
-        socket.desk.metrics.aborts.labels("drain").inc()
+    except asyncio.CancelledError:  # the server's time to drain is over
         await socket.close(GOING_AWAY, "the server stops")
     except Exception:
         log.exception("a socket failed", extra={"request_id": socket.request_id})
