@@ -107,6 +107,16 @@ def test_the_server_answers_as_documented(address: str, environment: dict[str, s
             assert json.loads(done.stdout)
 
 
+def test_a_client_of_the_documentation_hears_something(
+    address: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    ((_, text),) = blocks("py")
+    there = text.replace("ws://127.0.0.1:8000", address.replace("http", "ws"))
+    done = subprocess.run([sys.executable, "-c", there], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(read_audio(tmp_path / "fox.wav", 24_000)) > 24_000
+
+
 @pytest.mark.parametrize("text", [text for _, text in blocks("yaml")])
 def test_a_configuration_of_the_documentation_is_one(text: str, tmp_path: Path) -> None:
     (tmp_path / "polyvox.yaml").write_text(text)

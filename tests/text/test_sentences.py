@@ -54,6 +54,42 @@ def test_any_cuts_give_the_sentences_of_the_whole_and_lose_nothing(text: str, pl
         at = text.index(sentence, at) + len(sentence)
 
 
+@given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([7, 40, 400]))
+@settings(max_examples=300, deadline=None)
+def test_what_is_certain_of_a_sentence_is_what_it_begins_with(text: str, places: list[int], limit: int) -> None:
+    for pieces in (cut(text, places), list(text)):
+        stream = SentenceStream(limit)
+        known = ""
+        for found in (*map(stream.append, pieces), stream.finish()):
+            for sentence in found:
+                assert sentence.startswith(known)
+                known = ""
+            assert stream.certain.startswith(known)
+            known = stream.certain
+        assert known == ""
+
+
+@given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([40, 400]))
+@settings(max_examples=300, deadline=None)
+def test_any_cuts_give_the_clauses_of_the_whole_and_lose_nothing(text: str, places: list[int], limit: int) -> None:
+    whole = SentenceStream(limit, clauses=True)
+    wanted = whole.append(text) + whole.finish()
+    for pieces in (cut(text, places), list(text)):
+        stream = SentenceStream(limit, clauses=True)
+        assert [clause for piece in pieces for clause in stream.append(piece)] + stream.finish() == wanted
+    assert "".join("".join(wanted).split()) == "".join(text.split())
+
+
+def test_clauses_end_at_commas_but_not_after_a_word() -> None:
+    stream = SentenceStream(clauses=True)
+    text = "Well, this one is long enough, I think: it has 1,000 words. No."
+    assert stream.append(text) + stream.finish() == [
+        "Well, this one is long enough,",
+        "I think: it has 1,000 words.",
+        "No.",
+    ]
+
+
 def test_a_long_sentence_is_cut_at_clauses_then_at_words() -> None:
     assert sentences("One two three, four five six seven eight nine ten.", 30) == [
         "One two three,",

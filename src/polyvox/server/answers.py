@@ -5,12 +5,14 @@ import json
 import math
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.server.settings import Settings
@@ -27,6 +29,16 @@ FIELDS = {
     "recording": "ref_audio",
     "audio": "ref_audio",
     "transcript": "ref_text",
+}
+
+
+ELEVENLABS_FIELDS = {
+    "voice": "voice_id",
+    "language": "language_code",
+    "format": "output_format",
+    "sample_rate": "output_format",
+    "bit_rate": "output_format",
+    "speed": "voice_settings",
 }
 
 
@@ -48,10 +60,15 @@ def request_id_of(request: HTTPConnection) -> str:
     return found
 
 
-def error_body(error: PolyvoxError) -> dict[str, Any]:
+def fields_of(scope: Scope) -> Mapping[str, str]:
+    """What a caller calls the engine's fields, by the face that it called."""
+    return ELEVENLABS_FIELDS if "/v1/text-to-speech/" in scope["path"] else FIELDS
+
+
+def error_body(error: PolyvoxError, fields: Mapping[str, str] = FIELDS) -> dict[str, Any]:
     """The error as a client reads it: `{"message", "type", "param", "code"}`."""
-    field = getattr(error, "field", getattr(error, "param", None))
-    param = FIELDS.get(field, field) if field else None
+    field: str | None = getattr(error, "field", None)
+    param = fields.get(field, field) if field else getattr(error, "param", None)
     message = str(error)
     if field and param != field:
         message = message.replace(f"{field}:", f"{param}:", 1)
@@ -70,11 +87,13 @@ def error_headers(error: PolyvoxError) -> dict[str, str]:
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(round(seconds * 1000))}
 
 
-def error_answer(error: PolyvoxError, request_id: str | None = None) -> JSONResponse:
+def error_answer(
+    error: PolyvoxError, request_id: str | None = None, fields: Mapping[str, str] = FIELDS
+) -> JSONResponse:
     headers = error_headers(error)
     if request_id is not None:
         headers["x-request-id"] = request_id
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+    return JSONResponse(error_body(error, fields), status_code=error.status, headers=headers)
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:
@@ -98,13 +117,17 @@ async def read_body(request: Request, settings: Settings) -> bytes:
 
 async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     """A body that is a JSON object; raises Refused for anything else."""
-    body = await read_body(request, settings)
+    return parse_json(await read_body(request, settings), "the body")
+
+
+def parse_json(text: str | bytes, what: str) -> dict[str, Any]:
+    """A JSON object; raises Refused for anything else."""
     try:
-        found = json.loads(body, parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from None
+        raise Refused(400, "invalid_json", f"{what} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise Refused(400, "invalid_json", "the body must be a JSON object")
+        raise Refused(400, "invalid_json", f"{what} must be a JSON object")
     return found
 
 

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from polyvox import __version__
 from polyvox.engine.interface import Engine
 from polyvox.errors import PolyvoxError
-from polyvox.server import openai, operation, voices
-from polyvox.server.answers import Refused, error_answer, request_id_of
+from polyvox.server import contexts, elevenlabs, livetext, openai, operation, voices
+from polyvox.server.answers import Refused, error_answer, fields_of, request_id_of
 from polyvox.server.desk import Desk
 from polyvox.server.health import Health
 from polyvox.server.metrics import Metrics
@@ -42,7 +42,7 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
 
     app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan)
     app.state.desk = desk
-    for face in (openai, voices, operation):
+    for face in (openai, livetext, elevenlabs, contexts, voices, operation):
         app.include_router(face.router)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:  # outermost, so that refusals can be read by pages too
@@ -57,7 +57,7 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
     @app.exception_handler(PolyvoxError)
     async def refuse(request: Request, error: PolyvoxError) -> JSONResponse:
         desk.refused(error, request_id_of(request))
-        return error_answer(error, request_id_of(request))
+        return error_answer(error, request_id_of(request), fields_of(request.scope))
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from polyvox.engine.interface import Engine
 from polyvox.errors import Overloaded, PolyvoxError
@@ -44,7 +44,7 @@ class Desk:
         log.log(level, "refused", extra={"request_id": request_id, "status": error.status, "error": str(error)})
 
 
-def of(request: Request) -> Desk:
+def of(request: HTTPConnection) -> Desk:
     desk = request.app.state.desk
     assert isinstance(desk, Desk)
     return desk

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -44,20 +44,17 @@ class VoiceId(BaseModel):
     id: str
 
 
-class Speech(BaseModel):
-    """What to say and how; every field but `input` may be left out."""
+class Manner(BaseModel):
+    """How to say something; every field may be left out."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    input: str = Field(description="The text, of any length up to the server's limit.")
     model: str | None = Field(default=None, description="Any name: one model is loaded, and the answer tells which.")
     voice: str | VoiceId | None = Field(default=None, description="A voice of the model or of the library.")
     speaker: str | None = Field(default=None, description="The same as voice.")
     instructions: str | None = Field(default=None, description="How to speak, for models that take it.")
     response_format: Literal[*FORMATS] = "mp3"  # type: ignore[valid-type]
     speed: float = Field(default=1.0, ge=0.25, le=4.0, allow_inf_nan=False)
-    stream_format: Literal["audio", "sse"] | None = None
-    stream: bool | None = Field(default=None, description="false: the whole file at the end, with its true length.")
     language: str | None = None
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = None
@@ -79,6 +76,15 @@ class Speech(BaseModel):
     extra_params: dict[str, Any] | None = Field(default=None, description="Sampling, as some clients send it.")
 
 
+class Speech(Manner):
+    """What to say and how; every field but `input` may be left out."""
+
+    input: str = Field(description="The text, of any length up to the server's limit.")
+    stream_format: Literal["audio", "sse"] | None = None
+    stream: bool | None = Field(default=None, description="false: the whole file at the end, with its true length.")
+
+
+Known = TypeVar("Known", bound=Manner)
 SAMPLED = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
@@ -150,8 +156,12 @@ async def speak_batch(request: Request) -> JSONResponse:
 
 def read_speech(found: dict[str, Any], strict: bool = False) -> tuple[Speech, list[str]]:
     """A body's known fields, checked, and the names of the others; raises Refused."""
-    ignored = unknown_fields(Speech, found)
-    body = check_body(Speech, found)
+    return read_fields(Speech, found, strict)
+
+
+def read_fields(model: type[Known], found: dict[str, Any], strict: bool = False) -> tuple[Known, list[str]]:
+    ignored = unknown_fields(model, found)
+    body = check_body(model, found)
     ignored += [f"extra_params.{name}" for name in body.extra_params or {} if name not in SAMPLED]
     if ignored and strict:
         raise Refused(400, "unknown_field", f"fields that are not known: {shown_fields(ignored)}", ignored[0])
@@ -160,6 +170,12 @@ def read_speech(found: dict[str, Any], strict: bool = False) -> tuple[Speech, li
 
 async def wanted_by(body: Speech, desk: Desk) -> Wanted:
     """What the speaker is asked; raises InvalidRequest for what the loaded model cannot do."""
+    streaming = body.stream is not False or body.stream_format is not None
+    return replace(await manner_by(body, desk), text=body.input, streaming=streaming)
+
+
+async def manner_by(body: Manner, desk: Desk) -> Wanted:
+    """The same without the text."""
     facts = desk.facts
     if body.task_type is not None and KINDS[body.task_type] != facts.kind:
         raise _needs(facts, "task_type", body.task_type, KINDS[body.task_type])
@@ -168,7 +184,6 @@ async def wanted_by(body: Speech, desk: Desk) -> Wanted:
     voice: str | ClonedVoice | None = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     clone = await _cloned(body, desk)
     return Wanted(
-        text=body.input,
         voice=clone or voice or body.speaker,
         language=(body.language or AUTO).strip().lower(),
         instructions=body.instructions or None,
@@ -181,11 +196,10 @@ async def wanted_by(body: Speech, desk: Desk) -> Wanted:
         sample_rate=body.sample_rate,
         speed=body.speed,
         normalize=body.normalize,
-        streaming=body.stream is not False or body.stream_format is not None,
     )
 
 
-def _sampling(body: Speech, facts: ModelFacts) -> Sampling | None:
+def _sampling(body: Manner, facts: ModelFacts) -> Sampling | None:
     given = {name: value for name, value in (body.extra_params or {}).items() if name in SAMPLED}
     given |= {name: value for name in SAMPLED if (value := getattr(body, name)) is not None}
     if not given:
@@ -195,7 +209,7 @@ def _sampling(body: Speech, facts: ModelFacts) -> Sampling | None:
     return sampling
 
 
-async def _cloned(body: Speech, desk: Desk) -> ClonedVoice | None:
+async def _cloned(body: Manner, desk: Desk) -> ClonedVoice | None:
     """The voice that a request brings with it, as a recording or as numbers."""
     brought = [name for name in ("ref_audio", "speaker_embedding") if getattr(body, name) is not None]
     told = [name for name in ("ref_text", "x_vector_only_mode") if getattr(body, name)]

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
+from polyvox.server import elevenlabs
 from polyvox.server.answers import Refused
 from polyvox.server.desk import Desk, of
 from polyvox.server.page import page
@@ -39,8 +40,9 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.get("/v1/models", summary="The model that is loaded.")
 async def models(request: Request) -> JSONResponse:
-    data = [_model(of(request))]
-    return JSONResponse({"object": "list", "data": data})
+    if "xi-api-key" in request.headers:  # as ElevenLabs' clients send it
+        return JSONResponse([elevenlabs.model_of(of(request))])
+    return JSONResponse({"object": "list", "data": [_model(of(request))]})
 
 
 @router.get("/v1/audio/models", summary="The same, as some clients ask for it.")

@@ -1,5 +1,6 @@
 """Server processes: one in this process, or several on one socket, all of them on one engine."""
 
+import asyncio
 import logging
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 _SPAWN = multiprocessing.get_context("spawn")
 SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"
 GRACE_SECONDS = 5.0  # after the time to drain, before a process is killed
+LOOK_SECONDS = 0.05  # between two looks at what is still being said
 AGAIN_SECONDS = 1.0  # between two starts of a server process that died
 BACKLOG = 2048
 
@@ -55,6 +57,17 @@ class Server(uvicorn.Server):
             yield
             self._captured_signals.clear()  # else they are raised again, and nothing after this is closed
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """WebSockets too come to the end of what they say; left alone they would be cut at once."""
+        for server in self.servers:
+            server.close()
+        until = time.monotonic() + self.desk.settings.drain_seconds
+        while time.monotonic() < until and any(not said.wants_text for said in self.desk.speaker.open):
+            await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS)  # for the words after the last sound
+        self.config.timeout_graceful_shutdown = max(1, round(until - time.monotonic()))
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.desk.speaker.draining = True
         super().handle_exit(sig, frame)
@@ -72,6 +85,9 @@ def server_for(engine: Engine, settings: Settings, shared: Path | None = None) -
         timeout_keep_alive=max(1, round(settings.keep_alive_seconds)),
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         server_header=False,
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body,
+        ws_per_message_deflate=False,  # sound does not shrink, and what does may grow without bounds
     )
     return Server(config, app.state.desk)
 

@@ -3,7 +3,10 @@
 import hashlib
 import hmac
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import ceil
+from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,12 +19,13 @@ from polyvox.server.settings import Settings
 OPEN = ("/", "/livez", "/readyz", "/health")
 # Behind each choice of `public`: methods and beginnings of paths.
 CHOICES = {
-    "voices": ("/v1/audio/voices",),
+    "voices": ("/v1/audio/voices", "/v1/voices", "/v2/voices"),
     "models": ("/v1/models", "/v1/audio/models"),
     "metrics": ("/metrics",),
     "docs": ("/docs", "/redoc", "/openapi.json"),
 }
 SPEAKING = ("/v1/audio/speech", "/v1/text-to-speech")  # what counts against a key's share
+LATE = "/v1/text-to-speech/"  # sockets that may bring their key with the first message
 
 
 class TooMany(Overloaded):
@@ -29,6 +33,10 @@ class TooMany(Overloaded):
 
     status = 429
     code = "too_many_requests"
+
+    def __init__(self, message: str, most: int) -> None:
+        super().__init__(message, retry_after=1)
+        self.most = most
 
 
 class Keys:
@@ -45,6 +53,26 @@ class Keys:
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return digest.hex()[:12] if any(matches) else None
+
+
+class Share:
+    """What one caller may have at once."""
+
+    def __init__(self, counts: Counter[str], caller: str, most: int | None) -> None:
+        self._counts, self._caller, self._most = counts, caller, most
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Something that is being said for the caller; raises TooMany where that is one too many."""
+        if self._most is not None and self._counts[self._caller] >= self._most:
+            raise TooMany(f"{self._most} requests of yours are being served already", self._most)
+        self._counts[self._caller] += 1
+        try:
+            yield
+        finally:
+            self._counts[self._caller] -= 1
+            if self._counts[self._caller] <= 0:
+                del self._counts[self._caller]
 
 
 class Guard:
@@ -74,43 +102,68 @@ class Guard:
             await send(message)
 
         path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/")) or "/"
+        if scope["type"] == "websocket":
+            await self._open(request, path, receive, send)
+            return
         try:
             caller = self._check(request, path)
         except Refused as error:
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008, "reason": "an API key is needed"})
-            else:
-                await error_answer(error, request_id)(scope, receive, send_with_id)
+            await error_answer(error, request_id)(scope, receive, send_with_id)
             return
-        if scope["type"] == "websocket":  # a socket is counted by what is said on it
-            await self.app(scope, receive, send)
-            return
-        counted = self._most is not None and scope["method"] == "POST" and path.startswith(SPEAKING)
-        if counted and self._most is not None and self._speaking[caller] >= self._most:
-            over = TooMany(f"{self._most} requests of yours are being served already", retry_after=1)
-            response = error_answer(over, request_id)
-            response.headers["current-concurrent-requests"] = str(self._speaking[caller])
-            response.headers["maximum-concurrent-requests"] = str(self._most)
-            await response(scope, receive, send_with_id)
-            return
-        self._speaking[caller] += counted
-        try:
+        if self._most is None or scope["method"] != "POST" or not path.startswith(SPEAKING):
             await self.app(scope, receive, send_with_id)
-        finally:
-            self._speaking[caller] -= counted
-            if self._speaking[caller] <= 0:
-                del self._speaking[caller]
+            return
+        try:
+            with self._share(caller).one():
+                await self.app(scope, receive, send_with_id)
+        except TooMany as over:
+            response = error_answer(over, request_id)
+            response.headers["current-concurrent-requests"] = str(over.most)
+            response.headers["maximum-concurrent-requests"] = str(over.most)
+            await response(scope, receive, send_with_id)
+
+    async def _open(self, socket: HTTPConnection, path: str, receive: Receive, send: Send) -> None:
+        """A socket, which is counted by what is said on it. It finds its caller's share, or who to ask for it."""
+        scope = socket.scope
+        try:
+            self._check_origin(socket)
+            if self._keys and not _key_of(socket) and path.startswith(LATE):
+                scope["polyvox.share"] = None
+            else:
+                scope["polyvox.share"] = self._share(self._check(socket, path))
+        except Refused as error:
+            if "websocket.http.response" not in scope.get("extensions", {}):
+                await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
+                return
+            await error_answer(error, request_id_of(socket))(scope, receive, send)
+            return
+        scope["polyvox.admit"] = self._admit
+        await self.app(scope, receive, send)
+
+    def _admit(self, key: str) -> Share:
+        """The share of a key that comes late; raises Refused."""
+        caller = self._keys.find(key) if key else None
+        if caller is None:
+            raise _no_key()
+        return self._share(caller)
+
+    def _share(self, caller: str) -> Share:
+        return Share(self._speaking, caller, self._most)
+
+    def _check_origin(self, socket: HTTPConnection) -> None:
+        """Browsers let any page open a socket to any server, and tell which page it is."""
+        origin, allowed = socket.headers.get("origin"), self._settings.cors_origins
+        if origin is None or origin in allowed or "*" in allowed:
+            return
+        if urlsplit(origin).netloc != socket.headers.get("host"):
+            raise Refused(403, "origin_refused", f"origin: {origin[:100]} is not one of cors_origins", "origin")
 
     def _check(self, request: HTTPConnection, path: str) -> str:
         """Who calls: a name for a key, or an address; raises Refused where the key is missing or wrong."""
         address = request.client.host if request.client else ""
         if not self._keys:
             return address
-        kind, _, key = request.headers.get("authorization", "").partition(" ")
-        key = key.strip() if kind.lower() == "bearer" else request.headers.get("xi-api-key", "")
-        method = request.scope.get("method", "")
-        if not key and not method:  # a page cannot give a WebSocket headers
-            key = request.query_params.get("api_key", "")
+        key, method = _key_of(request), request.scope.get("method", "")
         caller = self._keys.find(key) if key else None
         if caller is not None:
             return caller
@@ -120,7 +173,25 @@ class Guard:
             path == public or path.startswith(f"{public}/") for public in self._public
         ):
             return address
-        raise Refused(401, "invalid_api_key", "an API key is needed: Authorization: Bearer …, or xi-api-key: …")
+        raise _no_key()
+
+
+def _key_of(request: HTTPConnection) -> str:
+    key = bearer(request.headers.get("authorization", "")) or request.headers.get("xi-api-key", "")
+    if not key and request.scope["type"] == "websocket":  # a page cannot give a WebSocket headers
+        key = request.query_params.get("api_key", "") or request.query_params.get("xi-api-key", "")
+        key = key or bearer(request.query_params.get("authorization", ""))
+    return key
+
+
+def bearer(authorization: str) -> str:
+    """The key of `Bearer …`; nothing where it is another kind."""
+    kind, _, key = authorization.partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
+
+
+def _no_key() -> Refused:
+    return Refused(401, "invalid_api_key", "an API key is needed: Authorization: Bearer …, or xi-api-key: …")
 
 
 def _digest(key: str) -> bytes:

@@ -63,6 +63,9 @@ class Settings(BaseModel):
     max_batch: int = Field(default=32, ge=1, description="Items of one batch.")
     body_seconds: float = Field(default=30.0, gt=0, description="In which a request must have come in whole.")
     keep_alive_seconds: float = Field(default=30.0, gt=0, description="That an idle connection stays open.")
+    idle_seconds: float = Field(
+        default=30.0, gt=0, description="Without a message or a sound, before a WebSocket is closed."
+    )
     drain_seconds: float = Field(default=30.0, ge=0, description="For what is under way when the server stops.")
 
     ref_audio_domains: list[str] = Field(default=[], description="Hosts that recordings may be fetched from.")

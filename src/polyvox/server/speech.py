@@ -18,10 +18,10 @@ from polyvox.audio.pcm import to_pcm
 from polyvox.audio.stretch import Stretcher
 from polyvox.audio.uncompressed import pcm_bytes
 from polyvox.engine.interface import Engine, Result, Stream
-from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
+from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.identity import ModelFacts
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
-from polyvox.server.script import Script, Sentence
+from polyvox.server.script import Granularity, Growing, Script, Sentence
 from polyvox.server.settings import Settings
 from polyvox.text import TextRules
 
@@ -49,7 +49,8 @@ class Wanted:
     """What is to be said and how it is to sound, the same from every face.
 
     streaming: bytes leave as they are made; else all of them at the end, as a file with its true length. live: text may
-    be appended. The others are those of `Request`, of `Encoder` and of `TextRules`.
+    be appended, and is said by sentences, clauses or tokens. divided: what is said in one go is a file of its own. The
+    others are those of `Request`, of `Encoder` and of `TextRules`.
     """
 
     text: str = ""
@@ -63,10 +64,13 @@ class Wanted:
     first_chunk: int | None = None
     format: str = "mp3"
     sample_rate: int | None = None
+    bit_rate: int | None = None
     speed: float = 1.0
     normalize: bool = True
     streaming: bool = True
     live: bool = False
+    granularity: Granularity = "sentence"
+    divided: bool = False
 
 
 @dataclass(slots=True)
@@ -83,8 +87,9 @@ class Outcome:
     frames: int = 0
     audio_seconds: float = 0.0
     queue_wait: float = 0.0
-    first_audio: float | None = None  # seconds from the request to the first bytes
-    seconds: float = 0.0  # from the request to the end
+    # Seconds from the request to the first bytes and to the end, without those that a live one waited for text.
+    first_audio: float | None = None
+    seconds: float = 0.0
     underruns: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -112,11 +117,12 @@ class Sound:
         as_is = wanted.streaming and wanted.sample_rate in (None, sample_rate) and wanted.speed == 1.0
         self.plain = wanted.format.lower() == "pcm" and as_is  # no work for an encoder
         self._encoder = None
+        self.sample_rate = sample_rate
         if self.plain:
             self.content_type = find_format(wanted.format).content_type(sample_rate)
         else:
-            self._encoder = Encoder(wanted.format, sample_rate, wanted.sample_rate, wanted.streaming)
-            self.content_type = self._encoder.content_type
+            self._encoder = Encoder(wanted.format, sample_rate, wanted.sample_rate, wanted.streaming, wanted.bit_rate)
+            self.content_type, self.sample_rate = self._encoder.content_type, self._encoder.sample_rate
 
     def push(self, samples: Samples) -> bytes:
         if self._encoder is None:
@@ -179,7 +185,7 @@ class Speaker:
     def prepare(self, wanted: Wanted) -> tuple[Script, Request, Sound]:
         """All that can be refused without the engine; in a thread, as a long text takes its time."""
         rules = TextRules(wanted.language, enabled=wanted.normalize)
-        script = Script(rules) if wanted.live else Script.whole(wanted.text, rules)
+        script = Script(rules, wanted.granularity) if wanted.live else Script.whole(wanted.text, rules)
         request = Request(
             text="",
             voice=self._resolve(wanted.voice),
@@ -193,7 +199,10 @@ class Speaker:
             first_chunk=wanted.first_chunk,
             trim_silence=True,
         )
-        return script, request, Sound(wanted, self.engine.sample_rate)
+        return script, request, self.new_sound(wanted)
+
+    def new_sound(self, wanted: Wanted) -> Sound:
+        return Sound(wanted, self.engine.sample_rate)
 
     async def submit(self, request: Request) -> Stream:
         """Hands a request to the engine; where nobody waits any more for the answer, its stream is cancelled."""
@@ -265,7 +274,7 @@ class Speaker:
 
 
 class Utterance:
-    """Something that is being said: iterate over `sound` once. A live one takes text until `finish`."""
+    """Something that is being said: iterate over `sound` or `parts` once. A live one takes text until `finish`."""
 
     def __init__(self, speaker: Speaker, wanted: Wanted, request_id: str) -> None:
         self._speaker, self._wanted = speaker, wanted
@@ -280,13 +289,21 @@ class Utterance:
         self._coming: tuple[Sentence, asyncio.Task[Stream]] | None = None
         self._stream: Stream | None = None
         self._encoding: asyncio.Future[bytes] | None = None
+        self._feeding: asyncio.Task[None] | None = None  # the words of a sentence that grows
         self._reason: FinishReason = "stop"  # the worst of its sentences
         self._cancelled = self._closed = False
+        self.wants_text = False  # all that is there was said
 
     @property
     def content_type(self) -> str:
         assert self._sound is not None
         return self._sound.content_type
+
+    @property
+    def sample_rate(self) -> int:
+        """Of its bytes."""
+        assert self._sound is not None
+        return self._sound.sample_rate
 
     async def begin(self) -> None:
         """The speaker's: checks everything and brings the first sentence to the engine."""
@@ -297,7 +314,7 @@ class Utterance:
         if self._wanted.text and self._wanted.live:
             self.append(self._wanted.text)
         if (first := self._script.ready()) is not None:
-            self._coming = first, asyncio.create_task(self._send(first, patient=False))
+            self._coming = first, asyncio.create_task(self._send(first))
             await asyncio.shield(self._coming[1])
 
     def append(self, text: str) -> None:
@@ -305,6 +322,11 @@ class Utterance:
         assert self._script is not None
         self._script.append(text)
         self.outcome.characters = self._script.characters
+
+    def flush(self) -> None:
+        """Says what is there as if it were the end."""
+        assert self._script is not None
+        self._script.flush()
 
     def finish(self) -> None:
         """No more text will come."""
@@ -323,16 +345,30 @@ class Utterance:
 
     async def sound(self) -> AsyncGenerator[bytes]:
         """What there is to send, as it is made, never empty; raises StreamFailed or Overloaded where it failed."""
+        async with aclosing(self.parts()) as parts:
+            async for part in parts:
+                if isinstance(part, bytes):
+                    yield part
+
+    async def parts(self) -> AsyncGenerator[Sentence | bytes]:
+        """The same with every sentence before its sound."""
         assert self._sound is not None
+        begun = False
         try:
             async with aclosing(self._samples()) as parts:
-                async for samples in parts:
-                    if data := await self._encode(self._sound.push, samples):
-                        self._heard()
-                        yield data
-            if not self._cancelled and (data := await self._encode(self._sound.finish)):
-                self._heard()
-                yield data
+                async for part in parts:
+                    if isinstance(part, Sentence):
+                        if begun and self._wanted.divided:
+                            if data := await self._encode(self._sound.finish):
+                                yield self._heard(data)
+                            self._sound = self._speaker.new_sound(self._wanted)
+                        begun = True
+                        yield part
+                    elif data := await self._encode(self._sound.push, part):
+                        yield self._heard(data)
+            ends = (begun or not self._wanted.live) and not self._cancelled
+            if ends and (data := await self._encode(self._sound.finish)):
+                yield self._heard(data)
             self._end("cancelled" if self._cancelled else self._reason)
         except (asyncio.CancelledError, GeneratorExit):
             self._end("cancelled")
@@ -352,6 +388,8 @@ class Utterance:
         self._speaker.open.discard(self)
         if self._stream is not None:
             self._stream.cancel()
+        if self._feeding is not None:
+            self._feeding.cancel()
         if self._coming is not None:
             task = self._coming[1]
             task.cancel()
@@ -365,14 +403,15 @@ class Utterance:
 
     # Parts
 
-    async def _samples(self) -> AsyncGenerator[Samples]:
-        """Of all sentences in their order, with the silence between them."""
+    async def _samples(self) -> AsyncGenerator[Sentence | Samples]:
+        """All sentences in their order, each before its own, with the silence between them."""
         assert self._script is not None
         while (sentence := await self._next()) is not None:
             silence = sentence.silence
             enough = AHEAD_SHARE * SECONDS_PER_BYTE * len(sentence.text.encode())
             made = 0.0
             assert self._stream is not None
+            yield sentence
             async for chunk in self._stream:
                 if silence:
                     yield self._silent(silence)
@@ -393,7 +432,10 @@ class Utterance:
         """The next sentence, which is spoken by `_stream` then; None after the last one."""
         assert self._script is not None
         if self._coming is None:
+            self.wants_text, asked = True, time.monotonic()
             sentence = await self._script.next()
+            self.wants_text = False
+            self._arrived += time.monotonic() - asked
             if sentence is None or self._cancelled:
                 return None
             self._coming = sentence, asyncio.create_task(self._send(sentence))
@@ -405,6 +447,8 @@ class Utterance:
                 return None
             raise
         self._coming = None
+        if sentence.growing is not None:
+            self._feeding = asyncio.create_task(self._feed(self._stream, sentence.growing))
         return sentence
 
     def _look_ahead(self) -> None:
@@ -412,10 +456,23 @@ class Utterance:
         if (following := self._script.ready()) is not None:
             self._coming = following, asyncio.create_task(self._send(following))
 
-    async def _send(self, sentence: Sentence, patient: bool = True) -> Stream:
+    async def _feed(self, stream: Stream, growing: Growing) -> None:
+        """The rest of a sentence that grows, until the stream is closed; why it takes no more, its result tells."""
+        try:
+            async for piece in growing.rest():
+                await self._speaker.in_thread(stream.append, piece)
+            await self._speaker.in_thread(stream.finish_text)
+        except PolyvoxError as error:
+            log.info("text came too late", extra={"request_id": self.outcome.request_id, "error": str(error)})
+            stream.cancel()
+
+    async def _send(self, sentence: Sentence) -> Stream:
         """A sentence to the engine. One in the midst of an utterance asks again where there is no place for it."""
         assert self._request is not None
         request = replace(self._request, text=sentence.text, segment=self._segment)
+        if sentence.growing is not None:
+            request = replace(request, live=True, layout="streaming")
+        patient = self._segment > 0
         self._segment += 1
         give_up = time.monotonic() + self._speaker.settings.slo
         while True:
@@ -447,9 +504,10 @@ class Utterance:
         self.outcome.audio_seconds += seconds
         return np.zeros(round(seconds * self._speaker.engine.sample_rate), np.float32)
 
-    def _heard(self) -> None:
+    def _heard(self, data: bytes) -> bytes:
         if self.outcome.first_audio is None:
             self.outcome.first_audio = time.monotonic() - self._arrived
+        return data
 
     def _end(self, reason: FinishReason, error: str | None = None) -> None:
         self.outcome.finish_reason, self.outcome.error = reason, error

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from polyvox.errors import PolyvoxError
-from polyvox.server.answers import Refused, error_answer, error_body
+from polyvox.server.answers import Refused, error_answer, error_body, fields_of
 from polyvox.server.desk import Desk
 from polyvox.server.speech import Utterance, Wanted
 
@@ -64,7 +64,7 @@ class SpeechResponse(Response):
         except PolyvoxError as error:
             if not begun:
                 self._desk.refused(error, self._request_id)
-                await error_answer(error, self._request_id)(scope, receive, send)
+                await error_answer(error, self._request_id, fields_of(scope))(scope, receive, send)
                 return
             # The body has no end now, and the server closes the connection: no client takes that for the whole.
             self._desk.metrics.aborts.labels("error").inc()

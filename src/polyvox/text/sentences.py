@@ -4,11 +4,13 @@ import re
 
 from polyvox.text.vocabulary import ABBREVIATIONS
 
+SHORTEST_CLAUSE = 12  # characters: less than that has no melody of its own
 LONGEST_SENTENCE = 400  # characters; about half a minute of speech
 _LOOKAHEAD = 32  # characters after a full stop that may decide: closing marks, white space, opening marks, a letter
 
 _STOP = re.compile(r"[.!?…]+[\"'”’)\]»*_]*(?=\s)|[。！？｡][。！？!?…｡]*[」』”’）)\]\"']*|\n[ \t]*\n")
 _CLAUSES = (re.compile(r"[,;:—–，、；：][\"'”’)\]]*\s|[，、；：]"), re.compile(r"\s"))
+_CLAUSE = re.compile(r"[,;:—–][\"'”’)\]]*(?=\s)|[，、；：]")
 _NEXT = re.compile(r"(\s+)[\"'“‘(\[«*_¿¡—–-]*([^\s\"'“‘(\[«*_¿¡—–-])")
 _BEFORE = re.compile(r"([^\W0-9_](?:[^\W_]|\.(?=\w))*)\.$")
 _INITIALS = re.compile(r"[A-Z](?:\.[A-Z])*")  # J. R. R., U.S.
@@ -19,11 +21,30 @@ _NUMBERED = {name for name, (_, follows) in ABBREVIATIONS.items() if follows == 
 
 
 class SentenceStream:
-    """Takes text in pieces of any sizes and gives its sentences. Only white space between them is lost."""
+    """Takes text in pieces of any sizes and gives its sentences. Only white space between them is lost.
 
-    def __init__(self, limit: int = LONGEST_SENTENCE) -> None:
-        self._limit = max(1, limit)
+    clauses: a comma, colon or dash ends one too, where SHORTEST_CLAUSE characters stand before it.
+    """
+
+    def __init__(self, limit: int = LONGEST_SENTENCE, clauses: bool = False) -> None:
+        self._limit, self._clauses = max(1, limit), clauses
         self._held = ""
+
+    @property
+    def certain(self) -> str:
+        """What the next sentence begins with, whatever follows."""
+        text = self._held
+        for stop in _STOP.finditer(text):
+            if not self._certain(text, stop):
+                text = text[: stop.end()]
+                break
+        if len(text) > self._limit // 4:  # one that grows too long is cut at the last of these places
+            for pattern in _CLAUSES:
+                places = [place.end() for place in pattern.finditer(text, self._limit // 4)]
+                if places:
+                    return text[: places[-1]].rstrip()
+            return text[: self._limit // 4].rstrip()
+        return text.rstrip()
 
     def append(self, piece: str) -> list[str]:
         """The sentences that this piece makes certain."""
@@ -48,7 +69,13 @@ class SentenceStream:
         return found
 
     def _border(self, text: str, end: bool) -> int | None:
-        """Where the first sentence ends; a decision that needs more text is not made."""
+        """Where the first sentence or clause ends; a decision that needs more text is not made."""
+        if self._clauses and (clause := _CLAUSE.search(text, SHORTEST_CLAUSE, self._limit)):
+            border = self._sentence_border(text[: clause.end()], end=False)
+            return clause.end() if border is None else border
+        return self._sentence_border(text, end)
+
+    def _sentence_border(self, text: str, end: bool) -> int | None:
         for stop in _STOP.finditer(text):
             if stop.end() > self._limit:
                 break

@@ -1,0 +1,28 @@
+"""Thousands of messages of nonsense on the sockets."""
+
+import logging
+import sys
+
+import pytest
+
+from server.fakes import HeldEngine
+from server.nonsense import babble
+from server.serving import serving
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_thousands_of_messages_of_nonsense_leave_nothing_behind(
+    seed: int, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = HeldEngine()
+    try:
+        with caplog.at_level(logging.ERROR), serving(engine) as server, server.client() as client:
+            counts = babble(server, engine, 10_000, seed=100 + seed)
+            with capsys.disabled():
+                told = ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
+                sys.stdout.write(f"\nseed {seed}: {told}\n")
+            assert not counts["closed 1011"]
+            assert server.speak(client).status_code == 200
+        assert [record for record in caplog.records if record.name.startswith(("polyvox", "uvicorn"))] == []
+    finally:
+        engine.close()
