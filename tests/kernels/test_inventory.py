@@ -59,6 +59,6 @@ def test_every_header_states_its_contract() -> None:
             assert part in header, f"{kernel}: its header has no {part}"
 
 
-def test_on_a_cpu_triton_is_not_imported() -> None:
-    spoken = "import sys, polyvox; polyvox.load(device='cpu').say('Hi.'); assert 'triton' not in sys.modules"
+def test_on_a_cpu_it_speaks_where_there_is_no_triton() -> None:
+    spoken = "import sys; sys.modules['triton'] = None; import polyvox; polyvox.load(device='cpu').say('Hi.')"
     subprocess.run([sys.executable, "-c", spoken], check=True, timeout=120)
