@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from polyvox import kernels
 from polyvox.bench.summary import percentile
 from polyvox.kernels.attention import paged_attention
+from polyvox.kernels.decode import rotary_attention
 from polyvox.kernels.gated import silu_mul
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
@@ -81,6 +82,19 @@ def rotary(batch: int, context: int, page: int) -> Case:
     return Case((normal(batch, size), past.slots, past.positions), call, 2 * batch * size * 2)
 
 
+def decode(batch: int, context: int, page: int) -> Case:
+    """What rotary and attention are together, by one launch."""
+    past = Past(batch, context, page)
+    weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
+
+    def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        where = past.tables, slots, positions
+        return rotary_attention(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where)
+
+    rows = normal(batch, (HEADS + 2 * KV_HEADS) * DIM), past.slots, past.positions
+    return Case(rows, call, batch * (context * 2 * KV_HEADS + 2 * HEADS + 2 * KV_HEADS) * DIM * 2)
+
+
 def norm(batch: int, size: int) -> Case:
     weight = normal(size)
     return Case((normal(batch, size),), lambda x: rms_norm(x, weight, 1e-6), 2 * batch * size * 2)
@@ -127,6 +141,8 @@ def lines(context: int) -> dict[str, Callable[[int], Case]]:
         "attention, context 2,048": lambda b: attention(b, 2048, PAGE),
         "attention, a frame": lambda b: attention(b, FRAME, FRAME),
         f"rotary and store, context {context}": lambda b: rotary(b, context, PAGE),
+        f"decode in one, context {context}": lambda b: decode(b, context, PAGE),
+        "decode in one, a frame": lambda b: decode(b, FRAME, FRAME),
         "norm 2,048": lambda b: norm(b, TALKER[0]),
         "add and norm 2,048": lambda b: add_norm(b, TALKER[0]),
         "add and norm 1,024": lambda b: add_norm(b, PREDICTOR[0]),

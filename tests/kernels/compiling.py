@@ -10,6 +10,7 @@ from triton.compiler import ASTSource
 
 from polyvox import kernels
 from polyvox.kernels.attention import paged_attention
+from polyvox.kernels.decode import rotary_attention
 from polyvox.kernels.gated import silu_mul
 from polyvox.kernels.lazy import Kernel
 from polyvox.kernels.norm import add_rms_norm, rms_norm
@@ -62,6 +63,7 @@ def launch_all() -> None:
         where = torch.zeros(2, width, dtype=torch.int64), whole, whole
         paged_attention(zeros(2, heads, dim), keys, values, *where)
         rotary_store(qkv, norms, 1e-6, *turns, keys, values, *where)
+        rotary_attention(qkv, norms, 1e-6, *turns, keys, values, *where)
     for size in (1024, 2048):
         rms_norm(zeros(2, size), zeros(size), 1e-6)
         add_rms_norm(zeros(2, size), zeros(2, size), zeros(size), 1e-6)

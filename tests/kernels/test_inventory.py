@@ -13,6 +13,7 @@ TWINS = {
     "attention.attention_kernel": ("paged_attention", "paged_attention_plain", "test_attention_kernel.py"),
     "conv.conv_kernel": ("causal_conv", "causal_conv_plain", "test_conv_kernel.py"),
     "conv.remember_kernel": ("remember", "remember_plain", "test_conv_kernel.py"),
+    "decode.decode_kernel": ("rotary_attention", "rotary_attention_plain", "test_layer_kernels.py"),
     "depthwise.depthwise_kernel": ("depthwise_norm", "depthwise_norm_plain", "test_codec_kernels.py"),
     "gated.silu_mul_kernel": ("silu_mul", "silu_mul_plain", "test_layer_kernels.py"),
     "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_plain", "test_layer_kernels.py"),
@@ -23,6 +24,7 @@ TWINS = {
 # part of a kernel: the kernel that calls it
 PARTS = {
     "conv.finish": "conv.conv_kernel",
+    "decode.turned": "decode.decode_kernel",
     "ring.attend_block": "ring.ring_kernel",
     "sampler.rank_of_largest": "sampler.draw_kernel",
     "sampler.rank_of_mass": "sampler.draw_kernel",
