@@ -23,6 +23,7 @@ from polyvox.bench.summary import percentile
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode import rotary_attention
 from polyvox.kernels.gated import silu_mul
+from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.sampler import Draws, draw_keyed
@@ -135,6 +136,21 @@ def draws(batch: int, vocab: int, first: bool, top_p: float = 1.0) -> Case:
     return Case(rows, call, batch * vocab * (3 if first else 2))
 
 
+def inputs(batch: int) -> Case:
+    """The result is written to the slots: what is compared is the rows there."""
+    size, ring = TALKER[0], 64
+    tables = normal(VOCAB, size), normal(FRAME - 1, CODES, size)
+    text, pad, out = normal(batch, ring, size), normal(size), normal(batch, size)
+    end, frame = (torch.randint(200, (batch,), device=DEVICE) for _ in range(2))
+
+    def call(codes: Tensor, slots: Tensor) -> Tensor:
+        next_inputs(codes, *tables, slots, text, end, frame, pad, out)
+        return out[slots]
+
+    rows = torch.randint(CODES, (batch, FRAME), device=DEVICE), torch.arange(batch, device=DEVICE)
+    return Case(rows, call, batch * (FRAME + 2) * size * 2)
+
+
 def lines(context: int) -> dict[str, Callable[[int], Case]]:
     return {
         f"attention, context {context}": lambda b: attention(b, context, PAGE),
@@ -148,6 +164,7 @@ def lines(context: int) -> dict[str, Callable[[int], Case]]:
         "add and norm 1,024": lambda b: add_norm(b, PREDICTOR[0]),
         "gate 6,144": lambda b: gate(b, TALKER[1]),
         "gate 3,072": lambda b: gate(b, PREDICTOR[1]),
+        "next inputs": inputs,
         "draw code 0": lambda b: draws(b, VOCAB, first=True),
         "draw a residual code": lambda b: draws(b, CODES, first=False),
         "draw with top-p 0.9": lambda b: draws(b, CODES, first=False, top_p=0.9),

@@ -12,6 +12,7 @@ from polyvox import kernels
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode import rotary_attention
 from polyvox.kernels.gated import silu_mul
+from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.lazy import Kernel
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
@@ -68,6 +69,9 @@ def launch_all() -> None:
         rms_norm(zeros(2, size), zeros(size), 1e-6)
         add_rms_norm(zeros(2, size), zeros(2, size), zeros(size), 1e-6)
         silu_mul(zeros(2, 6 * size))
+    tables = zeros(3072, 2048), zeros(15, 2048, 2048)
+    rows = whole, zeros(2, 64, 2048), whole, whole, zeros(2048), zeros(2, 2048)
+    next_inputs(torch.zeros(2, 16, dtype=torch.int64), *tables, *rows)
     draws = Draws(whole, torch.zeros(2, 4), torch.zeros(2, 2, dtype=torch.int64), whole, whole)
     rules = FirstRules(torch.zeros(2, 3072, dtype=torch.bool), whole, whole, 0.05, 2150, 2048)
     draw_keyed(zeros(2, 3072), 0, draws, rules)

@@ -16,6 +16,7 @@ TWINS = {
     "decode.decode_kernel": ("rotary_attention", "rotary_attention_plain", "test_layer_kernels.py"),
     "depthwise.depthwise_kernel": ("depthwise_norm", "depthwise_norm_plain", "test_codec_kernels.py"),
     "gated.silu_mul_kernel": ("silu_mul", "silu_mul_plain", "test_layer_kernels.py"),
+    "inputs.inputs_kernel": ("next_inputs", "next_inputs_plain", "test_inputs_kernel.py"),
     "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_plain", "test_layer_kernels.py"),
     "ring.ring_kernel": ("Ring", "attend_plain", "test_codec_kernels.py"),
     "rotary.rotary_kernel": ("rotary_store", "rotary_store_plain", "test_layer_kernels.py"),
