@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyvox.kernels.decode import rotary_attention, rotary_attention_plain
 from polyvox.kernels.gated import silu_mul, silu_mul_plain
 from polyvox.kernels.norm import add_rms_norm, add_rms_norm_plain, rms_norm, rms_norm_plain
 from polyvox.kernels.rotary import rotary_store, rotary_store_plain
@@ -111,3 +112,45 @@ def test_rotation_gives_a_row_the_same_bits_in_any_place() -> None:
     turned = rotary_store(**given, keys=again[0], values=again[1])
     assert torch.equal(turned.flip(0), q)
     assert torch.equal(again.nan_to_num(), cache.nan_to_num())
+
+
+def with_a_past(given: dict[str, Any], cache: Tensor) -> Tensor:
+    """The cache with all that lies before each row's position written, and NaN behind it."""
+    page = cache.shape[2]
+    generator = torch.Generator().manual_seed(9)
+    for slot, position in zip(given["slots"].tolist(), given["positions"].tolist(), strict=True):
+        for p in range(position):
+            written = torch.randn(cache.shape[0], *cache.shape[3:], generator=generator)
+            cache[:, given["tables"][slot, p // page], p % page] = written.to(cache.dtype)
+    return cache
+
+
+@types
+@pytest.mark.parametrize(
+    ("positions", "heads", "kv_heads", "dim", "norm", "page"),
+    [
+        ([0, 17, 90], 4, 2, 32, True, 16),
+        ([64, 65], 16, 8, 128, True, 16),
+        ([3, 31], 4, 4, 32, False, 16),
+        ([2, 3, 1], 3, 1, 24, True, 4),
+    ],
+)
+def test_a_decoding_step_equals_its_twin(
+    positions: list[int], heads: int, kv_heads: int, dim: int, norm: bool, page: int, dtype: torch.dtype
+) -> None:
+    given, cache = rotary_case(positions, heads, kv_heads, dim, dtype, norm, page)
+    cache = with_a_past(given, cache)
+    plain_cache = cache.clone()
+    found = rotary_attention(**given, keys=cache[0], values=cache[1])
+    plain = rotary_attention_plain(**given, keys=plain_cache[0], values=plain_cache[1])
+    assert_close(found, plain, 3 * CLOSE[dtype])
+    assert_close(cache, plain_cache, 2 * CLOSE[dtype])
+
+
+def test_a_decoding_step_gives_a_row_the_same_bits_in_any_place() -> None:
+    given, cache = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
+    cache = with_a_past(given, cache)
+    found = rotary_attention(**given, keys=cache[0], values=cache[1])
+    for name in ("qkv", "slots", "positions"):
+        given[name] = given[name].flip(0).contiguous()
+    assert torch.equal(rotary_attention(**given, keys=cache[0], values=cache[1]).flip(0), found)

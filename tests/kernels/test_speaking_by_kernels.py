@@ -11,16 +11,19 @@ from polyvox import kernels
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("checkpoint", ["custom_voice", "voice_design"])
-def test_two_streams_by_kernels_draw_the_codes_of_the_plain_model(checkpoint: str, loaded: Loaded) -> None:
+@pytest.mark.parametrize(("checkpoint", "lengths"), [("custom_voice", (19, 4)), ("voice_design", (5,))])
+def test_streams_by_kernels_draw_the_codes_of_the_plain_model(
+    checkpoint: str, lengths: tuple[int, ...], loaded: Loaded
+) -> None:
     """Prompts packed, two frames drawn; VoiceDesign has no projection before its predictor."""
     tts = loaded(checkpoint, "float32")
     model = tts.speech.model
     model.talker.settle()
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randn(n, tts.speech.hidden_size, generator=generator) for n in (19, 4)]
+    prompts = [torch.randn(n, tts.speech.hidden_size, generator=generator) for n in lengths]
     texts = [torch.randn(2, tts.speech.hidden_size, generator=generator) for _ in prompts]
-    sampling = [tts.speech.config.sampling, replace(tts.speech.config.sampling, temperature=0.0, top_k=5)]
+    default = tts.speech.config.sampling
+    sampling = [default, replace(default, temperature=0.0, top_k=5)][: len(lengths)]
 
     def speak() -> tuple[list[list[int]], torch.Tensor]:
         batch = Batch(tts.speech, prompts, texts, sampling, seeds=[3, 2**40 + 5], frames=4)

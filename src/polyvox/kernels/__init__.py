@@ -5,7 +5,8 @@ Kernels do not wait for the device, read no value on the host and allocate only 
 recorded into a graph. A row's result never depends on the other rows of a launch, nor on its place among them.
 
 How a cache takes part: where `active(keys)`, `Cache.at` returns `pages.Pages`, which says where the rows of a pass are
-kept; a layer then writes and reads the cache by two launches. Any other cache returns a plain function, as before.
+kept; a layer then writes and reads the cache by two launches, or by one where no slot has two rows (`alone`). Any other
+cache returns a plain function, as before.
 """
 
 import logging

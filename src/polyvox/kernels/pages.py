@@ -18,3 +18,4 @@ class Pages:
     tables: Tensor  # [S, W] int64
     slots: Tensor  # [N] int64
     positions: Tensor  # [N] int64
+    alone: bool = False  # no two rows are of one slot, as in a decoding step: one launch writes and attends

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polyvox import kernels
+from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.sampler import Draws, draw_keyed
 from polyvox.models.protocol import ENDED, STILL, Cache, Pack
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
@@ -170,17 +171,13 @@ class Qwen3TTS(nn.Module):
             hidden, talker.model.codec_embedding(code), lambda book, logits: draw_code(book + 1, logits)
         )
         codes = torch.cat([code[:, None], rest], dim=1)
-        text = torch.where(
-            (frame < s.text_end[slots])[:, None],
-            s.text[slots, frame % s.text.shape[1]],
-            s.pad,
-        )
         lags = torch.arange(1, STILL_LAGS + 1, device=self.device)
         recent = s.codes[slots[:, None], (frame[:, None] - lags) % ring, 0]
         again = ((recent == code[:, None]) & (frame[:, None] >= lags)).any(1)
         still = torch.where(again, s.still[slots] + 1, 0)
 
-        s.input[slots] = talker.frame_rows(codes) + text
+        first, others = talker.model.codec_embedding.weight, talker.code_predictor.model.codec_embedding.weight
+        next_inputs(codes, first, others, slots, s.text, s.text_end, s.frame, s.pad, s.input)
         # What is no frame is never decoded; were it, it must still be a code.
         s.codes[slots, frame % ring] = codes.masked_fill(ended[:, None], 0)
         s.seen[slots, code] = code >= 0  # a constant would come from the host

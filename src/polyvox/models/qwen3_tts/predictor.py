@@ -56,7 +56,7 @@ class FramePages:
         if stop - start > 1:
             slots = slots[:, None].expand(-1, stop - start).flatten().contiguous()  # one stream: else a view
             positions = self.positions[start:stop].T.flatten()
-        return Pages(self.keys, self.values, self.streams[:, None], slots, positions)
+        return Pages(self.keys, self.values, self.streams[:, None], slots, positions, alone=stop - start == 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

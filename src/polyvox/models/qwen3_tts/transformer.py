@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox.kernels.attention import paged_attention
+from polyvox.kernels.decode import rotary_attention
 from polyvox.kernels.gated import silu_mul
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.pages import Pages
@@ -138,6 +139,8 @@ class Attention(nn.Module):
             norms = self.q_norm.weight, self.k_norm.weight
         keys, values = pages.keys[layer], pages.values[layer]
         where = pages.tables, pages.slots, pages.positions
+        if pages.alone:
+            return rotary_attention(qkv, norms, self.norm_eps, *rotate.table, keys, values, *where)
         q = rotary_store(qkv, norms, self.norm_eps, *rotate.table, keys, values, *where)
         return paged_attention(q, keys, values, *where)
 

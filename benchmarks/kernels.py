@@ -1,0 +1,264 @@
+"""The talker's and predictor's kernels on a GPU in bfloat16: held against their twins, and timed. One table at the end.
+
+    python benchmarks/kernels.py [--batch 1,64,512] [--context 256] [--only attention,norm]
+
+Shapes are those of the 1.7B model. A time is the median of replays of a graph with ten calls in it, for one call, the
+twin's in brackets; TB/s counts what must be moved (small batches stay in the card's cache). `error` is the largest
+difference from the twin against the twin's largest number (for draws: the share that differs), over all batches; `rows`
+says whether rows in another order have the same bits. A line whose kernel fails says why, and the next one follows.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyvox import kernels
+from polyvox.bench.summary import percentile
+from polyvox.kernels.attention import paged_attention
+from polyvox.kernels.decode import rotary_attention
+from polyvox.kernels.gated import silu_mul
+from polyvox.kernels.inputs import next_inputs
+from polyvox.kernels.norm import add_rms_norm, rms_norm
+from polyvox.kernels.rotary import rotary_store
+from polyvox.kernels.sampler import Draws, draw_keyed
+from polyvox.models.qwen3_tts.sampling import FirstRules
+
+CALLS, REPLAYS = 10, 30
+PAGE, FRAME = 16, 16
+HEADS, KV_HEADS, DIM = 16, 8, 128
+TALKER, PREDICTOR = (2048, 6144), (1024, 3072)  # hidden and intermediate size
+VOCAB, CODES = 3072, 2048
+DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One call of a kernel: each of these has a row for each row of the result."""
+
+    rows: tuple[Tensor, ...]
+    call: Callable[..., Tensor]
+    nbytes: int  # that it must move
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(DTYPE)
+
+
+class Past:
+    """Streams with so many positions each, and a row of each at its last position."""
+
+    def __init__(self, batch: int, context: int, page: int) -> None:
+        pages = -(-context // page)
+        self.keys, self.values = (normal(batch * pages, page, KV_HEADS, DIM) for _ in range(2))
+        self.tables = torch.randperm(batch * pages, device=DEVICE).view(batch, pages)
+        self.slots = torch.arange(batch, device=DEVICE)
+        self.positions = torch.full((batch,), context - 1, device=DEVICE)
+
+
+def attention(batch: int, context: int, page: int) -> Case:
+    past = Past(batch, context, page)
+
+    def call(q: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        return paged_attention(q, past.keys, past.values, past.tables, slots, positions)
+
+    nbytes = batch * (context * 2 * KV_HEADS + 2 * HEADS) * DIM * 2
+    return Case((normal(batch, HEADS, DIM), past.slots, past.positions), call, nbytes)
+
+
+def rotary(batch: int, context: int, page: int) -> Case:
+    past = Past(batch, context, page)
+    weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
+
+    def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        where = past.tables, slots, positions
+        return rotary_store(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where)
+
+    size = (HEADS + 2 * KV_HEADS) * DIM
+    return Case((normal(batch, size), past.slots, past.positions), call, 2 * batch * size * 2)
+
+
+def decode(batch: int, context: int, page: int) -> Case:
+    """What rotary and attention are together, by one launch."""
+    past = Past(batch, context, page)
+    weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
+
+    def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        where = past.tables, slots, positions
+        return rotary_attention(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where)
+
+    rows = normal(batch, (HEADS + 2 * KV_HEADS) * DIM), past.slots, past.positions
+    return Case(rows, call, batch * (context * 2 * KV_HEADS + 2 * HEADS + 2 * KV_HEADS) * DIM * 2)
+
+
+def norm(batch: int, size: int) -> Case:
+    weight = normal(size)
+    return Case((normal(batch, size),), lambda x: rms_norm(x, weight, 1e-6), 2 * batch * size * 2)
+
+
+def add_norm(batch: int, size: int) -> Case:
+    weight = normal(size)
+    rows = normal(batch, size), normal(batch, size)
+    return Case(rows, lambda x, residual: add_rms_norm(x, residual, weight, 1e-6)[1], 4 * batch * size * 2)
+
+
+def gate(batch: int, size: int) -> Case:
+    return Case((normal(batch, 2 * size),), silu_mul, 3 * batch * size * 2)
+
+
+def linear(batch: int, inputs: int, outputs: int) -> Case:
+    """No kernel of ours: what the matrix products around them take."""
+    weight = normal(outputs, inputs)
+    nbytes = (inputs * outputs + batch * (inputs + outputs)) * 2
+    return Case((normal(batch, inputs),), lambda x: F.linear(x, weight), nbytes)
+
+
+def draws(batch: int, vocab: int, first: bool, top_p: float = 1.0) -> Case:
+    def whole(most: int, *shape: int) -> Tensor:
+        return torch.randint(most, (batch, *shape), device=DEVICE)
+
+    params = torch.tensor([0.9, 50, top_p, 1.05], device=DEVICE).expand(batch, 4).contiguous()
+    key, segment, frame = whole(2**32, 2), whole(9), whole(1000)
+    rules = None
+    if first:
+        seen = torch.rand(batch, vocab, device=DEVICE) < 0.1
+        rules = FirstRules(seen, whole(500), whole(500), 0.05, vocab - 900, vocab - 1024)
+
+    def call(logits: Tensor, slots: Tensor) -> Tensor:
+        return draw_keyed(logits, 0 if first else 7, Draws(slots, params, key, segment, frame), rules)
+
+    rows = 3 * normal(batch, vocab), torch.arange(batch, device=DEVICE)
+    return Case(rows, call, batch * vocab * (3 if first else 2))
+
+
+def inputs(batch: int) -> Case:
+    """The result is written to the slots: what is compared is the rows there."""
+    size, ring = TALKER[0], 64
+    tables = normal(VOCAB, size), normal(FRAME - 1, CODES, size)
+    text, pad, out = normal(batch, ring, size), normal(size), normal(batch, size)
+    end, frame = (torch.randint(200, (batch,), device=DEVICE) for _ in range(2))
+
+    def call(codes: Tensor, slots: Tensor) -> Tensor:
+        next_inputs(codes, *tables, slots, text, end, frame, pad, out)
+        return out[slots]
+
+    rows = torch.randint(CODES, (batch, FRAME), device=DEVICE), torch.arange(batch, device=DEVICE)
+    return Case(rows, call, batch * (FRAME + 2) * size * 2)
+
+
+def lines(context: int) -> dict[str, Callable[[int], Case]]:
+    return {
+        f"attention, context {context}": lambda b: attention(b, context, PAGE),
+        "attention, context 2,048": lambda b: attention(b, 2048, PAGE),
+        "attention, a frame": lambda b: attention(b, FRAME, FRAME),
+        f"rotary and store, context {context}": lambda b: rotary(b, context, PAGE),
+        f"decode in one, context {context}": lambda b: decode(b, context, PAGE),
+        "decode in one, a frame": lambda b: decode(b, FRAME, FRAME),
+        "norm 2,048": lambda b: norm(b, TALKER[0]),
+        "add and norm 2,048": lambda b: add_norm(b, TALKER[0]),
+        "add and norm 1,024": lambda b: add_norm(b, PREDICTOR[0]),
+        "gate 6,144": lambda b: gate(b, TALKER[1]),
+        "gate 3,072": lambda b: gate(b, PREDICTOR[1]),
+        "next inputs": inputs,
+        "draw code 0": lambda b: draws(b, VOCAB, first=True),
+        "draw a residual code": lambda b: draws(b, CODES, first=False),
+        "draw with top-p 0.9": lambda b: draws(b, CODES, first=False, top_p=0.9),
+        "linear, talker qkv": lambda b: linear(b, TALKER[0], (HEADS + 2 * KV_HEADS) * DIM),
+        "linear, talker o": lambda b: linear(b, HEADS * DIM, TALKER[0]),
+        "linear, talker gate and up": lambda b: linear(b, TALKER[0], 2 * TALKER[1]),
+        "linear, talker down": lambda b: linear(b, TALKER[1], TALKER[0]),
+        "linear, predictor qkv": lambda b: linear(b, PREDICTOR[0], (HEADS + 2 * KV_HEADS) * DIM),
+        "linear, predictor o": lambda b: linear(b, HEADS * DIM, PREDICTOR[0]),
+        "linear, predictor gate and up": lambda b: linear(b, PREDICTOR[0], 2 * PREDICTOR[1]),
+        "linear, predictor down": lambda b: linear(b, PREDICTOR[1], PREDICTOR[0]),
+        "linear, predictor head": lambda b: linear(b, PREDICTOR[0], CODES),
+    }
+
+
+def compared(case: Case, batch: int) -> tuple[float, bool]:
+    """The error against the twin, and whether another order of the rows gives the same bits."""
+    order = torch.randperm(batch, device=DEVICE)
+    ours, turned = case.call(*case.rows), case.call(*(rows[order] for rows in case.rows))
+    with kernels.disabled():
+        theirs = case.call(*case.rows)
+    if ours.is_floating_point():
+        error = float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
+    else:
+        error = float((ours != theirs).float().mean())
+    return error, torch.equal(turned, ours[order])
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """Of one call, when a graph of several is replayed."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / CALLS)
+    return percentile(times, 50)
+
+
+def measure(make: Callable[[int], Case], batches: list[int], ours: bool) -> str:
+    cells, errors, same = [], [], True
+    for batch in batches:
+        torch.manual_seed(batch)
+        case = make(batch)
+        error, rows = compared(case, batch)
+        errors.append(error)
+        same = same and rows
+        took = microseconds(partial(case.call, *case.rows))
+        cell = f"{took:7.1f} {case.nbytes / took / 1e6:5.2f}"
+        if ours:
+            with kernels.disabled():
+                cell += f" [{microseconds(partial(case.call, *case.rows)):8.1f}]"
+        cells.append(f"{cell:<25}")
+        del case
+        torch.cuda.empty_cache()
+    return " ".join(cells) + f" {max(errors):.0e} {'same' if same else 'OTHER'}"
+
+
+@torch.inference_mode()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", default="1,64,512")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--only", default="", help="lines that begin with one of these, with commas")
+    asked = parser.parse_args()
+    batches = [int(batch) for batch in asked.batch.split(",")]
+    chosen = tuple(asked.only.split(","))
+    table, failed = [], 0
+    for name, make in lines(asked.context).items():
+        if not name.startswith(chosen):
+            continue
+        try:
+            table.append(f"{name:<36}{measure(make, batches, not name.startswith('linear'))}")
+        except Exception as error:
+            failed += 1
+            table.append(f"{name:<36}FAILED: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+        sys.stderr.write(table[-1] + "\n")
+    heading = " ".join(f"{f'B={batch}: µs TB/s [twin]':<25}" for batch in batches)
+    sys.stdout.write(f"\n{torch.cuda.get_device_name()}, {DTYPE}\n{'':<36}{heading} error rows\n")
+    sys.stdout.write("\n".join(table) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Compiles kernels as they are launched on CPU tensors, for a card that is not there; run as a program of its own."""
+
+import sys
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from polyvox import kernels
+from polyvox.kernels.attention import paged_attention
+from polyvox.kernels.decode import rotary_attention
+from polyvox.kernels.gated import silu_mul
+from polyvox.kernels.inputs import next_inputs
+from polyvox.kernels.lazy import Kernel
+from polyvox.kernels.norm import add_rms_norm, rms_norm
+from polyvox.kernels.rotary import rotary_store
+from polyvox.kernels.sampler import Draws, draw_keyed
+from polyvox.models.qwen3_tts.sampling import FirstRules
+
+HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_MEMORY = 227 * 1024  # that a block may have
+POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.bool: "*i1"}
+OPTIONS = ("num_warps", "num_stages")
+
+
+def compile_instead(self: Kernel, _grid: tuple[int, ...]) -> object:
+    def launch(*arguments: object, **named: object) -> None:
+        names = self.jit.arg_names
+        values = dict(zip(names, arguments, strict=False)) | named
+        options = {name: values.pop(name) for name in OPTIONS if name in values}
+        signature, constants, aligned = {}, {}, {}
+        for place, name in enumerate(names):
+            value = values[name]
+            if name.isupper() or (isinstance(value, int) and value == 1):
+                signature[name], constants[(place,)] = "constexpr", value
+                continue
+            if isinstance(value, Tensor):
+                signature[name] = POINTERS[value.dtype]
+            else:
+                signature[name] = "i32" if isinstance(value, int) else "fp32"
+            if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+                aligned[(place,)] = [["tt.divisibility", 16]]
+        made = triton.compile(ASTSource(self.jit, signature, constants, aligned), target=HOPPER, options=options)
+        assert made.metadata.shared <= SHARED_MEMORY, made.metadata.shared
+        assert made.asm["cubin"]
+        sys.stdout.write(f"{self.function.__name__}\n")
+
+    return launch
+
+
+def launch_all() -> None:
+    """Each kernel as the 1.7B model launches it."""
+    heads, kv_heads, dim, page = 16, 8, 128, 16
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.bfloat16)
+
+    whole = torch.zeros(2, dtype=torch.int64)
+    qkv, norms, turns = zeros(2, (heads + 2 * kv_heads) * dim), (zeros(dim), zeros(dim)), (zeros(page, dim),) * 2
+    for width in (1, 64):
+        keys, values = zeros(3, page, kv_heads, dim), zeros(3, page, kv_heads, dim)
+        where = torch.zeros(2, width, dtype=torch.int64), whole, whole
+        paged_attention(zeros(2, heads, dim), keys, values, *where)
+        rotary_store(qkv, norms, 1e-6, *turns, keys, values, *where)
+        rotary_attention(qkv, norms, 1e-6, *turns, keys, values, *where)
+    for size in (1024, 2048):
+        rms_norm(zeros(2, size), zeros(size), 1e-6)
+        add_rms_norm(zeros(2, size), zeros(2, size), zeros(size), 1e-6)
+        silu_mul(zeros(2, 6 * size))
+    tables = zeros(3072, 2048), zeros(15, 2048, 2048)
+    rows = whole, zeros(2, 64, 2048), whole, whole, zeros(2048), zeros(2, 2048)
+    next_inputs(torch.zeros(2, 16, dtype=torch.int64), *tables, *rows)
+    draws = Draws(whole, torch.zeros(2, 4), torch.zeros(2, 2, dtype=torch.int64), whole, whole)
+    rules = FirstRules(torch.zeros(2, 3072, dtype=torch.bool), whole, whole, 0.05, 2150, 2048)
+    draw_keyed(zeros(2, 3072), 0, draws, rules)
+    for book in (1, 2):
+        draw_keyed(zeros(2, 2048), book, draws)
+
+
+if __name__ == "__main__":
+    Kernel.__getitem__ = compile_instead  # type: ignore[method-assign]
+    with kernels.everywhere(), torch.no_grad():
+        launch_all()
