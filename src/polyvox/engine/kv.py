@@ -45,10 +45,12 @@ class PagedKV:
         """Fills free pages with NaN, so that whoever reads them is found out."""
         self.keys[:, pages], self.values[:, pages] = torch.nan, torch.nan
 
-    def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend | Pages:
+    def at(
+        self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None, alone: bool = False
+    ) -> Attend | Pages:
         """Attention for rows at positions [N] of these slots [N]; pack is there where a slot may have several."""
         if kernels.active(self.keys):
-            return Pages(self.keys, self.values, self.table, slots, positions, alone=pack is None)
+            return Pages(self.keys, self.values, self.table, slots, positions, alone=alone)
         tables = self.table[:, : -(-span // PAGE)][slots if pack is None else pack.slots]
         owned = tables if pack is None else tables[pack.owner]
         page, offset = owned.gather(1, positions[:, None] // PAGE)[:, 0], positions % PAGE

@@ -233,11 +233,19 @@ def finish(
     if ADD:
         y += tl.load(add + at, mask=there, other=0.0).to(tl.float32)
     if RAW:
-        tl.store(raw + at, y.to(raw.dtype.element_ty), mask=there)
+        tl.store(raw + at, narrowed(y, raw.dtype.element_ty), mask=there)
     if SNAKE:
         channel = n % channels
         y = snaked(y, tl.load(alpha + channel).to(tl.float32), tl.load(beta + channel).to(tl.float32))
-        tl.store(act + at, y.to(act.dtype.element_ty), mask=there)
+        tl.store(act + at, narrowed(y, act.dtype.element_ty), mask=there)
+
+
+@Kernel
+def narrowed(y, kind: tl.constexpr):
+    """What is too large for float16 becomes its largest: an infinity would stay in the stream's state."""
+    if kind == tl.float16:
+        y = tl.minimum(tl.maximum(y, -65504.0), 65504.0)
+    return y.to(kind)
 
 
 @partial(Kernel, plain=("columns", "history"))

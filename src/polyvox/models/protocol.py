@@ -54,10 +54,13 @@ class Pack:
 class Cache(Protocol):
     """Where the keys and values of all slots are kept."""
 
-    def at(self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None) -> Attend | Pages:
-        """Attention for rows at positions [N] of these slots [N]; pack is there where a slot may have several.
+    def at(
+        self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None, alone: bool = False
+    ) -> Attend | Pages:
+        """Attention for rows at positions [N] of these slots [N].
 
-        span is a bound, known to the host, on the largest position plus one. Pages are for kernels, which need no more.
+        pack may say the same by slots, of which each may have several rows; alone: none has more than one. span is a
+        bound, known to the host, on the largest position plus one. Pages are for kernels, which need no more.
         """
 
 

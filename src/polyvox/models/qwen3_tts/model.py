@@ -118,7 +118,7 @@ class Qwen3TTS(nn.Module):
 
     def text_rows(self, ids: Sequence[int]) -> Tensor:
         """Text ids as rows of the talker's width."""
-        return self.talker.text_rows(torch.tensor(ids, dtype=torch.int64, device=self.device))
+        return self.talker.text_rows(torch.tensor(ids, dtype=torch.int64))
 
     def new_slots(self, count: int, text_rows: int, ring: int) -> Slots:
         """Memory for so many streams; a slot's rows mean nothing before they are written."""
@@ -163,7 +163,7 @@ class Qwen3TTS(nn.Module):
         talker, config = self.talker, self.config
         position, frame = s.position[slots], s.frame[slots]
         ring = s.codes.shape[1]
-        hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span))[:, 0]
+        hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span, alone=True))[:, 0]
         draw_code = self._draws(s, slots, frame, noise)
         code = draw_code(0, talker.codec_head(hidden))
         ended = code == config.talker.eos_id

@@ -71,7 +71,7 @@ class Speech:
         self.hidden_size, self.max_positions = shape.hidden_size, self.config.talker.max_positions
         self.kv_shape = (shape.layers, shape.kv_heads, shape.head_dim)
         self.device, self.dtype = model.device, model.dtype
-        self.nbytes = sum(tensor.nbytes for tensor in model.parameters())
+        self.nbytes = sum(tensor.nbytes for tensor in model.parameters() if tensor.device == model.device)
         self._warm: Kept[CodecState] = Kept(VOICES_KEPT)
         self._cloner = Cloner(model.encoders, self.sample_rate) if model.encoders else None
 

@@ -36,10 +36,10 @@ def random_model(files: dict[str, Any], device: torch.device, dtype: torch.dtype
     files are those of published_files or tiny_files.
     """
     model = empty_model(parse_config(files), device, dtype)
-    generator = torch.Generator(device).manual_seed(seed)
+    generators = {place: torch.Generator(place).manual_seed(seed) for place in {p.device for p in model.parameters()}}
     for name, tensor in _all_tensors(model).items():
         low, high = _range(name, tensor)
-        tensor.uniform_(low, high, generator=generator)
+        tensor.uniform_(low, high, generator=generators[tensor.device])
     return model
 
 

@@ -52,7 +52,8 @@ class Talker(nn.Module):
 
     def text_rows(self, ids: Tensor) -> Tensor:
         """Text ids as rows of the talker's width."""
-        return self.text_projection(self.model.text_embedding(ids))
+        table = self.model.text_embedding.weight  # on a GPU it stays with the host
+        return self.text_projection(F.embedding(ids.to(table.device), table).to(self.codec_head.weight.device))
 
     def frame_rows(self, codes: Tensor) -> Tensor:
         """Whole frames [..., groups] as rows: the sum of their embeddings, rounded once."""
