@@ -25,6 +25,7 @@ TWINS = {
 # part of a kernel: the kernel that calls it
 PARTS = {
     "conv.finish": "conv.conv_kernel",
+    "conv.narrowed": "conv.conv_kernel",
     "decode.turned": "decode.decode_kernel",
     "ring.attend_block": "ring.ring_kernel",
     "ring.rotated": "ring.ring_kernel",
