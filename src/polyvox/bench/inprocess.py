@@ -1,5 +1,6 @@
 """A client of the engine in this process: what is measured has no server in it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -37,7 +38,9 @@ class EngineClient:
         trace.sample_rate = self.engine.sample_rate
         ear = Ear(trace, clock)
         try:
-            async for chunk in self.engine.submit(self.request(text, seed)):
+            # Preparing a request takes a while, and another process a while to answer.
+            stream = await asyncio.to_thread(self.engine.submit, self.request(text, seed))
+            async for chunk in stream:
                 if len(chunk.samples):
                     now = ear.now()
                     ear.byte(now)

@@ -20,16 +20,20 @@ class Onset:
         self.position: int | None = None
         self._start = 0  # of the next window, in samples of the stream
         self._loud = 0  # windows in a row before it
-        self._rest = np.empty(0, np.float64)
+        self._rest = np.empty(0, np.int16)
 
     def push(self, samples: NDArray[np.int16]) -> None:
         if self.position is not None:
             return
-        sound = np.concatenate([self._rest, samples.astype(np.float64) / FULL_SCALE])
+        sound = np.concatenate([self._rest, samples])
         count = max(0, (len(sound) - self.window) // self.hop + 1)
         if count:
-            windows = np.lib.stride_tricks.sliding_window_view(sound, self.window)[:: self.hop][:count]
-            for loud in windows.std(axis=1) >= LEVEL:
+            # Running sums, in whole numbers: a window is the difference of two, however much the windows overlap.
+            wide = sound.astype(np.int64)
+            sums, squares = (np.concatenate([[0], np.cumsum(each)]) for each in (wide, wide * wide))
+            start = np.arange(count) * self.hop
+            mean, power = ((run[start + self.window] - run[start]) / self.window for run in (sums, squares))
+            for loud in power - mean * mean >= (LEVEL * FULL_SCALE) ** 2:
                 self._loud = self._loud + 1 if loud else 0
                 if self._loud == IN_A_ROW:
                     self.position = self._start - (IN_A_ROW - 1) * self.hop

@@ -19,6 +19,7 @@ from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from polyvox.bench.load import Progress as Report
+    from polyvox.engine.interface import Engine
     from polyvox.tts import TTS
 
 SIZES = ("0.6B", "1.7B")  # of random weights
@@ -126,19 +127,29 @@ class Subject:
         self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack, conditions: Conditions
     ) -> Driver:
         from polyvox.bench.inprocess import EngineClient, engine_client
+        from polyvox.hosting.remote import RemoteEngine
+        from polyvox.hosting.supervisor import EngineProcess
+        from polyvox.tts import placement
 
         closed = [int(each.level) for each in loads if each.mode == "closed"]
         slots = self.slots or max(closed, default=8)
-        tts = stack.enter_context(self._tts(slots, max(each.timeout for each in loads)))
-        with console.status("Measuring this machine …"):
-            running = tts.engine
-        client = EngineClient(running, tts.speech.config.sampling, self.voice, self.frames)
+        patience = max(each.timeout for each in loads)
+        device, dtype = placement(self.device, self.dtype)
+        running: Engine
+        with console.status("Starting the engine …"):
+            if device.type == "cuda":  # a GPU feeds more streams than one interpreter can also listen to
+                process = stack.enter_context(EngineProcess(partial(_build, self, slots, patience)))
+                running = RemoteEngine(process.door)
+                stack.callback(running.close)
+            else:
+                running = stack.enter_context(self._tts(slots, patience)).engine
+        client = EngineClient(running, running.about().sampling, self.voice, self.frames)
 
         def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
             out = run_here(partial(engine_client, client), load_, texts, report)
             return out.traces, lag_of([out], processes=0)
 
-        place = f"{tts.speech.device}, {str(tts.speech.dtype).removeprefix('torch.')}"
+        place = f"{device}, {str(dtype).removeprefix('torch.')}"
         about = {"model": self.model or "embedded", "on": place, "slots": slots, "frames": self.frames}
         return Driver(drive, conditions | {"engine": about | {"threads": _threads()}}, buffer)
 
@@ -159,6 +170,11 @@ class Subject:
         if self.tokens is not None:
             raise InvalidRequest("tokens", self.tokens, "none with a checkpoint, which has its own tokenizer")
         return load(self.model, self.device, self.dtype, config)
+
+
+def _build(subject: Subject, slots: int, patience: float) -> "Engine":
+    """In the engine's own process."""
+    return subject._tts(slots, patience).engine
 
 
 def _threads() -> int:
