@@ -94,6 +94,16 @@ def test_a_machine_slower_than_it_was_measured_admits_fewer_and_starves_none() -
     assert simulation.scheduler.cost.growing > 1.1
 
 
+def test_at_four_times_the_load_nobody_is_refused_after_having_waited() -> None:
+    """Admission decides at the door: whoever is let into the queue is served, about when it was foreseen."""
+    simulation = run(scheduling.traffic(4.0, 2000, SEED, warm_up=2.0))
+    assert len(simulation.refused) > 1000
+    assert simulation.expired == 0
+    assert sum(track.underruns for track in simulation.done) == 0
+    waits = [track.admitted - track.arrived for track in simulation.done]
+    assert scheduling.share_of(waits, 0.95) <= 1.5 * scheduling.LIMITS.queue_seconds
+
+
 def test_a_burst_of_long_prompts_starves_nobody() -> None:
     quiet = scheduling.traffic(0.7, 300, SEED, warm_up=2.0)
     burst = [replace(one, arrived=2.5, prompt_rows=2000) for one in quiet[:40]]

@@ -18,7 +18,7 @@ class Limits:
     page_size: int
     ring: int  # frames that a slot keeps for its codec
     queue: int  # requests that may wait
-    queue_seconds: float  # and for how long
+    queue_seconds: float  # that they may have to wait, as far as can be foreseen
     prefill_rows: int  # of one step, at most
     batch: int  # streams of one frame step and frames of one codec step, at most
     chunk: int = CHUNKS[-1]  # frames of one chunk, at most
@@ -36,6 +36,7 @@ class Track:
     prompt_rows: int
     max_frames: int
     live: bool = True  # False: a whole file, which has no deadline
+    continues: bool = False  # a later sentence of an utterance that is being heard
     first_chunk: int = FIRST_CHUNK
     prefilled: int = 0
     made: int = 0  # frames known to be speech
