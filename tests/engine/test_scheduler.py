@@ -201,13 +201,13 @@ def test_requests_are_let_in_in_the_order_they_came_and_live_ones_before_files()
 
 
 def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
-    engine = scheduler(slots=1, queue=3, queue_seconds=15.0)
+    engine = scheduler(slots=1, queue=3, queue_seconds=30.0)
     let_in(engine, track())
     for _ in range(3):
         engine.offer(track(), 5.0)
     with pytest.raises(Overloaded, match="queue is full") as error:
         engine.offer(track(), 5.0)
-    assert error.value.retry_after == 5.0  # the place is held for 5 s already, so the fourth would wait 20 s
+    assert error.value.retry_after == 2.0  # the usual 3 s and the 5 s that nobody ended: the fourth would wait 32 s
     assert len(engine.waiting) == 3
 
 
@@ -216,11 +216,11 @@ def test_who_would_wait_too_long_is_refused_at_once_and_told_when_to_come_back()
     let_in(engine, *(track() for _ in range(4)))
     taken = 0
     with pytest.raises(Overloaded, match=r"not come free within 3\.5 s") as error:
-        while True:  # streams hold their place for 2 s as long as none has ended: one of four ends every 0.5 s
+        while True:  # streams hold their place for 3 s as long as none has ended: one of four ends every 0.75 s
             engine.look(live=True, continues=False, now=0.0)
             engine.offer(track(), 0.0)
             taken += 1
-    assert taken == 7
+    assert taken == 4
     assert error.value.retry_after == 1.0
     with pytest.raises(Overloaded):
         engine.offer(track(), 0.0)
@@ -237,14 +237,14 @@ def test_the_wait_is_foreseen_by_how_long_streams_held_their_places() -> None:
     assert engine.wait(True, 0, now) == 0.0
     let_in(engine, track(arrived=now), now=now)
     assert engine.wait(True, 0, now) == pytest.approx(7.0, rel=0.01)
-    assert engine.wait(True, 0, now + 20) == 20.0  # a long one tells before it has ended
+    assert engine.wait(True, 0, now + 20) == pytest.approx(11.0, rel=0.01)  # a long one tells before it has ended
     engine.offer(track(arrived=now), now)
     assert engine.wait(True, 0, now) == pytest.approx(14.0, rel=0.01)
-    assert engine.wait(False, 10_000, now) == 2.0  # no file has ended yet, and its pages are not there
+    assert engine.wait(False, 10_000, now) == 3.0  # no file has ended yet, and its pages are not there
 
 
 def test_the_next_sentence_of_an_utterance_is_never_refused_for_its_wait_and_goes_first() -> None:
-    engine = scheduler(slots=2, queue=2, queue_seconds=2.5)
+    engine = scheduler(slots=2, queue=2, queue_seconds=3.0)
     speaking = track()
     let_in(engine, speaking, track())
     newcomers = [track(), track()]
@@ -283,12 +283,12 @@ def test_without_a_queue_a_free_place_is_still_given() -> None:
 
 
 def test_a_request_that_waited_too_long_is_given_up() -> None:
-    engine = scheduler(slots=1)
+    engine = scheduler(slots=1, queue_seconds=5.0)
     let_in(engine, track())
     late = track(arrived=1.0)
     engine.offer(late, 1.0)
-    assert engine.admit(6.9) == ([], [])  # longer than it was promised, and still to be served
-    assert engine.admit(7.1) == ([], [late])
+    assert engine.admit(GIVE_UP + 5.9) == ([], [])  # longer than was foreseen, and still to be served
+    assert engine.admit(GIVE_UP + 6.1) == ([], [late])
     assert not engine.waiting
 
 
@@ -346,7 +346,7 @@ def test_a_slower_machine_has_less_capacity_and_a_larger_batch_more(factor: floa
 
 def test_streams_beyond_capacity_wait() -> None:
     slow = CostModel(step=0.02, stream=0.005, prefill_row=1e-4, codec=0.01, codec_frame=0.005)
-    engine = scheduler(slow, queue=20, queue_seconds=3.0)
+    engine = scheduler(slow, queue=20, queue_seconds=5.0)
     for _ in range(10):
         engine.offer(track(), 0.0)
     assert len(engine.admit(0.0)[0]) == engine.capacity() == 4
@@ -563,12 +563,12 @@ class Door(RuleBasedStateMachine):
     @rule()
     def admit(self) -> None:
         admitted, expired = self.engine.admit(self.now)
-        patience = GIVE_UP * 1.0
+        patience = 1.0 + GIVE_UP
         assert all(self.now - one.arrived <= patience for one in admitted)
         assert all(self.now - one.arrived > patience for one in expired)
         self.inside = [one for one in self.inside if one not in expired]
 
-    @rule(seconds=st.floats(0.001, 2.0))
+    @rule(seconds=st.floats(0.001, 20.0))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 

@@ -124,24 +124,6 @@ def test_no_more_are_let_in_than_may_wait() -> None:
         engine.close()
 
 
-def test_who_would_wait_in_vain_is_told_at_once() -> None:
-    engine = HeldEngine()
-    try:
-        with serving(engine, Settings(max_streams=2, queue=100, slo=3.5)) as server, server.client() as client:
-            engine.let_go(HELD)
-            # An utterance lasts 2 s as long as none has ended: the fifth would wait 3 s, the sixth 4 s.
-            inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(5)]
-            eventually(lambda: engine.streams == 5)
-            refused = server.speak(client)
-            assert refused.status_code == 503
-            assert refused.headers["retry-after-ms"] == "4000"
-            for connection in inside:
-                connection.close()
-            eventually(lambda: not server.desk.speaker.open)
-    finally:
-        engine.close()
-
-
 def test_a_sentence_in_the_midst_waits_for_a_place() -> None:
     engine = HeldEngine(places=1)
     try:

@@ -21,13 +21,35 @@ STALL = 3.6
 QUICK = 0.25
 # Share of slots, pages and queue that whole files may take: a flood of them must not shut out live streams.
 FILES = 0.5
-# Seconds that a stream holds its place before any has ended, and how fast that is unlearnt.
-USUAL_HELD, FOLLOW_HELD = 2.0, 0.1
-# Whoever was let into the queue is served, even if later than was foreseen; after so many times `queue_seconds` the
-# places are held by streams that do not come to an end.
-GIVE_UP = 3
+# Seconds that a stream holds its place, as long as none has ended.
+USUAL_HELD = 3.0
+# How many ends are remembered, for each stream that runs.
+REMEMBERED = 4
+# Whoever was let into the queue is served, even if later than was foreseen. So many seconds later it is told that there
+# is no place: they are held by streams that do not come to an end.
+GIVE_UP = 30.0
 # A codec call is well filled when its frames cost so many times what the call itself does.
 FULL_CALL = 3
+
+
+@dataclass(slots=True)
+class _Ends:
+    """Streams that have ended lately, and the seconds that they had held their places."""
+
+    number: float = 1.0
+    held: float = USUAL_HELD
+
+    def count(self, seconds: float, running: int) -> None:
+        kept = 1 - 1 / (REMEMBERED * running + 1)
+        self.number = self.number * kept + 1
+        self.held = self.held * kept + seconds
+
+    def seconds(self, ages: float) -> float:
+        """That a place is held, where those who have not ended have held theirs for `ages` together.
+
+        Without these, only the short ones would count while long ones run.
+        """
+        return (self.held + ages) / self.number
 
 
 @dataclass(slots=True)
@@ -40,8 +62,7 @@ class Scheduler:
     longest: int = field(init=False)  # chunk; the other half of the ring is for the frames made meanwhile
     files: int = 0  # of those that run
     file_pages: int = 0
-    # By whether they are live: seconds that streams held their place lately.
-    held: dict[bool, float] = field(default_factory=lambda: dict.fromkeys((True, False), USUAL_HELD))
+    ends: dict[bool, "_Ends"] = field(default_factory=lambda: {True: _Ends(), False: _Ends()})  # by whether live
     # Means of late steps: prompt rows for each frame, codec calls.
     rows: float = 0.0
     calls: float = 1.0
@@ -91,7 +112,7 @@ class Scheduler:
     @property
     def give_up_seconds(self) -> float:
         """After which one that was let into the queue is sent away all the same."""
-        return GIVE_UP * self.limits.queue_seconds
+        return self.limits.queue_seconds + GIVE_UP
 
     def wait(self, live: bool, pages: int, now: float) -> float:
         """Seconds until one that comes now may begin: by how many go before it, and how long places are held."""
@@ -103,10 +124,8 @@ class Scheduler:
             missing = max(missing, 1)
         if missing <= 0:
             return 0.0
-        # Streams that have run for long tell of long ones before they have ended.
-        ages = [now - track.admitted for track in holding if track.admitted is not None]
-        held = max(self.held[live], sum(ages) / max(len(ages), 1))
-        return missing * held / max(len(holding) + max(free, 0), 1)
+        ages = sum(now - track.admitted for track in holding if track.admitted is not None)
+        return missing * self.ends[live].seconds(ages) / max(len(holding) + max(free, 0), 1)
 
     def release(self, track: Track, now: float) -> None:
         """A stream that is over, for whatever reason; also one that still waits."""
@@ -114,7 +133,7 @@ class Scheduler:
             self.running.remove(track)
             self._count(track, -1)
             if track.admitted is not None:
-                self.held[track.live] += FOLLOW_HELD * (now - track.admitted - self.held[track.live])
+                self.ends[track.live].count(now - track.admitted, len(self.running) + 1)
         elif track in self.waiting:
             self.waiting.remove(track)
 

@@ -53,7 +53,6 @@ class Health:
                     self.stats = await asyncio.to_thread(self._speaker.engine.stats)
             except TimeoutError:
                 raise PolyvoxError(f"the engine did not answer for {ANSWER_SECONDS:g} s") from None
-            self._speaker.capacity = max(1.0, self.stats.get("capacity", self._speaker.capacity))
             self._metrics.active.set(len(self._speaker.open))
             if self.problem is not None:
                 await self._try()
