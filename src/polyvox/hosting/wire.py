@@ -117,7 +117,7 @@ class Wire:
         self._socket, self._incoming = connection, connection.makefile("rb")
 
     def send(self, message: object) -> None:
-        """One thread's. Where the peer is gone, or reads nothing for too long, the message is lost and receive() ends."""
+        """For one thread. Where the peer is gone or reads nothing for too long, it is lost, and receive() ends."""
         self._write(_packed(message))
 
     def _write(self, data: bytes) -> None:

@@ -2,8 +2,7 @@
 
 import hashlib
 import hmac
-from collections import Counter
-from math import ceil
+from pathlib import Path
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from polyvox.errors import Overloaded
 from polyvox.server.answers import Refused, error_answer, request_id_of
 from polyvox.server.settings import Settings
+from polyvox.server.shares import Shares
 
 # What is open whatever the settings: it tells nothing but that the server is there.
 OPEN = ("/", "/livez", "/readyz", "/health")
@@ -50,13 +50,11 @@ class Keys:
 class Guard:
     """ASGI middleware: checks keys, keeps each key's share of requests at once, and gives every answer its id."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, shared: Path | None = None) -> None:
         self.app, self._settings = app, settings
         self._keys = Keys(settings.api_keys)
-        # Server processes do not count together, so each has its part of the share.
-        most = settings.key_streams
-        self._most = None if most is None else ceil(most / max(1, settings.workers))
-        self._speaking: Counter[str] = Counter()
+        file = None if shared is None else shared / "shares"
+        self._shares = None if settings.key_streams is None else Shares(settings.key_streams, file)
         self._public = tuple(path for choice in settings.public for path in CHOICES[choice])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,21 +83,22 @@ class Guard:
         if scope["type"] == "websocket":  # a socket is counted by what is said on it
             await self.app(scope, receive, send)
             return
-        counted = self._most is not None and scope["method"] == "POST" and path.startswith(SPEAKING)
-        if counted and self._most is not None and self._speaking[caller] >= self._most:
-            over = TooMany(f"{self._most} requests of yours are being served already", retry_after=1)
+        if self._shares is None or scope["method"] != "POST" or not path.startswith(SPEAKING):
+            await self.app(scope, receive, send_with_id)
+            return
+        place = self._shares.take(caller)
+        if place is None:
+            most = self._shares.most
+            over = TooMany(f"{most} requests of yours are being served already", retry_after=1)
             response = error_answer(over, request_id)
-            response.headers["current-concurrent-requests"] = str(self._speaking[caller])
-            response.headers["maximum-concurrent-requests"] = str(self._most)
+            response.headers["current-concurrent-requests"] = str(most)
+            response.headers["maximum-concurrent-requests"] = str(most)
             await response(scope, receive, send_with_id)
             return
-        self._speaking[caller] += counted
         try:
             await self.app(scope, receive, send_with_id)
         finally:
-            self._speaking[caller] -= counted
-            if self._speaking[caller] <= 0:
-                del self._speaking[caller]
+            self._shares.give(caller, place)
 
     def _check(self, request: HTTPConnection, path: str) -> str:
         """Who calls: a name for a key, or an address; raises Refused where the key is missing or wrong."""
