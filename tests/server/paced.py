@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class PacedEngine:
         pages = slots * (PROMPT_ROWS + MOST_FRAMES)
         limits = Limits(FRAME_SECONDS, slots, pages, 16, 64, queue, queue_seconds, prefill_rows=512, batch=slots)
         self.work = threading.Condition()  # guards all that follows
-        self._scheduler = Scheduler(limits, COST)
+        self._scheduler = Scheduler(limits, replace(COST))
         self._streams: dict[Track, PacedStream] = {}
         self._ids = 0
         self._counts = {"underruns": 0.0, "finished_error": 0.0}
@@ -107,9 +108,12 @@ class PacedEngine:
                 if self._closing:
                     return
             self._tell()
+            began = time.monotonic()
             time.sleep(COST.seconds(*plan.sizes()))
             with self.work:
-                self._deliver(plan, time.monotonic())
+                now = time.monotonic()
+                self._deliver(plan, now)
+                self._scheduler.observe(plan, now - began)
             self._tell()
 
     def _plan(self) -> Plan:
@@ -145,7 +149,6 @@ class PacedEngine:
             else:
                 self._streams[track].give(samples, None)
                 self._told.append(self._streams[track])
-        self._scheduler.observe(plan, COST.seconds(*plan.sizes()))
 
     def _end(self, track: Track, reason: FinishReason, samples: Samples, now: float) -> None:
         stream = self._streams.pop(track)
