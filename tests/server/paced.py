@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hosting.fake_engine import SAMPLE_RATE
 from polyvox.audio.clip import FinishReason, Samples
@@ -42,7 +43,11 @@ class PacedStream(ReadStream):
     def append(self, text: str) -> None:
         raise InvalidRequest("append", text, "nothing: these texts are whole")
 
-    append_rows = finish_text = append  # type: ignore[assignment]
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
+        raise InvalidRequest("append", f"{len(rows)} rows, {last}", "nothing: these texts are whole")
+
+    def finish_text(self) -> None:
+        raise InvalidRequest("append", "an end", "nothing: these texts are whole")
 
     def cancel(self) -> None:
         with self._work:
