@@ -344,10 +344,10 @@ def test_a_slower_machine_has_less_capacity_and_a_larger_batch_more(factor: floa
 
 def test_streams_beyond_capacity_wait() -> None:
     slow = CostModel(step=0.02, stream=0.005, prefill_row=1e-4, codec=0.01, codec_frame=0.005)
-    engine = scheduler(slow, queue=20, queue_seconds=5.0)
+    engine = scheduler(slow, queue=20, queue_seconds=10.0)
     for _ in range(10):
         engine.offer(track(), 0.0)
-    assert len(engine.admit(0.0)[0]) == engine.capacity() == 4
+    assert len(engine.admit(0.0)[0]) == engine.capacity() == 3
 
 
 # The cost model
