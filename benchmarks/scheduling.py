@@ -149,7 +149,7 @@ class FirstComeFirstServed(Scheduler):
             self.running.append(admitted[-1])
         return admitted, []
 
-    def release(self, track: Track) -> None:
+    def release(self, track: Track, now: float) -> None:  # noqa: ARG002
         self.running.remove(track)
 
     def plan(self, now: float) -> Plan:
@@ -192,6 +192,7 @@ class Simulation:
         self.tracks: dict[Track, Utterance] = {}
         self.done: list[Track] = []
         self.refused: list[Utterance] = []
+        self.expired = 0  # of those, who were let into the queue first
         self.frames: list[tuple[float, int]] = []  # of each step: its end, the frames it made
         self.plan_seconds: list[float] = []  # of the real clock
         self._flights: deque[tuple[Track, ...]] = deque()
@@ -206,6 +207,7 @@ class Simulation:
         self._arrive()
         _, expired = self.scheduler.admit(self.now)
         self.refused += [self.tracks.pop(track) for track in expired]
+        self.expired += len(expired)
         for track in [track for track, until in self._stopped.items() if until <= self.now]:
             track.room = inf
             del self._stopped[track]
@@ -253,7 +255,7 @@ class Simulation:
             assert frames <= track.room
             self._give(track, frames)
         for track in [track for track in self.scheduler.running if track.ended and track.decoded == track.made]:
-            self.scheduler.release(track)
+            self.scheduler.release(track, self.now)
             self.done.append(track)
 
     def _give(self, track: Track, frames: int) -> None:

@@ -27,6 +27,7 @@ from polyvox.audio.silence import LEVEL
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.kv import SCRATCH
+from polyvox.engine.scheduler import GIVE_UP
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.qwen3_tts.speech import Speech
@@ -73,7 +74,7 @@ CUTS = {
     "step": ("error", "a step of the engine failed: step"),
     "write": ("error", "the text could not be read: write"),
     "rows": ("error", "rows"),
-    "refused": ("error", "queue is full"),
+    "refused": ("error", "all streams are taken"),
     "queue": ("error", "no place came free"),
     "reader": ("error", "nothing was read"),
     "text": ("error", "no text came"),
@@ -140,7 +141,7 @@ class Crowd(RuleBasedStateMachine):
         self.config = EngineConfig(
             slots=SLOTS,
             queue=QUEUE,
-            queue_seconds=PATIENCES["queue"],
+            queue_seconds=PATIENCES["queue"] - GIVE_UP,
             reader_seconds=PATIENCES["reader"],
             text_seconds=PATIENCES["text"],
             ahead=ahead,
@@ -192,13 +193,16 @@ class Crowd(RuleBasedStateMachine):
             return False
         with engine.lock:
             before = (list(engine._streams), list(engine._unspoken), list(engine.scheduler.waiting))
+            pages = engine.scheduler.limits.pages  # the most that it could ask for
+            wait = engine.scheduler.wait(not asked.whole_file, pages, engine.now)
             try:
                 on_ready = None if listener.reader == "none" else listener.told
                 listener.stream = engine.submit(asked, on_ready)
             except Overloaded:
                 assert before == (list(engine._streams), list(engine._unspoken), list(engine.scheduler.waiting))
                 # Files may fill half of the queue.
-                assert len(before[2]) >= QUEUE / 2 or len(before[1]) >= QUEUE + SLOTS
+                full = len(before[2]) >= QUEUE / 2 or len(before[1]) >= QUEUE + SLOTS
+                assert full or wait > self.config.queue_seconds
                 self.seen["overloaded"] += 1
                 return False
         self.listeners.append(listener)
@@ -514,7 +518,7 @@ class Crowd(RuleBasedStateMachine):
             self.seen[matching[0]] += 1
             assert codes == said[: len(codes)]
             if result.finish_reason == "error":
-                refused = any(part in (result.error or "") for part in ("no place came free", "queue is full"))
+                refused = any(part in (result.error or "") for part in ("no place came free", "all streams are taken"))
                 kind = Overloaded if refused else StreamFailed
                 with pytest.raises(kind):
                     result.check()

@@ -21,6 +21,7 @@ from engine.stepped import CHEAP
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk
 from polyvox.engine.local import LocalEngine
+from polyvox.engine.scheduler import GIVE_UP
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.protocol import Prepared
@@ -40,7 +41,8 @@ def speech(loaded: Loaded) -> Speech:
 )
 def engine(speech: Speech, request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
     ahead, graphs = request.param
-    engine = LocalEngine(speech, EngineConfig(slots=3, queue=64, poison=True, ahead=ahead, graphs=graphs))
+    config = EngineConfig(slots=3, queue=64, queue_seconds=1000.0, poison=True, ahead=ahead, graphs=graphs)
+    engine = LocalEngine(speech, config)
     engine.scheduler.cost = replace(CHEAP)  # or this machine, by its measure, keeps one of these 2 ms frames fed
     yield engine
     engine.close()
@@ -235,7 +237,7 @@ def test_a_reader_that_stops_is_ended_with_an_error(speech: Speech) -> None:
 
 def test_a_full_engine_queues_then_refuses(speech: Speech) -> None:
     now = [0.0]
-    config = EngineConfig(slots=1, queue=1, queue_seconds=5.0)
+    config = EngineConfig(slots=1, queue=1, queue_seconds=5.0, text_seconds=100.0)
     engine = LocalEngine(speech, config, clock=lambda: now[0])
     try:
         with engine.lock:
@@ -245,11 +247,12 @@ def test_a_full_engine_queues_then_refuses(speech: Speech) -> None:
         with pytest.raises(Overloaded, match="full"):
             engine.submit(request(seed=6))
         with engine.lock:
-            now[0] = 6.0
+            now[0] = GIVE_UP + 6.0
             engine.wake()
         with pytest.raises(Overloaded, match="no place came free"):
             spoken(next_up)
         first.cancel()
+        wait_for_end(first)
         assert len(spoken(engine.submit(request(seed=6))))
     finally:
         engine.close()
@@ -302,7 +305,7 @@ def test_a_step_that_fails_ends_its_streams_and_nobody_else(speech: Speech) -> N
 
 
 def test_closing_under_load_ends_everything(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=3))
+    engine = LocalEngine(speech, EngineConfig(slots=3, queue_seconds=100.0))
     streams = [engine.submit(request(seed=i, frames=255)) for i in range(6)]
     engine.close()
     engine.close()
@@ -320,7 +323,7 @@ def resident() -> float:
 
 
 def test_a_thousand_cancelled_streams_leave_memory_flat(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=3, queue=2000))
+    engine = LocalEngine(speech, EngineConfig(slots=3, queue=2000, queue_seconds=1000.0))
     before = 0.0
     try:
         for turn in range(10):
@@ -513,7 +516,7 @@ def test_a_run_can_be_seen_in_a_trace(speech: Speech, tmp_path: Any) -> None:
 def test_whoever_asked_to_be_told_is_told_of_every_end(speech: Speech) -> None:
     """Also on an engine that has nothing else to do: cancelled, refused, out of text, closed."""
     now = [0.0]
-    engine = LocalEngine(speech, EngineConfig(slots=1, queue_seconds=5, text_seconds=50), clock=lambda: now[0])
+    engine = LocalEngine(speech, EngineConfig(slots=1, queue_seconds=5, text_seconds=100), clock=lambda: now[0])
     told: dict[int, threading.Event] = {seed: threading.Event() for seed in range(4)}
 
     def submit(seed: int, **more: Any) -> LocalStream:
@@ -529,7 +532,7 @@ def test_whoever_asked_to_be_told_is_told_of_every_end(speech: Speech) -> None:
             assert cancelled._ready.wait_for(lambda: cancelled.waiting_since is not None, PATIENCE)
         refused = submit(1)
         with engine.lock:
-            now[0] = 6.0
+            now[0] = GIVE_UP + 6.0
             engine.wake()
         assert told[1].wait(PATIENCE)
         assert refused.result is not None
@@ -538,7 +541,7 @@ def test_whoever_asked_to_be_told_is_told_of_every_end(speech: Speech) -> None:
         hungry = submit(2, live=True)
         with engine.lock:
             assert hungry._ready.wait_for(lambda: hungry.waiting_since is not None, PATIENCE)
-            now[0] = 60.0
+            now[0] = 200.0
             engine.wake()
         assert told[2].wait(PATIENCE)
         submit(3, live=True)

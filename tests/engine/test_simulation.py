@@ -6,14 +6,17 @@ The full size is `benchmarks/scheduling.py`; here fewer streams at each load, an
 import importlib.util
 import random
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from polyvox.engine.cost import CostModel
 from polyvox.engine.scheduler import Scheduler
+from polyvox.engine.track import Plan
 
 
 def benchmark() -> ModuleType:
@@ -78,9 +81,9 @@ def test_with_the_same_streams_the_other_ways_are_worse(outcomes: dict[float, An
     assert semaphore.first_audio[1] > 2 * mine.first_audio[1]
 
 
-def run(utterances: list[Any], slower: float = 1.0) -> Any:
+def run(utterances: list[Any], slower: float = 1.0, queue: int = scheduling.LIMITS.queue) -> Any:
     simulation = scheduling.Simulation(
-        Scheduler(scheduling.LIMITS, scheduling.calibrated()),
+        Scheduler(replace(scheduling.LIMITS, queue=queue), scheduling.calibrated()),
         scheduling.Gpu(random.Random(SEED), slower=slower),
         utterances,
     )
@@ -92,6 +95,47 @@ def test_a_machine_slower_than_it_was_measured_admits_fewer_and_starves_none() -
     simulation = run(scheduling.traffic(1.2, 300, SEED), slower=1.3)
     assert sum(track.underruns for track in simulation.done) == 0
     assert simulation.scheduler.cost.growing > 1.1
+
+
+def test_at_four_times_the_load_nobody_is_refused_after_having_waited() -> None:
+    """Admission decides at the door: whoever is let into the queue is served, about when it was foreseen."""
+    simulation = run(scheduling.traffic(4.0, 2000, SEED, warm_up=2.0), queue=1000)  # so only the wait is a limit
+    assert len(simulation.refused) > 1000
+    assert simulation.expired == 0
+    assert sum(track.underruns for track in simulation.done) == 0
+    waits = [track.admitted - track.arrived for track in simulation.done]
+    assert scheduling.share_of(waits, 0.95) <= 1.5 * scheduling.LIMITS.queue_seconds
+
+
+@dataclass(slots=True)
+class Cpu:
+    """A device on which one step with all streams takes most of a frame."""
+
+    cost: CostModel
+    random: random.Random
+
+    def seconds(self, plan: Plan) -> float:
+        seconds = self.cost.seconds(*plan.sizes()) * self.random.uniform(0.8, 1.2)
+        return seconds * (3.0 if self.random.random() < 0.01 else 1.0)
+
+
+def test_on_small_engines_at_four_times_their_load_hardly_a_player_runs_dry() -> None:
+    """Stalls and noise are felt by all who listen at once; headroom is what is kept for them."""
+    limits = replace(scheduling.LIMITS, slots=32, batch=32, pages=32 * 36)
+    served = dry = 0
+    for seed, slower in product(range(3), (0.7, 1.0, 1.2, 1.5)):
+        cost = CostModel(0.010 * slower, 0.005 * slower, 1e-5, 0.004 * slower, 0.003 * slower)
+        draw, now, coming = random.Random(seed), 0.0, []
+        while now < 60:
+            now += draw.expovariate(7 / slower)  # it keeps 7 / slower fed, and an utterance lasts 4 s
+            coming.append(scheduling.Utterance(now, 30, max(12, int(draw.gauss(50, 15)))))
+        simulation = scheduling.Simulation(Scheduler(limits, replace(cost)), Cpu(cost, draw), coming)
+        simulation.run()
+        assert simulation.expired == 0
+        served += len(simulation.done)
+        dry += sum(track.underruns > 0 for track in simulation.done)
+    assert served > 1000
+    assert dry < 0.01 * served
 
 
 def test_a_burst_of_long_prompts_starves_nobody() -> None:

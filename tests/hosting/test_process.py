@@ -29,10 +29,10 @@ from hosting.fake_engine import (
     mortal,
     unbuildable,
 )
-from hosting.hosted import TIMEOUT, await_another, await_end_of, children, eventually, folders, send, traces
+from hosting.hosted import TIMEOUT, await_another, await_end_of, children, eventually, folders, is_back, send, traces
 from polyvox.engine.interface import Chunk, Engine, Stream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
-from polyvox.hosting import wire
+from polyvox.hosting import remote, wire
 from polyvox.hosting.process import BEATS, Hosting, ServerLink
 from polyvox.hosting.remote import CREDIT, RemoteEngine, RemoteStream
 from polyvox.hosting.ring import Ring, shared_file
@@ -53,9 +53,9 @@ def process() -> Iterator[EngineProcess]:
 
 @pytest.fixture
 def engine(process: EngineProcess) -> Iterator[RemoteEngine]:
-    remote = RemoteEngine(process.door)
-    yield remote
-    remote.close()
+    running = RemoteEngine(process.door)
+    yield running
+    running.close()
 
 
 def request(seed: int, chunks: int = 10, text: str = "hello", live: bool = False) -> Request:
@@ -413,6 +413,42 @@ def test_a_reader_whose_callback_throws_loses_its_stream_and_nobody_elses(
     eventually(lambda: engine.stats()["streams"] == 0)
     assert [chunk.final for chunk in failed.chunks(TIMEOUT)] == [True]
     assert "the client has gone" in caplog.text
+
+
+def test_an_engine_that_reads_nothing_holds_up_nobody_who_writes_to_it(
+    process: EngineProcess, engine: RemoteEngine
+) -> None:
+    stream = engine.submit(Request("one", live=True, seed=1))
+    pid = send(process, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        stream.append("word " * (1 << 20))  # more than the socket takes
+        for chunk in range(100):
+            stream.take(chunk)
+            stream.cancel()
+        assert time.monotonic() - began < remote.PATIENCE / 2
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert [chunk.final for chunk in stream.chunks(TIMEOUT)][-1]
+    assert stream.result is not None
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_an_engine_that_leaves_too_much_unread_is_given_up(
+    process: EngineProcess, engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MOST_OUTGOING", 1 << 20)
+    stream = engine.submit(Request("one", live=True, seed=1))
+    pid = send(process, signal.SIGSTOP)
+    try:
+        for _ in range(20):
+            stream.append("word " * 20_000)
+        with pytest.raises(StreamFailed, match="ended before this stream did"):
+            list(stream.chunks(TIMEOUT))
+        stream.cancel()  # and whoever comes late is not surprised
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    eventually(partial(is_back, engine))
 
 
 def test_a_server_that_takes_nothing_is_let_go_and_delays_nobody(process: EngineProcess, engine: RemoteEngine) -> None:

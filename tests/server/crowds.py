@@ -3,15 +3,23 @@
 import json
 import random
 import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from hosting.hosted import eventually
-from server.fakes import HeldEngine
 from server.serving import Serving
+from server.several import Several
 
 
 def begin(
-    server: Serving, text: str = "Hello there.", receive_buffer: int | None = None, **fields: Any
+    server: Serving | Several,
+    text: str = "Hello there.",
+    receive_buffer: int | None = None,
+    key: str = "",
+    **fields: Any,
 ) -> socket.socket:
     """Asks for speech and reads nothing yet."""
     connection = socket.socket()
@@ -20,15 +28,18 @@ def begin(
     connection.settimeout(60)
     connection.connect(("127.0.0.1", server.port))
     body = json.dumps({"input": text, "response_format": "pcm", **fields}).encode()
-    head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    more = f"authorization: Bearer {key}\r\n" if key else ""
+    head = (
+        f"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}content-length: {len(body)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + body)
     return connection
 
 
-def storm(server: Serving, engine: HeldEngine, clients: int, seed: int = 0) -> None:
-    """Clients that go at random moments: before the answer, with it, in the midst of it. Nothing is left of them.
+def storm(server: Serving | Several, clients: int, seed: int = 0) -> None:
+    """Clients that go at random moments: before the answer, with it, in the midst of it.
 
-    The engine holds every stream back before its end, so that only a cancellation can end it.
+    The engine is to hold every stream back before its end, so that only a cancellation can end it.
     """
     chance = random.Random(seed)
     open_ones: list[socket.socket] = []
@@ -45,4 +56,28 @@ def storm(server: Serving, engine: HeldEngine, clients: int, seed: int = 0) -> N
             open_ones.pop(chance.randrange(len(open_ones))).close()
     for connection in open_ones:
         connection.close()
-    eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+
+
+def seconds_until(free: Callable[[], bool]) -> float:
+    """How long it takes from now until nothing is left."""
+    began = time.monotonic()
+    eventually(lambda: free() or threading.Event().wait(0.01))
+    return time.monotonic() - began
+
+
+def heard(connection: socket.socket) -> bytes:
+    """The whole answer, to its end or to that of the connection."""
+    told = b""
+    with suppress(ConnectionError):
+        while not told.endswith(b"0\r\n\r\n") and (part := connection.recv(1 << 16)):
+            told += part
+    connection.close()
+    return told
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def is_whole(answer: bytes) -> bool:
+    return status_of(answer) == 200 and answer.endswith(b"0\r\n\r\n")

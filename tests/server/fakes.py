@@ -1,5 +1,6 @@
 """Engines without a model for tests of the server: what they can do, how far they go and what they say is chosen."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,10 +26,16 @@ DESIGN = replace(
 class HeldEngine(FakeEngine):
     """Makes so many chunks of each stream and then waits until it is let go; takes so many streams at once."""
 
-    def __init__(self, about: ModelFacts = CUSTOM, allowed: int | None = None, places: int = 1000) -> None:
+    def __init__(
+        self,
+        about: ModelFacts = CUSTOM,
+        allowed: int | None = None,
+        places: int = 1000,
+        step_seconds: float = 0.0,
+    ) -> None:
         self.facts, self.allowed, self.places = about, allowed, places
         self.asked: list[Request] = []
-        super().__init__()
+        super().__init__(step_seconds)
 
     def about(self) -> ModelFacts:
         return self.facts
@@ -57,3 +64,9 @@ class HeldEngine(FakeEngine):
         with self.work:
             self.allowed = allowed
             self.work.notify_all()
+
+
+def built_slowly(seconds: float, step_seconds: float) -> HeldEngine:
+    """As a model that takes its time to load."""
+    threading.Event().wait(seconds)
+    return HeldEngine(step_seconds=step_seconds)

@@ -40,7 +40,7 @@ def server(engine: HeldEngine) -> Iterator[Serving]:
 
 @pytest.fixture(autouse=True)
 def fresh(server: Serving, engine: HeldEngine) -> Iterator[None]:
-    server.desk.speaker._refusal = None
+    server.desk.speaker._refusals.clear()
     engine.asked.clear()
     yield
     engine.let_go()
@@ -285,7 +285,7 @@ def test_an_error_belongs_to_its_context(server: Serving, engine: HeldEngine) ->
         error = talk.told()
         assert (error["contextId"], error["error"], error["retry_after"]) == ("a", "overloaded", 2.5)
         engine.places = 1000
-        server.desk.speaker._refusal = None
+        server.desk.speaker._refusals.clear()
         talk.tell(text="The rest of it is not said. ", context_id="a", flush=True)
         begin(talk, "b")
         talk.tell(context_id="b", flush=True)

@@ -40,7 +40,7 @@ def server(engine: HeldEngine) -> Iterator[Serving]:
 
 @pytest.fixture(autouse=True)
 def fresh(server: Serving, engine: HeldEngine) -> Iterator[None]:
-    server.desk.speaker._refusal = None
+    server.desk.speaker._refusals.clear()
     engine.asked.clear()
     yield
     engine.let_go()
@@ -319,7 +319,7 @@ def test_a_server_without_a_place_says_when_to_come_again(server: Serving, engin
             assert (error["type"], error["code"], error["utterance_index"]) == ("error", "overloaded", 0)
             assert error["retry_after"] == 2.5
             engine.places = 1000
-            server.desk.speaker._refusal = None
+            server.desk.speaker._refusals.clear()
             talk.tell(type="input.text", text="This belongs to it still. ")
             talk.tell(type="input.done")
             assert talk.told()["type"] == "session.done"

@@ -105,7 +105,7 @@ def test_metrics_count_what_happened(server: Serving, engine: HeldEngine) -> Non
         server.speak(client)
         server.speak(client, voice="bob")
         server.speak(client, "overloaded")
-        server.desk.speaker._refusal = None
+        server.desk.speaker._refusals.clear()
         engine.let_go(24)
         with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "max_new_tokens": 99}) as response:
             parts = response.iter_raw()  # held, as it closes the connection when it goes

@@ -1,11 +1,13 @@
 """One configuration: where it comes from, what goes first, what is refused; and no key that nothing reads."""
 
-import re
+import ast
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
+from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
 from polyvox.server.settings import Settings, read_settings
 
@@ -71,10 +73,27 @@ def test_what_is_shown_gives_the_same_again_and_no_key(tmp_path: Path) -> None:
     assert list(yaml.safe_load(shown)) == list(Settings.model_fields)
 
 
+def read_of(owners: set[str], *paths: Path) -> set[str]:
+    """Attributes that the code of some files reads of what has one of these names."""
+    found = set()
+    for node in [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            owner = node.value
+            name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+            found |= {node.attr} if name in owners else set()
+    return found
+
+
 def test_no_key_is_unread() -> None:
-    source = "\n".join(path.read_text() for folder in ("server", "commands") for path in (SOURCE / folder).glob("*.py"))
-    read = set(re.findall(r"settings\.(\w+)", source))
-    assert set(Settings.model_fields) <= read
+    code = [path for folder in ("server", "commands") for path in (SOURCE / folder).glob("*.py")]
+    asked = read_of({"settings", "_settings"}, *code)
+    assert set(Settings.model_fields) <= asked | read_of({"self"}, SOURCE / "server/settings.py")
+
+
+def test_no_key_of_the_engine_is_unread() -> None:
+    asked = read_of({"config"}, *(SOURCE / "engine").glob("*.py"))
+    assert {field.name for field in fields(EngineConfig)} <= asked | {"context"}  # which pages are made of
+    assert "context" in read_of({"self"}, SOURCE / "engine/config.py")
 
 
 def test_every_key_says_what_it_is() -> None:

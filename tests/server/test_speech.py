@@ -42,7 +42,7 @@ def server(engine: HeldEngine) -> Iterator[Serving]:
 
 @pytest.fixture
 def client(server: Serving) -> Iterator[httpx.Client]:
-    server.desk.speaker._refusal = None  # of the test before
+    server.desk.speaker._refusals.clear()  # of the test before
     with server.client() as client:
         yield client
 

@@ -116,7 +116,8 @@ class LocalEngine:
         """
         with self.lock:
             self._check_up()
-            self.scheduler.look(self.clock())  # before any work is done for it
+            # Before any work is done for it.
+            self.scheduler.look(not request.whole_file, request.segment > 0, self.clock())
         if request.seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
         growing = self.model.growing_text(request) if request.live else None
@@ -191,6 +192,7 @@ class LocalEngine:
             prompt_rows=len(prepared.rows),
             max_frames=max(1, min(prepared.max_frames, most)),
             live=not stream.request.whole_file,
+            continues=stream.request.segment > 0,
             first_chunk=stream.request.first_chunk or FIRST_CHUNK,
             room=self._room(stream),
             text_frames=0 if stream.text_open else inf,
@@ -376,8 +378,8 @@ class LocalEngine:
         admitted, expired = self.scheduler.admit(now)
         for track in expired:
             stream = self._streams[track]
-            wait = f"no place came free within {self.config.queue_seconds:g} s"
-            self._end(stream, "error", wait, self.scheduler.retry_after(now))
+            wait = f"no place came free within {self.scheduler.give_up_seconds:g} s"
+            self._end(stream, "error", wait, self.scheduler.retry_after(track.live, now))
         for track in admitted:
             stream = self._streams[track]
             assert stream.prepared is not None
@@ -523,7 +525,7 @@ class LocalEngine:
         for stream in [stream for stream in self._leaving if not stream.flights]:
             self._leaving.remove(stream)
             assert stream.track is not None
-            self.scheduler.release(stream.track)
+            self.scheduler.release(stream.track, self.clock())
             self._streams.pop(stream.track, None)
             if stream.seat is not None:
                 self._stepper.leave(stream.seat)
@@ -562,7 +564,7 @@ class LocalEngine:
 
     def _next_timer(self, now: float) -> float | None:
         """Seconds until something happens by itself; None where nothing will."""
-        moments = [t.arrived + self.config.queue_seconds for t in self.scheduler.waiting]
+        moments = [t.arrived + self.scheduler.give_up_seconds for t in self.scheduler.waiting]
         for stream in [*self._streams.values(), *self._unspoken]:
             if stream.full_since is not None:
                 moments.append(stream.full_since + self.config.reader_seconds)

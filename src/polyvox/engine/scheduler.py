@@ -21,8 +21,35 @@ STALL = 3.6
 QUICK = 0.25
 # Share of slots, pages and queue that whole files may take: a flood of them must not shut out live streams.
 FILES = 0.5
+# Seconds that a stream holds its place, as long as none has ended.
+USUAL_HELD = 3.0
+# How many ends are remembered, for each stream that runs.
+REMEMBERED = 4
+# Whoever was let into the queue is served, even if later than was foreseen. So many seconds later it is told that there
+# is no place: they are held by streams that do not come to an end.
+GIVE_UP = 30.0
 # A codec call is well filled when its frames cost so many times what the call itself does.
 FULL_CALL = 3
+
+
+@dataclass(slots=True)
+class _Ends:
+    """Streams that have ended lately, and the seconds that they had held their places."""
+
+    number: float = 1.0
+    held: float = USUAL_HELD
+
+    def count(self, seconds: float, running: int) -> None:
+        kept = 1 - 1 / (REMEMBERED * running + 1)
+        self.number = self.number * kept + 1
+        self.held = self.held * kept + seconds
+
+    def seconds(self, ages: float) -> float:
+        """That a place is held, where those who have not ended have held theirs for `ages` together.
+
+        Without these, only the short ones would count while long ones run.
+        """
+        return (self.held + ages) / self.number
 
 
 @dataclass(slots=True)
@@ -35,6 +62,7 @@ class Scheduler:
     longest: int = field(init=False)  # chunk; the other half of the ring is for the frames made meanwhile
     files: int = 0  # of those that run
     file_pages: int = 0
+    ends: dict[bool, "_Ends"] = field(default_factory=lambda: {True: _Ends(), False: _Ends()})  # by whether live
     # Means of late steps: prompt rows for each frame, codec calls.
     rows: float = 0.0
     calls: float = 1.0
@@ -51,42 +79,61 @@ class Scheduler:
             most = self.limits.pages * self.limits.page_size
             allowed = f"a prompt and speech of at most {most} rows on this engine: a larger context has more"
             raise InvalidRequest("text", f"{track.prompt_rows + track.max_frames} rows", allowed)
-        places = self._places(track, self._relaxed(now))  # those who wait for these will not wait long
-        files = sum(not other.live for other in self.waiting)
-        if len(self.waiting) >= places + self.limits.queue or (
-            not track.live and files >= places + FILES * self.limits.queue
-        ):
-            raise Overloaded("all streams are taken and the queue is full", retry_after=self.retry_after(now))
+        self._check_door(track.live, track.continues, self.pages(track), now)
         self.waiting.append(track)
 
-    def look(self, now: float) -> None:
-        """Raises Overloaded where whoever comes now will be refused whatever it asks for; costs nothing."""
-        if len(self.running) == self.limits.slots and len(self.waiting) >= self.limits.queue:
-            raise Overloaded("all streams are taken and the queue is full", retry_after=self.retry_after(now))
+    def look(self, live: bool, continues: bool, now: float) -> None:
+        """Raises Overloaded where one that comes now will be refused however small it is."""
+        self._check_door(live, continues, 0, now)
 
     def admit(self, now: float) -> tuple[list[Track], list[Track]]:
-        """Those who may begin now, live ones first, each kind as it came; and those who waited too long."""
-        expired = [track for track in self.waiting if now - track.arrived > self.limits.queue_seconds]
+        """Those who may begin now, and those who waited too long.
+
+        The next sentence of an utterance goes first, as somebody hears it already; then live ones, then files, each
+        kind as it came.
+        """
+        expired = [track for track in self.waiting if now - track.arrived > self.give_up_seconds]
         for track in expired:
             self.waiting.remove(track)
         relaxed = bool(self.waiting) and self._relaxed(now)
         admitted: list[Track] = []
-        for live in (True, False):
-            for track in [track for track in self.waiting if track.live is live]:
-                if not self._places(track, relaxed):
-                    break
-                self.waiting.remove(track)
-                track.admitted, track.pages = now, self.pages(track)
-                self._count(track, 1)
-                self.running.append(track)
-                admitted.append(track)
+        shut: set[bool] = set()
+        for track in sorted(self.waiting, key=lambda track: (not track.live, not track.continues)):
+            if track.live in shut or not self._places(track.live, track.continues, self.pages(track), relaxed):
+                shut.add(track.live)
+                continue
+            self.waiting.remove(track)
+            track.admitted, track.pages = now, self.pages(track)
+            self._count(track, 1)
+            self.running.append(track)
+            admitted.append(track)
         return admitted, expired
 
-    def release(self, track: Track) -> None:
+    @property
+    def give_up_seconds(self) -> float:
+        """After which one that was let into the queue is sent away all the same."""
+        return self.limits.queue_seconds + GIVE_UP
+
+    def wait(self, live: bool, pages: int, now: float) -> float:
+        """Seconds until one that comes now may begin: by how many go before it, and how long places are held."""
+        holding = [track for track in self.running if track.live is live]
+        before = sum(track.live is live for track in self.waiting)
+        free = self._free(live)
+        missing = before + 1 - free
+        if pages > self.pages_free:
+            missing = max(missing, 1)
+        if missing <= 0:
+            return 0.0
+        ages = sum(now - track.admitted for track in holding if track.admitted is not None)
+        return missing * self.ends[live].seconds(ages) / max(len(holding) + max(free, 0), 1)
+
+    def release(self, track: Track, now: float) -> None:
         """A stream that is over, for whatever reason; also one that still waits."""
         if track in self.running:
             self.running.remove(track)
             self._count(track, -1)
+            if track.admitted is not None:
+                self.ends[track.live].count(now - track.admitted, len(self.running) + 1)
         elif track in self.waiting:
             self.waiting.remove(track)
 
@@ -111,28 +158,49 @@ class Scheduler:
             streams = room / (fixed / self.limits.batch + each)
         return max(1, int(min(streams, self.limits.slots)))
 
-    def retry_after(self, now: float) -> float:
-        """Seconds until a place may be free: half of those who speak will be gone in about their median age."""
-        ages = sorted(now - track.admitted for track in self.running if track.admitted is not None)
-        share = min(1.0, 2 * (len(self.waiting) + 1) / max(len(ages), 1))
-        return max(1.0, ages[len(ages) // 2] * share) if ages else 1.0
+    def retry_after(self, live: bool, now: float) -> float:
+        """Seconds until one that comes then may be let into the queue."""
+        return max(1.0, self.wait(live, 0, now) - self.limits.queue_seconds)
 
     def leads(self, now: float) -> list[float]:
         """Of those who listen, the shortest first."""
         return sorted(t.lead(now) for t in self.running if t.live and t.first_audio is not None)
 
-    def _places(self, track: Track, relaxed: bool) -> int:
+    def _check_door(self, live: bool, continues: bool, pages: int, now: float) -> None:
+        """Refuses at once whoever would wait too long: one that is let into the queue is served.
+
+        The next sentence of an utterance was promised with its first.
+        """
+        places = self._places(live, continues, pages, self._relaxed(now))  # those who wait for these wait no longer
+        queue = self.limits.queue + (self.limits.slots if continues else 0)
+        files = sum(not track.live for track in self.waiting)
+        if len(self.waiting) >= places + queue or (not live and files >= places + FILES * queue):
+            raise Overloaded("all streams are taken and the queue is full", self.retry_after(live, now))
+        if not continues and self.wait(live, pages, now) > self.limits.queue_seconds:
+            allowed = f"a place would not come free within {self.limits.queue_seconds:g} s"
+            raise Overloaded(f"all streams are taken, and {allowed}", self.retry_after(live, now))
+
+    def _free(self, live: bool) -> int:
+        """Places for streams of this kind, by capacity or share and by slots; below 0 where too many run."""
+        if live:
+            # One that waits for its text or its reader has given its share of the step to others.
+            free = self.capacity() - sum(track.live and track.owes_audio for track in self.running)
+        else:
+            free = max(int(FILES * self.limits.slots), 1) - self.files
+        return min(free, self.limits.slots - len(self.running))
+
+    def _places(self, live: bool, continues: bool, pages: int, relaxed: bool) -> int:
         """How many like this one could be let in now, by deadlines, slots and, for this one, pages."""
-        # One that waits for its text or its reader has given its share of the step to others.
-        pages, live = self.pages(track), sum(other.live and other.owes_audio for other in self.running)
         if pages > self.pages_free:
             return 0
-        if track.live:
-            places = self.capacity() - live if relaxed or not live else 0
-        else:
-            share = int(FILES * self.limits.slots) if self.file_pages + pages <= FILES * self.limits.pages else 0
-            places = max(share, 1) - self.files
-        return max(0, min(places, self.limits.slots - len(self.running)))
+        free = self._free(live)
+        if continues and live:  # it has the place of the sentence before it, or follows it there
+            return max(0, min(free + 1, self.limits.slots - len(self.running)))
+        if live and not relaxed and any(track.live and track.owes_audio for track in self.running):
+            return 0
+        if not live and self.files and self.file_pages + pages > FILES * self.limits.pages:
+            return 0
+        return max(0, free)
 
     def _relaxed(self, now: float) -> bool:
         """Whether all could meet their next deadlines, the nearest first, if the time of a frame were lost."""

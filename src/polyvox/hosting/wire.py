@@ -5,6 +5,7 @@ import pickle
 import socket
 import struct
 import threading
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 SOCKET = "engine.sock"
 HANDSHAKE_SECONDS = 5.0
+MOST_OUTGOING = 64 << 20  # bytes that may wait for an engine which does not read: some hundred cloned voices
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +115,17 @@ class Wire:
         timeval = struct.pack("ll", int(patience), int(patience % 1 * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         self._socket, self._incoming = connection, connection.makefile("rb")
-        self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Where the peer is gone, or has not read for too long, the message is lost and receive() ends."""
-        data = pickle.dumps(message, protocol=5)
-        with self._sending:
-            try:
-                self._socket.sendall(data)
-            except OSError as error:
-                log.debug("not sent, as the connection is lost: %r", error)
-                self.shutdown()  # half a message may be out
+        """For one thread. Where the peer is gone or reads nothing for too long, it is lost, and receive() ends."""
+        self._write(_packed(message))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            log.debug("not sent, as the connection is lost: %r", error)
+            self.shutdown()  # half a message may be out
 
     def receive(self) -> object:
         """The next message; raises EOFError or OSError where none will come."""
@@ -142,7 +144,60 @@ class Wire:
         self._socket.close()
 
 
-def knock(door: Door, patience: float) -> tuple[Wire, Ring]:
+class Outbox(Wire):
+    """A wire whose send never waits, for any thread: another one writes, in order."""
+
+    def __init__(self, connection: socket.socket, patience: float) -> None:
+        super().__init__(connection, patience)
+        self._news = threading.Condition()  # guards what follows
+        self._outgoing: deque[bytes] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._writer = threading.Thread(target=self._drain, name="polyvox-wire-writer", daemon=True)
+        self._writer.start()
+
+    def send(self, message: object) -> None:
+        """Where more waits than a peer that reads would ever leave, the connection ends."""
+        data = _packed(message)
+        with self._news:
+            if self._closed:
+                return
+            self._outgoing.append(data)
+            self._bytes += len(data)
+            if self._bytes > MOST_OUTGOING:
+                log.warning("the engine has left %d bytes unread, and the connection is given up", self._bytes)
+                self.shutdown()
+            self._news.notify()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        with self._news:
+            self._closed = True
+            self._outgoing.clear()
+            self._news.notify()
+
+    def close(self) -> None:
+        self.shutdown()
+        self._writer.join()
+        super().close()
+
+    def _drain(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._outgoing or self._closed)
+                if self._closed:
+                    return
+                data = self._outgoing.popleft()
+            self._write(data)
+            with self._news:
+                self._bytes -= len(data)
+
+
+def _packed(message: object) -> bytes:
+    return pickle.dumps(message, protocol=5)
+
+
+def knock(door: Door, patience: float) -> tuple[Outbox, Ring]:
     """A server's way in; raises OSError or EOFError where nobody answers."""
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -152,7 +207,7 @@ def knock(door: Door, patience: float) -> tuple[Wire, Ring]:
         if not files:
             raise EOFError
         with open(files[0], "rb") as file:
-            return Wire(connection, patience), Ring(file.fileno())
+            return Outbox(connection, patience), Ring(file.fileno())
     except BaseException:
         connection.close()
         raise

@@ -44,7 +44,7 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
     app.state.desk = desk
     for face in (openai, livetext, elevenlabs, contexts, voices, operation):
         app.include_router(face.router)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, shared=shared)
     if settings.cors_origins:  # outermost, so that refusals can be read by pages too
         app.add_middleware(
             CORSMiddleware,
@@ -80,7 +80,7 @@ def open_desk(engine: Engine, settings: Settings, shared: Path | None) -> Desk:
     book = VoiceBook(library, facts, settings.aliases)
     metrics = Metrics()
     speaker = Speaker(engine, facts, book.resolve, settings)
-    outcomes = Outcomes(shared)
+    outcomes = Outcomes(None if shared is None else shared / "outcomes")
     recordings, health = Recordings(engine, settings), Health(speaker, facts, metrics)
     desk = Desk(settings, engine, facts, speaker, book, recordings, outcomes, metrics, health)
     speaker.on_end = desk.ended

@@ -53,7 +53,6 @@ class Health:
                     self.stats = await asyncio.to_thread(self._speaker.engine.stats)
             except TimeoutError:
                 raise PolyvoxError(f"the engine did not answer for {ANSWER_SECONDS:g} s") from None
-            self._speaker.capacity = max(1.0, self.stats.get("capacity", self._speaker.capacity))
             self._metrics.active.set(len(self._speaker.open))
             if self.problem is not None:
                 await self._try()
@@ -71,7 +70,8 @@ class Health:
         script, request, _ = await self._speaker.in_thread(self._speaker.prepare, wanted)
         sentence = script.ready()
         assert sentence is not None
-        stream = await self._speaker.submit(replace(request, text=sentence.text))
+        # As the midst of something: a full engine is well, and lets such a one in before those who wait.
+        stream = await self._speaker.submit(replace(request, text=sentence.text, segment=1))
         samples = 0
         async for chunk in stream:
             samples += len(chunk.samples)

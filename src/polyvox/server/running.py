@@ -100,13 +100,13 @@ def serve_here(engine: Engine, settings: Settings, listener: socket.socket, shar
 def serve_by_workers(door: Door, settings: Settings, listener: socket.socket) -> None:
     """Serves by several processes until a signal ends it; one that dies is started again."""
     with tempfile.TemporaryDirectory(prefix=f"polyvox-{os.getpid()}-server-") as folder, _signals() as stop:
-        outcomes, counts = Path(folder) / "outcomes", Path(folder) / "counts"
-        outcomes.mkdir()
+        shared, counts = Path(folder), Path(folder) / "counts"
+        (shared / "outcomes").mkdir()
         counts.mkdir()
         os.environ[SHARED_COUNTS] = str(counts)
         processes: list[SpawnProcess] = []
         try:
-            arguments = (door, settings, listener, outcomes)
+            arguments = (door, settings, listener, shared)
             processes = [_start(arguments) for _ in range(settings.workers)]
             while stop not in wait([stop, *(process.sentinel for process in processes)]):
                 for index, process in enumerate(processes):

@@ -2,10 +2,9 @@
 
 import hashlib
 import hmac
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import ceil
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from polyvox.errors import Overloaded
 from polyvox.server.answers import Refused, error_answer, request_id_of
 from polyvox.server.settings import Settings
+from polyvox.server.shares import Shares
 
 # What is open whatever the settings: it tells nothing but that the server is there.
 OPEN = ("/", "/livez", "/readyz", "/health")
@@ -58,33 +58,32 @@ class Keys:
 class Share:
     """What one caller may have at once."""
 
-    def __init__(self, counts: Counter[str], caller: str, most: int | None) -> None:
-        self._counts, self._caller, self._most = counts, caller, most
+    def __init__(self, shares: Shares | None, caller: str) -> None:
+        self._shares, self._caller = shares, caller
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Something that is being said for the caller; raises TooMany where that is one too many."""
-        if self._most is not None and self._counts[self._caller] >= self._most:
-            raise TooMany(f"{self._most} requests of yours are being served already", self._most)
-        self._counts[self._caller] += 1
+        if self._shares is None:
+            yield
+            return
+        place = self._shares.take(self._caller)
+        if place is None:
+            raise TooMany(f"{self._shares.most} requests of yours are being served already", self._shares.most)
         try:
             yield
         finally:
-            self._counts[self._caller] -= 1
-            if self._counts[self._caller] <= 0:
-                del self._counts[self._caller]
+            self._shares.give(self._caller, place)
 
 
 class Guard:
     """ASGI middleware: checks keys, keeps each key's share of requests at once, and gives every answer its id."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, shared: Path | None = None) -> None:
         self.app, self._settings = app, settings
         self._keys = Keys(settings.api_keys)
-        # Server processes do not count together, so each has its part of the share.
-        most = settings.key_streams
-        self._most = None if most is None else ceil(most / max(1, settings.workers))
-        self._speaking: Counter[str] = Counter()
+        file = None if shared is None else shared / "shares"
+        self._shares = None if settings.key_streams is None else Shares(settings.key_streams, file)
         self._public = tuple(path for choice in settings.public for path in CHOICES[choice])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +109,7 @@ class Guard:
         except Refused as error:
             await error_answer(error, request_id)(scope, receive, send_with_id)
             return
-        if self._most is None or scope["method"] != "POST" or not path.startswith(SPEAKING):
+        if self._shares is None or scope["method"] != "POST" or not path.startswith(SPEAKING):
             await self.app(scope, receive, send_with_id)
             return
         try:
@@ -148,7 +147,7 @@ class Guard:
         return self._share(caller)
 
     def _share(self, caller: str) -> Share:
-        return Share(self._speaking, caller, self._most)
+        return Share(self._shares, caller)
 
     def _check_origin(self, socket: HTTPConnection) -> None:
         """Browsers let any page open a socket to any server, and tell which page it is."""

@@ -43,7 +43,9 @@ class Settings(BaseModel):
     memory: float | None = Field(
         default=None, gt=0, description="GB that the streams may take; by default all there is."
     )
-    slo: float = Field(default=10.0, gt=0, le=25, description="Seconds that a request may wait before it is refused.")
+    slo: float = Field(
+        default=10.0, gt=0, le=25, description="Seconds that a request may have to wait; else it is refused."
+    )
     queue: int = Field(default=32, ge=0, description="Requests that may wait.")
     reader_seconds: float = Field(default=30.0, gt=0, description="How long a reader may read nothing.")
     encoders: int = Field(default=4, ge=1, le=256, description="Threads that encode, in each server process.")
@@ -51,7 +53,7 @@ class Settings(BaseModel):
     api_keys: list[str] = Field(default=[], description="Who may call; without any, everybody.")
     public: list[Public] = Field(default=[], description="What needs no key: voices, models, metrics, docs.")
     key_streams: int | None = Field(
-        default=None, ge=1, description="Requests of one key at once; more are answered with 429."
+        default=None, ge=1, le=1 << 20, description="Requests of one key at once; more are answered with 429."
     )
     cors_origins: list[str] = Field(default=[], description="Web pages that may call, as https://example.com, or *.")
     root_path: str = Field(default="", description="The path before ours, behind a proxy.")
@@ -77,16 +79,15 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="And above.")
 
     def engine_config(self) -> EngineConfig:
-        settings = self
         return EngineConfig(
-            slots=settings.max_streams,
-            context=settings.context,
-            graphs=settings.graphs,
-            deterministic=settings.deterministic,
-            queue=settings.queue,
-            queue_seconds=settings.slo,
-            reader_seconds=settings.reader_seconds,
-            memory_gb=settings.memory,
+            slots=self.max_streams,
+            context=self.context,
+            graphs=self.graphs,
+            deterministic=self.deterministic,
+            queue=self.queue,
+            queue_seconds=self.slo,
+            reader_seconds=self.reader_seconds,
+            memory_gb=self.memory,
         )
 
     def shown(self) -> str:

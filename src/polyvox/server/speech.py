@@ -40,7 +40,6 @@ AGAIN_SECONDS = 0.2  # until a sentence in the midst of an utterance asks again 
 # The next sentence is begun when this share of the last one is made, by what a byte of text takes (speech.py of the
 # model): early enough that no gap is heard, late enough that an utterance does not hold two places.
 AHEAD_SHARE, SECONDS_PER_BYTE = 0.6, 0.072
-USUAL_SECONDS, FOLLOW = 2.0, 0.1  # how long an utterance lasts before any has, and how fast that is unlearnt
 WORSE: tuple[FinishReason, ...] = ("stop", "length", "runaway", "cancelled", "error")
 
 
@@ -161,13 +160,11 @@ class Speaker:
         self._encoders = ThreadPoolExecutor(settings.encoders, "polyvox-encode")
         self._listeners = ThreadPoolExecutor(LISTENERS, "polyvox-listen")
         self._submitting = self._listening = 0
-        self._refusal: tuple[float, tuple[str, float]] | None = None  # until when, and which
-        self.capacity = float(settings.max_streams)  # streams that the engine keeps fed, by what it told last
-        self._usual = USUAL_SECONDS  # that an utterance lasts
+        self._refusals: dict[bool, tuple[float, str, float]] = {}  # of files or not: until when, and what is told
 
     async def start(self, wanted: Wanted, request_id: str) -> "Utterance":
         """Takes an utterance, or raises InvalidRequest or Overloaded; the first sentence is with the engine then."""
-        self._check_room()
+        self._check_room(whole_file=not wanted.streaming)
         if not wanted.live and not wanted.text.strip():
             raise InvalidRequest("text", wanted.text, "something that can be said")
         if len(wanted.text) > self.settings.max_text:
@@ -206,7 +203,7 @@ class Speaker:
 
     async def submit(self, request: Request) -> Stream:
         """Hands a request to the engine; where nobody waits any more for the answer, its stream is cancelled."""
-        job = asyncio.get_running_loop().run_in_executor(self._submitters, self.engine.submit, request)
+        job = asyncio.get_running_loop().run_in_executor(self._submitters, self._offer, request)
         self._submitting += 1
         job.add_done_callback(self._submitted)
         try:
@@ -215,11 +212,23 @@ class Speaker:
             job.add_done_callback(_cancel)
             raise
 
+    def _offer(self, request: Request) -> Stream:
+        if request.segment == 0:
+            self._check_refusal(request.whole_file)  # one that came while this waited for its thread
+        try:
+            return self.engine.submit(request)
+        except EngineDown:
+            raise
+        except Overloaded as error:
+            if request.segment == 0:
+                until = time.monotonic() + REFUSING_SECONDS
+                self._refusals[request.whole_file] = until, str(error), error.retry_after
+            raise
+
     def _submitted(self, job: "asyncio.Future[Stream]") -> None:
         self._submitting -= 1
-        error = None if job.cancelled() else job.exception()
-        if isinstance(error, Overloaded) and not isinstance(error, EngineDown):
-            self._refusal = time.monotonic() + REFUSING_SECONDS, (str(error), error.retry_after)
+        if not job.cancelled():
+            job.exception()  # whoever asked may have gone
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """For what would hold up the event loop for a moment: files, long texts."""
@@ -246,31 +255,18 @@ class Speaker:
         self._listeners.shutdown(wait=False, cancel_futures=True)
         self._encoders.shutdown(wait=False, cancel_futures=True)
 
-    def _check_room(self) -> None:
+    def _check_room(self, whole_file: bool) -> None:
         """Refuses, at once and without any work, what would be refused after some."""
         if self.draining:
             raise Overloaded("this server is stopping: try another, or the same again soon", retry_after=1)
-        if self._refusal is not None and time.monotonic() < self._refusal[0]:
-            raise Overloaded(*self._refusal[1])
-        wait = self.expected_wait()
-        full = len(self.open) >= self.settings.max_streams + self.settings.queue
-        if full or self._submitting >= MOST_SUBMITTING or wait > self.settings.slo:
-            busy = f"{len(self.open)} requests are being served here, and a place would come free too late"
-            raise Overloaded(busy, retry_after=max(wait, 1.0))
+        self._check_refusal(whole_file)
+        if len(self.open) >= self.settings.max_streams + self.settings.queue or self._submitting >= MOST_SUBMITTING:
+            raise Overloaded(f"{len(self.open)} requests are being served here, which is all it takes", retry_after=1)
 
-    def expected_wait(self) -> float:
-        """Seconds until one more would have a place, by those who are here and how long they took lately.
-
-        Who would wait in vain is better told at once. The other server processes are thought to be as busy as this.
-        """
-        here = len(self.open) * max(1, self.settings.workers)
-        return max(0.0, (here + 1 - self.capacity) / self.capacity * self._usual)
-
-    def note(self, outcome: Outcome) -> None:
-        """Learns from an utterance that has ended how long one holds its place, and tells of it."""
-        if outcome.first_audio is not None:
-            self._usual += FOLLOW * (outcome.seconds - outcome.queue_wait - self._usual)
-        self.on_end(outcome)
+    def _check_refusal(self, whole_file: bool) -> None:
+        until, told, retry_after = self._refusals.get(whole_file, (0.0, "", 0.0))
+        if time.monotonic() < until:
+            raise Overloaded(told, retry_after)
 
 
 class Utterance:
@@ -512,7 +508,7 @@ class Utterance:
     def _end(self, reason: FinishReason, error: str | None = None) -> None:
         self.outcome.finish_reason, self.outcome.error = reason, error
         self.outcome.seconds = time.monotonic() - self._arrived
-        self._speaker.note(self.outcome)
+        self._speaker.on_end(self.outcome)
 
 
 def _cancel(job: "asyncio.Future[Stream]") -> None:

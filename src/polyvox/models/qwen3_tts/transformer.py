@@ -15,7 +15,6 @@ from polyvox.kernels.rotary import rotary_store
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
 
-
 # Rows of a call up to which one launch for rotation, cache and attention is faster than two (H200: 3 % of a frame step
 # at 64 rows gained, 6 % at 512 lost).
 ONE_LAUNCH_ROWS = 128

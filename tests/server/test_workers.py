@@ -1,0 +1,134 @@
+"""Several server processes: they count together, and what happens to one of them is its own."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from hosting.hosted import await_another, eventually, send
+from polyvox.server.settings import Settings
+from server.crowds import begin, heard, is_whole, status_of, storm
+from server.fakes import HeldEngine, built_slowly
+from server.several import Several, several
+
+CHUNKS = 150  # of a stream that lasts
+SECONDS = 3.0  # as long as this
+
+
+@pytest.fixture(scope="module")
+def held() -> Iterator[Several]:
+    """Every stream stops before its end, until its client goes; of one key, three at once."""
+    settings = Settings(workers=2, max_streams=200, api_keys=["a", "b"], key_streams=3, public=["metrics"])
+    with several(partial(HeldEngine, allowed=24), settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[Several]:
+    """Every stream lasts for some seconds. The last test that has it ends it."""
+    engine = partial(HeldEngine, step_seconds=SECONDS / CHUNKS)
+    with several(engine, Settings(workers=2, max_streams=50)) as server:
+        yield server
+
+
+def of_both(server: Several, each: int = 2) -> dict[int, list[socket.socket]]:
+    """Streams that have begun, so many and more in each of the processes."""
+    found: dict[int, list[socket.socket]] = {pid: [] for pid in server.workers()}
+    while min(map(len, found.values())) < each:
+        connection = begin(server, max_new_tokens=CHUNKS)
+        connection.recv(1, socket.MSG_PEEK)
+        found[server.worker_of(connection)].append(connection)
+    return found
+
+
+def free(server: Several) -> bool:
+    return server.engine.stats()["streams"] == 0
+
+
+def test_one_key_is_counted_over_all_processes(held: Several) -> None:
+    speaking = [begin(held, key="a", max_new_tokens=1000) for _ in range(3)]
+    for connection in speaking:
+        connection.recv(1, socket.MSG_PEEK)
+    for _ in range(20):  # whichever process takes it
+        answer = heard(begin(held, key="a"))
+        assert status_of(answer) == 429
+        assert b"maximum-concurrent-requests: 3" in answer
+    other = begin(held, key="b", max_new_tokens=1000)
+    assert status_of(other.recv(1000)) == 200
+    speaking.pop().close()
+    eventually(lambda: held.engine.stats()["streams"] == 3)
+    again = begin(held, key="a", max_new_tokens=1000)
+    assert status_of(again.recv(1000)) == 200
+    for connection in [*speaking, other, again]:
+        connection.close()
+    eventually(partial(free, held))
+
+
+def test_what_a_killed_process_had_of_a_key_is_free_again(held: Several) -> None:
+    eventually(partial(free, held))
+    speaking = [begin(held, key="a", max_new_tokens=1000) for _ in range(3)]
+    for connection in speaking:
+        connection.recv(1, socket.MSG_PEEK)
+    killed = held.worker_of(speaking[0])
+    left = [connection for connection in speaking if held.worker_of(connection) != killed]
+    os.kill(killed, signal.SIGKILL)
+    eventually(lambda: held.engine.stats()["streams"] == len(left))
+    more = [begin(held, key="a", max_new_tokens=1000) for _ in range(3 - len(left))]
+    for connection in more:
+        assert status_of(connection.recv(1000)) == 200
+    assert status_of(heard(begin(held, key="a"))) == 429
+    for connection in [*speaking, *more]:
+        connection.close()
+    eventually(lambda: free(held) and len(held.workers()) == 2)
+
+
+def test_a_hundred_clients_that_go_away_leave_nothing_behind_in_any_process() -> None:
+    with several(partial(HeldEngine, allowed=24), Settings(workers=2, max_streams=200)) as server:
+        storm(server, 100)
+        eventually(partial(free, server))
+        eventually(lambda: server.counted("polyvox_aborts_total") == {"disconnect": 100})
+
+
+def test_a_process_that_is_killed_is_replaced_and_the_streams_of_the_others_live_on(lasting: Several) -> None:
+    streams = of_both(lasting)
+    killed, spared = streams
+    os.kill(killed, signal.SIGKILL)
+    assert not any(is_whole(heard(connection)) for connection in streams[killed])
+    assert all(is_whole(heard(connection)) for connection in streams[spared])
+    eventually(partial(free, lasting))
+    eventually(lambda: len(lasting.workers()) == 2)
+    assert killed not in lasting.workers()
+    eventually(lasting.ready)
+    streams = of_both(lasting, each=1)
+    assert all(is_whole(heard(connection)) for each in streams.values() for connection in each)
+
+
+def test_an_engine_that_dies_is_told_in_band_by_all_processes_and_waited_for() -> None:
+    engine = partial(built_slowly, 3.0, SECONDS / CHUNKS)  # longer than the processes take to see that it is gone
+    with several(engine, Settings(workers=2, max_streams=50)) as server:
+        streams = of_both(server)
+        events = begin(server, stream_format="sse", max_new_tokens=CHUNKS)
+        events.recv(1, socket.MSG_PEEK)
+        killed = send(server.engine_process)
+        for connection in [connection for each in streams.values() for connection in each]:
+            answer = heard(connection)
+            assert status_of(answer) == 200
+            assert not is_whole(answer)
+        assert b"speech.audio.error" in heard(events)
+        eventually(lambda: not server.ready())
+        assert status_of(heard(begin(server))) == 503
+        await_another(server.engine_process, killed, server.engine)
+        eventually(server.ready)
+        for connection in [connection for each in of_both(server, each=1).values() for connection in each]:
+            assert is_whole(heard(connection))
+
+
+def test_a_signal_lets_the_streams_of_all_processes_come_to_their_end(lasting: Several) -> None:
+    streams = [connection for each in of_both(lasting).values() for connection in each]
+    lasting.parent.terminate()
+    assert all(is_whole(heard(connection)) for connection in streams)
+    lasting.parent.join(20)
+    assert lasting.parent.exitcode == 0

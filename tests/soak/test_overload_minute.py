@@ -1,0 +1,48 @@
+"""Four times as many as can be served, for a minute: those admitted are fed, the others are told at once."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from polyvox.engine.interface import Engine
+from polyvox.server.running import build_engine
+from polyvox.server.settings import Settings
+from server.overload import LOAD, Flooded, ask, flood, rate_of
+from server.paced import PacedEngine
+from server.several import several
+
+SECONDS = 60
+REFUSED_WITHIN = 0.1  # seconds
+SETTINGS = Settings(workers=2, slo=1.0, max_streams=8, queue=64)
+
+
+# The embedded voice is as fast as the machine, which has to be idle; the other only waits.
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(partial(PacedEngine, SETTINGS.max_streams, SETTINGS.queue, SETTINGS.slo), id="paced"),
+        pytest.param(partial(build_engine, None, "cpu", "auto", SETTINGS.engine_config()), id="embedded voice"),
+    ],
+)
+def test_at_four_times_the_load_those_admitted_are_fed_and_the_others_told_at_once(
+    engine: Callable[[], Engine],
+) -> None:
+    with several(engine, SETTINGS) as server:
+        for seed in range(5):
+            asyncio.run(ask(server.port, "Of course, I have told the others.", seed))
+        before = server.engine.stats()
+        rate = rate_of(before["capacity"])
+        flooded = Flooded.of(asyncio.run(flood(server.port, rate, SECONDS)))
+        after = server.engine.stats()
+    underruns, late = (after[name] - before[name] for name in ("underruns", "finished_error"))
+    sys.stdout.write(
+        f"\n{SECONDS} s at {rate:.1f} requests/s, {LOAD} x {before['capacity']:g} streams: {flooded.told()}, "
+        f"underruns {underruns:g}, refused after a wait {late:g}\n"
+    )
+    assert len(flooded.refused) > len(flooded.admitted)
+    assert underruns == 0
+    assert late == 0
+    assert flooded.refusal(1.0) <= REFUSED_WITHIN
