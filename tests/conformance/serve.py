@@ -62,7 +62,7 @@ class Served:
             with self.client() as client:
                 answer = client.post("/v1/audio/speech", json=body)
             assert answer.status_code == 200, answer.text
-            self.once[asked] = np.frombuffer(answer.content, "<i2").astype(np.float32) / 32768
+            self.once[asked] = np.frombuffer(answer.content, "<i2").astype(np.float32) / np.float32(32768)
         return self.once[asked]
 
 
