@@ -16,7 +16,7 @@ soak: $(VENV)/.dev  ## what takes minutes: kills and crowds, again and again
 	$(BIN)/python -m pytest tests/soak $(ARGS)
 
 conformance: .conformance/.complete  ## the packages that clients use, against a real server (needs Chromium)
-	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest tests/conformance -o filterwarnings=default $(ARGS)
+	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest tests/conformance -o filterwarnings=ignore $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from polyvox.models.request import AUTO
 from polyvox.server.answers import Refused, check_body, read_json, request_id_of, shown_fields, unknown_fields
 from polyvox.server.desk import Desk, of
 from polyvox.server.speech import Wanted
-from polyvox.server.streaming import SpeechResponse
+from polyvox.server.streaming import SpeechLines, SpeechResponse
 
 log = logging.getLogger(__name__)
 router = APIRouter()
@@ -92,7 +92,25 @@ async def stream(request: Request, voice_id: str) -> Response:
     return await _speak(request, voice_id, streaming=True)
 
 
-async def _speak(request: Request, voice: str, streaming: bool) -> Response:
+@router.post(
+    "/v1/text-to-speech/{voice_id}/with-timestamps",
+    openapi_extra=_BODY,
+    summary="Say a text; the answer has the whole file in base64. Its times are null: the models tell none.",
+)
+async def convert_with_times(request: Request, voice_id: str) -> Response:
+    return await _speak(request, voice_id, streaming=False, lines=True)
+
+
+@router.post(
+    "/v1/text-to-speech/{voice_id}/stream/with-timestamps",
+    openapi_extra=_BODY,
+    summary="The same as it is made, one object in each line.",
+)
+async def stream_with_times(request: Request, voice_id: str) -> Response:
+    return await _speak(request, voice_id, streaming=True, lines=True)
+
+
+async def _speak(request: Request, voice: str, streaming: bool, lines: bool = False) -> Response:
     desk, request_id = of(request), request_id_of(request)
     # Their SDK sends what it does not know as null.
     found = {name: value for name, value in (await read_json(request, desk.settings)).items() if value is not None}
@@ -111,7 +129,8 @@ async def _speak(request: Request, voice: str, streaming: bool) -> Response:
         streaming=streaming,
     )
     headers = {"x-polyvox-ignored": shown_fields(ignored)} if ignored else {}
-    return SpeechResponse(desk, wanted, request_id, headers={**headers, "request-id": request_id})
+    response = SpeechLines if lines else SpeechResponse
+    return response(desk, wanted, request_id, sse=lines, headers={**headers, "request-id": request_id})
 
 
 def wanted_of(voice: str, output_format: str | None, language_code: str | None) -> Wanted:
