@@ -22,12 +22,12 @@ LAG = 0.15  # seconds that an encoder and its decoder may put in front, or lose 
 class Hearing:
     """Between its begin and end one client hears one utterance; `seed` is the one that the server drew or was given.
 
-    early: the client hands over what it has while the rest is made.
+    early: the client hands over what it has while the rest is made. end: how the utterance is to end.
     """
 
-    def __init__(self, server: Served, early: bool = True) -> None:
+    def __init__(self, server: Served, early: bool = True, end: str = "stop") -> None:
         self.server, self.parts = server, list[bytes]()
-        self._needed = early
+        self._needed, self._end = early, end
         self.seed = -1
         self._early = False
         self._before = 0
@@ -49,7 +49,7 @@ class Hearing:
         eventually(lambda: len(self.server.said()) > self._before)
         told = self.server.said()[self._before :]
         assert len(told) == 1, f"{len(told)} utterances instead of one"
-        assert told[0]["finish_reason"] == "stop"
+        assert told[0]["finish_reason"] == self._end
         self.seed = told[0]["seed"]
         assert self.parts, "nothing was heard"
         assert self._early or not self._needed, "the first sound came when the utterance was finished"

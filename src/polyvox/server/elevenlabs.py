@@ -12,6 +12,7 @@ from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest
 from polyvox.models.request import AUTO
 from polyvox.server.answers import Refused, check_body, read_json, request_id_of, shown_fields, unknown_fields
+from polyvox.server.description import taken
 from polyvox.server.desk import Desk, of
 from polyvox.server.speech import Wanted
 from polyvox.server.streaming import SpeechLines, SpeechResponse
@@ -63,10 +64,7 @@ class TextToSpeech(BaseModel):
     apply_text_normalization: Literal["auto", "on", "off"] | None = None
 
 
-_BODY: dict[str, Any] = {
-    "parameters": [{"name": "output_format", "in": "query", "schema": {"enum": OUTPUT_FORMATS}}],
-    "requestBody": {"required": True, "content": {"application/json": {"schema": TextToSpeech.model_json_schema()}}},
-}
+_BODY = taken(TextToSpeech, output_format={"schema": {"enum": list(OUTPUT_FORMATS), "default": DEFAULT_FORMAT}})
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}}
 
 
