@@ -20,7 +20,10 @@ class Failure(BaseModel):
 
 FAILURES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Failure, "description": "Refused; the message says why."},
-    503: {"model": Failure, "description": "No place is free, or the engine is away; retry-after says when to ask again."},
+    503: {
+        "model": Failure,
+        "description": "No place is free, or the engine is away; see retry-after.",
+    },
 }
 
 
@@ -50,4 +53,4 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
             return whole(parts[value["$ref"].removeprefix("#/$defs/")])
         return {name: whole(part) for name, part in value.items()}
 
-    return whole(schema)  # type: ignore[no-any-return]
+    return whole(schema)

@@ -47,7 +47,8 @@ async def list_voices(request: Request) -> JSONResponse:
 _TEXTS = ("name", "consent", "ref_text", "speaker_description", "speaker_embedding", "replace")
 _FORM = {
     "type": "object",
-    "properties": {"audio_sample": {"type": "string", "format": "binary"}} | {name: {"type": "string"} for name in _TEXTS},
+    "properties": {"audio_sample": {"type": "string", "format": "binary"}}
+    | {name: {"type": "string"} for name in _TEXTS},
     "required": ["name"],
 }
 
