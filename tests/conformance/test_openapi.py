@@ -15,7 +15,7 @@ from conformance.hearing import RATE
 from conformance.serve import Served, served
 from polyvox.audio import encode
 
-EXAMPLES = 200  # of each operation, beside those that cover the schema
+EXAMPLES = 200  # of each operation that has so many, beside those that cover the schema
 PATIENCE = 30.0  # seconds until an answer is taken for a hang
 ALL = 600.0  # seconds of the whole run
 # What a model can do, and which voices there are, no schema says; and Starlette names the methods of one route only.
