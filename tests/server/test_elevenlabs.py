@@ -1,6 +1,7 @@
 """ElevenLabs' routes and sockets: what its clients send and read, and how they interrupt."""
 
 import base64
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -71,6 +72,19 @@ def test_every_output_format_is_what_its_name_says(output_format: str, client: h
         assert len(answer.content) == pytest.approx(samples * (2 if name == "pcm" else 1), abs=8)
     else:
         assert len(read_audio(answer.content, int(rate))) >= samples * 0.9
+
+
+@pytest.mark.parametrize("path", ["stream/with-timestamps", "with-timestamps"])
+def test_sound_with_times_is_in_lines_and_has_none(path: str, client: httpx.Client) -> None:
+    body = {"text": TEXT, "seed": 7}
+    answer = client.post(f"{SPEECH}/{path}?output_format=pcm_24000", json=body)
+    assert answer.headers["content-type"] == "application/json"
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert (len(lines) > 1) == path.startswith("stream")
+    assert all(line["alignment"] is line["normalized_alignment"] is None for line in lines)
+    assert b"".join(base64.b64decode(line["audio_base64"]) for line in lines) == one_shot(client)
+    refused = client.post(f"{SPEECH}/{path}", json={"text": " "})
+    assert refused.status_code == 400
 
 
 def test_a_bit_rate_is_kept(client: httpx.Client) -> None:

@@ -14,6 +14,7 @@ from polyvox.engine.interface import Engine
 from polyvox.errors import PolyvoxError
 from polyvox.server import contexts, elevenlabs, livetext, openai, operation, voices
 from polyvox.server.answers import Refused, error_answer, fields_of, request_id_of
+from polyvox.server.description import FAILURES
 from polyvox.server.desk import Desk
 from polyvox.server.health import Health
 from polyvox.server.metrics import Metrics
@@ -40,7 +41,7 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
         await desk.health.stop()
         desk.speaker.close()
 
-    app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan)
+    app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=FAILURES)
     app.state.desk = desk
     for face in (openai, livetext, elevenlabs, contexts, voices, operation):
         app.include_router(face.router)

@@ -12,9 +12,10 @@ from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest
 from polyvox.models.request import AUTO
 from polyvox.server.answers import Refused, check_body, read_json, request_id_of, shown_fields, unknown_fields
+from polyvox.server.description import taken
 from polyvox.server.desk import Desk, of
 from polyvox.server.speech import Wanted
-from polyvox.server.streaming import SpeechResponse
+from polyvox.server.streaming import SpeechLines, SpeechResponse
 
 log = logging.getLogger(__name__)
 router = APIRouter()
@@ -63,10 +64,7 @@ class TextToSpeech(BaseModel):
     apply_text_normalization: Literal["auto", "on", "off"] | None = None
 
 
-_BODY: dict[str, Any] = {
-    "parameters": [{"name": "output_format", "in": "query", "schema": {"enum": OUTPUT_FORMATS}}],
-    "requestBody": {"required": True, "content": {"application/json": {"schema": TextToSpeech.model_json_schema()}}},
-}
+_BODY = taken(TextToSpeech, output_format={"schema": {"enum": list(OUTPUT_FORMATS), "default": DEFAULT_FORMAT}})
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}}
 
 
@@ -92,7 +90,25 @@ async def stream(request: Request, voice_id: str) -> Response:
     return await _speak(request, voice_id, streaming=True)
 
 
-async def _speak(request: Request, voice: str, streaming: bool) -> Response:
+@router.post(
+    "/v1/text-to-speech/{voice_id}/with-timestamps",
+    openapi_extra=_BODY,
+    summary="Say a text; the answer has the whole file in base64. Its times are null: the models tell none.",
+)
+async def convert_with_times(request: Request, voice_id: str) -> Response:
+    return await _speak(request, voice_id, streaming=False, lines=True)
+
+
+@router.post(
+    "/v1/text-to-speech/{voice_id}/stream/with-timestamps",
+    openapi_extra=_BODY,
+    summary="The same as it is made, one object in each line.",
+)
+async def stream_with_times(request: Request, voice_id: str) -> Response:
+    return await _speak(request, voice_id, streaming=True, lines=True)
+
+
+async def _speak(request: Request, voice: str, streaming: bool, lines: bool = False) -> Response:
     desk, request_id = of(request), request_id_of(request)
     # Their SDK sends what it does not know as null.
     found = {name: value for name, value in (await read_json(request, desk.settings)).items() if value is not None}
@@ -111,7 +127,8 @@ async def _speak(request: Request, voice: str, streaming: bool) -> Response:
         streaming=streaming,
     )
     headers = {"x-polyvox-ignored": shown_fields(ignored)} if ignored else {}
-    return SpeechResponse(desk, wanted, request_id, headers={**headers, "request-id": request_id})
+    response = SpeechLines if lines else SpeechResponse
+    return response(desk, wanted, request_id, sse=lines, headers={**headers, "request-id": request_id})
 
 
 def wanted_of(voice: str, output_format: str | None, language_code: str | None) -> Wanted:

@@ -24,6 +24,7 @@ from polyvox.server.answers import (
     shown_fields,
     unknown_fields,
 )
+from polyvox.server.description import taken, taken_as
 from polyvox.server.desk import Desk, of
 from polyvox.server.speech import Wanted
 from polyvox.server.streaming import SpeechResponse, while_connected
@@ -85,15 +86,19 @@ class Speech(Manner):
 
 
 Known = TypeVar("Known", bound=Manner)
+# An item that is wrong is answered for itself, so any object is one.
+BATCH = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "minItems": 1, "items": {"type": "object"}}},
+    "required": ["items"],
+}
 SAMPLED = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @router.post(
     "/v1/audio/speech",
     response_class=Response,
-    openapi_extra={
-        "requestBody": {"required": True, "content": {"application/json": {"schema": Speech.model_json_schema()}}}
-    },
+    openapi_extra=taken(Speech, strict={"schema": {"type": "string"}, "description": "1: unknown fields are refused."}),
     responses={200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}},
     summary="Say a text; the sound streams as it is made.",
 )
@@ -116,7 +121,11 @@ async def outcome(request: Request, request_id: str) -> JSONResponse:
     return JSONResponse(found)
 
 
-@router.post("/v1/audio/speech/batch", summary="Say several texts; the answer has all of them.")
+@router.post(
+    "/v1/audio/speech/batch",
+    openapi_extra=taken_as({"application/json": BATCH}),
+    summary="Say several texts; the answer has all of them.",
+)
 async def speak_batch(request: Request) -> JSONResponse:
     """`items` are requests; what stands beside them holds for all that do not say otherwise."""
     desk, request_id = of(request), request_id_of(request)

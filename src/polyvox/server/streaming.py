@@ -25,6 +25,8 @@ T = TypeVar("T")
 class SpeechResponse(Response):
     """Speaks while it is sent. Whoever goes away ends it at once; whoever reads slowly slows down nobody else."""
 
+    events_type = "text/event-stream; charset=utf-8"
+
     def __init__(
         self, desk: Desk, wanted: Wanted, request_id: str, sse: bool = False, headers: Mapping[str, str] | None = None
     ) -> None:
@@ -72,7 +74,7 @@ class SpeechResponse(Response):
 
     def _start(self, utterance: Utterance, length: int | None) -> dict[str, object]:
         headers = {
-            "content-type": "text/event-stream; charset=utf-8" if self._sse else utterance.content_type,
+            "content-type": self.events_type if self._sse else utterance.content_type,
             "cache-control": "no-store",
             "x-request-id": self._request_id,
             "x-seed": str(utterance.outcome.seed),
@@ -101,6 +103,18 @@ class SpeechResponse(Response):
         told = utterance.outcome
         done = {"request_id": told.request_id, "seed": told.seed, "finish_reason": told.finish_reason}
         yield _event({"type": "speech.audio.done", "usage": told.usage(), **done})
+
+
+class SpeechLines(SpeechResponse):
+    """The same as JSON objects, one in each line, as ElevenLabs sends sound with its times; of those we have none."""
+
+    events_type = "application/json"
+
+    async def _events(self, _: Utterance, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for part in parts:
+            audio = base64.b64encode(part).decode()
+            told = {"audio_base64": audio, "alignment": None, "normalized_alignment": None}
+            yield json.dumps(told).encode() + b"\n"
 
 
 def _event(value: dict[str, object]) -> bytes:

@@ -13,6 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from polyvox.errors import InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
 from polyvox.server.answers import Refused, check_body, read_body, read_json
+from polyvox.server.description import schema_of, taken_as
 from polyvox.server.desk import Desk, of
 from polyvox.server.openai import PUBLISHED
 from polyvox.server.voicebook import told
@@ -43,7 +44,21 @@ async def list_voices(request: Request) -> JSONResponse:
     return JSONResponse({"object": "list", "voices": voices, "data": voices})
 
 
-@router.post("/v1/audio/voices", status_code=201, summary="Keep a voice.")
+_TEXTS = ("name", "consent", "ref_text", "speaker_description", "speaker_embedding", "replace")
+_FORM = {
+    "type": "object",
+    "properties": {"audio_sample": {"type": "string", "format": "binary"}}
+    | {name: {"type": "string"} for name in _TEXTS},
+    "required": ["name"],
+}
+
+
+@router.post(
+    "/v1/audio/voices",
+    status_code=201,
+    openapi_extra=taken_as({"application/json": schema_of(NewVoice), "multipart/form-data": _FORM}),
+    summary="Keep a voice.",
+)
 async def add_voice(request: Request) -> JSONResponse:
     """JSON, or a form with `audio_sample` as a file."""
     desk = of(request)
