@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from polyvox import __version__
 from polyvox.engine.interface import Engine
 from polyvox.errors import PolyvoxError
-from polyvox.server import openai, operation, voices
+from polyvox.server import openai, operation, page, voices
 from polyvox.server.answers import Refused, error_answer, request_id_of
 from polyvox.server.desk import Desk
 from polyvox.server.health import Health
@@ -42,7 +42,7 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
 
     app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan)
     app.state.desk = desk
-    for face in (openai, voices, operation):
+    for face in (openai, voices, operation, page):
         app.include_router(face.router)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:  # outermost, so that refusals can be read by pages too
