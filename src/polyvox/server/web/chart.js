@@ -7,6 +7,7 @@ const LEAST_SECONDS = 4;
 const LEFT = 34;
 const BOTTOM = 22;
 const TOP = 8;
+const DRY_PIXELS = 18; // the height of a mark
 
 export class LeadChart {
   #canvas;
@@ -53,13 +54,11 @@ export class LeadChart {
       dot(pen, x(this.first), floor);
     }
     pen.strokeStyle = pen.fillStyle = colour("warn");
+    pen.lineWidth = 1.5;
     for (const at of this.dry) {
-      line(pen, x(at), TOP, x(at), floor);
+      line(pen, x(at), floor - DRY_PIXELS, x(at), floor);
       dot(pen, x(at), floor);
     }
-    pen.fillStyle = colour("quiet");
-    pen.textAlign = "left";
-    pen.fillText("lead over seconds since the request", LEFT + 8, TOP + 14);
   }
 }
 

@@ -1,6 +1,5 @@
 // Many listeners at once, each a lane: one of them is heard, the others are counted.
 
-import { inWords } from "./api.js";
 import { Lane } from "./lane.js";
 
 const DRAW_MS = 66;
@@ -25,7 +24,7 @@ export class Crowd {
 
   // Starts them all and settles when the last one has ended. onChange gets the sentence that sums them up.
   async run(bodies, onChange) {
-    const began = performance.now();
+    let began = performance.now();
     const clock = () => (performance.now() - began) / 1000;
     this.lanes = bodies.map((body, i) => new Lane(i + 1, body, this.#rate, clock));
     for (const lane of this.lanes) {
@@ -34,7 +33,8 @@ export class Crowd {
       lane.onEnd = () => lane === this.#heard && this.#player.end(this.#utterance);
     }
     this.#list.replaceChildren(...this.lanes.map((lane) => lane.item));
-    await this.hear(this.lanes[0]);
+    await Promise.allSettled([this.hear(this.lanes[0]), ...this.lanes.map((lane) => lane.opened())]);
+    began = performance.now(); // all of them are connected: now they ask at once
     const drawing = setInterval(() => this.draw(onChange), DRAW_MS);
     try {
       await Promise.all(this.lanes.map((lane) => lane.run()));
@@ -80,11 +80,6 @@ export class Crowd {
       parts.push(`first sound ${middle} ms, the last ${last} ms`);
       parts.push(`${underruns} ${underruns === 1 ? "underrun" : "underruns"}`);
     }
-    return { text: parts.join(" · "), refusal: this.#refusal() };
-  }
-
-  #refusal() {
-    const problem = this.lanes.find((lane) => lane.problem)?.problem;
-    return problem ? inWords(problem) : null;
+    return { text: parts.join(" · "), problem: this.lanes.find((lane) => lane.problem)?.problem ?? null };
   }
 }

@@ -44,7 +44,7 @@ export class Heard {
   #figures(now) {
     $("ttfa").textContent = now.firstSound === null ? "–" : `${Math.round(now.firstSound * 1000)} ms`;
     $("rtf").textContent = now.rtf === null ? "–" : now.rtf.toFixed(2);
-    $("rtf-note").textContent = now.rtf ? `${(1 / now.rtf).toFixed(1)}× as fast as speech` : "seconds per second";
+    $("rtf-note").textContent = now.rtf ? `${(1 / now.rtf).toFixed(1)}× real time` : "seconds per second";
     $("lead").textContent = now.firstSound === null ? "–" : `${Math.max(0, now.lead).toFixed(2)} s`;
     $("underruns").textContent = now.firstSound === null ? "–" : String(now.underruns);
     $("underruns").dataset.tone = now.underruns ? "warn" : "";

@@ -1,9 +1,9 @@
 // One stream of a crowd: its own request, a listener that is counted, and a strip that shows the lead.
 
-import { Refusal, speech } from "./api.js";
+import { inWords } from "./api.js";
 import { Trace, area, surface } from "./canvas.js";
 import { Listener } from "./listener.js";
-import { samplesOf } from "./pcm.js";
+import { SpeechSocket } from "./socket.js";
 import { MOST_LEAD, pause } from "./utterance.js";
 
 const MOST_POINTS = 240;
@@ -21,11 +21,12 @@ export class Lane {
   onEnd = () => {};
   #dry = []; // when
   #kept = []; // [first sample, samples] that are not heard yet
+  #socket = new SpeechSocket();
   #stop = new AbortController();
   #clock;
 
   constructor(number, body, rate, clock) {
-    this.body = { ...body, response_format: "pcm" };
+    this.body = body;
     this.rate = rate;
     this.#clock = clock;
     this.item = document.createElement("li");
@@ -43,9 +44,13 @@ export class Lane {
     return !["queued", "speaking", "underrun"].includes(this.state);
   }
 
+  opened() {
+    return this.#socket.opened();
+  }
+
   async run() {
     try {
-      for await (const samples of samplesOf(await speech(this.body, this.#stop.signal))) {
+      for await (const samples of this.#socket.samples(this.body, this.#stop.signal)) {
         this.#arrived(samples);
         while (this.listener.lead(this.#clock()) > MOST_LEAD) {
           this.#stop.signal.throwIfAborted();
@@ -88,6 +93,8 @@ export class Lane {
     pen.moveTo(0, height - 1.5);
     pen.lineTo(width, height - 1.5);
     pen.stroke();
+    pen.fillStyle = colour("queued"); // how long it waited
+    pen.fillRect(0, height - 2.5, x(this.firstSound ?? this.seconds), 2);
     area(pen, this.trace.points.map(([at, lead]) => [x(at), y(lead)]), height - 2, colour("state"));
     pen.fillStyle = colour("warn");
     for (const at of this.#dry) pen.fillRect(x(at) - 1, 2, 2, height - 4);
@@ -123,7 +130,7 @@ export class Lane {
 
   #failed(error) {
     if (this.#stop.signal.aborted) return;
-    this.state = error instanceof Refusal && error.full ? "refused" : "failed";
-    this.problem = error;
+    this.state = error.full ? "refused" : "failed";
+    this.problem = this.firstSound === null ? inWords(error) : "A stream broke off before its end.";
   }
 }

@@ -69,6 +69,7 @@ async function speak() {
   stopAll();
   const mine = (utterance = new Utterance(composer.request(), facts.model.sample_rate, player));
   heard.begin(mine);
+  if (matchMedia("(max-width: 820px)").matches) $("heard").scrollIntoView({ block: "nearest" });
   $("stop").disabled = false;
   $("download").disabled = true;
   await mine.run((samples) => {
@@ -77,6 +78,7 @@ async function speak() {
     $("download").disabled = mine.received === 0 || ["asking", "speaking"].includes(mine.state);
   });
   if (mine === utterance) $("stop").disabled = true;
+  $("keep-seed").hidden = mine.seed === null;
   if (mine.error?.status === 401) open();
 }
 
@@ -111,9 +113,11 @@ async function copied(button, text) {
   setTimeout(() => (button.textContent = word), LOOK_AGAIN_MS);
 }
 
-// The request that is shown, with the seed that was heard.
+// The request as it stands; where it is the one that was heard, with its seed.
 function shown() {
-  return { ...composer.request(), response_format: composer.format.name };
+  const body = composer.request();
+  const heardIt = utterance?.seed != null && JSON.stringify(utterance.body) === JSON.stringify(body);
+  return { ...body, ...(heardIt ? { seed: utterance.seed } : {}), response_format: composer.format.name };
 }
 
 async function startCrowd() {
@@ -130,10 +134,15 @@ async function startCrowd() {
   const mine = (crowd = new Crowd($("lanes"), player, facts.model.sample_rate));
   $("crowd-stop").disabled = false;
   $("legend").hidden = false;
-  await mine.run(bodies, ({ text, refusal }) => {
-    if (mine === crowd) $("crowd-status").textContent = refusal ? `${text}. ${refusal}` : text;
+  await mine.run(bodies, ({ text, problem }) => {
+    if (mine !== crowd) return;
+    $("crowd-status").textContent = text;
+    $("crowd-problem").hidden = problem === null;
+    $("crowd-problem").textContent = problem ?? "";
   });
-  if (mine === crowd) $("crowd-stop").disabled = true;
+  if (mine !== crowd) return;
+  $("crowd-stop").disabled = true;
+  $("crowd-told").textContent = `${$("crowd-status").textContent} ${$("crowd-problem").textContent}`;
 }
 
 function onSubmit(id, act) {
@@ -149,6 +158,7 @@ onSubmit("key-form", () => {
   apiKey.set($("key").value.trim());
   open();
 });
+$("keep-seed").addEventListener("click", () => ($("seed").value = utterance.seed));
 $("stop").addEventListener("click", stopAll);
 $("crowd-stop").addEventListener("click", stopAll);
 $("download").addEventListener("click", download);
@@ -159,7 +169,8 @@ $("copy-python").addEventListener("click", (event) =>
   copied(event.currentTarget, asPython(address, shown(), facts.needs_key, composer.format.ending, facts.model.id)),
 );
 $("crowd-size").addEventListener("input", () => {
-  $("crowd-shown").textContent = $("crowd-count").textContent = $("crowd-size").value;
+  $("crowd-shown").textContent = $("crowd-size").value;
+  $("crowd-start").textContent = `Start ${$("crowd-size").value}`;
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("voice-dialog").open) stopAll();

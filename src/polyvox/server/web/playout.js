@@ -1,17 +1,23 @@
 // Samples on their way to the loudspeaker. This file is both the audio worklet and, where a page may not have one, a module.
 
-// The frame of a model is 80 ms, so this much is there with the first one; it outlasts a short hiccup of the page.
-const CUSHION_SECONDS = 0.06;
+// Seconds that must be there before it plays. A frame of the model is 80 ms, so the first one is enough.
+export const FIRST_CUSHION = 0.06;
+const WIDEST_CUSHION = 0.5;
+
+// After it ran dry: who plays on with every frame that comes stutters, who waits a little has fewer gaps.
+export const widened = (cushion) => Math.min(WIDEST_CUSHION, 2 * cushion);
+
 const REPORT_SAMPLES = 1024;
 
 export class Playout {
   constructor(rate) {
-    this.cushion = CUSHION_SECONDS * rate;
+    this.rate = rate;
     this.begin(0);
   }
 
   begin(utterance) {
     this.utterance = utterance;
+    this.cushion = FIRST_CUSHION;
     this.parts = [];
     this.offset = 0; // into the first part
     this.queued = 0;
@@ -40,7 +46,7 @@ export class Playout {
   }
 
   fill(output) {
-    if (!this.playing) this.playing = this.queued > 0 && (this.ended || this.queued >= this.cushion);
+    if (!this.playing) this.playing = this.queued > 0 && (this.ended || this.queued >= this.cushion * this.rate);
     let filled = 0;
     while (this.playing && filled < output.length && this.parts.length) {
       const part = this.parts[0];
@@ -63,7 +69,10 @@ export class Playout {
     if (this.playing && filled < output.length) {
       this.playing = false;
       this.dry = !this.ended;
-      if (this.dry) this.underruns += 1;
+      if (this.dry) {
+        this.underruns += 1;
+        this.cushion = widened(this.cushion);
+      }
     }
     this.unreported += output.length;
   }
