@@ -3,6 +3,7 @@
 import { Lane } from "./lane.js";
 
 const DRAW_MS = 66;
+const MOST_TEXT = 1000; // characters: what comes is kept until it is heard, of every stream
 
 export class Crowd {
   lanes = [];
@@ -26,7 +27,7 @@ export class Crowd {
   async run(bodies, onChange) {
     let began = performance.now();
     const clock = () => (performance.now() - began) / 1000;
-    this.lanes = bodies.map((body, i) => new Lane(i + 1, body, this.#rate, clock));
+    this.lanes = bodies.map((body, i) => new Lane(i + 1, { ...body, input: beginning(body.input) }, this.#rate, clock));
     for (const lane of this.lanes) {
       lane.button.addEventListener("click", () => this.hear(lane));
       lane.onSamples = (samples) => lane === this.#heard && this.#player.push(this.#utterance, samples);
@@ -82,4 +83,8 @@ export class Crowd {
     }
     return { text: parts.join(" · "), problem: this.lanes.find((lane) => lane.problem)?.problem ?? null };
   }
+}
+
+function beginning(text) {
+  return text.length > MOST_TEXT ? text.slice(0, text.lastIndexOf(" ", MOST_TEXT) + 1 || MOST_TEXT) : text;
 }

@@ -4,7 +4,7 @@ import { inWords } from "./api.js";
 import { Trace, area, surface } from "./canvas.js";
 import { Listener } from "./listener.js";
 import { SpeechSocket } from "./socket.js";
-import { MOST_LEAD, pause } from "./utterance.js";
+import { pause } from "./utterance.js";
 
 const MOST_POINTS = 240;
 const LOOK_MS = 60;
@@ -52,10 +52,6 @@ export class Lane {
     try {
       for await (const samples of this.#socket.samples(this.body, this.#stop.signal)) {
         this.#arrived(samples);
-        while (this.listener.lead(this.#clock()) > MOST_LEAD) {
-          this.#stop.signal.throwIfAborted();
-          await pause(LOOK_MS);
-        }
       }
       this.#stop.signal.throwIfAborted();
       this.listener.end(this.#clock());

@@ -38,6 +38,7 @@ export class SpeechSocket {
     signal.addEventListener("abort", () => this.#came({ type: "error", message: "stopped" }));
     try {
       await this.#opened;
+      signal.throwIfAborted();
       this.#send({ type: "session.config", ...how, response_format: "pcm", stream_audio: true });
       this.#send({ type: "input.text", text: input });
       this.#send({ type: "input.done" });

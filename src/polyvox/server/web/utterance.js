@@ -4,7 +4,7 @@ import { Refusal, inWords, outcome, speech } from "./api.js";
 import { samplesOf } from "./pcm.js";
 
 // Sound that is fetched ahead of the ear. Past it the page reads no faster than it plays, and the server waits.
-export const MOST_LEAD = 60;
+const MOST_LEAD = 60;
 const LOOK_MS = 100;
 
 export class Utterance {
