@@ -35,6 +35,7 @@ export class Player {
   // Silent at once; what comes after it belongs to an utterance that is no longer there.
   stop() {
     this.#utterance += 1;
+    this.#onReport = () => {};
     this.#tell?.({ begin: this.#utterance, utterance: this.#utterance });
   }
 
