@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from conformance.serve import Served
 from hosting.hosted import eventually
@@ -73,7 +74,10 @@ def visiting(browser: Browser, address: str, ready: str = "#playground:not([hidd
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda line: line.type == "error" and "Failed to load" not in line.text and problems.append(line.text))
+    page.on(
+        "console",
+        lambda line: line.type == "error" and "Failed to load" not in line.text and problems.append(line.text),
+    )
     try:
         page.goto(f"{address}/")
         page.wait_for_selector(ready, timeout=PATIENCE_MS)
@@ -385,12 +389,27 @@ def test_a_key_is_asked_for_kept_and_never_shown(browser: Browser) -> None:
 
 
 def test_a_proxy_may_put_a_path_before_the_page(browser: Browser) -> None:
-    with held() as (_, address):
-        context = browser.new_context()
-        page = context.new_page()
-        page.route("**/below/a/path/**", lambda route: route.continue_(url=route.request.url.replace("/below/a/path", "")))
-        page.goto(f"{address}/below/a/path/")
-        page.wait_for_selector("#playground:not([hidden])")
-        page.click("#speak")
-        page.wait_for_selector("#heard[data-state=finished]", timeout=PATIENCE_MS)
-        context.close()
+    engine = HeldEngine()
+    try:
+        with serving(engine) as running:
+            config = running.server.config
+            config.loaded_app = _below("/some/path", config.loaded_app)
+            with visiting(browser, f"{running.address}/some/path") as visit:
+                visit.say("Hello.")
+                visit.until("#heard[data-state=finished]")
+                visit.page.click("#crowd-start")
+                visit.until("#crowd-stop:disabled")
+                expect(visit.find("#crowd-status")).to_contain_text("8 finished")
+    finally:
+        engine.close()
+
+
+def _below(path: str, app: ASGIApp) -> ASGIApp:
+    """What a proxy makes of a server: it is there below a path alone, and is not told of it."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["path"].startswith(f"{path}/"), scope["path"]
+        shorter = scope["path"].removeprefix(path)
+        await app({**scope, "path": shorter, "raw_path": shorter.encode()}, receive, send)
+
+    return serve
