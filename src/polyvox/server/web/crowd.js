@@ -39,7 +39,6 @@ export class Crowd {
     const drawing = setInterval(() => this.draw(onChange), DRAW_MS);
     try {
       await Promise.all(this.lanes.map((lane) => lane.run()));
-      await Promise.all(this.lanes.map((lane) => lane.playedOut()));
     } finally {
       clearInterval(drawing);
       this.draw(onChange);
@@ -63,7 +62,7 @@ export class Crowd {
 
   draw(onChange) {
     const seconds = Math.max(...this.lanes.map((lane) => lane.seconds));
-    const highest = Math.max(1, ...this.lanes.map((lane) => lane.trace.highest));
+    const highest = Math.max(0.5, ...this.lanes.map((lane) => lane.trace.highest));
     for (const lane of this.lanes) lane.draw(seconds, highest);
     onChange(this.#summary());
   }

@@ -48,6 +48,7 @@ export class Lane {
     return this.#socket.opened();
   }
 
+  // Settles when the last sound was heard, or when it was refused, failed or stopped.
   async run() {
     try {
       for await (const samples of this.#socket.samples(this.body, this.#stop.signal)) {
@@ -56,16 +57,9 @@ export class Lane {
       this.#stop.signal.throwIfAborted();
       this.listener.end(this.#clock());
       this.onEnd();
+      await this.#playedOut();
     } catch (error) {
       this.#failed(error);
-    }
-  }
-
-  // The last sound is here before it was heard.
-  async playedOut() {
-    while (!this.over) {
-      if (this.listener.lead(this.#clock()) <= 0) this.state = "finished";
-      else await pause(LOOK_MS);
     }
   }
 
@@ -102,6 +96,12 @@ export class Lane {
     this.#kept.push([Math.round(this.listener.received * this.rate), samples]);
     this.listener.arrive(samples.length / this.rate, now);
     this.onSamples(samples);
+  }
+
+  // The last sound is here before it was heard.
+  async #playedOut() {
+    while (!this.over && this.listener.lead(this.#clock()) > 0) await pause(LOOK_MS);
+    if (!this.over) this.state = "finished";
   }
 
   #look() {
