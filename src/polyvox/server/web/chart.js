@@ -45,7 +45,7 @@ export class LeadChart {
     }
     pen.textAlign = "center";
     pen.textBaseline = "alphabetic";
-    const step = round(seconds / 5);
+    const step = round(seconds / 8);
     for (let at = step; at < seconds * 0.97; at += step) pen.fillText(`${+at.toFixed(1)}`, x(at), height - 6);
 
     area(pen, this.trace.points.map(([at, lead]) => [x(at), y(lead)]), floor, colour("accent"));

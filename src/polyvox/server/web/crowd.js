@@ -3,6 +3,7 @@
 import { Lane } from "./lane.js";
 
 const DRAW_MS = 66;
+const MOST_PROBLEMS = 2; // that are told: many lanes have the same one
 const MOST_TEXT = 1000; // characters: what comes is kept until it is heard, of every stream
 
 export class Crowd {
@@ -80,7 +81,8 @@ export class Crowd {
       parts.push(`first sound ${middle} ms, the last ${last} ms`);
       parts.push(`${underruns} ${underruns === 1 ? "underrun" : "underruns"}`);
     }
-    return { text: parts.join(" · "), problem: this.lanes.find((lane) => lane.problem)?.problem ?? null };
+    const problems = new Set(this.lanes.map((lane) => lane.problem).filter((problem) => problem !== null));
+    return { text: parts.join(" · "), problem: [...problems].slice(0, MOST_PROBLEMS).join(" ") };
   }
 }
 

@@ -126,7 +126,8 @@ export class Lane {
 
   #failed(error) {
     if (this.#stop.signal.aborted) return;
-    this.state = error.full ? "refused" : "failed";
-    this.problem = this.firstSound === null ? inWords(error) : "A stream broke off before its end.";
+    const begun = this.firstSound !== null;
+    this.state = error.full && !begun ? "refused" : "failed";
+    this.problem = begun ? "A stream broke off before its end." : inWords(error);
   }
 }

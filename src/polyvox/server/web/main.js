@@ -137,8 +137,8 @@ async function startCrowd() {
   await mine.run(bodies, ({ text, problem }) => {
     if (mine !== crowd) return;
     $("crowd-status").textContent = text;
-    $("crowd-problem").hidden = problem === null;
-    $("crowd-problem").textContent = problem ?? "";
+    $("crowd-problem").hidden = problem === "";
+    $("crowd-problem").textContent = problem;
   });
   if (mine !== crowd) return;
   $("crowd-stop").disabled = true;
