@@ -27,7 +27,7 @@ def main(address: str, folder: Path) -> None:
         desktop.get_by_role("button", name="A greeting").click()
         desktop.locator("#crowd-size").fill("6")
         desktop.click("#crowd-start")
-        desktop.wait_for_selector(".lane[data-state=finished]", timeout=WAIT_MS)
+        desktop.wait_for_selector("#crowd-status:has-text('finished')", timeout=WAIT_MS)
         desktop.screenshot(path=folder / "desktop.png", full_page=True)
         phone = opened(browser, address, 390, 844, "dark")
         phone.click("#speak")
