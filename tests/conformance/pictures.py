@@ -7,6 +7,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 ARGUMENTS = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
 WAIT_MS = 120_000
+HEARD_MS = 2_500  # of the story, before the phone's picture is taken
 
 
 def opened(browser: Browser, address: str, width: int, height: int, scheme: str) -> Page:
@@ -21,7 +22,7 @@ def main(address: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
-        desktop = opened(browser, address, 1200, 800, "light")
+        desktop = opened(browser, address, 1100, 800, "light")
         desktop.click("#speak")
         desktop.wait_for_selector("#heard[data-state=finished]", timeout=WAIT_MS)
         desktop.get_by_role("button", name="A greeting").click()
@@ -31,8 +32,8 @@ def main(address: str, folder: Path) -> None:
         desktop.screenshot(path=folder / "desktop.png", full_page=True)
         phone = opened(browser, address, 390, 844, "dark")
         phone.click("#speak")
-        phone.wait_for_selector("#heard[data-state='playing out']", timeout=WAIT_MS)
-        phone.locator("#heard").scroll_into_view_if_needed()
+        phone.wait_for_selector("#heard[data-state=speaking]", timeout=WAIT_MS)
+        phone.wait_for_timeout(HEARD_MS)
         phone.screenshot(path=folder / "phone.png", full_page=True, clip={"x": 0, "y": 0, "width": 390, "height": 1300})
         browser.close()
 
