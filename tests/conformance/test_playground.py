@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from conformance.serve import Served
@@ -29,6 +29,7 @@ ARGUMENTS = [
 ]
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PATIENCE_MS = 120_000
+CLIPBOARD = ["clipboard-read", "clipboard-write"]
 STORY = "The lighthouse had been dark for years. Then somebody lit the lamp again. Nobody could say who it was."
 
 
@@ -74,10 +75,12 @@ def visiting(browser: Browser, address: str, ready: str = "#playground:not([hidd
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on(
-        "console",
-        lambda line: line.type == "error" and "Failed to load" not in line.text and problems.append(line.text),
-    )
+
+    def note(line: ConsoleMessage) -> None:
+        if line.type == "error" and "Failed to load" not in line.text:  # refusals are answers too
+            problems.append(line.text)
+
+    page.on("console", note)
     try:
         page.goto(f"{address}/")
         page.wait_for_selector(ready, timeout=PATIENCE_MS)
@@ -255,8 +258,7 @@ def test_a_crowd_can_be_stopped(browser: Browser) -> None:
 
 
 def test_what_is_copied_runs(browser: Browser, server: Served, tmp_path: Path) -> None:
-    allowed = {"permissions": ["clipboard-read", "clipboard-write"]}
-    with visiting(browser, server.url, **allowed) as visit:
+    with visiting(browser, server.url, permissions=CLIPBOARD) as visit:
         text = 'It\'s a "test" of $HOME & more.'
         visit.page.fill("#text", text)
         visit.page.fill("#seed", "7")
@@ -367,10 +369,9 @@ def test_the_page_offers_what_the_checkpoint_can_do(browser: Browser) -> None:
 
 def test_a_key_is_asked_for_kept_and_never_shown(browser: Browser) -> None:
     settings = Settings(api_keys=["sesame"])
-    allowed = {"permissions": ["clipboard-read", "clipboard-write"]}
     with (
         held(settings=settings) as (_, address),
-        visiting(browser, address, ready="#key-form:not([hidden])", **allowed) as visit,
+        visiting(browser, address, ready="#key-form:not([hidden])", permissions=CLIPBOARD) as visit,
     ):
         expect(visit.find("#playground")).to_be_hidden()
         visit.page.fill("#key", "wrong")
