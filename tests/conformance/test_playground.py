@@ -141,6 +141,17 @@ def test_stop_is_silence_at_once_and_the_place_is_free(visit: Visit, server: Ser
     assert visit.played() == at
 
 
+def test_who_speaks_again_hears_the_new_text_alone(browser: Browser) -> None:
+    with held(allowed=5) as (engine, address), visiting(browser, address) as visit:
+        visit.say("One. Two. Three. Four.")
+        eventually(lambda: visit.played() > 0)
+        visit.say("Five.")
+        eventually(lambda: engine.streams == 1)
+        engine.let_go()
+        visit.until("#heard[data-state=finished]")
+        assert visit.played() == int(visit.heard()["received"]) == 10 * 480
+
+
 def test_an_underrun_is_counted_by_the_player_and_marked(browser: Browser) -> None:
     with held(allowed=5) as (engine, address), visiting(browser, address) as visit:
         visit.say("One. Two. Three. Four.")

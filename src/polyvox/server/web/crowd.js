@@ -11,6 +11,7 @@ export class Crowd {
   #player;
   #rate;
   #heard = null; // the lane that is audible
+  #wanted = null; // the one that is to be
   #utterance = 0; // of the player's
   #list;
 
@@ -30,7 +31,7 @@ export class Crowd {
     const clock = () => (performance.now() - began) / 1000;
     this.lanes = bodies.map((body, i) => new Lane(i + 1, { ...body, input: beginning(body.input) }, this.#rate, clock));
     for (const lane of this.lanes) {
-      lane.button.addEventListener("click", () => this.hear(lane));
+      lane.button.addEventListener("click", () => this.over || this.hear(lane));
       lane.onSamples = (samples) => lane === this.#heard && this.#player.push(this.#utterance, samples);
       lane.onEnd = () => lane === this.#heard && this.#player.end(this.#utterance);
     }
@@ -49,7 +50,9 @@ export class Crowd {
   async hear(lane) {
     for (const other of this.lanes) other.button.setAttribute("aria-pressed", String(other === lane));
     this.#heard = null; // nothing is pushed while the player changes over
+    this.#wanted = lane;
     const utterance = await this.#player.begin(this.#rate, () => {});
+    if (lane !== this.#wanted || lane.state === "stopped") return;
     this.#utterance = utterance;
     this.#heard = lane;
     for (const samples of lane.unheard()) this.#player.push(utterance, samples);
@@ -58,7 +61,7 @@ export class Crowd {
 
   stop() {
     for (const lane of this.lanes) lane.stop();
-    this.#player.stop();
+    this.#player.stop(this.#utterance);
   }
 
   draw(onChange) {

@@ -32,8 +32,9 @@ export class Player {
     this.#tell({ utterance, end: true });
   }
 
-  // Silent at once; what comes after it belongs to an utterance that is no longer there.
-  stop() {
+  // Silent at once, unless another utterance has taken its place.
+  stop(utterance) {
+    if (utterance !== this.#utterance) return;
     this.#utterance += 1;
     this.#onReport = () => {};
     this.#tell?.({ begin: this.#utterance, utterance: this.#utterance });

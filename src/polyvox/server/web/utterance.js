@@ -19,6 +19,7 @@ export class Utterance {
   lastSound = null;
   seed = null;
   #waited = 0; // seconds in which we did not read
+  #playing = null; // its number at the player
   #stop = new AbortController();
   #began = performance.now();
 
@@ -50,11 +51,12 @@ export class Utterance {
     let id = null;
     try {
       const heard = signal();
-      const utterance = await this.player.begin(this.rate, (report) => {
+      const utterance = (this.#playing = await this.player.begin(this.rate, (report) => {
         Object.assign(this, { played: report.played, underruns: report.underruns, peak: report.peak });
         if (report.finished) heard.resolve();
         onChange();
-      });
+      }));
+      this.#stop.signal.throwIfAborted();
       this.#began = performance.now();
       const response = await speech({ ...this.body, response_format: "pcm" }, this.#stop.signal);
       this.seed = Number(response.headers.get("x-seed"));
@@ -75,7 +77,7 @@ export class Utterance {
       this.#stop.signal.throwIfAborted();
       this.state = "finished";
     } catch (error) {
-      this.player.stop();
+      this.player.stop(this.#playing);
       await this.#failed(error, id);
     }
     onChange();
@@ -83,7 +85,7 @@ export class Utterance {
 
   stop() {
     this.#stop.abort();
-    this.player.stop();
+    this.player.stop(this.#playing);
   }
 
   #arrived(samples) {
