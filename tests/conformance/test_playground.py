@@ -222,7 +222,7 @@ def test_a_counted_listener_runs_dry_when_the_player_would(visit: Visit) -> None
 
 
 def test_a_crowd_of_four_goes_its_lanes(visit: Visit, server: Served) -> None:
-    visit.page.fill("#text", "Four people say this. All at once.")
+    visit.page.fill("#text", "Four people say this at once, in four lanes.")
     visit.find("#crowd-size").fill("4")
     visit.page.click("#crowd-start")
     lanes = visit.find(".lane")
