@@ -22,7 +22,7 @@ def main(address: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
-        desktop = opened(browser, address, 1100, 800, "light")
+        desktop = opened(browser, address, 1000, 800, "light")
         desktop.click("#speak")
         desktop.wait_for_selector("#heard[data-state=finished]", timeout=WAIT_MS)
         desktop.get_by_role("button", name="A greeting").click()
