@@ -3,21 +3,13 @@
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from polyvox.server import elevenlabs
 from polyvox.server.answers import Refused
 from polyvox.server.desk import Desk, of
-from polyvox.server.page import page
 
 router = APIRouter()
-
-
-@router.get("/", response_class=HTMLResponse, summary="What this is and how to use it.")
-async def root(request: Request) -> HTMLResponse:
-    desk = of(request)
-    names = [entry["name"] for entry in await desk.speaker.in_thread(desk.voices.list)]
-    return HTMLResponse(page(desk.facts, names, str(request.base_url).rstrip("/")))
 
 
 @router.get("/livez", response_class=PlainTextResponse, summary="This process answers.")
@@ -42,12 +34,12 @@ async def ready(request: Request) -> JSONResponse:
 async def models(request: Request) -> JSONResponse:
     if "xi-api-key" in request.headers:  # as ElevenLabs' clients send it
         return JSONResponse([elevenlabs.model_of(of(request))])
-    return JSONResponse({"object": "list", "data": [_model(of(request))]})
+    return JSONResponse({"object": "list", "data": [model_object(of(request))]})
 
 
 @router.get("/v1/audio/models", summary="The same, as some clients ask for it.")
 async def audio_models(request: Request) -> JSONResponse:
-    return JSONResponse({"models": [_model(of(request))]})
+    return JSONResponse({"models": [model_object(of(request))]})
 
 
 @router.get("/v1/models/{name:path}", summary="The model, if this is its name.")
@@ -55,7 +47,7 @@ async def model(request: Request, name: str) -> JSONResponse:
     desk = of(request)
     if name != desk.facts.identity.name:
         raise Refused(404, "model_not_found", f"model: the one that is loaded is {desk.facts.identity.name}", "model")
-    return JSONResponse(_model(desk))
+    return JSONResponse(model_object(desk))
 
 
 @router.get("/metrics", response_class=PlainTextResponse, summary="For Prometheus.")
@@ -65,7 +57,8 @@ async def metrics(request: Request) -> Response:
     return Response(desk.metrics.page(desk.health.stats), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _model(desk: Desk) -> dict[str, Any]:
+def model_object(desk: Desk) -> dict[str, Any]:
+    """The loaded model as clients read it, with what may be asked of it."""
     facts = desk.facts
     return {
         "id": facts.identity.name,

@@ -17,6 +17,7 @@ from polyvox.server.shares import Shares
 
 # What is open whatever the settings: it tells nothing but that the server is there.
 OPEN = ("/", "/livez", "/readyz", "/health")
+PAGE = "/web/"  # the page's own files
 # Behind each choice of `public`: methods and beginnings of paths.
 CHOICES = {
     "voices": ("/v1/audio/voices", "/v1/voices", "/v2/voices"),
@@ -166,7 +167,7 @@ class Guard:
         caller = self._keys.find(key) if key else None
         if caller is not None:
             return caller
-        if method == "OPTIONS" or (method and path in OPEN):
+        if method == "OPTIONS" or (method and (path in OPEN or path.startswith(PAGE))):
             return address
         if method in ("GET", "HEAD") and any(
             path == public or path.startswith(f"{public}/") for public in self._public
