@@ -53,11 +53,10 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class Landed:
-    """What a step gave: flags of those that made a frame, samples in the order of the plan."""
+    """A step whose sound was handed over: flags of those that made a frame."""
 
     flight: Flight
     flags: list[int]
-    samples: list[Samples]
     seconds: float
 
 
@@ -304,10 +303,11 @@ class LocalEngine:
             landed = []
             while len(self._flights) > bool(many):
                 flight = self._flights[0]
+                if flight.sound is not None:  # whoever waits for it need not wait for the frame beside it
+                    self._hand_over(flight.plan, flight.sound.get())
                 flags = flight.flags.get().tolist() if flight.flags else []
-                samples = flight.sound.get() if flight.sound else []
                 now = self.clock()
-                landed.append(Landed(flight, flags, samples, now - max(flight.began, self._landed)))
+                landed.append(Landed(flight, flags, now - max(flight.began, self._landed)))
                 self._landed = now
                 self._flights.popleft()
             self._failures = 0
@@ -324,10 +324,10 @@ class LocalEngine:
         """Hands a step to the device."""
         began, stepper = self.clock(), self._stepper
         seats = {track: seat for track in self._named(plan) if (seat := self._streams[track].seat) is not None}
+        sound = stepper.decode([(seats[t], t.decoded + t.sent, n) for t, n in plan.codec]) if plan.codec else None
         if plan.prefill:
             stepper.prefill([(seats[t], t.prefilled, rows) for t, rows in plan.prefill])
         flags = stepper.frame([(seats[t], t.started) for t in plan.frame]) if plan.frame else None
-        sound = stepper.decode([(seats[t], t.decoded + t.sent, n) for t, n in plan.codec]) if plan.codec else None
         makes, sounds = [self._streams[t] for t in plan.frame], [self._streams[t] for t, _ in plan.codec]
         with self.lock:
             self._flights.append(Flight(plan, began, makes, flags, sounds, sound))
@@ -340,19 +340,24 @@ class LocalEngine:
             for track, frames in plan.codec:
                 track.sent += frames
 
-    def _deliver(self, landed: list[Landed]) -> None:
-        """Takes note of what steps gave and hands the samples over."""
+    def _hand_over(self, plan: Plan, sound: list[Samples]) -> None:
+        """Gives the samples of a step to those who wait for them."""
         with self.lock:
             now = self.clock()
+            for (track, frames), samples in zip(plan.codec, sound, strict=True):
+                track.sent -= frames
+                track.decoded += frames
+                self._give(self._streams[track], samples, now)
+        self._tell_readers()
+
+    def _deliver(self, landed: list[Landed]) -> None:
+        """Takes note of what steps told, and ends those that have nothing more to give."""
+        with self.lock:
             for step in landed:
                 for stream in step.flight.streams:
                     stream.flights -= 1
                 for stream, flags in zip(step.flight.makes, step.flags, strict=True):
                     self._heard(stream, flags)
-                for (track, frames), samples in zip(step.flight.plan.codec, step.samples, strict=True):
-                    track.sent -= frames
-                    track.decoded += frames
-                    self._give(self._streams[track], samples, now)
                 self._note(step)
             for track, stream in list(self._streams.items()):
                 if track.ended and track.decoded == track.made:

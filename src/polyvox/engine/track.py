@@ -91,7 +91,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, in this order: prefill rows by stream, streams that make a frame, codec frames by stream.
+    """One step: prefill rows by stream, then streams that make a frame; beside them codec frames by stream.
 
     A stream whose prompt is complete after this plan's rows makes its first frame in the same step.
     """
