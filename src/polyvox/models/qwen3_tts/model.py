@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from polyvox import kernels
 from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.sampler import Draws, draw_keyed
+from polyvox.kernels.skinny import project
 from polyvox.models.protocol import ENDED, STILL, Cache, Pack
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
@@ -165,7 +166,7 @@ class Qwen3TTS(nn.Module):
         ring = s.codes.shape[1]
         hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span, alone=True))[:, 0]
         draw_code = self._draws(s, slots, frame, noise)
-        code = draw_code(0, talker.codec_head(hidden))
+        code = draw_code(0, project(hidden, talker.codec_head.weight))
         ended = code == config.talker.eos_id
         rest = talker.code_predictor(
             hidden, talker.model.codec_embedding(code), lambda book, logits: draw_code(book + 1, logits)
