@@ -15,6 +15,7 @@ TWINS = {
     "conv.remember_kernel": ("remember", "remember_plain", "test_conv_kernel.py"),
     "decode.decode_kernel": ("rotary_attention", "rotary_attention_plain", "test_layer_kernels.py"),
     "depthwise.depthwise_kernel": ("depthwise_norm", "depthwise_norm_plain", "test_codec_kernels.py"),
+    "finish.finish_kernel": ("finish_frame", "finish_frame_plain", "test_finish_kernel.py"),
     "gated.silu_mul_kernel": ("silu_mul", "silu_mul_plain", "test_layer_kernels.py"),
     "inputs.inputs_kernel": ("next_inputs", "next_inputs_plain", "test_inputs_kernel.py"),
     "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_plain", "test_layer_kernels.py"),

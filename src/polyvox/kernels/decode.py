@@ -21,6 +21,7 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.attention import BLOCK, LEAST, LOG2_E, paged_attention_plain
 from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.overlap import overlap, wait
 from polyvox.kernels.rotary import rotary_store_plain
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def rotary_attention(
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps, dim**-0.5 * LOG2_E,
         NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=group, GROUP_BLOCK=max(LEAST, power_of_2(group)),
-        DIM=dim, DIM_BLOCK=max(LEAST, power_of_2(dim)), PAGE=page, BLOCK=block,
+        DIM=dim, DIM_BLOCK=max(LEAST, power_of_2(dim)), PAGE=page, BLOCK=block, **overlap(out),
         num_warps=4 if block == BLOCK else 2, num_stages=2,
     )  # fmt: skip
     return out
@@ -90,6 +91,7 @@ def decode_kernel(
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
     NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -102,6 +104,9 @@ def decode_kernel(
     turn = last.to(tl.int64) * DIM + column
     by_cos = tl.load(cos + turn, mask=inside, other=0.0).to(tl.float32)[None, :]
     by_sin = tl.load(sin + turn, mask=inside, other=0.0).to(tl.float32)[None, :]
+    own_page = tl.load(table + last // PAGE)
+    if OVERLAP:
+        wait()
 
     # The row's own key and value: into the cache, and first in the sums.
     start = qkv + row * qkv_row
@@ -110,7 +115,6 @@ def decode_kernel(
         start + own, k_weight, column[None, :], partner[None, :], inside[None, :], by_cos, by_sin, eps, NORM, DIM
     )
     value = tl.load(start + own + KV_HEADS * DIM + column, mask=inside, other=0.0)[None, :]
-    own_page = tl.load(table + last // PAGE)
     place = own_page * page_stride + (last % PAGE) * offset_stride + kv_head * head_stride + column[None, :]
     tl.store(keys + place, key, mask=inside[None, :])
     tl.store(values + place, value, mask=inside[None, :])

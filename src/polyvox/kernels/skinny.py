@@ -30,7 +30,7 @@ from polyvox import kernels
 from polyvox.kernels.gated import silu_mul_plain
 from polyvox.kernels.lazy import Kernel, power_of_2
 from polyvox.kernels.norm import rms_norm_plain
-from polyvox.kernels.overlap import overlap, wait  # noqa: F401 (wait is called from the kernels)
+from polyvox.kernels.overlap import overlap, wait
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -105,15 +105,15 @@ def launch(x: Tensor, weight: Tensor, norm: Norm | None, add: Tensor | None, gat
     outputs, block = len(weight) // halves, plan.height // halves
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     added = out if add is None else add.reshape(rows, outputs)
-    assert x.stride(1) == 1 and weight.is_contiguous() and added.stride(1) == 1
+    assert x.stride(1) == added.stride(1) == 1
+    assert weight.is_contiguous()
     assert weight.numel() < 1 << 31, weight.shape
     gain, eps = (weight, 0.0) if norm is None else (norm.gain, norm.eps)
     kernel, parts = (vector_kernel, plan.depth // LANES) if rows <= VECTOR_ROWS else (matrix_kernel, plan.warps)
     kernel[(-(-outputs // block),)](
         x, gain, weight, added, out, x.stride(0), added.stride(0), eps,
         ROWS=rows, ROW_BLOCK=power_of_2(rows) if rows <= VECTOR_ROWS else max(LEAST, power_of_2(rows)),
-        INPUTS=inputs, INPUT_BLOCK=power_of_2(inputs), OUTPUTS=outputs,
-        NORM=norm is not None, ADD=add is not None, GATED=gated,
+        INPUTS=inputs, OUTPUTS=outputs, NORM=norm is not None, ADD=add is not None, GATED=gated,
         BLOCK=block, PARTS=parts, DEPTH=plan.depth // parts, **overlap(x),
         num_warps=plan.warps,
     )  # fmt: skip
@@ -123,8 +123,8 @@ def launch(x: Tensor, weight: Tensor, norm: Norm | None, add: Tensor | None, gat
 @Kernel
 def vector_kernel(
     x, gain, weight, add, out, x_row, add_row, eps,
-    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, INPUT_BLOCK: tl.constexpr,
-    OUTPUTS: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
+    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    NORM: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A warp has whole rows of the matrix, PARTS · DEPTH columns of them at a time: [BLOCK, PARTS, DEPTH]."""
@@ -143,10 +143,13 @@ def vector_kernel(
     row = tl.arange(0, ROW_BLOCK)
     scale = tl.zeros([ROW_BLOCK], tl.float32)
     if NORM:
-        column = tl.arange(0, INPUT_BLOCK)
         for i in tl.static_range(ROWS):
-            wide = tl.load(x + i * x_row + column, mask=column < INPUTS, other=0.0).to(tl.float32)
-            scale = tl.where(row == i, tl.rsqrt(tl.sum(wide * wide, 0) / INPUTS + eps), scale)
+            squares = tl.zeros([PARTS, DEPTH], tl.float32)
+            for step in tl.static_range(STEPS):
+                at = step * PARTS * DEPTH + part
+                wide = tl.load(x + i * x_row + at, mask=at < INPUTS, other=0.0).to(tl.float32)
+                squares += wide * wide
+            scale = tl.where(row == i, tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / INPUTS + eps), scale)
 
     sums = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
     ups = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
@@ -176,8 +179,8 @@ def vector_kernel(
 @Kernel
 def matrix_kernel(
     x, gain, weight, add, out, x_row, add_row, eps,
-    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, INPUT_BLOCK: tl.constexpr,
-    OUTPUTS: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
+    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    NORM: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """PARTS products beside each other, one a warp, each of DEPTH columns at a time: [PARTS, DEPTH, BLOCK]."""

@@ -191,7 +191,7 @@ class Layer(nn.Module):
         return after.of_sum(self.mlp_layer_scale(self.mlp(normed)), x)
 
     def of_few(self, x: Tensor, layer: int, rotate: Rotation, pages: Pages) -> Tensor:
-        """The same for few rows: x to this layer's x, every norm and sum within a product. Layer scales have no place."""
+        """The same for few rows, x to this layer's x: norms and sums are parts of products. Without layer scales."""
         attention, mlp = self.self_attn, self.mlp
         qkv = project(x, attention.qkv.weight, self.input_layernorm.before)
         x = project(attention.over_pages(qkv, layer, rotate, pages), attention.o_proj.weight, add=x)
