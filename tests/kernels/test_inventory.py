@@ -29,6 +29,8 @@ TWINS = {
 PARTS = {
     "conv.finish": "conv.conv_kernel",
     "conv.narrowed": "conv.conv_kernel",
+    "decode.block_of": "decode.decode_kernel",
+    "decode.hear": "decode.decode_kernel",
     "decode.turned": "decode.decode_kernel",
     "overlap.wait": "skinny.vector_kernel",
     "ring.attend_block": "ring.ring_kernel",

@@ -10,7 +10,6 @@ from polyvox import kernels
 from polyvox.kernels.finish import Record, finish_frame
 from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.sampler import Draws, draw_keyed
-from polyvox.kernels.skinny import project
 from polyvox.models.protocol import Cache, Pack
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
@@ -163,7 +162,7 @@ class Qwen3TTS(nn.Module):
         position = s.position[slots]
         hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span, alone=True))[:, 0]
         draw_code = self._draws(s, slots, noise)
-        code = draw_code(0, project(hidden, talker.codec_head.weight))
+        code = draw_code(0, talker.logits(hidden))
         rest = talker.code_predictor(
             hidden, talker.model.codec_embedding(code), lambda book, logits: draw_code(book + 1, logits)
         )
