@@ -7,7 +7,8 @@ that a launch writes is read in it, and the first block of the past is read befo
 (overlap.py): it is of earlier steps. Rows of one slot that follow each other (a prompt) must take the two launches.
 
 Types: bfloat16, float16, float32, one for all.
-Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the sums.
+Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the sums. Up to FEW_ROWS
+rows of 16 bits go in blocks of FEW_BLOCK positions; so the order depends on the table's width and on that alone.
 Bytes: keys and values of all positions once for each row; qkv and the result once.
 One program a row and kv head.
 """
@@ -27,6 +28,9 @@ from polyvox.kernels.rotary import rotary_store_plain
 
 if TYPE_CHECKING:
     import triton.language as tl
+
+# Few rows leave the card idle, and what counts is how often a program waits for a block.
+FEW_ROWS, FEW_BLOCK = 16, 128
 
 
 def rotary_attention(
@@ -56,7 +60,8 @@ def rotary_attention(
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
-    block = max(LEAST, min(BLOCK, power_of_2(tables.shape[1] * page)))
+    most = FEW_BLOCK if rows <= FEW_ROWS and qkv.dtype != torch.float32 else BLOCK
+    block = max(LEAST, min(most, power_of_2(tables.shape[1] * page)))
     decode_kernel[(rows, kv_heads)](
         qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, out,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps, dim**-0.5 * LOG2_E,
@@ -64,7 +69,7 @@ def rotary_attention(
         GROUP=group, GROUP_BLOCK=max(LEAST, power_of_2(group)),
         DIM=dim, DIM_BLOCK=max(LEAST, power_of_2(dim)), PAGE=page, BLOCK=block,
         WHOLE=block >= tables.shape[1] * page, **overlap(out),
-        num_warps=4 if block == BLOCK else 2, num_stages=2,
+        num_warps=max(2, block // 16), num_stages=2,
     )  # fmt: skip
     return out
 

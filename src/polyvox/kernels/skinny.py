@@ -14,12 +14,13 @@ Roundings: the norm's two (norm.py); products summed in float32, in an order tha
 VECTOR_ROWS alone; the sum rounded, then residual or gate as add_rms_norm and silu_mul round.
 Bytes: weight once; x, add and the result once from memory.
 Predicted for one H200, bfloat16, M = 1, in a row of overlapping launches: bytes at 3.6 TB/s and 1 µs; talker qkv 5.7,
-o 3.3, gate and up 15.0, down 8.0; predictor qkv 3.3, o 2.2, gate and up 4.5, down 2.7, head 2.2 µs; 2.0 ms a frame.
+o 3.3, gate and up 15.0, down 8.0; predictor qkv 3.3, o 2.2, gate and up 4.5, down 2.7, head 2.2 µs: 1.9 ms a frame.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,7 +51,8 @@ class Plan:
     warps: int
 
 
-# Measured by benchmarks/skinny.py --tune on sm_90; the first line that the matrix has rows enough for.
+# The first line that the matrix has rows enough for. By arithmetic for sm_90, so that nearly every multiprocessor has a
+# program and 32 KB or more on the way; benchmarks/skinny.py --tune measures others.
 VECTOR_PLANS = ((4096, Plan(16, 1024, 8)), (0, Plan(8, 2048, 8)))
 MATRIX_PLANS = ((2048, Plan(16, 512, 4)), (0, Plan(8, 512, 4)))
 
@@ -109,14 +111,20 @@ def launch(x: Tensor, weight: Tensor, norm: Norm | None, add: Tensor | None, gat
     assert weight.is_contiguous()
     assert weight.numel() < 1 << 31, weight.shape
     gain, eps = (weight, 0.0) if norm is None else (norm.gain, norm.eps)
-    kernel, parts = (vector_kernel, plan.depth // LANES) if rows <= VECTOR_ROWS else (matrix_kernel, plan.warps)
-    kernel[(-(-outputs // block),)](
-        x, gain, weight, added, out, x.stride(0), added.stride(0), eps,
-        ROWS=rows, ROW_BLOCK=power_of_2(rows) if rows <= VECTOR_ROWS else max(LEAST, power_of_2(rows)),
-        INPUTS=inputs, OUTPUTS=outputs, NORM=norm is not None, ADD=add is not None, GATED=gated,
-        BLOCK=block, PARTS=parts, DEPTH=plan.depth // parts, **overlap(x),
-        num_warps=plan.warps,
-    )  # fmt: skip
+    given = x, gain, weight, added, out, x.stride(0), added.stride(0), eps
+    shape = {"INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block}
+    around = {"NORM": norm is not None, "ADD": add is not None, "GATED": gated, **overlap(x)}
+    grid = (-(-outputs // block),)
+    if rows <= VECTOR_ROWS:
+        vector_kernel[grid](
+            *given, ROWS=rows, ROW_BLOCK=power_of_2(rows), **shape, **around,
+            PARTS=plan.depth // LANES, DEPTH=LANES, num_warps=plan.warps,
+        )  # fmt: skip
+    else:
+        matrix_kernel[grid](
+            *given, rows, ROW_BLOCK=max(LEAST, power_of_2(rows)), **shape, **around,
+            PARTS=plan.warps, DEPTH=plan.depth // plan.warps, num_warps=plan.warps,
+        )  # fmt: skip
     return out
 
 
@@ -176,10 +184,10 @@ def vector_kernel(
     finish(sums, ups, add, out, add_row, row, output, ROWS, OUTPUTS, ADD, GATED)
 
 
-@Kernel
+@partial(Kernel, plain=("rows",))
 def matrix_kernel(
-    x, gain, weight, add, out, x_row, add_row, eps,
-    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    x, gain, weight, add, out, x_row, add_row, eps, rows,
+    ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     NORM: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -197,14 +205,14 @@ def matrix_kernel(
         wait()
 
     row = tl.arange(0, ROW_BLOCK)
-    there = (row < ROWS)[None, :, None]
+    there = (row < rows)[None, :, None]
     begin = x + row[None, :, None] * x_row
     scale = tl.zeros([1, ROW_BLOCK, 1], tl.float32)
     if NORM:
         column = tl.arange(0, PARTS * DEPTH)[None, :]
         squares = tl.zeros([ROW_BLOCK], tl.float32)
         for step in tl.static_range(STEPS):
-            inside = (row < ROWS)[:, None] & (step * PARTS * DEPTH + column < INPUTS)
+            inside = (row < rows)[:, None] & (step * PARTS * DEPTH + column < INPUTS)
             wide = tl.load(x + row[:, None] * x_row + step * PARTS * DEPTH + column, mask=inside, other=0.0)
             squares += tl.sum(wide.to(tl.float32) * wide.to(tl.float32), 1)
         scale = tl.rsqrt(squares / INPUTS + eps)[None, :, None]
@@ -228,7 +236,7 @@ def matrix_kernel(
             gate = next_gate
             if GATED:
                 up = next_up
-    finish(tl.sum(sums, 0), tl.sum(ups, 0), add, out, add_row, row, output, ROWS, OUTPUTS, ADD, GATED)
+    finish(tl.sum(sums, 0), tl.sum(ups, 0), add, out, add_row, row, output, rows, OUTPUTS, ADD, GATED)
 
 
 @Kernel
@@ -247,12 +255,12 @@ def normed(value, gain, inside, scale):
 
 @Kernel
 def finish(
-    sums, ups, add, out, add_row, row, output,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
+    sums, ups, add, out, add_row, row, output, rows,
+    OUTPUTS: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Rounds what was summed, [ROW_BLOCK, BLOCK], with residual or gate, and stores it."""
     kind = out.dtype.element_ty
-    there = (row < ROWS)[:, None] & (output < OUTPUTS)[None, :]
+    there = (row < rows)[:, None] & (output < OUTPUTS)[None, :]
     made = sums.to(kind)
     if GATED:
         wide = made.to(tl.float32)
