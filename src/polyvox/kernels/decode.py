@@ -7,8 +7,8 @@ that a launch writes is read in it, and the first block of the past is read befo
 (overlap.py): it is of earlier steps. Rows of one slot that follow each other (a prompt) must take the two launches.
 
 Types: bfloat16, float16, float32, one for all.
-Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the sums. Up to FEW_ROWS
-rows of 16 bits go in blocks of FEW_BLOCK positions; so the order depends on the table's width and on that alone.
+Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the sums. Up to
+FEW_ROWS rows of 16 bits go in blocks of FEW_BLOCK positions: the order depends on the table's width and on that alone.
 Bytes: keys and values of all positions once for each row; qkv and the result once.
 One program a row and kv head.
 """
