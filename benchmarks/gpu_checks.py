@@ -15,6 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -24,6 +27,7 @@ from polyvox.bench.weights import random_tts, random_weights
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
 from polyvox.models.qwen3_tts.model import Qwen3TTS
+from polyvox.models.qwen3_tts.transformer import Layer
 from polyvox.models.request import Request, Sampling
 from polyvox.tts import load
 
@@ -119,22 +123,26 @@ def layers(size: str) -> Rows:
         one.copy_(other)
     found: dict[str, list[torch.Tensor]] = {}
 
-    def hear(model: Qwen3TTS, name: str) -> Callable[[], None]:
-        hooks = []
+    def hear(model: Qwen3TTS, name: str) -> ExitStack:
+        """Notes what each layer gives, however many rows it is given, until it is closed."""
         stacks = {"talker": model.talker.model.layers, "predictor": model.talker.code_predictor.model.layers}
-        for stack, parts in stacks.items():
-            for i, layer in enumerate(parts):
+        names = {layer: f"{name} {stack} {i}" for stack, parts in stacks.items() for i, layer in enumerate(parts)}
+        many, few = Layer.forward, Layer.of_few
 
-                def note(_: object, __: object, out: tuple[torch.Tensor, ...], key: str = f"{stack} {i}") -> None:
-                    found.setdefault(f"{name} {key}", []).append(out[0].float())
+        def noted(layer: Layer, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            out = many(layer, *given)
+            found.setdefault(names[layer], []).append(out[0].float())
+            return out
 
-                hooks.append(layer.register_forward_hook(note))
+        def noted_few(layer: Layer, *given: Any) -> torch.Tensor:
+            out = few(layer, *given)
+            found.setdefault(names[layer], []).append(out.float())
+            return out
 
-        def done() -> None:
-            for hook in hooks:
-                hook.remove()
-
-        return done
+        patches = ExitStack()
+        patches.enter_context(mock.patch.object(Layer, "forward", noted))
+        patches.enter_context(mock.patch.object(Layer, "of_few", noted_few))
+        return patches
 
     torch.manual_seed(1)
     start = torch.randn(8, narrow.config.talker.transformer.hidden_size, device="cuda")
@@ -142,9 +150,8 @@ def layers(size: str) -> Rows:
     for name, model in (("narrow", narrow), ("wide", wide)):
         crowd = Crowd(model, 8, 32, 8, 4)
         crowd.rows.input.copy_(start)
-        done = hear(model, name)
-        crowd.frame()
-        done()
+        with hear(model, name):
+            crowd.frame()
         torch.manual_seed(2)
         codes = torch.randint(0, 2048, (8, 16, narrow.config.talker.code_groups), device="cuda")
         sounds[name], _ = model.codec(codes, model.codec.initial_state(8))

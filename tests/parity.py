@@ -100,13 +100,11 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
         draw = draws(*how)
 
         def recorded(book: int, logits: torch.Tensor) -> torch.Tensor:
-            if book:
-                rest.append(logits)
+            (rest if book else first).append(logits)
             return draw(book, logits)
 
         return recorded
 
-    hook = model.talker.codec_head.register_forward_hook(lambda _m, _i, out: first.append(out))
     with mock.patch.object(Qwen3TTS, "_draws", recording_draws):
         frames, ended = [], []
         batch = Batch(tts.speech, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
@@ -116,7 +114,6 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
             ended.append(over)
             if over.all():
                 break
-    hook.remove()
 
     legal = [*range(tts.speech.config.talker.vocab_size - CONTROL_IDS), tts.speech.config.talker.eos_id]
     for i in range(count):

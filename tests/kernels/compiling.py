@@ -11,12 +11,14 @@ from triton.compiler import ASTSource
 from polyvox import kernels
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode import rotary_attention
+from polyvox.kernels.finish import Record, finish_frame
 from polyvox.kernels.gated import silu_mul
 from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.lazy import Kernel
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.sampler import Draws, draw_keyed
+from polyvox.kernels.skinny import MOST_ROWS, VECTOR_ROWS, Norm, project
 from polyvox.models.qwen3_tts.sampling import FirstRules
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -30,6 +32,8 @@ def compile_instead(self: Kernel, _grid: tuple[int, ...]) -> object:
         names = self.jit.arg_names
         values = dict(zip(names, arguments, strict=False)) | named
         options = {name: values.pop(name) for name in OPTIONS if name in values}
+        if "OVERLAP" in values:
+            values["OVERLAP"] = options["launch_pdl"] = True
         signature, constants, aligned = {}, {}, {}
         for place, name in enumerate(names):
             value = values[name]
@@ -70,13 +74,21 @@ def launch_all() -> None:
         add_rms_norm(zeros(2, size), zeros(2, size), zeros(size), 1e-6)
         silu_mul(zeros(2, 6 * size))
     tables = zeros(3072, 2048), zeros(15, 2048, 2048)
-    rows = whole, zeros(2, 64, 2048), whole, whole, zeros(2048), zeros(2, 2048)
-    next_inputs(torch.zeros(2, 16, dtype=torch.int64), *tables, *rows)
+    slots = whole, zeros(2, 64, 2048), whole, whole, zeros(2048), zeros(2, 2048)
+    next_inputs(torch.zeros(2, 16, dtype=torch.int64), *tables, *slots)
     draws = Draws(whole, torch.zeros(2, 4), torch.zeros(2, 2, dtype=torch.int64), whole, whole)
     rules = FirstRules(torch.zeros(2, 3072, dtype=torch.bool), whole, whole, 0.05, 2150, 2048)
     draw_keyed(zeros(2, 3072), 0, draws, rules)
     for book in (1, 2):
         draw_keyed(zeros(2, 2048), book, draws)
+    record = Record(torch.zeros(2, 32, 16, dtype=torch.int64), rules.seen, whole, whole, whole)
+    finish_frame(torch.zeros(2, 16, dtype=torch.int64), whole, record, 2150)
+    for rows in (1, VECTOR_ROWS, MOST_ROWS):
+        for inputs, inner in ((2048, 6144), (1024, 3072)):
+            norm = Norm(zeros(inputs), 1e-6)
+            project(zeros(rows, inputs), zeros(4096, inputs), norm)
+            project(zeros(rows, inputs), zeros(2 * inner, inputs), norm, gated=True)
+            project(zeros(rows, inner), zeros(inputs, inner), add=zeros(rows, inputs))
 
 
 if __name__ == "__main__":

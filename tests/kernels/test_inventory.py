@@ -15,22 +15,31 @@ TWINS = {
     "conv.remember_kernel": ("remember", "remember_plain", "test_conv_kernel.py"),
     "decode.decode_kernel": ("rotary_attention", "rotary_attention_plain", "test_layer_kernels.py"),
     "depthwise.depthwise_kernel": ("depthwise_norm", "depthwise_norm_plain", "test_codec_kernels.py"),
+    "finish.finish_kernel": ("finish_frame", "finish_frame_plain", "test_finish_kernel.py"),
     "gated.silu_mul_kernel": ("silu_mul", "silu_mul_plain", "test_layer_kernels.py"),
     "inputs.inputs_kernel": ("next_inputs", "next_inputs_plain", "test_inputs_kernel.py"),
     "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_plain", "test_layer_kernels.py"),
     "ring.ring_kernel": ("Ring", "attend_plain", "test_codec_kernels.py"),
     "rotary.rotary_kernel": ("rotary_store", "rotary_store_plain", "test_layer_kernels.py"),
+    "skinny.matrix_kernel": ("project", "project_plain", "test_skinny_kernel.py"),
+    "skinny.vector_kernel": ("project", "project_plain", "test_skinny_kernel.py"),
     "sampler.draw_kernel": ("draw_keyed", "draw_keyed_plain", "test_sampler_kernel.py"),
 }
 # part of a kernel: the kernel that calls it
 PARTS = {
     "conv.finish": "conv.conv_kernel",
     "conv.narrowed": "conv.conv_kernel",
+    "decode.block_of": "decode.decode_kernel",
+    "decode.hear": "decode.decode_kernel",
     "decode.turned": "decode.decode_kernel",
+    "overlap.wait": "skinny.vector_kernel",
     "ring.attend_block": "ring.ring_kernel",
     "ring.rotated": "ring.ring_kernel",
     "sampler.rank_of_largest": "sampler.draw_kernel",
     "sampler.rank_of_mass": "sampler.draw_kernel",
+    "skinny.finish": "skinny.vector_kernel",
+    "skinny.normed": "skinny.vector_kernel",
+    "skinny.weights": "skinny.vector_kernel",
     "snake.snaked": "conv.conv_kernel",
 }
 HERE, SOURCE = Path(__file__).parent, Path(kernels.__file__).parent

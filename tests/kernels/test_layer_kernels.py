@@ -131,6 +131,7 @@ def with_a_past(given: dict[str, Any], cache: Tensor) -> Tensor:
     [
         ([0, 17, 90], 4, 2, 32, True, 16),
         ([64, 65], 16, 8, 128, True, 16),
+        ([128, 300], 4, 2, 32, True, 16),
         ([3, 31], 4, 4, 32, False, 16),
         ([2, 3, 1], 3, 1, 24, True, 4),
     ],

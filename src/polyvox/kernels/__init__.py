@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
+TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int64)
 
 _enabled = True
 _everywhere = False

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.overlap import overlap, wait
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -54,7 +55,7 @@ def paged_attention(
         q.stride(0), out.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0),
         dim**-0.5 * LOG2_E,
         GROUP=group, GROUP_BLOCK=max(LEAST, power_of_2(group)), DIM=dim, DIM_BLOCK=max(LEAST, power_of_2(dim)),
-        PAGE=page, BLOCK=block,
+        PAGE=page, BLOCK=block, **overlap(q),
         num_warps=4 if block == BLOCK else 1, num_stages=2,
     )  # fmt: skip
     return out
@@ -77,12 +78,14 @@ def attention_kernel(
     q_row, out_row, page_stride, offset_stride, head_stride, table_row,
     scale,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     last = tl.load(positions + row).to(tl.int32)
     table = tables + tl.load(slots + row) * table_row
+    if OVERLAP:
+        wait()
 
     head = tl.arange(0, GROUP_BLOCK)
     column = tl.arange(0, DIM_BLOCK)

@@ -3,10 +3,12 @@
     the inputs of rotary.py, where no two rows are of one slot -> [N,H,D], as of attention.py; k and v are in the cache
 
 It is rotary.py and attention.py in one: a row attends to itself from registers and to its past in the cache, so nothing
-that a launch writes is read in it. Rows of one slot that follow each other (a prompt) must take the two launches.
+that a launch writes is read in it, and the first block of the past is read before the launch in front has ended
+(overlap.py): it is of earlier steps. Rows of one slot that follow each other (a prompt) must take the two launches.
 
 Types: bfloat16, float16, float32, one for all.
-Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the sums.
+Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the sums. Up to
+FEW_ROWS rows of 16 bits go in blocks of FEW_BLOCK positions: the order depends on the table's width and on that alone.
 Bytes: keys and values of all positions once for each row; qkv and the result once.
 One program a row and kv head.
 """
@@ -21,10 +23,14 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.attention import BLOCK, LEAST, LOG2_E, paged_attention_plain
 from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.overlap import overlap, wait
 from polyvox.kernels.rotary import rotary_store_plain
 
 if TYPE_CHECKING:
     import triton.language as tl
+
+# Few rows leave the card idle, and what counts is how often a program waits for a block.
+FEW_ROWS, FEW_BLOCK = 16, 128
 
 
 def rotary_attention(
@@ -54,14 +60,16 @@ def rotary_attention(
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
-    block = max(LEAST, min(BLOCK, power_of_2(tables.shape[1] * page)))
+    most = FEW_BLOCK if rows <= FEW_ROWS and qkv.dtype != torch.float32 else BLOCK
+    block = max(LEAST, min(most, power_of_2(tables.shape[1] * page)))
     decode_kernel[(rows, kv_heads)](
         qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, out,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps, dim**-0.5 * LOG2_E,
         NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=group, GROUP_BLOCK=max(LEAST, power_of_2(group)),
         DIM=dim, DIM_BLOCK=max(LEAST, power_of_2(dim)), PAGE=page, BLOCK=block,
-        num_warps=4 if block == BLOCK else 2, num_stages=2,
+        WHOLE=block >= tables.shape[1] * page, **overlap(out),
+        num_warps=max(2, block // 16), num_stages=2,
     )  # fmt: skip
     return out
 
@@ -90,6 +98,7 @@ def decode_kernel(
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
     NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -102,6 +111,13 @@ def decode_kernel(
     turn = last.to(tl.int64) * DIM + column
     by_cos = tl.load(cos + turn, mask=inside, other=0.0).to(tl.float32)[None, :]
     by_sin = tl.load(sin + turn, mask=inside, other=0.0).to(tl.float32)[None, :]
+    own_page = tl.load(table + last // PAGE)
+    past = kv_head * head_stride
+    past_key, past_value = block_of(
+        keys + past, values + past, table, 0, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
+    )
+    if OVERLAP:
+        wait()
 
     # The row's own key and value: into the cache, and first in the sums.
     start = qkv + row * qkv_row
@@ -110,7 +126,6 @@ def decode_kernel(
         start + own, k_weight, column[None, :], partner[None, :], inside[None, :], by_cos, by_sin, eps, NORM, DIM
     )
     value = tl.load(start + own + KV_HEADS * DIM + column, mask=inside, other=0.0)[None, :]
-    own_page = tl.load(table + last // PAGE)
     place = own_page * page_stride + (last % PAGE) * offset_stride + kv_head * head_stride + column[None, :]
     tl.store(keys + place, key, mask=inside[None, :])
     tl.store(values + place, value, mask=inside[None, :])
@@ -124,24 +139,42 @@ def decode_kernel(
     highest = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
     total = tl.full([GROUP_BLOCK], 1.0, tl.float32)
     sums = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32) + value.to(tl.float32)
-    for begin in range(0, last, BLOCK):
-        position = begin + tl.arange(0, BLOCK)
-        seen = position < last
-        page = tl.load(table + position // PAGE, mask=seen, other=0)
-        at = page * page_stride + (position % PAGE) * offset_stride + kv_head * head_stride
-        at = at[:, None] + column[None, :]
-        readable = seen[:, None] & inside[None, :]
-        past_key = tl.load(keys + at, mask=readable, other=0.0)
-        past_value = tl.load(values + at, mask=readable, other=0.0)
-        score = tl.dot(query, tl.trans(past_key), input_precision="ieee") * scale
-        score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(highest, tl.max(score, 1))
-        shrink = tl.exp2(highest - higher)
-        weight = tl.exp2(score - higher[:, None])
-        total = total * shrink + tl.sum(weight, 1)
-        sums = tl.dot(weight.to(kind), past_value, sums * shrink[:, None], input_precision="ieee")
-        highest = higher
+    highest, total, sums = hear(query, past_key, past_value, 0, last, scale, highest, total, sums, BLOCK)
+    if not WHOLE:
+        for begin in range(BLOCK, last, BLOCK):
+            past_key, past_value = block_of(
+                keys + past, values + past, table, begin, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
+            )
+            highest, total, sums = hear(query, past_key, past_value, begin, last, scale, highest, total, sums, BLOCK)
     tl.store(out + row * HEADS * DIM + heads + column[None, :], (sums / total[:, None]).to(kind), mask=there)
+
+
+@Kernel
+def block_of(
+    keys, values, table, begin, last, page_stride, offset_stride,
+    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of the positions from begin on, a block of them, zero from last on."""
+    position = begin + tl.arange(0, BLOCK)
+    column = tl.arange(0, DIM_BLOCK)
+    seen = position < last
+    page = tl.load(table + position // PAGE, mask=seen, other=0)
+    at = (page * page_stride + (position % PAGE) * offset_stride)[:, None] + column[None, :]
+    readable = seen[:, None] & (column < DIM)[None, :]
+    return tl.load(keys + at, mask=readable, other=0.0), tl.load(values + at, mask=readable, other=0.0)
+
+
+@Kernel
+def hear(query, key, value, begin, last, scale, highest, total, sums, BLOCK: tl.constexpr):
+    """Adds a block to what was heard: the highest score, the weights' total and the weighted sums."""
+    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    score = tl.where((begin + tl.arange(0, BLOCK) < last)[None, :], score, float("-inf"))
+    higher = tl.maximum(highest, tl.max(score, 1))
+    shrink = tl.exp2(highest - higher)
+    weight = tl.exp2(score - higher[:, None])
+    total = total * shrink + tl.sum(weight, 1)
+    sums = tl.dot(weight.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
+    return higher, total, sums
 
 
 @Kernel

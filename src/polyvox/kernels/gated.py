@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.overlap import overlap, wait
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -35,7 +36,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(*shape, size, dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
         block = min(COLUMNS, power_of_2(size))
-        silu_mul_kernel[(out.numel() // size, -(-size // block))](gate_up, out, SIZE=size, BLOCK=block, num_warps=4)
+        silu_mul_kernel[(out.numel() // size, -(-size // block))](
+            gate_up, out, SIZE=size, BLOCK=block, **overlap(out), num_warps=4
+        )
     return out
 
 
@@ -46,7 +49,9 @@ def silu_mul_plain(gate_up: Tensor) -> Tensor:
 
 
 @Kernel
-def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < SIZE

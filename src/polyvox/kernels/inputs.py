@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.overlap import overlap, wait
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -51,7 +52,7 @@ def next_inputs(
     block = min(COLUMNS, power_of_2(size))
     inputs_kernel[(batch, -(-size // block))](
         codes, first, rest, slots, text, text_end, frame, pad, out, text.shape[1],
-        GROUPS=groups, CODES=rest.shape[1], SIZE=size, BLOCK=block, num_warps=4,
+        GROUPS=groups, CODES=rest.shape[1], SIZE=size, BLOCK=block, **overlap(out), num_warps=4,
     )  # fmt: skip
     return None
 
@@ -79,6 +80,7 @@ def next_inputs_plain(
 def inputs_kernel(
     codes, first, rest, slots, text, text_end, frame, pad, out, ring,
     GROUPS: tl.constexpr, CODES: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -86,6 +88,8 @@ def inputs_kernel(
     kind = out.dtype.element_ty
     slot = tl.load(slots + row)
     now = tl.load(frame + slot)
+    if OVERLAP:
+        wait()
     total = tl.load(first + tl.load(codes + row * GROUPS) * SIZE + column, mask=there, other=0.0).to(tl.float32)
     for group in tl.static_range(1, GROUPS):
         code = tl.load(codes + row * GROUPS + group) + (group - 1) * CODES

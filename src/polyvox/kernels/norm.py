@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polyvox import kernels
 from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.overlap import overlap, wait
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -65,23 +66,26 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, total: Tensor, normed: 
     block = power_of_2(size)
     norm_kernel[(x.numel() // size,)](
         x, residual, weight, total, normed, eps,
-        ADD=add, SIZE=size, BLOCK=block, num_warps=max(1, min(8, block // LANES)),
+        ADD=add, SIZE=size, BLOCK=block, **overlap(x), num_warps=max(1, min(8, block // LANES)),
     )  # fmt: skip
 
 
 @Kernel
 def norm_kernel(
-    x, residual, weight, total, normed, eps, ADD: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    x, residual, weight, total, normed, eps,
+    ADD: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     there = column < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + column
     kind = normed.dtype.element_ty
+    factor = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    if OVERLAP:
+        wait()
     wide = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
     if ADD:
         rounded = (tl.load(residual + at, mask=there, other=0.0).to(tl.float32) + wide).to(kind)
         tl.store(total + at, rounded, mask=there)
         wide = rounded.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    factor = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
     tl.store(normed + at, (factor * wide.to(kind).to(tl.float32)).to(kind), mask=there)

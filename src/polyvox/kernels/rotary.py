@@ -23,6 +23,7 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.lazy import Kernel, power_of_2
 from polyvox.kernels.norm import rms_norm_plain
+from polyvox.kernels.overlap import overlap, wait
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -61,7 +62,7 @@ def rotary_store(
         qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, q,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps,
         NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=power_of_2(dim),
-        HEADS_AT_ONCE=HEADS_AT_ONCE, PAGE=page, num_warps=4,
+        HEADS_AT_ONCE=HEADS_AT_ONCE, PAGE=page, **overlap(q), num_warps=4,
     )  # fmt: skip
     return q
 
@@ -96,7 +97,7 @@ def rotary_kernel(
     qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, q,
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps,
     NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    HEADS_AT_ONCE: tl.constexpr, PAGE: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr, PAGE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
@@ -106,6 +107,9 @@ def rotary_kernel(
     there = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
     kind = q.dtype.element_ty
     position = tl.load(positions + row)
+    page = tl.load(tables + tl.load(slots + row) * table_row + position // PAGE)
+    if OVERLAP:
+        wait()
 
     start = qkv + row * qkv_row + head[:, None] * DIM
     given = tl.load(start + column[None, :], mask=there, other=0.0)
@@ -131,7 +135,6 @@ def rotary_kernel(
     turned = ((x * by_cos).to(kind).to(tl.float32) + (y * by_sin).to(kind).to(tl.float32)).to(kind)
 
     tl.store(q + (row * HEADS + head[:, None]) * DIM + column[None, :], turned, mask=there & (head < HEADS)[:, None])
-    page = tl.load(tables + tl.load(slots + row) * table_row + position // PAGE)
     place = page * page_stride + (position % PAGE) * offset_stride
     of_key, of_value = head - HEADS, head - HEADS - KV_HEADS
     is_key = (of_key >= 0) & (of_key < KV_HEADS)

@@ -23,11 +23,13 @@ from torch import Tensor
 
 from polyvox import kernels
 from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.overlap import overlap, wait
 from polyvox.models.qwen3_tts.sampling import FirstRules, draw, first_scores, keyed_noise
 
 if TYPE_CHECKING:
     import triton.language as tl
 
+LANES = 256  # tokens for each warp
 MOST_TOKENS = 1 << 15  # counts of tokens are added in 16 bits
 
 
@@ -61,7 +63,7 @@ def draw_keyed(logits: Tensor, book: int, draws: Draws, first: FirstRules | None
         logits.stride(0), seen.stride(0), book, 0.0 if first is None else first.pressure,
         FIRST=first is not None, END=-1 if first is None else first.end,
         CONTROLS=vocab if first is None else first.controls,
-        VOCAB=vocab, BLOCK=block, num_warps=max(1, min(8, block // 512)),
+        VOCAB=vocab, BLOCK=block, **overlap(logits), num_warps=max(1, min(8, block // LANES)),
     )  # fmt: skip
     return codes
 
@@ -81,12 +83,29 @@ def draw_kernel(
     logits, slots, settings, key, segment, frame, seen, least, budget, codes,
     logits_row, seen_row, book, pressure,
     FIRST: tl.constexpr, END: tl.constexpr, CONTROLS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     now = tl.load(frame + slot)
     token = tl.arange(0, BLOCK)
     there = token < VOCAB
+    temperature = tl.load(settings + slot * 4)
+    greedy = temperature == 0.0
+    place = token.to(tl.uint32)
+    nothing = tl.zeros_like(place)
+    low, high = tl.load(key + slot * 2).to(tl.uint32), tl.load(key + slot * 2 + 1).to(tl.uint32)
+    words = tl.philox_impl(
+        place, nothing + book, nothing + now.to(tl.uint32),
+        nothing + tl.load(segment + slot).to(tl.uint32), low, high,
+    )  # fmt: skip
+    uniform = ((words[0] >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
+    noise = tl.where(greedy, 0.0, -tl.log(-tl.log(uniform)))
+    top_k = tl.load(settings + slot * 4 + 1).to(tl.int32)
+    top_p = tl.load(settings + slot * 4 + 2)
+    if OVERLAP:
+        wait()
+
     score = tl.load(logits + row * logits_row + token, mask=there, other=float("-inf")).to(tl.float32)
     if FIRST:
         factor = tl.load(settings + slot * 4 + 3)
@@ -97,8 +116,6 @@ def draw_kernel(
         early = now < tl.load(least + slot)
         score = tl.where(((token >= CONTROLS) & (token != END)) | ((token == END) & early), float("-inf"), score)
 
-    temperature = tl.load(settings + slot * 4)
-    greedy = temperature == 0.0
     score = tl.div_rn(score, tl.where(greedy, 1.0, temperature))
     score = tl.where(score == 0.0, 0.0, score)  # one zero, as for all who compare
 
@@ -106,9 +123,7 @@ def draw_kernel(
     bits = score.to(tl.uint32, bitcast=True)
     rank = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
     rank = tl.where(there, rank, 0)
-    top_k = tl.load(settings + slot * 4 + 1).to(tl.int32)
     least_kept = rank_of_largest(rank, tl.where(top_k == 0, VOCAB, tl.minimum(tl.maximum(top_k, 1), VOCAB)))
-    top_p = tl.load(settings + slot * 4 + 2)
     if top_p < 1.0:
         kept = (rank >= least_kept) & there
         mass = tl.where(kept, tl.exp(score - tl.max(score, 0)), 0.0)
@@ -116,15 +131,6 @@ def draw_kernel(
         least_kept = tl.minimum(least_kept, tl.max(rank, 0))
     kept = (rank >= least_kept) & there
 
-    place = token.to(tl.uint32)
-    nothing = tl.zeros_like(place)
-    low, high = tl.load(key + slot * 2).to(tl.uint32), tl.load(key + slot * 2 + 1).to(tl.uint32)
-    words = tl.philox_impl(
-        place, nothing + book, nothing + now.to(tl.uint32),
-        nothing + tl.load(segment + slot).to(tl.uint32), low, high,
-    )  # fmt: skip
-    uniform = ((words[0] >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
-    noise = tl.where(greedy, 0.0, -tl.log(-tl.log(uniform)))
     score = tl.where(kept, score + noise, float("-inf"))
     best = tl.min(tl.where(score == tl.max(score, 0), token, BLOCK), 0)
     tl.store(codes + row, tl.minimum(best, VOCAB - 1).to(tl.int64))

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from polyvox import kernels
+from polyvox.kernels.finish import Record, finish_frame
 from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.sampler import Draws, draw_keyed
-from polyvox.models.protocol import ENDED, STILL, Cache, Pack
+from polyvox.models.protocol import Cache, Pack
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
 from polyvox.models.qwen3_tts.encoder import CodecEncoder
@@ -23,9 +24,6 @@ from polyvox.models.qwen3_tts.transformer import file_tensors
 
 # Past its text's budget a stream's end of speech gains this much logit with every frame.
 END_PRESSURE = 0.05
-# Speech stands still where code 0 is one of the last few codes, for so many frames on end (about 4 s).
-STILL_LAGS = 4
-STILL_FRAMES = 48
 
 
 @dataclass(slots=True)
@@ -161,29 +159,17 @@ class Qwen3TTS(nn.Module):
         A slot that has ENDED got no frame from it, and a further frame writes nothing that anyone reads.
         """
         talker, config = self.talker, self.config
-        position, frame = s.position[slots], s.frame[slots]
-        ring = s.codes.shape[1]
+        position = s.position[slots]
         hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span, alone=True))[:, 0]
-        draw_code = self._draws(s, slots, frame, noise)
-        code = draw_code(0, talker.codec_head(hidden))
-        ended = code == config.talker.eos_id
+        draw_code = self._draws(s, slots, noise)
+        code = draw_code(0, talker.logits(hidden))
         rest = talker.code_predictor(
             hidden, talker.model.codec_embedding(code), lambda book, logits: draw_code(book + 1, logits)
         )
         codes = torch.cat([code[:, None], rest], dim=1)
-        lags = torch.arange(1, STILL_LAGS + 1, device=self.device)
-        recent = s.codes[slots[:, None], (frame[:, None] - lags) % ring, 0]
-        again = ((recent == code[:, None]) & (frame[:, None] >= lags)).any(1)
-        still = torch.where(again, s.still[slots] + 1, 0)
-
         first, others = talker.model.codec_embedding.weight, talker.code_predictor.model.codec_embedding.weight
         next_inputs(codes, first, others, slots, s.text, s.text_end, s.frame, s.pad, s.input)
-        # What is no frame is never decoded; were it, it must still be a code.
-        s.codes[slots, frame % ring] = codes.masked_fill(ended[:, None], 0)
-        s.seen[slots, code] = code >= 0  # a constant would come from the host
-        s.still[slots] = still
-        s.position[slots], s.frame[slots] = position + 1, frame + 1
-        return ended * ENDED + (still >= STILL_FRAMES) * STILL
+        return finish_frame(codes, slots, Record(s.codes, s.seen, s.still, s.position, s.frame), config.talker.eos_id)
 
     def decode(self, s: Slots, slots: Tensor, first: Tensor, frames: int) -> Tensor:
         """The samples of so many frames of each of these slots [B] from frame first [B] on: [B, samples]."""
@@ -192,7 +178,7 @@ class Qwen3TTS(nn.Module):
         samples, _ = self.codec(codes, s.codec, slots)
         return samples
 
-    def _draws(self, s: Slots, slots: Tensor, frame: Tensor, noise: Noise) -> Draw:
+    def _draws(self, s: Slots, slots: Tensor, noise: Noise) -> Draw:
         """How the codes of one frame are drawn: draw(codebook from 0, logits)."""
         talker, rest = self.config.talker, self.talker.code_predictor.residuals
         controls = talker.vocab_size - CONTROL_IDS
@@ -203,7 +189,7 @@ class Qwen3TTS(nn.Module):
             return lambda book, logits: (
                 draw_keyed(logits, book, rest_draws) if book else draw_keyed(logits, 0, first_draws, rules)
             )
-        key, segment = s.key[slots], s.segment[slots]
+        key, segment, frame = s.key[slots], s.segment[slots], s.frame[slots]
         first_params, params = s.talker_params[slots], s.predictor_params[slots]
         first_noise = noise(key, segment, frame, 0, 1, talker.vocab_size)[:, 0]
         rest_noise = noise(key, segment, frame, 1, rest, self.config.predictor.vocab_size)

@@ -111,8 +111,8 @@ class Predictor(nn.Module):
         codes: list[Tensor] = []
         for book in range(self.residuals):
             start, stop = (book + 1, book + 2) if book else (0, 2)
-            x = self.model.run(x, rotation.rows(start, stop), cache.at(start, stop))
-            code = draw(book, F.linear(x[:, -1], self.lm_head.weight[book]))
+            logits = self.model.read(x, rotation.rows(start, stop), cache.at(start, stop), self.lm_head.weight[book])
+            code = draw(book, logits)
             codes.append(code)
             if settled is None:
                 x = self.small_to_mtp_projection(F.embedding(code[:, None], self.model.codec_embedding.weight[book]))

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox.kernels.pages import Pages
+from polyvox.kernels.skinny import few, project
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.qwen3_tts.predictor import Predictor
@@ -60,6 +61,10 @@ class Talker(nn.Module):
         first = self.model.codec_embedding(codes[..., :1])
         rest = self.code_predictor.model.codec_embedding.lookup(codes[..., 1:])
         return torch.cat([first, rest], dim=-2).sum(-2)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of code 0, for hidden states after the last norm."""
+        return project(hidden, self.codec_head.weight) if few(hidden) else self.codec_head(hidden)
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] at positions [B,T] to hidden states after the last norm."""

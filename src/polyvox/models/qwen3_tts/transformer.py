@@ -12,6 +12,7 @@ from polyvox.kernels.gated import silu_mul
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.pages import Pages
 from polyvox.kernels.rotary import rotary_store
+from polyvox.kernels.skinny import Norm, few, project
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
 
@@ -83,6 +84,11 @@ class RMSNorm(nn.Module):
         """residual + x and its norm."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
+    @property
+    def before(self) -> Norm:
+        """The same as a part of the product that follows it."""
+        return Norm(self.weight, self.eps)
+
 
 class LayerScale(nn.Module):
     def __init__(self, size: int) -> None:
@@ -131,22 +137,25 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, layer: int, rotate: Rotation, attend: Attend) -> Tensor:
         qkv = self.qkv(x)
         if isinstance(attend, Pages):
-            return self.o_proj(self._over_pages(qkv.flatten(0, -2), layer, rotate, attend).view(*x.shape[:-1], -1))
+            return self.o_proj(self.over_pages(qkv, layer, rotate, attend))
         parts = qkv.split(list(self.qkv.outputs.values()), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
         return self.o_proj(attend(layer, rotate(self.q_norm(q)), rotate(self.k_norm(k)), v).flatten(-2))
 
-    def _over_pages(self, qkv: Tensor, layer: int, rotate: Rotation, pages: Pages) -> Tensor:
-        """The same for rows [N, ...] whose past is in pages; rotate has the angles of all positions."""
+    def over_pages(self, qkv: Tensor, layer: int, rotate: Rotation, pages: Pages) -> Tensor:
+        """What rows [..., q, k and v] hear of their past in pages; rotate has the angles of all positions."""
+        rows = qkv.flatten(0, -2)
         norms = None
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             norms = self.q_norm.weight, self.k_norm.weight
         keys, values = pages.keys[layer], pages.values[layer]
         where = pages.tables, pages.slots, pages.positions
-        if pages.alone and len(qkv) <= ONE_LAUNCH_ROWS:
-            return rotary_attention(qkv, norms, self.norm_eps, *rotate.table, keys, values, *where)
-        q = rotary_store(qkv, norms, self.norm_eps, *rotate.table, keys, values, *where)
-        return paged_attention(q, keys, values, *where)
+        if pages.alone and len(rows) <= ONE_LAUNCH_ROWS:
+            heard = rotary_attention(rows, norms, self.norm_eps, *rotate.table, keys, values, *where)
+        else:
+            q = rotary_store(rows, norms, self.norm_eps, *rotate.table, keys, values, *where)
+            heard = paged_attention(q, keys, values, *where)
+        return heard.view(*qkv.shape[:-1], -1)
 
 
 class MLP(nn.Module):
@@ -181,6 +190,14 @@ class Layer(nn.Module):
         x, normed = self.post_attention_layernorm.of_sum(heard, x)
         return after.of_sum(self.mlp_layer_scale(self.mlp(normed)), x)
 
+    def of_few(self, x: Tensor, layer: int, rotate: Rotation, pages: Pages) -> Tensor:
+        """The same for few rows, x to this layer's x: norms and sums are parts of products. Without layer scales."""
+        attention, mlp = self.self_attn, self.mlp
+        qkv = project(x, attention.qkv.weight, self.input_layernorm.before)
+        x = project(attention.over_pages(qkv, layer, rotate, pages), attention.o_proj.weight, add=x)
+        opened = project(x, mlp.gate_up.weight, self.post_attention_layernorm.before, gated=True)
+        return project(opened, mlp.down_proj.weight, add=x)
+
 
 class Transformer(nn.Module):
     """A stack of layers and its last norm: rows [B,T,hidden] at rotated positions, the past behind `attend`."""
@@ -191,9 +208,23 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def run(self, x: Tensor, rotate: Rotation, attend: Attend) -> Tensor:
-        """A norm is computed with the sum it is of, so each layer is given the next one's."""
+        """Rows after the last norm. A norm is computed with the sum it is of, so each layer is given the next one's."""
+        if isinstance(attend, Pages) and few(x):
+            return self.norm(self.of_few(x, rotate, attend))
         norms = [*(cast(Layer, layer).input_layernorm for layer in self.layers), self.norm]
         normed = norms[0](x)
         for index, layer in enumerate(self.layers):
             x, normed = layer(x, normed, index, rotate, attend, norms[index + 1])
         return normed
+
+    def of_few(self, x: Tensor, rotate: Rotation, pages: Pages) -> Tensor:
+        """Few rows before the last norm, which belongs to the product that follows."""
+        for index, layer in enumerate(self.layers):
+            x = cast(Layer, layer).of_few(x, index, rotate, pages)
+        return x
+
+    def read(self, x: Tensor, rotate: Rotation, attend: Attend, head: Tensor) -> Tensor:
+        """The logits [B, vocab] that a head has for the last of each stream's rows."""
+        if isinstance(attend, Pages) and few(x):
+            return project(self.of_few(x, rotate, attend)[:, -1], head, self.norm.before)
+        return F.linear(self.run(x, rotate, attend)[:, -1], head)
