@@ -45,7 +45,18 @@ def speak(
         Request(text, voice, seed=seed, layout=layout, sampling=sampling, whole_file=True)
         for seed, text in enumerate(texts)
     )
-    return list(_ended(tts, requests))
+    return list(spoken(tts, requests))
+
+
+def spoken(tts: TTS, requests: Iterable[Request]) -> Iterator[Recording]:
+    """In the order of the requests; twice as many as run at once are submitted, so that no slot stays empty."""
+    waiting: deque[tuple[str, Stream]] = deque()
+    for request in requests:
+        if len(waiting) == 2 * CROWD:
+            yield _heard(*waiting.popleft())
+        waiting.append((request.text, tts.engine.submit(request)))
+    while waiting:
+        yield _heard(*waiting.popleft())
 
 
 def keep(path: Path, recordings: Sequence[Recording], rate: int) -> None:
@@ -67,17 +78,6 @@ def read(path: Path) -> tuple[list[Recording], int]:
         pieces = np.split(from_pcm(file["samples"]), np.cumsum(file["lengths"])[:-1])
         texts, reasons, rate = file["texts"].tolist(), file["reasons"].tolist(), int(file["rate"])
     return [Recording(*one) for one in zip(texts, pieces, reasons, strict=True)], rate
-
-
-def _ended(tts: TTS, requests: Iterable[Request]) -> Iterator[Recording]:
-    """In the order of the requests; twice as many as run at once are submitted, so that no slot stays empty."""
-    waiting: deque[tuple[str, Stream]] = deque()
-    for request in requests:
-        if len(waiting) == 2 * CROWD:
-            yield _heard(*waiting.popleft())
-        waiting.append((request.text, tts.engine.submit(request)))
-    while waiting:
-        yield _heard(*waiting.popleft())
 
 
 def _heard(text: str, stream: Stream) -> Recording:

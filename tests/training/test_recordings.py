@@ -10,6 +10,7 @@ from polyvox.bench.words import Errors
 from training.check import length_off
 from training.rates import difference, rate_of
 from training.recordings import ENGINE, Recording, keep, read, speak
+from training.sampling import table
 
 TEXTS = ["Good morning.", "We ran out of milk.", "Good morning."]
 
@@ -54,3 +55,15 @@ def test_what_is_hard_for_both_is_no_noise_in_their_difference() -> None:
     assert difference(worse, base).value == pytest.approx(0.1)
     assert difference(worse, base).error == pytest.approx(0)
     assert rate_of(base).error > 0.1
+
+
+def test_ways_of_sampling_are_compared_sentence_by_sentence() -> None:
+    rows = [
+        {"way": way, "sentence": place, "cost": cost + place, "errors": errors, "words": 10}
+        for way, cost, errors in (("own", 3.0, 1), ("greedy", 2.0, 0))
+        for place in range(8)
+    ]
+    own, greedy = table(rows)
+    assert own.split() == ["own", "8", "cost", "0.650", "±", "0.087", "errors", "10.0", "±", "0.0"]
+    assert greedy.split()[6:10] == ["(-0.100", "±", "0.000)", "errors"]
+    assert greedy.endswith("(-10.0 ± 0.0)")
