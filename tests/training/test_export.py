@@ -80,6 +80,7 @@ def test_the_embedded_voice_is_small_and_made_by_this_recipe() -> None:
     config = load_model(EMBEDDED_VOICE, torch.device("cpu"), torch.float32).config
     recipe = parse_config(voice_files(SAMPLING))
     assert (config.talker, config.predictor, config.codec) == (recipe.talker, recipe.predictor, recipe.codec)
+    assert config.sampling == recipe.sampling
     assert config.talker.code_groups == BOOKS
 
 
