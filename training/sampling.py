@@ -1,6 +1,6 @@
 """Compares ways of drawing codes on the development sentences, each sentence with the same seed in all of them.
 
-    python -m training.sampling --asr FOLDER --out rows.jsonl [--sentences 100] [--ways greedy '0.3 / 0' …]
+    python -m training.sampling --asr FOLDER --out rows.jsonl [--sentences 100] [--ways own '0.3 / 0.6' …]
 
 Voices and layouts take turns over the sentences. The table gives, for each way, what the true text costs the judge in
 nats a word and how many words it gets wrong; and both less the checkpoint's own, with the standard error of the
@@ -27,18 +27,17 @@ from training.sentences import DEVELOPMENT
 
 Row = dict[str, Any]
 OWN = "own"
-# What differs from the checkpoint's own sampling.
+# Code 0 / the others: what differs from the checkpoint's own sampling.
 WAYS: dict[str, dict[str, float]] = {
     OWN: {},
-    "greedy": {"temperature": 0, "predictor_temperature": 0},
-    "0 / 0.3": {"temperature": 0, "predictor_temperature": 0.3},
-    "0 / 0.6": {"temperature": 0, "predictor_temperature": 0.6},
+    "0 / 0": {"temperature": 0, "predictor_temperature": 0},
+    "0.15 / 0": {"temperature": 0.15, "predictor_temperature": 0},
     "0.3 / 0": {"temperature": 0.3, "predictor_temperature": 0},
+    "0.6 / 0": {"temperature": 0.6, "predictor_temperature": 0},
+    "0.6 top-p 0.8 / 0": {"temperature": 0.6, "top_p": 0.8, "predictor_temperature": 0},
     "0.3 / 0.3": {"temperature": 0.3, "predictor_temperature": 0.3},
     "0.3 / 0.6": {"temperature": 0.3, "predictor_temperature": 0.6},
     "0.3 / 0.9": {"temperature": 0.3, "predictor_temperature": 0.9},
-    "0.6 / 0.3": {"temperature": 0.6, "predictor_temperature": 0.3},
-    "0.6 top-p 0.8 / 0.3": {"temperature": 0.6, "top_p": 0.8, "predictor_temperature": 0.3},
     "0.3 / 1 top-k 5": {"temperature": 0.3, "predictor_temperature": 1, "predictor_top_k": 5},
 }
 

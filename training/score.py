@@ -27,12 +27,12 @@ def errors_of(recogniser: Recogniser, recordings: list[Recording], rate: int, na
     return found
 
 
-def score(recogniser: Recogniser, folder: Path) -> dict[str, list[Errors]]:
+def recordings_in(folder: Path) -> dict[str, tuple[list[Recording], int]]:
     """By what the files are called, such as whole-heart."""
     files = sorted(folder.glob("*.npz"))
     if not files:
         raise SystemExit(f"{folder}: no recordings here; training.recordings makes them")
-    return {path.stem: errors_of(recogniser, *read(path), f"{folder.name} {path.stem}") for path in files}
+    return {path.stem: read(path) for path in files}
 
 
 def tell(text: str) -> None:
@@ -46,17 +46,22 @@ def main() -> None:
     parser.add_argument("--asr", type=Path, required=True, help="folder of whisper-base as ONNX")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    folders = [folder for folder in (arguments.recordings, arguments.base) if folder]
+    given = [recordings_in(folder) for folder in folders]
+    texts = [{name: [one.text for one in said] for name, (said, _) in kind.items()} for kind in given]
+    if texts[0] != texts[-1]:
+        raise SystemExit(f"{folders[0]} and {folders[-1]} are to hold the same files with the same sentences")
     recogniser = Recogniser(arguments.asr)
-    found = score(recogniser, arguments.recordings)
+    found, *base = (
+        {name: errors_of(recogniser, *said, f"{folder.name} {name}") for name, said in kind.items()}
+        for folder, kind in zip(folders, given, strict=True)
+    )
     figures: dict[str, Rate] = {name: rate_of(errors) for name, errors in found.items()}
-    if arguments.base:
-        base = score(recogniser, arguments.base)
-        if base.keys() != found.keys():
-            raise SystemExit(f"{arguments.base} has {', '.join(base)}; {arguments.recordings} has {', '.join(found)}")
-        figures |= {f"{name} of base": rate_of(errors) for name, errors in base.items()}
-        figures |= {f"{name} less base": difference(found[name], base[name]) for name in found}
-        every, other = ([one for name in found for one in kind[name]] for kind in (found, base))
-        figures["all less base"] = difference(every, other)
+    for other in base:
+        figures |= {f"{name} of base": rate_of(errors) for name, errors in other.items()}
+        figures |= {f"{name} less base": difference(found[name], other[name]) for name in found}
+        every, all_base = ([one for name in found for one in kind[name]] for kind in (found, other))
+        figures["all less base"] = difference(every, all_base)
     for name, figure in figures.items():
         tell(f"{name:32} {figure}")
     if arguments.json:
