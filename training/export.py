@@ -22,6 +22,7 @@ from training.layout import FIRST_CODES, SAMPLING, initialise, voice_files
 from training.talker import load_talker
 
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
+TEMPERATURES = {"temperature": "do_sample", "subtalker_temperature": "subtalker_dosample"}
 PROCESSOR_FILES: dict[str, Any] = {
     "preprocessor_config.json": {
         "padding_side": "left",
@@ -82,16 +83,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("codec", "talker", "tokenizer", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    for name in ("temperature", "top_k", "subtalker_temperature", "subtalker_top_k"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(SAMPLING[name]), default=SAMPLING[name])
+    for name, flag in TEMPERATURES.items():
+        own = SAMPLING[name] if SAMPLING[flag] else 0.0
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=own, help="0 is greedy")
+    for name in ("top_k", "subtalker_top_k"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=SAMPLING[name])
     arguments = parser.parse_args()
     talker = Talker(parse_config(voice_files(SAMPLING)))
     initialise(talker)
     load_talker(talker, arguments.talker)
     sampling = dict(SAMPLING)
-    for name in ("temperature", "subtalker_temperature"):
-        sampling[name] = getattr(arguments, name)
-        sampling["do_sample" if name == "temperature" else "subtalker_dosample"] = getattr(arguments, name) > 0
+    for name, flag in TEMPERATURES.items():
+        value = getattr(arguments, name)
+        sampling |= {flag: value > 0, name: value or 1.0}
     sampling |= {name: getattr(arguments, name) for name in ("top_k", "subtalker_top_k")}
     export(talker, load_decoder(arguments.codec / "decoder.safetensors"), arguments.tokenizer, arguments.out, sampling)
 

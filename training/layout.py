@@ -140,7 +140,7 @@ ENCODER = {
 }  # fmt: skip
 SAMPLING = {
     "do_sample": True, "temperature": 0.3, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0,
-    "subtalker_dosample": True, "subtalker_temperature": 0.3, "subtalker_top_k": 50, "subtalker_top_p": 1.0,
+    "subtalker_dosample": False, "subtalker_temperature": 1.0, "subtalker_top_k": 50, "subtalker_top_p": 1.0,
     "max_new_tokens": 2048,
 }  # fmt: skip
 

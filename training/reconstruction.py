@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from training.asr import Errors, Recogniser, rate_of, word_errors
+from polyvox.bench.words import Errors, word_errors
+from training.asr import Recogniser
 from training.corpus import STYLES, VOICES, Timed
 from training.encoder import MARGIN, SpeechEncoder
 from training.export import load_decoder
 from training.layout import BOOKS, CODE_DIM, FIRST_CODES, REST_CODES
+from training.rates import rate_of
 from training.sentences import TEST
 from training.sound import windows
 from training.teacher import DURATIONS
@@ -80,7 +82,7 @@ def main() -> None:
                 arguments.samples.mkdir(parents=True, exist_ok=True)
                 np.save(arguments.samples / f"{name}-{number:03}.npy", sound.numpy())
     for name, errors in found.items():
-        print(f"{name:20} {100 * rate_of(errors):.1f} % of {sum(e.words for e in errors)} words", flush=True)  # noqa: T201
+        print(f"{name:20} {rate_of(errors)} of {sum(e.words for e in errors)} words", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

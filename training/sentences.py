@@ -145,4 +145,164 @@ The bridge was built a hundred years ago.
 Someone stole my bicycle last week.
 He never says goodbye on the phone.
 The bread is still warm from the oven.
+My neighbor waters the plants while we are away.
+The lamp in the corner needs a new bulb.
+I forgot to buy onions for the stew.
+Could you wake me up at half past six?
+The children raced each other to the gate.
+Her suitcase was too heavy to lift.
+We sat on the porch and listened to the rain.
+The mechanic said the brakes are worn out.
+He reads the newspaper on the train every day.
+There is sand in my shoes from the beach.
+They have been friends since primary school.
+I would like a window seat, if possible.
+The cat likes to sleep on top of the fridge.
+Dinner will be ready in fifteen minutes.
+She painted her bedroom light blue.
+The meeting was moved to Monday afternoon.
+Do you know how to fix a flat tire?
+Our hotel is a short walk from the station.
+My tooth has been aching all week.
+He dropped his wallet on the way to the bank.
+The judge asked everyone to be quiet.
+I need a larger size in this color.
+The ducks swim across the pond in a line.
+We ordered two pizzas and a green salad.
+Somebody is ringing the doorbell.
+The ice on the path is dangerous.
+You will find the towels in the second drawer.
+His handwriting is difficult to read.
+The parade begins at noon on Main Street.
+I have already seen that show twice.
+She keeps her savings in a glass jar.
+The plumber fixed the leak under the sink.
+It was too dark to see the road signs.
+My father grows roses along the fence.
+Would you rather sit inside or outside?
+The kettle is boiling.
+We played cards until long after midnight.
+The actor thanked his wife and his mother.
+I get nervous before every exam.
+A strong wind blew the hat off his head.
+The shop on the corner sells fresh flowers.
+Can you hear the birds singing?
+He told the same story three times.
+The train was full of tired commuters.
+We bought a used car from a friend.
+She wore a yellow scarf and black boots.
+The recipe calls for half a cup of sugar.
+Please fill in both sides of the form.
+I saw a fox near the railway line.
+The cold water made her gasp.
+They argued about who should drive.
+My phone fell into the swimming pool.
+The new manager starts next month.
+Is there enough room for one more person?
+The soldiers marched through the main square.
+He cleaned the garage from top to bottom.
+I am allergic to nuts and shellfish.
+The clouds are moving toward the hills.
+We waited at the gate for our luggage.
+The candle went out in the breeze.
+She laughed so hard that she cried.
+Your package should arrive before lunch.
+The roof leaks whenever it rains hard.
+I prefer to pay in cash.
+Their house has a red door and white walls.
+The singer forgot the words to her own song.
+We could smell the bread from the street.
+How many chairs do we need for the party?
+The boat rocked gently in the waves.
+He trained for months before the race.
+My aunt knitted this sweater for me.
+The milk has gone sour.
+They closed the factory ten years ago.
+I owe you an apology for last night.
+The map shows a path around the lake.
+She folded the letter and put it away.
+Let us meet outside the cinema at eight.
+The puppy chewed a hole in my slipper.
+It costs less if you book in advance.
+The crowd cheered when the team came out.
+We are almost out of toilet paper.
+He leaned the ladder against the wall.
+The photograph was taken before the war.
+I like my eggs with pepper and toast.
+The subway is faster than the bus at this hour.
+Did you lock the back door?
+A gentle voice answered the phone.
+The bill came to forty dollars with the tip.
+We hung the picture above the sofa.
+Her grandfather was a famous carpenter.
+The grass is wet in the early morning.
+I dreamed about a house with a hundred rooms.
+The pilot announced a smooth landing.
+Nobody told me that the plan had changed.
+She borrowed a blue pencil from her neighbor.
+The fridge makes a funny noise at night.
+We took turns pushing the cart.
+The baker gets up at three every morning.
+He has a scar above his left eye.
+They sell honey and jam at the market stall.
+The gym is crowded after work.
+I cannot reach the top shelf.
+Our street is very quiet on Sundays.
+What did the vet say about the rabbit?
+The curtains are the same color as the rug.
+He rode his bicycle across the whole country.
+My shoulder hurts when I lift my arm.
+The guests will arrive around seven.
+She burned her tongue on the hot tea.
+The path through the forest was muddy.
+I need to return these books by Friday.
+The boys are kicking a ball against the wall.
+We spent the summer in a small fishing village.
+The company sent me the wrong invoice.
+A bee flew in through the open window.
+He always sings in the shower.
+The stars are bright tonight.
+You can leave your bag at the front desk.
+They cut down the old oak tree.
+The nurse checked my blood pressure.
+I never eat breakfast on weekdays.
+Her brother drives a delivery truck.
+The coffee machine is broken again.
+We turned around because the road was flooded.
+The lawyer read the contract twice.
+My glasses are dirty, I can hardly see.
+There was a long line at the ticket office.
+He gave his seat to an old lady.
+The blanket is soft and warm.
+I must have left my gloves on the bus.
+The city looks different in the snow.
+She teaches music to young children.
+The waves were too high for swimming.
+Have you ever ridden a camel?
+We planted carrots and beans in April.
+The key does not fit this lock.
+His uncle owns a shoe store downtown.
+The hikers reached the top by noon.
+I am looking forward to the holidays.
+The firemen arrived within minutes.
+Please keep your voice down in the library.
+The box was empty except for some paper.
+We shared a taxi to the theater.
+The moon is hidden behind the clouds.
+She found a gold ring in the sand.
+My boss is in a good mood today.
+The window in the kitchen does not close.
+He poured the wine and cut the cheese.
+Are you coming with us to the lake?
+The radio woke me up at dawn.
+They fed the swans some old bread.
+The price includes breakfast and a towel.
+I walked home in the pouring rain.
+The stairs creak when you step on them.
+Our cousin from Canada is staying with us.
+The soap smells of lavender.
+We missed the first ten minutes of the play.
+He shook his head and said nothing.
+The bottle rolled under the bed.
+Try to get some sleep before the trip.
 """.strip().splitlines()

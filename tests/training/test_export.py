@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 import torch
 
+from parity import run
+from polyvox import load
 from polyvox.models.qwen3_tts.checkpoint import load_model
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
-from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.talker import Talker
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
-from polyvox.models.request import Layout, Sampling
+from polyvox.models.request import Layout
 from polyvox.tts import EMBEDDED_VOICE
+from reference.cases import Case, Utterance
 from training.batches import Batches
 from training.export import export
 from training.layout import BOOKS, FIRST_CODES, SAMPLING, initialise, voice_files
 from training.pool import Pool
-from training.speaking import say_all
 from training.talker import read, scale_for_depth
 from training.tokens import load_tokenizer
 
 TEXT = "Good morning, my neighbor has 3 cats."
-GREEDY = Sampling(temperature=0.0, predictor_temperature=0.0, repetition_penalty=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -46,32 +46,25 @@ def exported(talker: Talker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def served(exported: Path) -> Qwen3TTS:
-    return load_model(exported, torch.device("cpu"), torch.float32)
-
-
 @pytest.mark.parametrize("layout", ["whole", "streaming"])
-def test_an_exported_voice_says_what_the_training_pass_predicts(
-    talker: Talker, exported: Path, served: Qwen3TTS, layout: Layout
-) -> None:
-    tokenizer = TextTokenizer(exported, served.config)
-    said = say_all(served, tokenizer, [TEXT], ["michael"], layout, GREEDY, longest=12)[0]
-    ids = np.array(tokenizer.text(TEXT), np.int16)
-    codes = said.codes[1:] if layout == "streaming" else said.codes  # that layout says its first frame twice
+def test_an_exported_voice_says_what_the_training_pass_predicts(talker: Talker, exported: Path, layout: Layout) -> None:
+    with load(exported, "cpu") as tts:
+        said = run(tts, Case(layout, "exported", layout, (Utterance(TEXT, "auto", "michael"),)), {}).codes[0]
+    config, ids = tts.speech.config, np.array(tts.speech.tokenizer.text(TEXT), np.int16)
+    codes = said[1:] if layout == "streaming" else said  # that layout says its first frame twice
     one, zero = np.array([1], np.int32), np.array([0], np.int32)
     pool = Pool(ids, codes.astype(np.uint16), zero, one * len(ids), zero, one * len(codes), one, one > 0, one < 0)
     streaming = torch.tensor([layout == "streaming"])
-    batches = Batches(pool, served.config, torch.device("cpu"))
-    batch = batches.rows(torch.tensor([0]), streaming, torch.tensor([True]), 64)
+    batches = Batches(pool, config, torch.device("cpu"))
+    batch = batches.rows(torch.tensor([0]), streaming, torch.tensor([True]), 96)
     frames = batch.frames.clone()
     if layout == "streaming":
         first = int((frames[0, :, 0] >= 0).nonzero()[0])
-        frames[0, first] = torch.from_numpy(said.codes[0])
+        frames[0, first] = torch.from_numpy(said[0])
     with torch.inference_mode():
         scores = talker.codec_head(read(talker, batch, frames))[0, :, :FIRST_CODES]
     begin = int((batch.frames[0, :, 0] >= 0).nonzero()[0]) - 1
-    assert scores[begin : begin + len(said.codes)].argmax(-1).tolist() == said.codes[:, 0].tolist()
+    assert scores[begin : begin + len(said)].argmax(-1).tolist() == said[:, 0].tolist()
 
 
 def test_the_embedded_voice_is_small_and_made_by_this_recipe() -> None:
@@ -80,6 +73,7 @@ def test_the_embedded_voice_is_small_and_made_by_this_recipe() -> None:
     config = load_model(EMBEDDED_VOICE, torch.device("cpu"), torch.float32).config
     recipe = parse_config(voice_files(SAMPLING))
     assert (config.talker, config.predictor, config.codec) == (recipe.talker, recipe.predictor, recipe.codec)
+    assert config.sampling == recipe.sampling
     assert config.talker.code_groups == BOOKS
 
 
