@@ -348,6 +348,7 @@ class LocalEngine:
                 track.sent -= frames
                 track.decoded += frames
                 self._give(self._streams[track], samples, now)
+            self._end_those_who_are_done()  # a final chunk and its result are told as one
         self._tell_readers()
 
     def _deliver(self, landed: list[Landed]) -> None:
@@ -359,9 +360,7 @@ class LocalEngine:
                 for stream, flags in zip(step.flight.makes, step.flags, strict=True):
                     self._heard(stream, flags)
                 self._note(step)
-            for track, stream in list(self._streams.items()):
-                if track.ended and track.decoded == track.made:
-                    self._end(stream, stream.reason)
+            self._end_those_who_are_done()
             self._free_those_who_left()
         self._tell_readers()
 
@@ -525,6 +524,11 @@ class LocalEngine:
             self._leaving.append(stream)
         if self._trace:
             self._trace.stream(stream, self.clock())
+
+    def _end_those_who_are_done(self) -> None:
+        for track, stream in list(self._streams.items()):
+            if track.ended and track.decoded == track.made:
+                self._end(stream, stream.reason)
 
     def _free_those_who_left(self) -> None:
         for stream in [stream for stream in self._leaving if not stream.flights]:
