@@ -1,7 +1,7 @@
 """A launch that begins before the one in front of it has ended: programmatic dependent launch, from sm_90 on.
 
 A kernel that takes part says `if OVERLAP: wait()` before it reads what other launches wrote and before its first store,
-and is launched with **overlap(tensor). What it reads before that is either never written while the engine runs
+and is launched with **overlap(rows). What it reads before that is either never written while the engine runs
 (weights) or was written at least two launches earlier (slots, positions, keys of noise): every kernel waits for the end
 of the one before it and only then lets the next one begin. Launches of others (PyTorch's, cuBLAS's) wait as ever.
 """
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 LEAST_CAPABILITY = (9, 0)
+MOST_ROWS = 32  # a frame step of one row gains 18 % on an H200, one of 64 loses 2 %
 
 
-def overlap(tensor: Tensor) -> dict[str, Any]:
-    """What a launch on this tensor's device is given; nothing overlaps away from such a device."""
-    if tensor.is_cuda and _capability(tensor.device) >= LEAST_CAPABILITY:
+def overlap(rows: Tensor) -> dict[str, Any]:
+    """What a launch for these rows, one a stream, is given; nothing overlaps away from such a device."""
+    if rows.is_cuda and len(rows) <= MOST_ROWS and _capability(rows.device) >= LEAST_CAPABILITY:
         return {"OVERLAP": True, "launch_pdl": True}
     return {"OVERLAP": False}
 

@@ -443,6 +443,9 @@ class Utterance:
                 return None
             raise
         self._coming = None
+        if self._cancelled:  # after the engine had it, before it was taken here
+            self._stream.cancel()
+            return None
         if sentence.growing is not None:
             self._feeding = asyncio.create_task(self._feed(self._stream, sentence.growing))
         return sentence
