@@ -351,7 +351,7 @@ class Crowd(RuleBasedStateMachine):
                 if (t := stream.track) is not None
             ]
 
-    @rule(call=st.sampled_from(["prefill", "frame", "decode", "write"]), after=st.booleans(), sure=SELDOM)
+    @rule(call=st.sampled_from(["prefill", "frame", "decode", "land", "write"]), after=st.booleans(), sure=SELDOM)
     def fail_once(self, call: str, after: bool, sure: bool) -> None:
         """The next such call fails, before or after its work; never so often in a row that the engine gives up."""
         if not sure or self.closed or self.engine._totals["steps"] <= self.steps_of_last_failure:

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 from engine.speaking import PATIENCE, note_codes
+from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost import CostModel
 from polyvox.engine.local import Landed, LocalEngine
@@ -52,6 +53,7 @@ class SteppedEngine(LocalEngine):
         self.hit: dict[LocalStream, str] = {}  # by which injected failure
         self.wrongs: list[str] = []  # what the engine must not do
         self._in_step: list[LocalStream] = []
+        self._planned: list[LocalStream] = []
         self.batches: Counter[int] = Counter()  # steps by the streams that made a frame
         with mock.patch.object(Stepper, "calibrate", _uncalibrated):
             super().__init__(model, config, clock=lambda: self.now)
@@ -108,9 +110,17 @@ class SteppedEngine(LocalEngine):
     def _run(self, plan: Plan) -> list[Landed]:
         self._pass("run")
         flying = [stream for flight in self._flights for stream in flight.streams]
-        self._in_step = [*(self._streams[track] for track in self._named(plan)), *flying]
+        self._planned = [self._streams[track] for track in self._named(plan)]
+        self._in_step = [*self._planned, *flying]
         self.batches[len(plan.frame)] += 1
         return super()._run(plan)
+
+    def _hand_over(self, plan: Plan, sound: list[Samples]) -> None:
+        if self.armed.pop("land", None) is not None:
+            flying = [stream for flight in self._flights for stream in flight.streams]
+            self.hit |= dict.fromkeys([s for s in [*self._planned, *flying] if s.result is None], "step")
+            raise Injected("step")
+        super()._hand_over(plan, sound)
 
     def _deliver(self, landed: list[Landed]) -> None:
         self._pass("deliver")

@@ -295,12 +295,19 @@ def test_an_error_belongs_to_its_context(server: Serving, engine: HeldEngine) ->
     engine.places = 0
     with talking(server, SEVERAL) as talk:
         begin(talk, "a")
-        talk.tell(context_id="a", flush=True)
         error = talk.told()
         assert (error["contextId"], error["error"], error["retry_after"]) == ("a", "overloaded", 2.5)
         engine.places = 1000
         server.desk.speaker._refusals.clear()
-        talk.tell(text="The rest of it is not said. ", context_id="a", flush=True)
+        talk.tell(text="The rest of it is not said, ", context_id="a")
+        error = talk.told()
+        assert error["contextId"] == "a"
+        assert "flush or close this one first" in error["message"]
+        talk.tell(text="up to its end. ", context_id="a", flush=True)
+        begin(talk, "a")
+        talk.tell(context_id="a", flush=True)
+        talk.tell(context_id="a", close_context=True)
+        assert talk.final("a")[1]
         begin(talk, "b")
         talk.tell(context_id="b", flush=True)
         talk.tell(context_id="b", close_context=True)

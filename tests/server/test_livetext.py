@@ -371,6 +371,12 @@ def test_silence_ends_a_session_but_speech_does_not(engine: HeldEngine) -> None:
             assert talk.until("error")[0][-1]["code"] == "timeout"
             assert talk.closed() == 1008
             eventually(lambda: not quick.desk.speaker.open)
+        engine.places = 0
+        with session(quick, split_granularity="sentence") as talk:  # one that failed is not spoken on
+            talk.tell(type="input.text", text="There is no place for this. It stays open.")
+            assert talk.until("error")[0][-1]["code"] == "overloaded"
+            assert talk.until("error")[0][-1]["code"] == "timeout"
+            assert talk.closed() == 1008
 
 
 def test_a_socket_needs_a_key_where_there_are_keys(engine: HeldEngine) -> None:

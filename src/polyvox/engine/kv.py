@@ -38,8 +38,8 @@ class PagedKV:
 
     def give(self, slot: int, pages: list[int]) -> None:
         """These pages, in order, are the slot's; an empty list takes all of them back."""
-        self.table[slot] = SCRATCH
-        self.table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int64, device=self.table.device)
+        row = pages + [SCRATCH] * (self.table.shape[1] - len(pages))
+        self.table[slot].copy_(torch.tensor(row, pin_memory=self.table.is_cuda), non_blocking=True)
 
     def poison(self, pages: list[int]) -> None:
         """Fills free pages with NaN, so that whoever reads them is found out."""

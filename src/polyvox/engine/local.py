@@ -111,7 +111,7 @@ class LocalEngine:
         """Takes a request, or raises InvalidRequest or Overloaded at once.
 
         All that can be prepared is prepared here, in the caller's thread. on_ready is called, from the engine's
-        thread and without its lock, once a turn in which the stream got chunks or its end.
+        thread and without its lock, when the stream got chunks or its end: for each at most once a turn.
         """
         with self.lock:
             self._check_up()
@@ -227,6 +227,8 @@ class LocalEngine:
 
     def _start(self) -> None:
         """Takes the memory and measures the machine, in the thread that will do the work."""
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)
         self._stepper = Stepper(self.model, self.config)
         self._stepper.capture()
         cost = self._stepper.calibrate()
@@ -296,11 +298,11 @@ class LocalEngine:
 
         Where it fails, that ends the streams of all these steps and nobody else.
         """
+        landed: list[Landed] = []
         try:
             if plan:
                 self._begin(plan)
             many = self._stepper.ahead and len(plan.frame) >= self._stepper.ahead
-            landed = []
             while len(self._flights) > bool(many):
                 flight = self._flights[0]
                 if flight.sound is not None:  # whoever waits for it need not wait for the frame beside it
@@ -311,14 +313,14 @@ class LocalEngine:
                 self._landed = now
                 self._flights.popleft()
             self._failures = 0
-            return landed
         except Exception as error:
             self._failures += 1
             if self._failures > FAILURES_ALLOWED:
                 raise
             log.exception("a step failed")
+            self._stepper.wait()  # a slot that is freed must not be written to any more
             self._fail(plan, f"a step of the engine failed: {error}")
-            return []
+        return landed
 
     def _begin(self, plan: Plan) -> None:
         """Hands a step to the device."""
@@ -356,7 +358,7 @@ class LocalEngine:
         with self.lock:
             for step in landed:
                 for stream in step.flight.streams:
-                    stream.flights -= 1
+                    stream.flights = max(0, stream.flights - 1)  # one that failed since is in none
                 for stream, flags in zip(step.flight.makes, step.flags, strict=True):
                     self._heard(stream, flags)
                 self._note(step)
@@ -519,7 +521,7 @@ class LocalEngine:
         self._finished[reason] += 1
         self._notified[stream] = None
         if track is not None:
-            track.ended = True
+            track.ended, track.made = True, track.decoded + track.sent  # what nobody will hear is not decoded
             self._totals["underruns"] += track.underruns
             self._leaving.append(stream)
         if self._trace:

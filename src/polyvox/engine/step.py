@@ -54,7 +54,7 @@ class Pending:
             self._value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
             self._value.copy_(value, non_blocking=True)
             self._done = torch.cuda.Event(blocking=True)
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(value.device))
         else:
             self._value = value.clone()  # the next call may give its own in the same place
 
@@ -180,6 +180,11 @@ class Stepper:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("Capturing graphs", total=None)
             self._graphs.capture(self._beside, lambda done, total: bar.update(task, completed=done, total=total))
+
+    def wait(self) -> None:
+        """Until nothing is under way on the device; raises where it is broken."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
 
     def memory(self) -> dict[str, int]:
         """Bytes by what has them; of a GPU also what is not ours to choose."""

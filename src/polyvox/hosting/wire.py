@@ -162,11 +162,12 @@ class Outbox(Wire):
         with self._news:
             if self._closed:
                 return
-            self._outgoing.append(data)
-            self._bytes += len(data)
-            if self._bytes > MOST_OUTGOING:
+            if self._bytes > MOST_OUTGOING:  # before this one, however large that is
                 log.warning("the engine has left %d bytes unread, and the connection is given up", self._bytes)
                 self.shutdown()
+                return
+            self._outgoing.append(data)
+            self._bytes += len(data)
             self._news.notify()
 
     def shutdown(self) -> None:
@@ -207,7 +208,8 @@ def knock(door: Door, patience: float) -> tuple[Outbox, Ring]:
         if not files:
             raise EOFError
         with open(files[0], "rb") as file:
-            return Outbox(connection, patience), Ring(file.fileno())
+            ring = Ring(file.fileno())
+            return Outbox(connection, patience), ring  # last: it has a thread
     except BaseException:
         connection.close()
         raise

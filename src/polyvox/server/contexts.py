@@ -160,8 +160,14 @@ class Contexts:
         if message.close_context:
             self._close(name)
             return True
-        if name in self._failed or (not text and name not in self._turns):
-            return True  # after its end, or to keep the socket open
+        if name in self._failed:
+            if message.flush:  # the end of what could not be said
+                self._failed.remove(name)
+            elif text.strip():
+                raise InvalidRequest("context_id", name, "a context that has not failed: flush or close this one first")
+            return True
+        if not text and name not in self._turns:
+            return True  # to keep the socket open
         self._append(self._context(name, message), text, bool(message.flush))
         return True
 

@@ -115,9 +115,9 @@ class Conversation:
                 if not isinstance(text, str):
                     raise InvalidRequest("text", text, "a string")
                 if text:
-                    self._current().append(text)
+                    self._current("input.text").append(text)
             case "input.done":
-                self._current().finish()
+                self._current("input.done").finish()
                 self._turn = None
             case "input.cancel":
                 await self._cancel()
@@ -148,11 +148,11 @@ class Conversation:
         sound.close()
         self._wanted, self._whole = wanted, not divided
 
-    def _current(self) -> Turn:
+    def _current(self, kind: str) -> Turn:
         """The utterance that takes text; a new one where the last has all of its own."""
         if self._turn is None:
             if len(self._open) >= MOST_TURNS:
-                raise InvalidRequest("type", "input.text", f"at most {MOST_TURNS} utterances that wait to be said")
+                raise InvalidRequest("type", kind, f"at most {MOST_TURNS} utterances that wait to be said")
             index, self._begun = self._begun, self._begun + 1
             self._turn = Turn(self._socket, self._wanted, f"{self._socket.request_id}.{index}", self._whole)
             self._open[index] = self._turn

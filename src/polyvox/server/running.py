@@ -35,6 +35,8 @@ GRACE_SECONDS = 5.0  # after the time to drain, before a process is killed
 LOOK_SECONDS = 0.05  # between two looks at what is still being said
 AGAIN_SECONDS = 1.0  # between two starts of a server process that died
 BACKLOG = 2048
+# For the answer to a ping, which waits behind all the sound that a player has not played yet.
+PONG_SECONDS = 300.0
 
 
 def build_engine(model: str | None, device: str, dtype: str, config: EngineConfig) -> Engine:
@@ -82,6 +84,7 @@ def server_for(engine: Engine, settings: Settings, shared: Path | None = None) -
         access_log=False,
         backlog=BACKLOG,
         root_path=settings.root_path,
+        ws_ping_timeout=PONG_SECONDS,
         timeout_keep_alive=max(1, round(settings.keep_alive_seconds)),
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         server_header=False,

@@ -155,7 +155,11 @@ class Guard:
         origin, allowed = socket.headers.get("origin"), self._settings.cors_origins
         if origin is None or origin in allowed or "*" in allowed:
             return
-        if urlsplit(origin).netloc != socket.headers.get("host"):
+        try:
+            place = urlsplit(origin).netloc
+        except ValueError:
+            place = ""
+        if not place or place != socket.headers.get("host"):
             raise Refused(403, "origin_refused", f"origin: {origin[:100]} is not one of cors_origins", "origin")
 
     def _check(self, request: HTTPConnection, path: str) -> str:

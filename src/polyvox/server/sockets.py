@@ -151,6 +151,7 @@ class Turn:
         self.finished = False
         self._blank = True  # there is nothing in it to say
         self.flushed = True  # no text has come since the last flush
+        self.failed = False  # nothing more will be said, whatever comes
         self.utterance: Utterance | None = None
 
     @property
@@ -177,7 +178,7 @@ class Turn:
     @property
     def busy(self) -> bool:
         """Something is being said, or is on its way."""
-        if not self._begun.is_set() or self.cancelled:
+        if not self._begun.is_set() or self.cancelled or self.failed:
             return False
         return self.utterance is None or not self.utterance.wants_text or not self._steps.empty()
 
@@ -258,6 +259,7 @@ class Turn:
 
     def count(self, error: PolyvoxError) -> None:
         """Notes a failure as the other faces do: refused where nothing was said, else cut short."""
+        self.failed = True
         desk = self._socket.desk
         if self.utterance is None or self.utterance.outcome.finish_reason is None:
             desk.refused(error, self.request_id)

@@ -102,7 +102,8 @@ class Qwen3TTS(nn.Module):
 
     def embed(self, prompt: Prompt, vector: Tensor | None = None, frames: Tensor | None = None) -> Tensor:
         """A prompt as prefill rows [T, hidden]; vector and frames are the parts of a cloned voice."""
-        codec = torch.tensor(prompt.codec, device=self.device)[:, None]
+        codec = torch.tensor(prompt.codec, pin_memory=self.device.type == "cuda")
+        codec = codec.to(self.device, non_blocking=True)[:, None]
         rows = self.text_rows(prompt.text)
         rows = rows + torch.where(codec >= 0, self.talker.model.codec_embedding(codec.clamp(min=0))[:, 0], 0)
         if prompt.vector_row is not None:

@@ -1,5 +1,6 @@
 """A checkpoint that speaks: checks what is asked, makes the prompt, and runs the model over the engine's slots."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +98,10 @@ class Speech:
             sampling=self.config.sampling,
         )
 
+    def _here(self) -> AbstractContextManager[object]:
+        """For callers' threads, whose current device is the first one."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
     # Whose voice it is
 
     @property
@@ -122,7 +127,8 @@ class Speech:
             if not isinstance(transcript, str) or len(transcript) > MAX_TEXT:
                 raise InvalidRequest("transcript", transcript, f"a string of at most {MAX_TEXT:,} characters")
             self.tokenizer.text(transcript, "transcript")
-        return cloner.clone(samples, transcript)
+        with self._here():
+            return cloner.clone(samples, transcript)
 
     # What is asked
 
@@ -132,10 +138,13 @@ class Speech:
         self._check(request)
         return GrowingText(self.tokenizer)
 
-    @torch.inference_mode()
     def prepare(self, request: Request, ids: list[int] | None = None) -> Prepared:
         """Checks a request and makes its rows; ids are the first tokens of a text that still grows."""
         self._check(request)
+        with torch.inference_mode(), self._here():
+            return self._prepared(request, ids)
+
+    def _prepared(self, request: Request, ids: list[int] | None) -> Prepared:
         config, grows = self.config, ids is not None
         speaker, cloned = self._voice(request)
         layout = request.layout or ("streaming" if config.kind == "base" or grows else "whole")
@@ -186,7 +195,7 @@ class Speech:
         )
 
     def text_rows(self, ids: list[int], last: bool) -> Tensor:
-        with torch.inference_mode():
+        with torch.inference_mode(), self._here():
             return self.model.text_rows([*ids, self.config.tts_eos_id] if last else ids)
 
     def new_slots(self, count: int, text_rows: int, ring: int) -> "SpeechSlots":
@@ -276,23 +285,49 @@ class SpeechSlots:
         self.nbytes = self.rows.nbytes
 
     def seat(self, slot: int, prepared: Prepared) -> None:
-        rows, own, device = self.rows, prepared.own, self.model.device
-        rows.input[slot] = prepared.rows[-1]
-        rows.position[slot] = len(prepared.rows) - 1
-        rows.frame[slot] = rows.still[slot] = 0
-        rows.segment[slot] = own.segment
-        rows.seen[slot] = False
-        rows.budget[slot], rows.least[slot] = own.likely, own.sampling.min_frames
-        rows.talker_params[slot] = torch.tensor(talker_parameters(own.sampling), device=device)
-        rows.predictor_params[slot] = torch.tensor(predictor_parameters(own.sampling), device=device)
-        rows.key[slot] = torch.tensor(seed_words(own.seed), device=device)
-        for name, state in rows.codec.items():
-            state[slot] = 0 if own.warm is None else own.warm[name][0]
-        self.write_text(slot, 0, prepared.text[: rows.text.shape[1]])
+        """In few calls: each costs a GPU's host tens of microseconds, and streams come by the hundred."""
+        rows, own = self.rows, prepared.own
+        text = prepared.text[: rows.text.shape[1]]
+        wholes = {
+            "position": len(prepared.rows) - 1,
+            "text_end": len(text),
+            "frame": 0,
+            "still": 0,
+            "segment": own.segment,
+            "budget": own.likely,
+            "least": own.sampling.min_frames,
+        }
+        places = [getattr(rows, name)[slot] for name in wholes]
+        numbers = self._host([*wholes.values()], torch.int64).to(self.model.device, non_blocking=True)
+        torch._foreach_copy_(places, [*numbers.unbind()])
+        for place, values in (
+            (rows.talker_params, talker_parameters(own.sampling)),
+            (rows.predictor_params, predictor_parameters(own.sampling)),
+            (rows.key, seed_words(own.seed)),
+        ):
+            place[slot].copy_(self._host(values, place.dtype), non_blocking=True)
+        rows.input[slot].copy_(prepared.rows[-1])
+        rows.seen[slot].zero_()
+        if own.warm is None:
+            rows.codec["position"][slot].zero_()
+            torch._foreach_zero_([state[slot] for name, state in rows.codec.items() if name != "position"])
+        else:
+            torch._foreach_copy_(
+                [state[slot] for state in rows.codec.values()], [own.warm[name][0] for name in rows.codec]
+            )
+        rows.text[slot, : len(text)].copy_(text)
+
+    def _host(self, values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
+        """On its way to the device, which need not be waited for."""
+        return torch.tensor(values, dtype=dtype, pin_memory=self.model.device.type == "cuda")
 
     def write_text(self, slot: int, start: int, text: Tensor) -> None:
-        places = torch.arange(start, start + len(text), device=self.model.device) % self.rows.text.shape[1]
-        self.rows.text[slot, places] = text
+        ring = self.rows.text.shape[1]
+        first = start % ring
+        fits = min(len(text), ring - first)
+        self.rows.text[slot, first : first + fits].copy_(text[:fits])
+        if fits < len(text):
+            self.rows.text[slot, : len(text) - fits].copy_(text[fits:])
         self.rows.text_end[slot] = start + len(text)
 
     def close_text(self, slot: int, size: int) -> int:

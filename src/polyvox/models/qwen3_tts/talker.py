@@ -53,8 +53,11 @@ class Talker(nn.Module):
 
     def text_rows(self, ids: Tensor) -> Tensor:
         """Text ids as rows of the talker's width."""
-        table = self.model.text_embedding.weight  # on a GPU it stays with the host
-        return self.text_projection(F.embedding(ids.to(table.device), table).to(self.codec_head.weight.device))
+        table, device = self.model.text_embedding.weight, self.codec_head.weight.device
+        rows = F.embedding(ids.to(table.device), table)
+        if rows.device != device:  # on a GPU the table stays with the host; unpinned, a copy would wait for the step
+            rows = rows.pin_memory().to(device, non_blocking=True)
+        return self.text_projection(rows)
 
     def frame_rows(self, codes: Tensor) -> Tensor:
         """Whole frames [..., groups] as rows: the sum of their embeddings, rounded once."""

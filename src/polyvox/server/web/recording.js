@@ -43,10 +43,17 @@ export class Recording {
 
   async #record(longest) {
     let microphone;
+    $("record").disabled = true; // while the browser asks
     try {
       microphone = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
     } catch {
       this.#tell("The microphone cannot be used: the browser or you have not allowed it.");
+      return;
+    } finally {
+      $("record").disabled = false;
+    }
+    if (!$("voice-dialog").open) {
+      for (const track of microphone.getTracks()) track.stop();
       return;
     }
     const parts = [];
