@@ -108,7 +108,8 @@ def _tell(settings: "Settings", listener: socket.socket, engine: "Engine", began
     console.print(f"By its first measure this machine keeps {capacity:g} listeners fed at once.")
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{shown}:{listener.getsockname()[1]}"
-    console.print(f"Listening on {address} (stop with Ctrl-C). Try:", soft_wrap=True)
+    console.print(f"Listening on {address} (stop with Ctrl-C).", soft_wrap=True)
+    console.print("A browser finds the playground there. Or try:")
     body = """-H 'content-type: application/json' -d '{"input": "Hello there."}'"""
     console.print(f"  curl {address}/v1/audio/speech {body} -o hello.mp3", soft_wrap=True)
 

@@ -10,6 +10,7 @@ Snake is taken by the layer that makes its input. Numbers there may be float16 o
 for and the samples stay float32.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Generic, TypeVar, cast
@@ -91,7 +92,7 @@ class SnakeBeta(nn.Module):
         return snake_plain(x, self.alpha, self.beta)
 
 
-class Stateful(nn.Module):
+class Stateful(nn.Module, ABC):
     """A layer that remembers the last columns of its input under the name it has in the decoder."""
 
     key = ""
@@ -132,11 +133,13 @@ class Stateful(nn.Module):
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         return self.run(x, step)[0]
 
+    @abstractmethod
     def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """The layer over its past and x, by PyTorch."""
 
+    @abstractmethod
     def taps(self) -> Taps:
-        raise NotImplementedError
+        """Its weights as the kernel reads them."""
 
 
 class CausalConv(Stateful):
