@@ -1,5 +1,6 @@
 """A whole tiny model by kernels says what it says by their twins."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -35,3 +36,31 @@ def test_streams_by_kernels_draw_the_codes_of_the_plain_model(
         plain, plain_rows = speak()
     assert by_kernels == plain
     torch.testing.assert_close(rows, plain_rows, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("streams", [1, 3, 8])
+def test_a_frame_of_few_streams_has_the_logits_of_the_plain_predictor(streams: int, loaded: Loaded) -> None:
+    """In float16, where eight streams are 16 rows in the first pass: the codes are given, so that no draw can part."""
+    talker = deepcopy(loaded("custom_voice", "float32").speech.model.talker).half()
+    talker.settle()
+    predictor, width = talker.code_predictor, talker.codec_head.in_features
+    generator = torch.Generator().manual_seed(2)
+    hidden, first = torch.randn(2, streams, width, generator=generator).half()
+    codes = torch.randint(0, predictor.config.vocab_size, (streams, predictor.residuals), generator=generator)
+
+    def logits() -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+
+        def draw(book: int, scores: torch.Tensor) -> torch.Tensor:
+            seen.append(scores)
+            return codes[:, book]
+
+        predictor(hidden, first, draw)
+        return torch.stack(seen)
+
+    by_kernels = logits()
+    with kernels.disabled():
+        plain = logits()
+    largest = plain.abs().max()
+    assert (by_kernels - plain).abs().max() < 0.01 * largest
