@@ -62,3 +62,12 @@ def test_a_stream_whose_first_word_was_refused_can_be_finished(started: Started)
     with pytest.raises(Overloaded):
         waiting.finish_text()
     waiting.finish_text()  # any number of times
+
+
+def test_a_step_that_has_landed_holds_no_slot(started: Started) -> None:
+    """Also while readers are told of the sound of the next one, which lands in the same turn."""
+    engine = started(EngineConfig(slots=1, ahead=1))
+    stream = engine.submit(request(frames=5, sampling=Sampling(min_frames=5)))
+    while stream.result is None:
+        engine.go_on(1)
+        assert stream.flights == sum(flight.streams.count(stream) for flight in engine._flights)

@@ -311,7 +311,10 @@ class LocalEngine:
                 now = self.clock()
                 landed.append(Landed(flight, flags, now - max(flight.began, self._landed)))
                 self._landed = now
-                self._flights.popleft()
+                with self.lock:
+                    self._flights.popleft()
+                    for stream in flight.streams:
+                        stream.flights -= 1
             self._failures = 0
         except Exception as error:
             self._failures += 1
@@ -357,8 +360,6 @@ class LocalEngine:
         """Takes note of what steps told, and ends those that have nothing more to give."""
         with self.lock:
             for step in landed:
-                for stream in step.flight.streams:
-                    stream.flights = max(0, stream.flights - 1)  # one that failed since is in none
                 for stream, flags in zip(step.flight.makes, step.flags, strict=True):
                     self._heard(stream, flags)
                 self._note(step)
