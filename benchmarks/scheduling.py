@@ -23,11 +23,11 @@ from polyvox.engine.track import CHUNKS, Limits, Plan, Track
 from polyvox.errors import Overloaded
 
 FRAME = 0.08
-# Milliseconds by batch, 1.7B on one H200, plain PyTorch in CUDA graphs: frame step; codec call of one frame each.
-FRAME_STEP = ((1, 5.9), (64, 7.3), (512, 17.2))
-CODEC_CALL = ((1, 0.7), (64, 5.8), (512, 19.0))
-PREFILL_ROW = 0.012
-BATCH = 512  # the largest that was measured; more are several calls
+# Milliseconds by batch, 1.7B on one H200, kernels in CUDA graphs: frame step; codec call by the frames in it.
+FRAME_STEP = ((1, 2.73), (64, 5.55), (128, 6.96), (256, 8.06), (512, 12.1), (1024, 21.0))
+CODEC_CALL = ((1, 0.7), (64, 2.04), (256, 5.56), (512, 10.4), (1024, 20.1))
+PREFILL_ROW = 0.007
+BATCH = 1024  # the largest that was measured; more are several calls
 PROMPT_ROWS = (10, 60)
 MEDIAN_FRAMES, SPREAD, FRAMES = 60, 0.6, (12, 400)  # lognormal
 MAX_FRAMES = 500  # all that the scheduler knows of a length
@@ -68,9 +68,9 @@ class Gpu:
 
 
 def calibrated() -> CostModel:
-    """What an engine finds at start: straight lines through the calls of 64 and of 512."""
-    (few, frame_few), (many, frame_many) = FRAME_STEP[1:]
-    (_, codec_few), (_, codec_many) = CODEC_CALL[1:]
+    """What an engine finds at start: straight lines through the calls of one and of most."""
+    (few, frame_few), (many, frame_many) = FRAME_STEP[0], FRAME_STEP[-1]
+    (_, codec_few), (_, codec_many) = CODEC_CALL[0], CODEC_CALL[-1]
     stream, codec_frame = (frame_many - frame_few) / (many - few), (codec_many - codec_few) / (many - few)
     step, codec = frame_few - few * stream, codec_few - few * codec_frame
     return CostModel(step / 1e3, stream / 1e3, PREFILL_ROW / 1e3, codec / 1e3, codec_frame / 1e3)
@@ -255,6 +255,8 @@ class Simulation:
             assert frames <= track.room
             self._give(track, frames)
         for track in [track for track in self.scheduler.running if track.ended and track.decoded == track.made]:
+            if track.held:
+                self.scheduler.gave(track, track.held, self.now)
             self.scheduler.release(track, self.now)
             self.done.append(track)
 
@@ -266,7 +268,9 @@ class Simulation:
         elif track in self._stopped:
             track.room -= frames
         track.decoded += frames
-        self.scheduler.gave(track, frames, self.now)
+        track.held += frames
+        if self.scheduler.due(track, self.now) or (track.ended and track.decoded == track.made):
+            self.scheduler.gave(track, track.held, self.now)
 
 
 @dataclass(frozen=True, slots=True)

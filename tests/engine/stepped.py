@@ -15,7 +15,8 @@ from engine.speaking import PATIENCE, note_codes
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost import CostModel
-from polyvox.engine.local import Landed, LocalEngine
+from polyvox.engine.flight import Flight, Landed
+from polyvox.engine.local import LocalEngine
 from polyvox.engine.step import Seat, Stepper
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.track import Plan
@@ -115,12 +116,12 @@ class SteppedEngine(LocalEngine):
         self.batches[len(plan.frame)] += 1
         return super()._run(plan)
 
-    def _hand_over(self, plan: Plan, sound: list[Samples]) -> None:
+    def _hand_over(self, flight: Flight, sound: list[Samples]) -> None:
         if self.armed.pop("land", None) is not None:
             flying = [stream for flight in self._flights for stream in flight.streams]
             self.hit |= dict.fromkeys([s for s in [*self._planned, *flying] if s.result is None], "step")
             raise Injected("step")
-        super()._hand_over(plan, sound)
+        super()._hand_over(flight, sound)
 
     def _deliver(self, landed: list[Landed]) -> None:
         self._pass("deliver")

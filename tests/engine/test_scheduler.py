@@ -44,7 +44,9 @@ def track(arrived: float = 0.0, prompt_rows: int = 1, max_frames: int = 500, **f
 def playing(lead: float, now: float = 10.0, **fields: Any) -> Track:
     """A stream in the middle of speech that has so much lead at `now`, and everything made is given."""
     values: dict[str, Any] = {"made": 20, "started": 20, "decoded": 20, "first_audio": 0.0, "given": now + lead}
-    return track(**(values | fields))
+    found = track(**(values | fields))
+    found.deadline = now + lead
+    return found
 
 
 def let_in(engine: Scheduler, *tracks: Track, now: float = 0.0) -> None:
@@ -116,7 +118,7 @@ def test_streams_beyond_the_cap_rest_while_another_starts_on_a_machine_that_feel
     chosen = engine.plan(10.0).frame
     assert chosen[0] is new
     assert len(chosen) < 6
-    new.first_audio, new.given = 9.0, 4.0
+    new.first_audio, new.deadline = 9.0, 13.0
     assert len(engine.plan(10.0).frame) == 6
 
 
@@ -319,8 +321,8 @@ def test_a_stream_waits_at_the_door_while_others_are_about_to_run_dry() -> None:
     engine = running(late)
     engine.offer(new, 10.0)
     assert engine.admit(10.0) == ([], [])
-    late.given += 1.0
-    assert engine.admit(10.0) == ([new], [])
+    engine.gave(late, 1.0 / FRAME, 10.0)
+    assert engine.admit(10.1) == ([new], [])
 
 
 def test_capacity_is_what_can_be_kept_fed() -> None:

@@ -1,9 +1,9 @@
-"""A client of the engine in this process: what is measured has no server in it."""
+"""A client of an engine, in this process or behind a door: what is measured has no server in it."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from polyvox.audio.pcm import to_pcm
@@ -15,6 +15,7 @@ from polyvox.models.request import Request, Sampling
 
 if TYPE_CHECKING:
     from polyvox.engine.interface import Engine
+    from polyvox.hosting.wire import Door
 
 
 class EngineClient:
@@ -54,3 +55,23 @@ class EngineClient:
 async def engine_client(client: EngineClient) -> AsyncIterator[Client]:
     """As `load.run_here` wants to be given a client; the engine is not closed by it."""
     yield client
+
+
+@dataclass(frozen=True, slots=True)
+class DoorClient:
+    """Connects to an engine in a process of its own; a value, so that several processes may."""
+
+    door: "Door"
+    voice: str | None
+    frames: int | None
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Client]:
+        from polyvox.hosting.remote import RemoteEngine
+
+        engine = RemoteEngine(self.door)
+        try:
+            sampling = (await asyncio.to_thread(engine.about)).sampling
+            yield EngineClient(engine, sampling, self.voice, self.frames)
+        finally:
+            await asyncio.to_thread(engine.close)

@@ -264,15 +264,19 @@ def run(
     target: Target, load: Load, texts: tuple[str, ...], processes: int = 1, progress: Progress | None = None
 ) -> tuple[list[Trace], Lag]:
     """A load on a server, in so many processes; the traces by when they began, and what the client took."""
-    load.check()
     target.check()
+    return run_apart(_Connect(target, load, processes), load, texts, processes, progress)
+
+
+def run_apart(
+    connect: Connect, load: Load, texts: tuple[str, ...], processes: int = 1, progress: Progress | None = None
+) -> tuple[list[Trace], Lag]:
+    """The same with any client that can be sent to another process."""
+    load.check()
     if load.mode == "closed":
         processes = min(processes, int(load.level))
     parts = [Part(load, texts, number, processes) for number in range(processes)]
-    if processes == 1:
-        outcomes = [run_here(_Connect(target, load, 1), load, texts, progress)]
-    else:
-        outcomes = _elsewhere(target, parts, progress)
+    outcomes = [run_here(connect, load, texts, progress)] if processes == 1 else _elsewhere(connect, parts, progress)
     traces = sorted((trace for out in outcomes for trace in out.traces), key=lambda trace: trace.sent)
     return traces, lag_of(outcomes)
 
@@ -299,7 +303,7 @@ class _Connect:
         return connected(self.target, connections)
 
 
-def _elsewhere(target: Target, parts: list[Part], progress: Progress | None) -> list[Outcome]:
+def _elsewhere(connect: Connect, parts: list[Part], progress: Progress | None) -> list[Outcome]:
     """Each part in a process of its own; all begin at the same moment of the clock that they share."""
     context = multiprocessing.get_context("spawn")
     workers = []
@@ -307,7 +311,7 @@ def _elsewhere(target: Target, parts: list[Part], progress: Progress | None) -> 
         for part in parts:
             ours, theirs = context.Pipe()
             counts = context.Array("q", 2, lock=False)
-            process = context.Process(target=_work, args=(theirs, target, part, counts), daemon=True)
+            process = context.Process(target=_work, args=(theirs, connect, part, counts), daemon=True)
             process.start()
             theirs.close()
             workers.append((process, ours, counts))
@@ -345,9 +349,9 @@ def _received(pipe: Connection) -> Outcome | None:
     return got
 
 
-def _work(pipe: Connection, target: Target, part: Part, counts: Counts) -> None:
+def _work(pipe: Connection, connect: Connect, part: Part, counts: Counts) -> None:
     async def go() -> Outcome:
-        async with _Connect(target, part.load, part.of)() as client:
+        async with connect() as client:
             pipe.send(None)
             return await _Run(client, part, pipe.recv(), counts).run()
 

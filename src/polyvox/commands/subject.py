@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polyvox.bench.clients import Target
-from polyvox.bench.load import Lag, Load, lag_of, run, run_here
+from polyvox.bench.load import Lag, Load, lag_of, run, run_apart, run_here
 from polyvox.bench.metrics import Trace
 from polyvox.bench.prompts import fingerprint
 from polyvox.bench.results import Conditions, Run, machine
@@ -126,8 +126,7 @@ class Subject:
     def _engine(
         self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack, conditions: Conditions
     ) -> Driver:
-        from polyvox.bench.inprocess import EngineClient, engine_client
-        from polyvox.hosting.remote import RemoteEngine
+        from polyvox.bench.inprocess import DoorClient, EngineClient, engine_client
         from polyvox.hosting.supervisor import EngineProcess
         from polyvox.tts import placement
 
@@ -135,19 +134,21 @@ class Subject:
         slots = self.slots or max(closed, default=8)
         patience = max(each.timeout for each in loads)
         device, dtype = placement(self.device, self.dtype)
-        running: Engine
+        drive: Drive
         with console.status("Starting the engine …"):
             if device.type == "cuda":  # a GPU feeds more streams than one interpreter can also listen to
                 process = stack.enter_context(EngineProcess(partial(_build, self, slots, patience)))
-                running = RemoteEngine(process.door)
-                stack.callback(running.close)
-            else:
-                running = stack.enter_context(self._tts(slots, patience)).engine
-        client = EngineClient(running, running.about().sampling, self.voice, self.frames)
+                apart, cores = DoorClient(process.door, self.voice, self.frames), int(conditions["cores"] or 1)
 
-        def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
-            out = run_here(partial(engine_client, client), load_, texts, report)
-            return out.traces, lag_of([out], processes=0)
+                def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
+                    return run_apart(apart, load_, texts, self.processes or load_.processes(cores), report)
+            else:
+                engine = stack.enter_context(self._tts(slots, patience)).engine
+                client = EngineClient(engine, engine.about().sampling, self.voice, self.frames)
+
+                def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
+                    out = run_here(partial(engine_client, client), load_, texts, report)
+                    return out.traces, lag_of([out], processes=0)
 
         place = f"{device}, {str(dtype).removeprefix('torch.')}"
         about = {"model": self.model or "embedded", "on": place, "slots": slots, "frames": self.frames}

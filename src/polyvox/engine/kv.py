@@ -31,6 +31,7 @@ class PagedKV:
         self.keys = torch.zeros(layers, pages + 1, PAGE, kv_heads, head_dim, device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
         self.table = torch.full((slots, max_pages), SCRATCH, dtype=torch.int64, device=device)
+        self._owned = [0] * slots  # pages of each
 
     @property
     def nbytes(self) -> int:
@@ -38,8 +39,11 @@ class PagedKV:
 
     def give(self, slot: int, pages: list[int]) -> None:
         """These pages, in order, are the slot's; an empty list takes all of them back."""
-        row = pages + [SCRATCH] * (self.table.shape[1] - len(pages))
-        self.table[slot].copy_(torch.tensor(row, pin_memory=self.table.is_cuda), non_blocking=True)
+        row, before, self._owned[slot] = self.table[slot], self._owned[slot], len(pages)
+        if pages:
+            row[: len(pages)].copy_(torch.tensor(pages, pin_memory=self.table.is_cuda), non_blocking=True)
+        if before > len(pages):
+            row[len(pages) : before].fill_(SCRATCH)
 
     def poison(self, pages: list[int]) -> None:
         """Fills free pages with NaN, so that whoever reads them is found out."""

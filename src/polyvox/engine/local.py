@@ -7,20 +7,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from polyvox.audio.clip import FinishReason, Samples
-from polyvox.audio.silence import first_sound, window_of
 from polyvox.engine.config import PAGE, EngineConfig
+from polyvox.engine.flight import Flight, Landed
 from polyvox.engine.interface import Result
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.step import RING, Pending, Sound, Stepper
+from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
 from polyvox.engine.track import CHUNKS, FIRST_CHUNK, Limits, Plan, Track
@@ -33,31 +32,6 @@ log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0  # for the step that runs when the engine is closed
 FAILURES_ALLOWED = 3  # steps in a row that may fail before the engine gives up
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A step under way: who is in it, and what it will give."""
-
-    plan: Plan
-    began: float
-    makes: list[LocalStream]
-    flags: Pending | None
-    sounds: list[LocalStream]
-    sound: Sound | None
-
-    @property
-    def streams(self) -> list[LocalStream]:
-        return self.makes + self.sounds
-
-
-@dataclass(slots=True, eq=False)
-class Landed:
-    """A step whose sound was handed over: flags of those that made a frame."""
-
-    flight: Flight
-    flags: list[int]
-    seconds: float
 
 
 class LocalEngine:
@@ -85,7 +59,12 @@ class LocalEngine:
         self._refusal: Exception | None = None  # of a start that failed
         self._streams: dict[Track, LocalStream] = {}
         self._flights: deque[Flight] = deque()
+        self._begun = self._over = 0  # steps
         self._landed = 0.0  # when the last one did
+        # What a turn looks at is only what may have changed: with a thousand streams, time is short.
+        self._changed: dict[LocalStream, None] = {}  # by those who read, write or cancel
+        self._growing: dict[LocalStream, None] = {}  # that run, and whose text is not all in the slot
+        self._impatient: dict[LocalStream, None] = {}  # that may wait for a reader or for text
         self._unspoken: dict[LocalStream, None] = {}  # live streams that have no first word yet
         self._leaving: list[LocalStream] = []
         self._finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
@@ -131,7 +110,7 @@ class LocalEngine:
                 raise Overloaded("too many streams wait for their first word", retry_after=1)
             else:
                 stream.waiting_since = self.clock()
-                self._unspoken[stream] = None
+                self._unspoken[stream] = self._impatient[stream] = None
                 self.wake()
             return stream
 
@@ -177,6 +156,11 @@ class LocalEngine:
         """Something has changed that the next turn must see."""
         self._work.notify_all()
 
+    def changed(self, stream: LocalStream) -> None:
+        """The same, of one stream: its reader has taken, its text has grown, or it shall end."""
+        self._changed[stream] = None
+        self.wake()
+
     # Called by streams, under the lock
 
     def offer(self, stream: LocalStream, prepared: Prepared) -> None:
@@ -214,14 +198,14 @@ class LocalEngine:
         """More rows of text for a stream that has been offered."""
         stream.text = torch.cat([stream.text, rows]) if len(stream.text) else rows
         stream.text_open = stream.text_open and not last
-        self.wake()
+        self.changed(stream)
 
     def fail(self, stream: LocalStream, error: Exception) -> None:
         """Asks for the end of one stream; its slot may be in a step, so only the engine's thread ends it."""
         if stream.result is None and stream.wants_end is None:
             stream.wants_end, stream.failure, stream.text_open = "error", str(error), False
             stream.retry_after = getattr(error, "retry_after", None)
-            self.wake()
+            self.changed(stream)
 
     # The turn
 
@@ -281,8 +265,8 @@ class LocalEngine:
                     return None
                 now = self.clock()
                 # What came in time counts, however late this turn is: limits are looked at after it.
-                self._look_at_streams(now)
-                self._end_those_who_must(now)
+                self._look_at_changes(now)
+                self._end_the_impatient(now)
                 self._admit(now)
                 plan = self.scheduler.plan(now)
                 if plan or self._flights:
@@ -306,15 +290,14 @@ class LocalEngine:
             while len(self._flights) > bool(many):
                 flight = self._flights[0]
                 if flight.sound is not None:  # whoever waits for it need not wait for the frame beside it
-                    self._hand_over(flight.plan, flight.sound.get())
+                    self._hand_over(flight, flight.sound.get())
                 flags = flight.flags.get().tolist() if flight.flags else []
                 now = self.clock()
                 landed.append(Landed(flight, flags, now - max(flight.began, self._landed)))
                 self._landed = now
                 with self.lock:
                     self._flights.popleft()
-                    for stream in flight.streams:
-                        stream.flights -= 1
+                    self._over = flight.number
             self._failures = 0
         except Exception as error:
             self._failures += 1
@@ -327,17 +310,23 @@ class LocalEngine:
 
     def _begin(self, plan: Plan) -> None:
         """Hands a step to the device."""
-        began, stepper = self.clock(), self._stepper
-        seats = {track: seat for track in self._named(plan) if (seat := self._streams[track].seat) is not None}
-        sound = stepper.decode([(seats[t], t.decoded + t.sent, n) for t, n in plan.codec]) if plan.codec else None
+        began, stepper, streams = self.clock(), self._stepper, self._streams
+        makes, sounds = [streams[track] for track in plan.frame], [streams[track] for track, _ in plan.codec]
+        sound = flags = None
+        if sounds:
+            chunks = zip(sounds, plan.codec, strict=True)
+            sound = stepper.decode([(stream.seated, t.decoded + t.sent, n) for stream, (t, n) in chunks])
         if plan.prefill:
-            stepper.prefill([(seats[t], t.prefilled, rows) for t, rows in plan.prefill])
-        flags = stepper.frame([(seats[t], t.started) for t in plan.frame]) if plan.frame else None
-        makes, sounds = [self._streams[t] for t in plan.frame], [self._streams[t] for t, _ in plan.codec]
+            stepper.prefill([(streams[track].seated, track.prefilled, rows) for track, rows in plan.prefill])
+        if makes:
+            flags = stepper.frame([(s.seated, t.started) for s, t in zip(makes, plan.frame, strict=True)])
         with self.lock:
-            self._flights.append(Flight(plan, began, makes, flags, sounds, sound))
-            for stream in makes + sounds:
-                stream.flights += 1
+            self._begun += 1
+            self._flights.append(Flight(self._begun, plan, began, makes, flags, sounds, sound))
+            for stream in makes:
+                stream.flight = self._begun
+            for stream in sounds:
+                stream.flight = self._begun
             for track, rows in plan.prefill:
                 track.prefilled += rows
             for track in plan.frame:
@@ -345,15 +334,16 @@ class LocalEngine:
             for track, frames in plan.codec:
                 track.sent += frames
 
-    def _hand_over(self, plan: Plan, sound: list[Samples]) -> None:
+    def _hand_over(self, flight: Flight, sound: list[Samples]) -> None:
         """Gives the samples of a step to those who wait for them."""
         with self.lock:
             now = self.clock()
-            for (track, frames), samples in zip(plan.codec, sound, strict=True):
+            for stream, (track, frames), samples in zip(flight.sounds, flight.plan.codec, sound, strict=True):
                 track.sent -= frames
                 track.decoded += frames
-                self._give(self._streams[track], samples, now)
-            self._end_those_who_are_done()  # a final chunk and its result are told as one
+                if stream.result is None:
+                    self._give(stream, track, samples, frames, now)
+            self._end_those_who_are_done(flight.sounds)  # a final chunk and its result are told as one
         self._tell_readers()
 
     def _deliver(self, landed: list[Landed]) -> None:
@@ -363,7 +353,7 @@ class LocalEngine:
                 for stream, flags in zip(step.flight.makes, step.flags, strict=True):
                     self._heard(stream, flags)
                 self._note(step)
-            self._end_those_who_are_done()
+                self._end_those_who_are_done(step.flight.makes)
             self._free_those_who_left()
         self._tell_readers()
 
@@ -397,24 +387,29 @@ class LocalEngine:
                 self._end(stream, "error", f"the request could not be prepared: {error}")
                 continue
             stream.text = stream.text[stream.seat.text_end :].clone()
-            self._feed_text(track, stream, now)
+            if stream.text_open or len(stream.text) or track.text_frames < inf:
+                self._growing[stream] = None
+                self._feed_text(track, stream, now)
         self._free_those_who_left()
 
-    def _look_at_streams(self, now: float) -> None:
-        """New text, and how much each reader's buffer can take, or since when it can take nothing."""
-        for track, stream in self._streams.items():
-            track.room = self._room(stream)
-            if track.room >= 1:
-                stream.full_since = None
-            elif stream.full_since is None:
-                stream.full_since = now
-            if stream.seat is not None and stream.result is None:
-                self._feed_text(track, stream, now)
+    def _look_at_changes(self, now: float) -> None:
+        """What readers and writers did, and text that has found room in its slot since."""
+        changed, self._changed = self._changed, {}
+        for stream in changed:
+            if stream.wants_end is not None:
+                self._end(stream, stream.wants_end, stream.failure, stream.retry_after)
+            elif stream.track is not None:
+                stream.track.room = self._room(stream)
+                if stream.track.room >= 1:
+                    stream.full_since = None
+        for stream in list(self._growing):
+            assert stream.track is not None
+            self._feed_text(stream.track, stream, now)
+        self._free_those_who_left()
 
     def _feed_text(self, track: Track, stream: LocalStream, now: float) -> None:
         """Moves text into the slot, and tells the scheduler how far it reaches."""
-        seat = stream.seat
-        assert seat is not None
+        seat = stream.seated
         if len(stream.text):
             try:
                 count = self._stepper.write_text(seat, stream.text, track.started)
@@ -430,15 +425,18 @@ class LocalEngine:
             track.max_frames = min(track.max_frames, longest)
             self._stepper.shrink(seat, self.scheduler.shrink(track))
         track.text_frames = inf if closed else seat.text_end
+        if closed:
+            self._growing.pop(stream, None)
         if track.started < track.text_frames:
             stream.waiting_since = None
         elif stream.waiting_since is None and stream.text_open and not track.prompt_left:
             stream.wait_for_text(now)
+            self._impatient[stream] = None
 
-    def _end_those_who_must(self, now: float) -> None:
-        for stream in [*self._streams.values(), *self._unspoken]:
-            if stream.wants_end is not None:
-                self._end(stream, stream.wants_end, stream.failure, stream.retry_after)
+    def _end_the_impatient(self, now: float) -> None:
+        for stream in list(self._impatient):
+            if stream.result is not None or (stream.full_since is None and stream.waiting_since is None):
+                del self._impatient[stream]
             elif stream.full_since is not None and now - stream.full_since > self.config.reader_seconds:
                 self._end(stream, "error", f"nothing was read for {self.config.reader_seconds:g} s")
             elif stream.waiting_since is not None and now - stream.waiting_since > self.config.text_seconds:
@@ -458,33 +456,33 @@ class LocalEngine:
         elif track.made >= track.max_frames:
             track.ended, stream.reason = True, "runaway" if stream.guarded else "length"
 
-    def _give(self, stream: LocalStream, samples: Samples, now: float) -> None:
-        track = stream.track
-        assert track is not None
-        if stream.result is not None:
-            return
-        final = track.ended and track.decoded == track.made
+    def _give(self, stream: LocalStream, track: Track, samples: Samples, frames: int, now: float) -> None:
+        """Holds samples until they are worth a chunk, or nothing will follow."""
+        track.held += frames
+        stream.hold(samples)
         if stream.trims:
-            stream.held = np.concatenate([stream.held, samples])
-            if not stream.sounds:
-                start = first_sound(stream.held, self.sample_rate)
-                stream.sounds = start is not None
-                # Of silence the last window is kept, as the next sound may begin with it.
-                stream.held = stream.held[start if start is not None else -window_of(self.sample_rate) :]
-            # Less than a first chunk of sound would leave its player dry at once.
-            if not final and (not stream.sounds or len(stream.held) < track.first_chunk * self.model.samples_per_frame):
-                return
-            samples = stream.held if stream.sounds else stream.held[:0]
-            stream.trims, stream.held = False, stream.held[:0]
+            due = stream.trim(self.sample_rate, track.first_chunk * self.model.samples_per_frame)
+            track.held = stream.held // self.model.samples_per_frame
+        track.room = self._room(stream)
+        final = track.ended and track.decoded == track.made
+        if final or (due if stream.trims else self.scheduler.due(track, now)):
+            self._push(stream, track, final, now)
+
+    def _push(self, stream: LocalStream, track: Track, final: bool, now: float) -> None:
+        """What was held goes to the reader."""
+        samples = stream.release()
         self.scheduler.gave(track, len(samples) / self.model.samples_per_frame, now)
         stream.push(samples, final)
         track.room = self._room(stream)
+        if track.room < 1 and stream.full_since is None:
+            stream.full_since = now
+            self._impatient[stream] = None
         self._totals["audio_seconds"] += len(samples) / self.sample_rate
         self._notified[stream] = None
 
     def _room(self, stream: LocalStream) -> float:
         most = self.config.buffer_seconds * self.sample_rate
-        return max(0.0, (most - stream.buffered) // self.model.samples_per_frame)
+        return max(0.0, (most - stream.buffered - stream.held) // self.model.samples_per_frame)
 
     def _end(
         self,
@@ -497,10 +495,8 @@ class LocalEngine:
         track = stream.track
         if stream.result is not None:
             return
-        if stream.sounds and len(stream.held) and error is None and reason != "cancelled":
-            if track is not None:
-                self.scheduler.gave(track, len(stream.held) / self.model.samples_per_frame, self.clock())
-            stream.push(stream.held, final=True)
+        if track is not None and stream.held and not stream.silent and reason not in ("cancelled", "error"):
+            self._push(stream, track, True, self.clock())
         stream.end(
             Result(
                 finish_reason=reason,
@@ -519,6 +515,7 @@ class LocalEngine:
         )
         stream.text_open = False
         self._unspoken.pop(stream, None)
+        self._growing.pop(stream, None)
         self._finished[reason] += 1
         self._notified[stream] = None
         if track is not None:
@@ -528,13 +525,14 @@ class LocalEngine:
         if self._trace:
             self._trace.stream(stream, self.clock())
 
-    def _end_those_who_are_done(self) -> None:
-        for track, stream in list(self._streams.items()):
-            if track.ended and track.decoded == track.made:
+    def _end_those_who_are_done(self, streams: list[LocalStream]) -> None:
+        for stream in streams:
+            track = stream.track
+            if track is not None and track.ended and track.decoded == track.made:
                 self._end(stream, stream.reason)
 
     def _free_those_who_left(self) -> None:
-        for stream in [stream for stream in self._leaving if not stream.flights]:
+        for stream in [stream for stream in self._leaving if stream.flight <= self._over]:
             self._leaving.remove(stream)
             assert stream.track is not None
             self.scheduler.release(stream.track, self.clock())
@@ -550,15 +548,15 @@ class LocalEngine:
             named = [self._streams[track] for track in self._named(plan)]
             flying = [stream for flight in self._flights for stream in flight.streams]
             self._flights.clear()
+            self._over = self._begun
             for stream in dict.fromkeys([*named, *flying]):
-                stream.flights = 0
                 self._end(stream, "error", error)
 
     def _close_all(self) -> None:
         with self.lock:
             self._flights.clear()
+            self._over = self._begun
             for stream in [*self._streams.values(), *self._unspoken]:
-                stream.flights = 0
                 self._end(stream, "error", self.broken or "the engine was closed")
             try:
                 self._free_those_who_left()
@@ -577,7 +575,7 @@ class LocalEngine:
     def _next_timer(self, now: float) -> float | None:
         """Seconds until something happens by itself; None where nothing will."""
         moments = [t.arrived + self.scheduler.give_up_seconds for t in self.scheduler.waiting]
-        for stream in [*self._streams.values(), *self._unspoken]:
+        for stream in self._impatient:
             if stream.full_since is not None:
                 moments.append(stream.full_since + self.config.reader_seconds)
             if stream.waiting_since is not None:

@@ -30,6 +30,8 @@ REMEMBERED = 4
 GIVE_UP = 30.0
 # A codec call is well filled when its frames cost so many times what the call itself does.
 FULL_CALL = 3
+# Seconds for which a look at all streams tells those at the door how things stand.
+FRESH = 0.05
 
 
 @dataclass(slots=True)
@@ -53,6 +55,19 @@ class _Ends:
 
 
 @dataclass(slots=True)
+class _Look:
+    """How all streams stood at a moment."""
+
+    moment: float
+    owing: int  # live ones whose players wait for the engine
+    leads: list[float]  # of those who listen and wait for the engine, the shortest first
+
+    def slack(self, each: float) -> float:
+        """Seconds that could be lost and all would still meet their next deadlines, where a frame takes so many."""
+        return min((lead - each * place for place, lead in enumerate(self.leads, 1)), default=inf)
+
+
+@dataclass(slots=True)
 class Scheduler:
     limits: Limits
     cost: CostModel
@@ -66,6 +81,7 @@ class Scheduler:
     # Means of late steps: prompt rows for each frame, codec calls.
     rows: float = 0.0
     calls: float = 1.0
+    _seen: _Look | None = None  # until something changes
 
     def __post_init__(self) -> None:
         self.pages_free = self.limits.pages
@@ -99,13 +115,15 @@ class Scheduler:
         admitted: list[Track] = []
         shut: set[bool] = set()
         for track in sorted(self.waiting, key=lambda track: (not track.live, not track.continues)):
-            if track.live in shut or not self._places(track.live, track.continues, self.pages(track), relaxed):
+            if track.live in shut or not self._places(track.live, track.continues, self.pages(track), relaxed, now):
                 shut.add(track.live)
                 continue
             self.waiting.remove(track)
             track.admitted, track.pages = now, self.pages(track)
             self._count(track, 1)
             self.running.append(track)
+            if self._seen is not None:
+                self._seen.owing += track.live
             admitted.append(track)
         return admitted, expired
 
@@ -116,14 +134,14 @@ class Scheduler:
 
     def wait(self, live: bool, pages: int, now: float) -> float:
         """Seconds until one that comes now may begin: by how many go before it, and how long places are held."""
-        holding = [track for track in self.running if track.live is live]
         before = sum(track.live is live for track in self.waiting)
-        free = self._free(live)
+        free = self._free(live, now)
         missing = before + 1 - free
         if pages > self.pages_free:
             missing = max(missing, 1)
         if missing <= 0:
             return 0.0
+        holding = [track for track in self.running if track.live is live]
         ages = sum(now - track.admitted for track in holding if track.admitted is not None)
         return missing * self.ends[live].seconds(ages) / max(len(holding) + max(free, 0), 1)
 
@@ -131,6 +149,7 @@ class Scheduler:
         """A stream that is over, for whatever reason; also one that still waits."""
         if track in self.running:
             self.running.remove(track)
+            self._seen = None
             self._count(track, -1)
             if track.admitted is not None:
                 self.ends[track.live].count(now - track.admitted, len(self.running) + 1)
@@ -171,7 +190,7 @@ class Scheduler:
 
         The next sentence of an utterance was promised with its first.
         """
-        places = self._places(live, continues, pages, self._relaxed(now))  # those who wait for these wait no longer
+        places = self._places(live, continues, pages, self._relaxed(now), now)  # who waits for these waits no longer
         queue = self.limits.queue + (self.limits.slots if continues else 0)
         files = sum(not track.live for track in self.waiting)
         if len(self.waiting) >= places + queue or (not live and files >= places + FILES * queue):
@@ -180,23 +199,21 @@ class Scheduler:
             allowed = f"a place would not come free within {self.limits.queue_seconds:g} s"
             raise Overloaded(f"all streams are taken, and {allowed}", self.retry_after(live, now))
 
-    def _free(self, live: bool) -> int:
+    def _free(self, live: bool, now: float) -> int:
         """Places for streams of this kind, by capacity or share and by slots; below 0 where too many run."""
-        if live:
-            # One that waits for its text or its reader has given its share of the step to others.
-            free = self.capacity() - sum(track.live and track.owes_audio for track in self.running)
-        else:
-            free = max(int(FILES * self.limits.slots), 1) - self.files
+        # A live one that waits for its text or its reader has given its share of the step to others.
+        files = max(int(FILES * self.limits.slots), 1)
+        free = self.capacity() - self._look(now).owing if live else files - self.files
         return min(free, self.limits.slots - len(self.running))
 
-    def _places(self, live: bool, continues: bool, pages: int, relaxed: bool) -> int:
+    def _places(self, live: bool, continues: bool, pages: int, relaxed: bool, now: float) -> int:
         """How many like this one could be let in now, by deadlines, slots and, for this one, pages."""
         if pages > self.pages_free:
             return 0
-        free = self._free(live)
+        free = self._free(live, now)
         if continues and live:  # it has the place of the sentence before it, or follows it there
             return max(0, min(free + 1, self.limits.slots - len(self.running)))
-        if live and not relaxed and any(track.live and track.owes_audio for track in self.running):
+        if live and not relaxed and self._look(now).owing:
             return 0
         if not live and self.files and self.file_pages + pages > FILES * self.limits.pages:
             return 0
@@ -204,10 +221,16 @@ class Scheduler:
 
     def _relaxed(self, now: float) -> bool:
         """Whether all could meet their next deadlines, the nearest first, if the time of a frame were lost."""
-        _, each = self._per_frame()
-        leads = sorted(lead for track in self.running if (lead := _need(track, now)) > -inf and track.owes_audio)
-        slack = min((lead - each * place for place, lead in enumerate(leads, 1)), default=inf)
-        return slack >= self.limits.frame_seconds
+        look, (_, each) = self._look(now), self._per_frame()
+        return look.slack(each) - (now - look.moment) >= self.limits.frame_seconds
+
+    def _look(self, now: float) -> _Look:
+        """Requests come by the hundred: not each of them counts all streams anew."""
+        if self._seen is None or not 0 <= now - self._seen.moment < FRESH:
+            owing = [track for track in self.running if track.owes_audio]
+            leads = sorted(lead for track in owing if (lead := _need(track, now)) > -inf)
+            self._seen = _Look(now, sum(track.live for track in owing), leads)
+        return self._seen
 
     def _count(self, track: Track, sign: int) -> None:
         self.pages_free -= sign * track.pages
@@ -231,19 +254,24 @@ class Scheduler:
         prompts: list[Track] = []
         leads: list[float] = []
         live = 0
-        for track in self.running:
-            self._hold(track, now)
+        for track in self.running:  # all in one pass: with a thousand streams, time is short
+            if track.paused or track.waited is not None or track.room < 1 or track.started >= track.text_frames:
+                self._hold(track, now)
             need = _need(track, now)
-            live += track.live and track.owes_audio
-            if -inf < need < limits.lead_cap and track.owes_audio:
-                leads.append(need)
+            waits = track.made - track.decoded - track.sent  # frames, for the codec
+            if not (track.paused or track.waited is not None or (track.ended and track.decoded >= track.made)):
+                live += track.live
+                if need > -inf:
+                    leads.append(need)
             if track.prompt_left > 0:
                 prompts.append(track)
             elif self._can_make(track):
                 ready.append((need, track.arrived, track.id, track))
-            if track.made > track.decoded + track.sent and track.room >= 1 + track.sent:
+            if waits > 0 and track.room >= 1 + track.sent:
                 chunks.append((need, track.id, track))
-        least, budget = self._budget(sorted(leads), live)
+        leads.sort()
+        self._seen = _Look(now, live, leads)
+        least, budget = self._budget(leads[: bisect_left(leads, limits.lead_cap)], live)
         pressing = sum(entry[0] < limits.urgent for entry in ready)
         busy = pressing > 0 or any(track.live for track in prompts)
         sized = self._sized(sorted(chunks), busy, now)
@@ -276,13 +304,23 @@ class Scheduler:
         late = now - track.deadline
         resumes = track.waited is not None and track.decoded > track.waited
         if track.first_audio is None:
-            track.first_audio = now
+            track.first_audio = track.deadline = now
         elif late > 0:
-            track.resumed += late
+            track.deadline = now
             track.underruns += track.live and not (track.paused or resumes)
         track.paused = False
         track.waited = None if resumes else track.waited
         track.given += frames * self.limits.frame_seconds
+        track.deadline += frames * self.limits.frame_seconds
+        track.held = 0
+
+    def due(self, track: Track, now: float) -> bool:
+        """Whether the frames that are held are given now; each chunk costs the host, however short it is."""
+        if track.room < 1 or track.held >= self.longest or track.needs_text:
+            return True
+        if track.starts(now):
+            return track.held >= track.first_chunk
+        return 2 * track.held * self.limits.frame_seconds >= track.lead(now)
 
     def chunk(self, track: Track, now: float) -> int:
         """Frames that a stream's next chunk waits for: half of its lead may pass while they are made."""
@@ -304,7 +342,7 @@ class Scheduler:
         elif not (hungry and track.decoded == track.started):
             return
         if track.first_audio is not None:
-            track.resumed += max(0.0, now - track.deadline)
+            track.deadline = max(track.deadline, now)
 
     def _can_make(self, track: Track) -> bool:
         return (
@@ -329,6 +367,8 @@ class Scheduler:
         stalled = STALL * (fixed + each * least)
         if leads and leads[0] < stalled:
             least = min(least, max(ceil(least / 2), bisect_left(leads, stalled)))
+        # Those who are late already are served at once: a small step would make all of them later.
+        least = min(max(least, bisect_left(leads, 0.0)), self.limits.batch)
         seconds = min(leads[0] / STALL if leads else inf, self.limits.frame_seconds)
         return least, max(fixed + each * least, seconds)
 
@@ -357,11 +397,12 @@ class Scheduler:
         chosen: list[tuple[Track, int]] = []
         sizes: set[int] = set()
         total, most = 0, max(self.limits.batch, CHUNKS[-1])
+        call, each = self.cost.fixed * self.cost.codec, self.cost.growing * self.cost.codec_frame
         for track, wanted in chunks:
             frames = wanted
             room = seconds if track.live else min(seconds, files)
             while frames and (chosen or not (track.live or files == inf)):
-                cost = self.cost.seconds(0, 0, total + frames, len(sizes | {frames}))
+                cost = call * (len(sizes) + (frames not in sizes)) + each * (total + frames)
                 if total + frames <= most and cost <= room:
                     break
                 frames //= 2
@@ -381,12 +422,14 @@ class Scheduler:
         for need, _, track in chunks:
             available, room = track.made - track.decoded - track.sent, track.room - track.sent
             size = _whole(min(available, room, self.longest))
-            complete = available >= min(self.chunk(track, now), room) or track.ended or track.needs_text
+            wanted = min(self.chunk(track, now) - track.held, room)
+            complete = available >= wanted or track.ended or track.needs_text
             found.append((need, track, size, complete))
             if need > -inf and complete:
                 (urgent if need < self.limits.urgent else easy)[size] += size
         # With many, the smallest size in which all together fill one call well.
-        filled = (s for s in CHUNKS if worth and s * sum(f[2] >= s for f in found) >= FULL_CALL * worth)
+        sizes = sorted(entry[2] for entry in found)
+        filled = (s for s in CHUNKS if worth and s * (len(sizes) - bisect_left(sizes, s)) >= FULL_CALL * worth)
         bulk = next(filled, inf)
         chosen = []
         for need, track, size, complete in found:

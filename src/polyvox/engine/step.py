@@ -72,11 +72,11 @@ class Sound:
     groups: list[tuple[list[int], Pending]]
 
     def get(self) -> list[Samples]:
+        """Rows of memory that they share."""
         found: dict[int, Samples] = {}
         for group, pending in self.groups:
-            # A copy each: a reader that is slow must not keep the others' memory.
-            found |= {i: row.astype(np.float32) for i, row in zip(group, pending.get(), strict=True)}
-        return [found[i] for i in range(len(found))]
+            found |= zip(group, pending.get().astype(np.float32, copy=False), strict=True)
+        return [found[i] for i in range(len(found))] if len(self.groups) > 1 else list(found.values())
 
 
 def _memory() -> int:
@@ -253,8 +253,7 @@ class Stepper:
             while len(times) < 2 or (len(times) < CALIBRATION_CALLS and sum(times) < CALIBRATION_SECONDS):
                 began = time.perf_counter()
                 call(seats[:streams])
-                if self.model.device.type == "cuda":
-                    torch.cuda.synchronize(self.model.device)
+                self.wait()
                 times.append(time.perf_counter() - began)
             return min(times[1:])
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.silence import first_sound, window_of
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.reader import ReadStream
 from polyvox.engine.step import Seat
@@ -58,10 +59,11 @@ class LocalStream(ReadStream):
         self.text_waits = 0
         self.waiting_since: float | None = None  # for text
         self.full_since: float | None = None  # the buffer, for a reader
-        self.flights = 0  # frame steps under way that name the slot
+        self.flight = 0  # the last step that named the slot
         self.trims = request.trim_silence  # what comes before the first sound; until that is given
-        self.sounds = False  # there was a sound
-        self.held = _NOTHING  # the first sound, until there is enough of it
+        self._sounds = False  # there was a sound
+        self._held: list[Samples] = []  # until there is enough of it for a chunk
+        self.held = 0  # samples of it
         self.reason: FinishReason = "stop"
         self.guarded = False  # its longest is what the text can need at most, not what was asked for
 
@@ -73,7 +75,7 @@ class LocalStream(ReadStream):
 
     def _took(self, taken: list[Chunk]) -> None:
         self.buffered -= sum(len(chunk.samples) for chunk in taken)
-        self._engine.wake()
+        self._engine.changed(self)
 
     def append(self, text: str) -> None:
         """More text for a live request."""
@@ -95,7 +97,7 @@ class LocalStream(ReadStream):
         with self._engine.lock:
             if self.result is None and self.wants_end is None:
                 self.wants_end = "cancelled"
-                self._engine.wake()
+                self._engine.changed(self)
 
     def _grow(self, text: str, last: bool, rows: NDArray[np.float32] | None = None) -> None:
         """Makes rows of more text, in the caller's thread and without the engine's lock, and hands them over."""
@@ -132,6 +134,42 @@ class LocalStream(ReadStream):
             raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
 
     # The engine's side, under its lock
+
+    @property
+    def seated(self) -> Seat:
+        """The slot of a stream that runs."""
+        assert self.seat is not None
+        return self.seat
+
+    def hold(self, samples: Samples) -> None:
+        """Keeps samples that come with the next chunk; they may lie in memory that others share."""
+        self._held.append(samples)
+        self.held += len(samples)
+
+    def release(self) -> Samples:
+        """What was held, in memory of its own: a reader that is slow must not keep that of others."""
+        samples = np.concatenate([_NOTHING, *self._held]) if not self.silent else _NOTHING
+        self._held, self.held, self.trims = [], 0, False
+        return samples
+
+    @property
+    def silent(self) -> bool:
+        """Nothing of what is held will be heard."""
+        return self.trims and not self._sounds
+
+    def trim(self, sample_rate: int, enough: int) -> bool:
+        """Drops held silence before the first sound; whether so many samples of sound are there.
+
+        Fewer than a first chunk would leave its player dry at once.
+        """
+        if not self._sounds:
+            held = np.concatenate(self._held)
+            start = first_sound(held, sample_rate)
+            self._sounds = start is not None
+            # Of silence the last window is kept, as the next sound may begin with it.
+            held = held[start if start is not None else -window_of(sample_rate) :]
+            self._held, self.held = [held], len(held)
+        return self._sounds and self.held >= enough
 
     def push(self, samples: Samples, final: bool) -> None:
         self._buffer.append(Chunk(samples, self._chunks, final))

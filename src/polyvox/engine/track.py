@@ -1,6 +1,6 @@
 """What the scheduler knows: its limits, a stream's progress and deadline, and the plan of a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 FIRST_CHUNK = 2  # frames, where nothing else is asked for
@@ -45,17 +45,21 @@ class Track:
     started: int = 0  # frame steps begun, known or not
     sent: int = 0  # frames that the codec is at work on
     decoded: int = 0  # frames that it is done with
+    held: int = 0  # frames of those that wait for more, to be given as one chunk
     text_frames: float = inf  # frames for which there is text; later ones must wait for it
-    room: float = inf  # frames that its reader's buffer can still take
+    room: float = inf  # frames that its reader's buffer can still take, those held counted as there
     ended: bool = False  # no more frames will be made; what is left is flushed
     admitted: float | None = None
     pages: int = 0  # reserved for it
     first_audio: float | None = None
     given: float = 0.0  # seconds of audio given to the reader
-    resumed: float = 0.0  # seconds that playback stood still: for text, for its reader, or for want of audio
+    deadline: float = field(init=False)  # when the player runs dry; due at once where nothing was given yet
     underruns: int = 0
     waited: int | None = None  # frames begun when the text ran out: the pause after them is not an underrun
     paused: bool = False  # the reader's buffer was full: the pause before the next chunk is not an underrun
+
+    def __post_init__(self) -> None:
+        self.deadline = self.arrived
 
     @property
     def prompt_left(self) -> int:
@@ -70,13 +74,6 @@ class Track:
     def owes_audio(self) -> bool:
         """Its player waits for the engine, not for more text, a reader or nothing at all."""
         return not self.paused and self.waited is None and not (self.ended and self.decoded >= self.made)
-
-    @property
-    def deadline(self) -> float:
-        """When the player runs dry; a stream that has given nothing yet is due at once."""
-        if self.first_audio is None:
-            return self.arrived
-        return self.first_audio + self.resumed + self.given
 
     def starts(self, now: float) -> bool:
         """Its player waits for a first chunk: at the beginning, or after a pause that was not the engine's."""

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MOST_TEXTS = 10_000  # pieces of one stream that wait to be read
 SUBMITTERS = 4  # requests of one server that may be prepared at once
+# The engine's thread gives the interpreter up at each call to the device, and must have it back soon.
+SWITCH_SECONDS = 5e-4
 BEATS = 10  # signs of life in the time after which a process without any is ended
 
 
@@ -221,10 +224,11 @@ class ServerLink:
     def _note(self, id: int, reply: wire.Reply | None = None) -> None:
         """For the sending thread: an answer, and that a stream may have something to take."""
         with self._news:
+            if not (self._ready or self._replies):  # else it was told, and finds this one too
+                self._news.notify()
             if reply is not None:
                 self._replies[id] = reply
             self._ready[id] = None
-            self._news.notify()
 
     # The sending thread
 
@@ -318,6 +322,7 @@ def host(factory: Callable[[], Engine], folder: Path, hosting: Hosting, lifeline
     The lifeline hears the engine's sample rate, or why there is none; after that it hears a beat again and again, but
     none while the engine does not answer or its step takes longer than a beat.
     """
+    sys.setswitchinterval(SWITCH_SECONDS)
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager sends them to all
         signal.signal(number, signal.SIG_IGN)  # and the supervisor decides
     stop, stopping = socket.socketpair()

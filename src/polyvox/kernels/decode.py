@@ -3,8 +3,9 @@
     the inputs of rotary.py, where no two rows are of one slot -> [N,H,D], as of attention.py; k and v are in the cache
 
 It is rotary.py and attention.py in one: a row attends to itself from registers and to its past in the cache, so nothing
-that a launch writes is read in it, and the first block of the past is read before the launch in front has ended
-(overlap.py): it is of earlier steps. Rows of one slot that follow each other (a prompt) must take the two launches.
+that a launch writes is read in it. For few rows, the first block of the past is read before the launch in front has
+ended (overlap.py): it is of earlier steps. With many, all blocks are read alike, each while one is worked on. Rows of
+one slot that follow each other (a prompt) must take the two launches.
 
 Types: bfloat16, float16, float32, one for all.
 Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the sums. Up to
@@ -60,7 +61,8 @@ def rotary_attention(
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
-    most = FEW_BLOCK if rows <= FEW_ROWS and qkv.dtype != torch.float32 else BLOCK
+    few = rows <= FEW_ROWS
+    most = FEW_BLOCK if few and qkv.dtype != torch.float32 else BLOCK
     block = max(LEAST, min(most, power_of_2(tables.shape[1] * page)))
     decode_kernel[(rows, kv_heads)](
         qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, out,
@@ -68,7 +70,7 @@ def rotary_attention(
         NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=group, GROUP_BLOCK=max(LEAST, power_of_2(group)),
         DIM=dim, DIM_BLOCK=max(LEAST, power_of_2(dim)), PAGE=page, BLOCK=block,
-        WHOLE=block >= tables.shape[1] * page, **overlap(out),
+        EARLY=few, WHOLE=block >= tables.shape[1] * page, **overlap(out),
         num_warps=max(2, block // 16), num_stages=2,
     )  # fmt: skip
     return out
@@ -98,7 +100,7 @@ def decode_kernel(
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
     NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
+    EARLY: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -113,9 +115,10 @@ def decode_kernel(
     by_sin = tl.load(sin + turn, mask=inside, other=0.0).to(tl.float32)[None, :]
     own_page = tl.load(table + last // PAGE)
     past = kv_head * head_stride
-    past_key, past_value = block_of(
-        keys + past, values + past, table, 0, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
-    )
+    if EARLY:
+        past_key, past_value = block_of(
+            keys + past, values + past, table, 0, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
+        )
     if OVERLAP:
         wait()
 
@@ -139,9 +142,10 @@ def decode_kernel(
     highest = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
     total = tl.full([GROUP_BLOCK], 1.0, tl.float32)
     sums = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32) + value.to(tl.float32)
-    highest, total, sums = hear(query, past_key, past_value, 0, last, scale, highest, total, sums, BLOCK)
-    if not WHOLE:
-        for begin in range(BLOCK, last, BLOCK):
+    if EARLY:
+        highest, total, sums = hear(query, past_key, past_value, 0, last, scale, highest, total, sums, BLOCK)
+    if not (EARLY and WHOLE):
+        for begin in range(BLOCK if EARLY else 0, last, BLOCK):
             past_key, past_value = block_of(
                 keys + past, values + past, table, begin, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
             )
