@@ -85,7 +85,7 @@ LIMITS = Limits(
     ring=64,
     queue=64,
     queue_seconds=1.0,
-    prefill_rows=512,
+    prefill_rows=2048,
     batch=BATCH,
 )
 
@@ -230,7 +230,8 @@ class Simulation:
         while self.coming and self.coming[0].arrived <= self.now:
             one = self.coming.popleft()
             self._ids += 1
-            track = Track(self._ids, one.arrived, one.prompt_rows, MAX_FRAMES, live=one.live)
+            first = self.scheduler.first_chunk(self.now)
+            track = Track(self._ids, one.arrived, one.prompt_rows, MAX_FRAMES, live=one.live, first_chunk=first)
             try:
                 self.scheduler.offer(track, self.now)
                 self.tracks[track] = one

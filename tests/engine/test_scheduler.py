@@ -317,12 +317,29 @@ def test_a_burst_on_an_idle_engine_is_not_refused_for_the_length_of_the_queue() 
 
 
 def test_a_stream_waits_at_the_door_while_others_are_about_to_run_dry() -> None:
-    late, new = playing(0.05), track(arrived=10.0)
+    late, new = playing(0.03), track(arrived=10.0)
     engine = running(late)
     engine.offer(new, 10.0)
     assert engine.admit(10.0) == ([], [])
     engine.gave(late, 1.0 / FRAME, 10.0)
     assert engine.admit(10.1) == ([new], [])
+
+
+def test_a_first_chunk_is_one_frame_where_steps_are_quick() -> None:
+    engine = scheduler()
+    assert engine.first_chunk(10.0) == 1
+    crowd = running(*(playing(1.0) for _ in range(400)))
+    assert crowd.first_chunk(10.0) == 2
+    assert scheduler(CostModel(0.02, 0.0, 0.0, 0.0, 0.0)).first_chunk(0.0) == 2
+
+
+def test_whoever_is_late_is_in_the_next_step_however_cheap_it_was_said_to_be() -> None:
+    """By a cost model that is far off, a step with a few streams would seem to do."""
+    late = [playing(-0.5, made=21, started=21) for _ in range(200)]
+    engine = running(*late, cost=CostModel(1e-5, 1e-7, 1e-7, 1e-5, 1e-7))
+    plan = engine.plan(10.0)
+    assert len(plan.frame) == 200
+    assert len(plan.codec) == 200
 
 
 def test_capacity_is_what_can_be_kept_fed() -> None:

@@ -22,7 +22,7 @@ from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
-from polyvox.engine.track import CHUNKS, FIRST_CHUNK, Limits, Plan, Track
+from polyvox.engine.track import CHUNKS, Limits, Plan, Track
 from polyvox.errors import EngineDown, Overloaded, PolyvoxError
 from polyvox.models.identity import ModelFacts
 from polyvox.models.protocol import ENDED, STILL, Prepared, SpeechModel
@@ -176,7 +176,7 @@ class LocalEngine:
             max_frames=max(1, min(prepared.max_frames, most)),
             live=not stream.request.whole_file,
             continues=stream.request.segment > 0,
-            first_chunk=stream.request.first_chunk or FIRST_CHUNK,
+            first_chunk=stream.request.first_chunk or self.scheduler.first_chunk(now),
             room=self._room(stream),
             text_frames=0 if stream.text_open else inf,
         )

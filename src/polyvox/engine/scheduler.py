@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from polyvox.engine.cost import FOLLOW, CostModel
-from polyvox.engine.track import CHUNKS, Limits, Plan, Track
+from polyvox.engine.track import CHUNKS, FIRST_CHUNK, Limits, Plan, Track
 from polyvox.errors import InvalidRequest, Overloaded
 
 # A step may last so many times what was predicted (a stall of 3, noise of 1.2) before the shortest lead is used up.
@@ -30,6 +30,8 @@ REMEMBERED = 4
 GIVE_UP = 30.0
 # A codec call is well filled when its frames cost so many times what the call itself does.
 FULL_CALL = 3
+# Steps that may pass from one chunk of a frame to the next: the frame's, the codec's, one that runs, one that stalls.
+NEXT_STEPS = 5
 # Seconds for which a look at all streams tells those at the door how things stand.
 FRESH = 0.05
 
@@ -177,6 +179,12 @@ class Scheduler:
             streams = room / (fixed / self.limits.batch + each)
         return max(1, int(min(streams, self.limits.slots)))
 
+    def first_chunk(self, now: float) -> int:
+        """Frames of a first chunk: one, where the next ones surely come before it is played, else FIRST_CHUNK."""
+        fixed, each = self._per_frame()
+        step = fixed + each * (self._look(now).owing + 1)
+        return 1 if NEXT_STEPS * step <= self.limits.frame_seconds else FIRST_CHUNK
+
     def retry_after(self, live: bool, now: float) -> float:
         """Seconds until one that comes then may be let into the queue."""
         return max(1.0, self.wait(live, 0, now) - self.limits.queue_seconds)
@@ -220,9 +228,10 @@ class Scheduler:
         return max(0, free)
 
     def _relaxed(self, now: float) -> bool:
-        """Whether all could meet their next deadlines, the nearest first, if the time of a frame were lost."""
-        look, (_, each) = self._look(now), self._per_frame()
-        return look.slack(each) - (now - look.moment) >= self.limits.frame_seconds
+        """Whether all could meet their next deadlines, the nearest first, if a step stalled or a frame were lost."""
+        look, (fixed, each) = self._look(now), self._per_frame()
+        lost = min(STALL * (fixed + each * (look.owing + 1)), self.limits.frame_seconds)
+        return look.slack(each) - (now - look.moment) >= lost
 
     def _look(self, now: float) -> _Look:
         """Requests come by the hundred: not each of them counts all streams anew."""

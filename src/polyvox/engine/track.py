@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from math import inf
 
-FIRST_CHUNK = 2  # frames, where nothing else is asked for
+FIRST_CHUNK = 2  # frames, where nothing else is asked for and steps are not quick
 # Frames of a codec chunk, powers of two; a stream's chunk grows with its lead.
 CHUNKS = (1, 2, 4, 8, 16)
 
