@@ -68,7 +68,7 @@ class LocalEngine:
         self._unspoken: dict[LocalStream, None] = {}  # live streams that have no first word yet
         self._leaving: list[LocalStream] = []
         self._finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
-        self._totals = {"steps": 0.0, "frames": 0.0, "audio_seconds": 0.0, "underruns": 0.0}
+        self._totals = dict.fromkeys(("steps", "frames", "prompt_rows", "audio_seconds", "underruns"), 0.0)
         self._last: dict[str, float] = {}  # what the last step had in it
         self._notified: dict[LocalStream, None] = {}
         self._ids = 0
@@ -586,8 +586,9 @@ class LocalEngine:
         plan = step.flight.plan
         self.scheduler.observe(plan, step.seconds)
         self._totals["steps"] += 1
-        self._totals["frames"] += len(plan.frame)
         batch, rows, frames, _ = plan.sizes()
+        self._totals["frames"] += batch
+        self._totals["prompt_rows"] += rows
         self._last = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": step.seconds}
         if self._trace:
             self._trace.step(self._last, self.clock(), self.scheduler)
