@@ -149,6 +149,40 @@ def test_capacity_names_what_broke_first(bench: Bench, capsys: pytest.CaptureFix
     assert [breach.split()[0] for breach in told["broke_first"]] == ["underrun"]
 
 
+def test_capacity_draws_what_it_tried_and_hears_the_load_that_held(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("one.txt").write_text("Nobody came.\n")
+    Path("hear.py").write_text("import sys\nfor line in sys.stdin:\n    print('nobody sang', flush=True)\n")
+    asked = ("--most", "2", "--requests", "2", "--texts", "one.txt", "-o", "r.json", "--plot", "c.html")
+    heard = ("--wer", f"{sys.executable} hear.py", "--wer-requests", "1")
+    assert bench(
+        "capacity", "--base-url", bench.server.address, "--slo", "buffered_underrun=0", *SHORT, *asked, *heard
+    ) == 0  # fmt: skip
+    assert "2 streams at once hold" in (out := capsys.readouterr().out)
+    assert "50.0% of the words were misheard" in out
+    page = Path("c.html").read_text()
+    assert page.count("<svg") == 6  # the search, the bound, and the four of serve
+    assert "Loads in the order they were tried" in page
+    assert "held, 0 to 2 streams at once" in page
+    assert "buffered_underrun ≤ 0" in page
+    written = json.loads(Path("r.json").read_text())
+    assert written["conditions"]["slo"] == "buffered_underrun=0"
+    assert [run["summary"]["wer"] for run in written["runs"]] == [None, 0.5]
+
+
+def test_both_ways_to_measure_take_the_same_options(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.monkeypatch.setenv("COLUMNS", "200")
+    found = []
+    for command in ("serve", "capacity"):
+        assert bench(command, "--help") == 0
+        found.append(set(re.findall(r"--[a-z-]+", capsys.readouterr().out)))
+    serve, capacity = found
+    assert serve - capacity == {"--concurrency", "--rate"}
+    assert capacity - serve == {"--slo", "--by", "--first", "--most", "--precision"}
+    assert {"--wer", "--plot", "--output", "--request-seeds"} <= serve
+
+
 def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("serve", "--base-url", "http://127.0.0.1:9", *SHORT, "--requests", "1") == 1
     err = " ".join(capsys.readouterr().err.split())
