@@ -97,6 +97,7 @@ def test_a_report_finds_what_was_scripted(bench: Bench, capsys: pytest.CaptureFi
     assert bench.serve("--concurrency", "2", "--requests", "6", "-o", "r.json") == 0
     out, err = capsys.readouterr()
     assert "Serving Benchmark Result" in out
+    assert "\nload\tok\tfailed\t" in out
     assert "Traceback" not in err
     (run,) = json.loads(Path("r.json").read_text())["runs"]
     summary = run["summary"]
@@ -201,6 +202,11 @@ def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytes
         (("serve", "--base-url", "http://h", "--frames", "5"), "--in-process"),
         (("serve", "--base-url", "http://h", "--concurrency", "a"), "1,2,4"),
         (("serve", "--base-url", "http://h", "--concurrency", "1.5"), "whole number"),
+        (("serve", "--base-url", "http://h", "--concurrency", "nan"), "whole number"),
+        (("serve", "--base-url", "http://h", "--rate", "inf"), "a rate above 0"),
+        (("serve", "--base-url", "http://h", "--seconds", "inf"), "more than 0"),
+        (("serve", "--base-url", "http://h", "--max-in-flight", "0"), "1 or more"),
+        (("serve", "--base-url", "http://h", "--start-buffer", "nan"), "0 or more"),
         (("serve", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
         (("serve", "--base-url", "http://h", "-o", "no/such/x.json"), "written"),
         (("serve", "--base-url", "http://h", "--texts", "none.txt"), "one text"),
@@ -210,6 +216,8 @@ def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytes
         (("serve", "--in-process", "--tokens", "5"), "tokenizer"),
         (("capacity", "--base-url", "http://h", "--slo", "speed=1"), "ttfa"),
         (("capacity", "--base-url", "http://h", "--by", "hand"), "concurrency, rate"),
+        (("capacity", "--base-url", "http://h", "--first", "8", "--most", "4"), "8 or more"),
+        (("capacity", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
         (("compare", "a.json", "b.json"), "a result of"),
         (("engine", "--batch", "0"), "1 or more"),
     ],

@@ -73,7 +73,8 @@ def of_search(found: Capacity, runs: Sequence[Run], limits: Sequence[Limit]) -> 
     broke = [bool(trial.breaches) for trial in found.trials]
     bars = [Bar(i, 0.0, run.load.level, "dry" if broke[i] else "plays") for i, run in enumerate(runs)]
     kinds = {"plays": "held", "dry": "broke"}
-    plots = [Plot("Loads in the order they were tried", UNITS[runs[0].load.mode], "run", bars=tuple(bars), kinds=kinds)]
+    unit, levels = UNITS[runs[0].load.mode], tuple(sorted({run.load.level for run in runs}))
+    plots = [Plot("Loads in the order they were tried", unit, "run", bars=tuple(bars), ticks=levels, kinds=kinds)]
     lost = {run.load.level for run, each in zip(runs, broke, strict=True) if each}
     for limit in limits:
         values = [metric(run.summary, limit.name) for run in runs]

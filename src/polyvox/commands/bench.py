@@ -18,12 +18,14 @@ from polyvox.bench.summary import Summary, plain
 from polyvox.commands.measuring import Measurement, Measuring, PlotTo, check_files
 from polyvox.commands.options import taking
 from polyvox.commands.subject import SIZES, ModelName, progress
-from polyvox.commands.terminal import Device, Dtype, Json, console, load, show_json, show_rows
+from polyvox.commands.terminal import Device, Dtype, Json, console, load, show_figures, show_json
 from polyvox.errors import InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, help="Measure a speech server, or the engine.")
 
 LEAST_REQUESTS = 5  # that a rate must bring in a run, to show anything
+SLO = "underrun=0,ttfa_p95=1s"  # without a bound on waiting, a server that lets its listeners queue holds any load
+MOST, MOST_IN_PROCESS = 1024, 64  # loads that a search goes up to
 LEVELS = "1,4,8,16,32,48,64,96,128"
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each load, each with a seed of its own.")]
@@ -55,7 +57,7 @@ def serve(
     else:
         for run in runs:
             typer.echo(serving_report(run))
-        show_rows(HEADINGS, rows)
+        show_figures(HEADINGS, rows)
         _warn(measuring)
     measuring.draw("Serving benchmark", plots.of_runs(runs), HEADINGS, rows)
     if not any(run.summary.succeeded for run in runs):
@@ -66,11 +68,13 @@ def serve(
 @taking(Measurement)
 def capacity(
     asked: Measurement,
-    slo: Annotated[str, typer.Option(help="What must hold, such as underrun=0,ttfa_p95=100ms.")] = "underrun=0",
+    slo: Annotated[str, typer.Option(help="What must hold, such as underrun=0,ttfa_p95=100ms.")] = SLO,
     by: Annotated[str, typer.Option(help="concurrency or rate: what is raised.")] = "concurrency",
     first: Annotated[float, typer.Option(help="The load to begin with.")] = 1.0,
-    most: Annotated[float, typer.Option(help="The highest load to try.")] = 1024.0,
-    precision: Annotated[float, typer.Option(help="How narrow the answer must be, as a share of the load.")] = 0.05,
+    most: Annotated[float | None, typer.Option(help="The highest load to try. [1024; in process 64]")] = None,
+    precision: Annotated[
+        float, typer.Option(min=0, help="How narrow the answer must be, as a share of the load.")
+    ] = 0.05,
     repeats: Repeats = 3,
 ) -> None:
     """Find the highest load that holds a service level, and what breaks above it."""
@@ -78,7 +82,11 @@ def capacity(
     if by not in ("concurrency", "rate"):
         raise InvalidRequest("by", by, ("concurrency", "rate"))
     mode: Mode = "closed" if by == "concurrency" else "open"
+    if most is None:  # in process every stream of it has its memory from the start
+        most = max(first, MOST_IN_PROCESS if asked.in_process else MOST)
     basis, highest = asked.load(mode, first), asked.load(mode, most)
+    if most < first:
+        raise InvalidRequest("most", most, f"a load of {first:g} or more, which is --first")
     least = 1.0 if mode == "closed" else min(first, LEAST_REQUESTS / asked.seconds)
     with ExitStack() as stack:
         measuring = Measuring(asked, [highest], stack, slo)
@@ -99,7 +107,7 @@ def capacity(
     if asked.as_json:
         show_json(_capacity_told(found, mode, limits, measuring))
     else:
-        show_rows(headings, rows)
+        show_figures(headings, rows)
         typer.echo(answer)
         _warn(measuring)
     measuring.draw("Capacity", plots.of_search(found, runs, limits), headings, rows, [answer])
@@ -147,7 +155,7 @@ def compare(
             if each.low is not None and each.high is not None:
                 interval = f"{told(each.name, each.low)} to {told(each.name, each.high)}"
             rows.append([group.label, each.name, *shown, change, interval, each.told])
-    show_rows(("load", "metric", first.name, second.name, "change", "95 % interval", "the second is"), rows)
+    show_figures(("load", "metric", first.name, second.name, "change", "95 % interval", "the second is"), rows)
     for caution in cautions:
         console.print(f"warning: {caution}", soft_wrap=True)
 
@@ -207,7 +215,7 @@ def engine(
     if as_json:
         show_json(told_all)
     else:
-        show_rows(calls.HEADINGS, rows)
+        show_figures(calls.HEADINGS, rows)
         for size, held, streams in fed:
             step = f"batch {size}, context {held}: frame and codec step one after the other"
             console.print(f"{step} would keep {streams:.1f} streams fed", soft_wrap=True)

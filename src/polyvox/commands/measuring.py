@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -64,6 +65,8 @@ class Measuring:
     def __init__(self, asked: Measurement, loads: Sequence[Load], stack: ExitStack, slo: str | None = None) -> None:
         from polyvox.bench.hearing import check_command
 
+        if not 0 <= asked.start_buffer < inf:
+            raise InvalidRequest("start-buffer", asked.start_buffer, "0 or more milliseconds")
         check_files(asked.output, asked.plot)
         if asked.wer is not None:
             check_command(asked.wer)
