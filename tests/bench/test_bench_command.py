@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.fake_server import FakeServer, Script, serving, tone
+from polyvox import tts
 from polyvox.cli import main
+from polyvox.engine.memory import CPU_SLOTS
 
 PAGE = Path(__file__).parents[2] / "docs/benchmark.md"
 STAND_IN = """
@@ -117,6 +120,16 @@ def test_programs_get_json_and_a_key_is_never_written(bench: Bench, capsys: pyte
     assert told["conditions"]["note"] == "by hand"
     assert "sesame" not in Path("r.json").read_text()
     assert "sesame" not in json.dumps(told)
+
+
+def test_as_on_a_gpu_the_engine_has_a_process_of_its_own_and_tells_its_slots(bench: Bench) -> None:
+    bench.monkeypatch.setattr(tts, "placement", lambda *_: (torch.device("cuda"), torch.float32))  # here alone
+    asked = ("--in-process", "--device", "cpu", "--rate", "4", "--seconds", "2", "--warmup", "0", "--frames", "4")
+    assert bench("serve", *asked, "-o", "r.json") == 0
+    told = json.loads(Path("r.json").read_text())
+    assert told["conditions"]["engine"]["slots"] == CPU_SLOTS
+    assert told["runs"][0]["summary"]["failed"] == 0
+    assert told["runs"][0]["summary"]["length"]["mean"] == pytest.approx(0.32)
 
 
 def test_a_recogniser_of_any_kind_gives_word_errors(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

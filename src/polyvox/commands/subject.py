@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -90,7 +90,8 @@ class Subject:
     ] = None
     tokens: Annotated[int | None, typer.Option(help="In process, random weights: each text has so many tokens.")] = None
     slots: Annotated[
-        int | None, typer.Option(help="In process: streams that run at once; by default the largest load.")
+        int | None,
+        typer.Option(help="In process: streams that run at once. [the largest load, or what fits]"),
     ] = None
     device: Device = "auto"
     dtype: Dtype = "auto"
@@ -140,23 +141,27 @@ class Subject:
         self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack, conditions: Conditions
     ) -> Driver:
         from polyvox.bench.inprocess import DoorClient, EngineClient, engine_client
+        from polyvox.hosting.remote import RemoteEngine
         from polyvox.hosting.supervisor import EngineProcess
         from polyvox.tts import placement
 
         closed = [int(each.level) for each in loads if each.mode == "closed"]
-        slots = self.slots or max(closed, default=8)
+        slots = self.slots or max(closed, default=0)  # for a rate, what the engine takes by itself
         patience = max(each.timeout for each in loads)
         device, dtype = placement(self.device, self.dtype)
         drive: Drive
         with console.status("Starting the engine …"):
             if device.type == "cuda":  # a GPU feeds more streams than one interpreter can also listen to
                 process = stack.enter_context(EngineProcess(partial(_build, self, slots, patience)))
+                with closing(RemoteEngine(process.door)) as remote:
+                    slots = int(remote.stats()["slots"])
                 apart, cores = DoorClient(process.door, self.voice, self.frames), int(conditions["cores"] or 1)
 
                 def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
                     return run_apart(apart, load_, texts, self.processes or load_.processes(cores), report)
             else:
                 engine = stack.enter_context(self._tts(slots, patience)).engine
+                slots = engine.config.slots
                 client = EngineClient(engine, engine.about().sampling, self.voice, self.frames)
 
                 def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
