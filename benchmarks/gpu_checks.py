@@ -180,7 +180,7 @@ def memory(_: str) -> Rows:
             for _chunk in stream.chunks():
                 pass
         free, total = torch.cuda.mem_get_info()
-        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in engine._stepper.memory().items())
+        parts = ", ".join(f"{share.name} {share.size / 1e9:.2f}" for share in engine._stepper.memory())
     return [
         ("memory: 0.6B, 16 streams of 30 s, GB on the card in all", f"{(total - free) / 1e9:.2f}"),
         ("memory: of it", parts),

@@ -26,8 +26,7 @@ from polyvox.kernels.gated import silu_mul
 from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
-from polyvox.kernels.sampler import Draws, draw_keyed
-from polyvox.models.qwen3_tts.sampling import FirstRules
+from polyvox.kernels.sampler import Draws, FirstRules, draw_keyed
 
 CALLS, REPLAYS = 10, 30
 PAGE, FRAME = 16, 16

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from polyvox.engine.config import PAGE
 from polyvox.engine.kv import PagedKV
+from polyvox.kernels.noise import keyed_noise
 from polyvox.models.protocol import ENDED, Pack, Prepared
 from polyvox.models.qwen3_tts.config import CONTROL_IDS
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.predictor import Draw
 from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
-from polyvox.models.qwen3_tts.sampling import GeneratorNoise, Noise, keyed_noise
+from polyvox.models.qwen3_tts.sampling import GeneratorNoise, Noise
 from polyvox.models.qwen3_tts.speech import NEVER, Own, Speech
 from polyvox.models.request import Layout, Sampling
 from polyvox.tts import TTS

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from polyvox.audio import read_audio
+from polyvox.engine.memory import table
 from polyvox.server.settings import Settings, read_settings
+from polyvox.tts import load
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -127,6 +129,12 @@ def test_every_setting_is_documented() -> None:
     page = (ROOT / "docs/server.md").read_text()
     for name, field in Settings.model_fields.items():
         assert re.search(rf"^\| `{name}` \|.*{re.escape(field.description or '')}", page, re.MULTILINE), name
+
+
+def test_the_table_of_memory_is_the_one_that_a_server_shows() -> None:
+    with load(device="cpu", config=Settings().engine_config()) as tts:
+        shown = table(tts.engine._stepper.memory())
+    assert f"where the memory goes:\n{shown}\n" in (ROOT / "docs/server.md").read_text()
 
 
 def test_links_lead_somewhere() -> None:

@@ -189,7 +189,7 @@ class TTS:
             how = replace(how, seed=shelf.seed)
         elif seed is None:
             how = replace(how, seed=secrets.randbelow(2**32))
-        return Reading(self.engine, lines, how, max(1, self._config.slots // 2), shelf, speed, notes)
+        return Reading(self.engine, lines, how, max(1, self.engine.config.slots // 2), shelf, speed, notes)
 
     def close(self) -> None:
         """Ends the engine and whatever it still speaks."""

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.fake_server import FakeServer, Script, serving, tone
+from polyvox import tts
 from polyvox.cli import main
+from polyvox.engine.memory import CPU_SLOTS
 
 PAGE = Path(__file__).parents[2] / "docs/benchmark.md"
 STAND_IN = """
@@ -97,6 +100,7 @@ def test_a_report_finds_what_was_scripted(bench: Bench, capsys: pytest.CaptureFi
     assert bench.serve("--concurrency", "2", "--requests", "6", "-o", "r.json") == 0
     out, err = capsys.readouterr()
     assert "Serving Benchmark Result" in out
+    assert "\nload\tok\tfailed\t" in out
     assert "Traceback" not in err
     (run,) = json.loads(Path("r.json").read_text())["runs"]
     summary = run["summary"]
@@ -116,6 +120,16 @@ def test_programs_get_json_and_a_key_is_never_written(bench: Bench, capsys: pyte
     assert told["conditions"]["note"] == "by hand"
     assert "sesame" not in Path("r.json").read_text()
     assert "sesame" not in json.dumps(told)
+
+
+def test_as_on_a_gpu_the_engine_has_a_process_of_its_own_and_tells_its_slots(bench: Bench) -> None:
+    bench.monkeypatch.setattr(tts, "placement", lambda *_: (torch.device("cuda"), torch.float32))  # here alone
+    asked = ("--in-process", "--device", "cpu", "--rate", "4", "--seconds", "2", "--warmup", "0", "--frames", "4")
+    assert bench("serve", *asked, "-o", "r.json") == 0
+    told = json.loads(Path("r.json").read_text())
+    assert told["conditions"]["engine"]["slots"] == CPU_SLOTS
+    assert told["runs"][0]["summary"]["failed"] == 0
+    assert told["runs"][0]["summary"]["length"]["mean"] == pytest.approx(0.32)
 
 
 def test_a_recogniser_of_any_kind_gives_word_errors(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +163,40 @@ def test_capacity_names_what_broke_first(bench: Bench, capsys: pytest.CaptureFix
     assert [breach.split()[0] for breach in told["broke_first"]] == ["underrun"]
 
 
+def test_capacity_draws_what_it_tried_and_hears_the_load_that_held(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("one.txt").write_text("Nobody came.\n")
+    Path("hear.py").write_text("import sys\nfor line in sys.stdin:\n    print('nobody sang', flush=True)\n")
+    asked = ("--most", "2", "--requests", "2", "--texts", "one.txt", "-o", "r.json", "--plot", "c.html")
+    heard = ("--wer", f"{sys.executable} hear.py", "--wer-requests", "1")
+    assert bench(
+        "capacity", "--base-url", bench.server.address, "--slo", "buffered_underrun=0", *SHORT, *asked, *heard
+    ) == 0  # fmt: skip
+    assert "2 streams at once hold" in (out := capsys.readouterr().out)
+    assert "50.0% of the words were misheard" in out
+    page = Path("c.html").read_text()
+    assert page.count("<svg") == 6  # the search, the bound, and the four of serve
+    assert "Loads in the order they were tried" in page
+    assert "held, 0 to 2 streams at once" in page
+    assert "buffered_underrun ≤ 0" in page
+    written = json.loads(Path("r.json").read_text())
+    assert written["conditions"]["slo"] == "buffered_underrun=0"
+    assert [run["summary"]["wer"] for run in written["runs"]] == [None, 0.5]
+
+
+def test_both_ways_to_measure_take_the_same_options(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.monkeypatch.setenv("COLUMNS", "200")
+    found = []
+    for command in ("serve", "capacity"):
+        assert bench(command, "--help") == 0
+        found.append(set(re.findall(r"--[a-z-]+", capsys.readouterr().out)))
+    serve, capacity = found
+    assert serve - capacity == {"--concurrency", "--rate"}
+    assert capacity - serve == {"--slo", "--by", "--first", "--most", "--precision"}
+    assert {"--wer", "--plot", "--output", "--request-seeds"} <= serve
+
+
 def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("serve", "--base-url", "http://127.0.0.1:9", *SHORT, "--requests", "1") == 1
     err = " ".join(capsys.readouterr().err.split())
@@ -167,6 +215,11 @@ def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytes
         (("serve", "--base-url", "http://h", "--frames", "5"), "--in-process"),
         (("serve", "--base-url", "http://h", "--concurrency", "a"), "1,2,4"),
         (("serve", "--base-url", "http://h", "--concurrency", "1.5"), "whole number"),
+        (("serve", "--base-url", "http://h", "--concurrency", "nan"), "whole number"),
+        (("serve", "--base-url", "http://h", "--rate", "inf"), "a rate above 0"),
+        (("serve", "--base-url", "http://h", "--seconds", "inf"), "more than 0"),
+        (("serve", "--base-url", "http://h", "--max-in-flight", "0"), "1 or more"),
+        (("serve", "--base-url", "http://h", "--start-buffer", "nan"), "0 or more"),
         (("serve", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
         (("serve", "--base-url", "http://h", "-o", "no/such/x.json"), "written"),
         (("serve", "--base-url", "http://h", "--texts", "none.txt"), "one text"),
@@ -176,6 +229,8 @@ def test_nobody_there_is_an_exit_status_and_a_reason(bench: Bench, capsys: pytes
         (("serve", "--in-process", "--tokens", "5"), "tokenizer"),
         (("capacity", "--base-url", "http://h", "--slo", "speed=1"), "ttfa"),
         (("capacity", "--base-url", "http://h", "--by", "hand"), "concurrency, rate"),
+        (("capacity", "--base-url", "http://h", "--first", "8", "--most", "4"), "8 or more"),
+        (("capacity", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
         (("compare", "a.json", "b.json"), "a result of"),
         (("engine", "--batch", "0"), "1 or more"),
     ],

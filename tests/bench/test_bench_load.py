@@ -36,6 +36,12 @@ def test_several_processes_make_one_run(server: FakeServer) -> None:
     assert ticks[-1] == (len(found), 0)
 
 
+def test_each_of_several_processes_may_have_a_request_under_way(server: FakeServer) -> None:
+    load = Load("open", 10.0, seconds=0.6, warmup=0.0, max_in_flight=1)
+    found, _ = run(Target(server.address), load, prompts(), 2)
+    assert summarise(found).succeeded > 0
+
+
 def test_an_error_of_another_process_is_told_here() -> None:
     found, _ = run(Target("http://127.0.0.1:9"), Load("closed", 2, requests=2, warmup=0.0), ("Say it.",), 2)
     assert {trace.error for trace in found} == {"connect"}

@@ -82,7 +82,7 @@ def test_the_answer_says_what_broke_first() -> None:
     (breach,) = found.broke_first
     assert breach.limit.name == "ttfa_p95"
     assert breach.value == pytest.approx(0.11)
-    told = verdict(found, "streams at once", "it")
+    told = verdict(found, "closed", "it")
     assert (
         told == "10 streams at once hold it. What broke first, at 11: ttfa_p95 was 110 ms (allowed: ttfa_p95 ≤ 100 ms)"
     )
@@ -92,10 +92,10 @@ def test_where_nothing_breaks_or_nothing_holds_that_is_the_answer() -> None:
     limits = parse_slo("underrun=0")
     never = Search("closed", repeats=1, most=48).find(server(1000), limits)
     assert (never.holds, never.breaks) == (48, None)
-    assert "--most" in verdict(never, "streams at once", "it")
+    assert "--most" in verdict(never, "closed", "it")
     always = Search("closed", first=8, repeats=1).find(server(0), limits)
     assert (always.holds, always.breaks) == (None, 1)
-    assert verdict(always, "streams at once", "it").startswith("No load held it. At 1 streams at once: underrun was 1")
+    assert verdict(always, "closed", "it").startswith("No load held it. At 1 streams at once: underrun was 1")
     slow = Search("open", first=8, repeats=1).find(server(0), limits)
     assert slow.holds is None
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from polyvox.bench.capacity import Capacity, Trial, breaches, parse_slo
 from polyvox.bench.draw import check_path, nice_step, page, svg, write
 from polyvox.bench.load import Lag, Load
 from polyvox.bench.metrics import Trace
-from polyvox.bench.plots import Line, Plot, of_runs, timeline
+from polyvox.bench.plots import Line, Plot, of_runs, of_search, timeline
 from polyvox.bench.report import HEADINGS, row, serving_report
 from polyvox.bench.results import Run
 from polyvox.bench.summary import spread
@@ -84,6 +85,26 @@ def test_a_timeline_shows_where_players_ran_dry() -> None:
     ]  # fmt: skip
     dry = bars[4]
     assert [dry.begin, dry.end] == pytest.approx([2.1, 2.4])
+
+
+def test_a_search_is_drawn_run_by_run_and_against_its_bounds() -> None:
+    def searched(level: float, gap: float) -> Run:
+        trace = Trace(0, 0, 4, True, 0.0, 0.0, 0.05, [(0.1, RATE), (1.1 + gap, RATE)], 2.4, onset=0)
+        return Run(Load("closed", level), Lag(None, 0.1, 1), [trace])
+
+    runs = [searched(1, 0.0), searched(2, 0.0), searched(2, 0.2), searched(1.5, 0.0)]
+    limits = parse_slo("underrun_longest=50ms")
+    trials = [Trial(run.load.level, 1, tuple(breaches(run.summary, limits)), run.summary) for run in runs]
+    tried, bound, *others = of_search(Capacity(1.5, 2, tuple(trials)), runs, limits)
+    assert [(bar.end, tried.kinds[bar.kind]) for bar in tried.bars] == [
+        (1, "held"), (2, "held"), (2, "broke"), (1.5, "held")
+    ]  # fmt: skip
+    assert bound.title == "underrun_longest ≤ 50 ms"
+    held, broke, allowed = bound.lines
+    assert (held.points, allowed.points) == (((1, 0), (1.5, 0)), ((1, 50), (1.5, 50), (2, 50)))
+    assert [value for _, value in broke.points] == pytest.approx([100])  # of one run that held and one that did not
+    assert [value for _, value in broke.each] == pytest.approx([0, 200])
+    assert [plot.title for plot in others] == [plot.title for plot in of_runs(runs)]
 
 
 def test_a_page_is_whole_and_escapes_what_it_is_given() -> None:

@@ -20,7 +20,8 @@ from engine.stepped import CHEAP
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.local import LocalEngine
-from polyvox.models.qwen3_tts import model, sampling
+from polyvox.kernels import sampler
+from polyvox.models.qwen3_tts import model
 from polyvox.models.qwen3_tts.speech import Speech
 from polyvox.models.request import Request, Sampling
 
@@ -41,14 +42,14 @@ SAMPLINGS = (
 def noted_margins() -> Iterator[list[float]]:
     """By how much the best of each draw beats the second best, draw after draw, of a stream that is alone."""
     found: list[float] = []
-    draw: Callable[[Tensor, Tensor, Tensor], Tensor] = sampling.draw
+    draw: Callable[[Tensor, Tensor, Tensor], Tensor] = sampler.draw
 
     def noted(logits: Tensor, params: Tensor, noise: Tensor) -> Tensor:
         assert len(logits) == 1
-        temperature = params[:, sampling.TEMPERATURE, None]
+        temperature = params[:, sampler.TEMPERATURE, None]
         scores = logits / torch.where(temperature == 0, 1.0, temperature)
         ordered = scores.sort(dim=-1, descending=True).values
-        kept = torch.where(scores < sampling._threshold(ordered, params), -torch.inf, scores)
+        kept = torch.where(scores < sampler._threshold(ordered, params), -torch.inf, scores)
         best, second = torch.where(temperature == 0, kept, kept + noise).topk(2).values[0].tolist()
         found.append(best - second)
         return draw(logits, params, noise)

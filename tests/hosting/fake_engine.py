@@ -19,6 +19,7 @@ from polyvox.models.request import ClonedVoice, Request, Sampling
 SAMPLE_RATE = 24_000
 CHUNK_SAMPLES = 480
 BUFFER = 4  # chunks that a stream keeps for its reader
+SLOTS = 8  # that it tells of
 LENGTH = 10  # chunks of a stream that asks for no other number
 
 
@@ -169,6 +170,7 @@ class FakeEngine:
             self._asked += 1
             return {
                 "streams": len(self._streams),
+                "slots": SLOTS,
                 "steps": self._steps,
                 "asked": self._asked,
                 "cancelled": self._cancelled,

@@ -17,9 +17,8 @@ from polyvox.kernels.inputs import next_inputs
 from polyvox.kernels.lazy import Kernel
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
-from polyvox.kernels.sampler import Draws, draw_keyed
+from polyvox.kernels.sampler import Draws, FirstRules, draw_keyed
 from polyvox.kernels.skinny import MOST_ROWS, VECTOR_ROWS, Norm, project
-from polyvox.models.qwen3_tts.sampling import FirstRules
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 227 * 1024  # that a block may have

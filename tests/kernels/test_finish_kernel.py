@@ -5,8 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from polyvox.kernels.finish import FRAMES, LAGS, Record, finish_frame, finish_frame_plain
-from polyvox.models.protocol import ENDED, STILL
+from polyvox.kernels.finish import ENDED, FRAMES, LAGS, STILL, Record, finish_frame, finish_frame_plain
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

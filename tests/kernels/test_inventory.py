@@ -74,6 +74,12 @@ def test_every_header_states_its_contract() -> None:
             assert part in header, f"{kernel}: its header has no {part}"
 
 
+def test_kernels_know_nothing_of_the_rest() -> None:
+    for file in SOURCE.glob("*.py"):
+        others = re.findall(r"^\s*(?:from|import) (polyvox\.(?!kernels\b)[\w.]+)", file.read_text(), re.MULTILINE)
+        assert not others, f"{file.name} imports {others}"
+
+
 def test_on_a_cpu_it_speaks_where_there_is_no_triton() -> None:
     spoken = "import sys; sys.modules['triton'] = None; import polyvox; polyvox.load(device='cpu').say('Hi.')"
     subprocess.run([sys.executable, "-c", spoken], check=True, timeout=120)

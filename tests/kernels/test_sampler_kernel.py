@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyvox.kernels.sampler import Draws, draw_keyed, draw_keyed_plain
-from polyvox.models.qwen3_tts.sampling import FirstRules
+from polyvox.kernels.sampler import Draws, FirstRules, draw_keyed, draw_keyed_plain
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

@@ -8,8 +8,9 @@ import torch
 
 from conftest import DEVICE, Loaded
 from parity import Batch
+from polyvox.kernels.sampler import draw, penalised
 from polyvox.models.qwen3_tts.codec import Codebook
-from polyvox.models.qwen3_tts.sampling import draw, penalised, talker_parameters
+from polyvox.models.qwen3_tts.sampling import talker_parameters
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
 from polyvox.models.qwen3_tts.transformer import RMSNorm, Rotation
 from polyvox.models.request import Sampling

@@ -14,9 +14,9 @@ import torch
 
 from conftest import DEVICE, Loaded
 from parity import GOLDEN, TOLERANCE, golden, prompt_of, relative_error, run, same_codes
+from polyvox.kernels import sampler
 from polyvox.models.qwen3_tts import model as model_code
 from polyvox.models.qwen3_tts import predictor as predictor_code
-from polyvox.models.qwen3_tts import sampling as sampling_code
 from polyvox.models.qwen3_tts.prompt import Prompt
 from polyvox.models.qwen3_tts.transformer import Rotation
 from polyvox.tts import EMBEDDED_VOICE
@@ -169,7 +169,7 @@ def test_a_spoiled_prompt_is_found(name: str, spoil: Callable[[Prompt], Prompt],
 
 
 def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
-    penalty = mock.patch.object(sampling_code, "penalised", lambda logits, _seen, _params: logits)
+    penalty = mock.patch.object(sampler, "penalised", lambda logits, _seen, _params: logits)
     yield "custom_voice-seeded-filtered-whole", "no repetition penalty", penalty
     minimum = mock.patch.object(model_code, "CONTROL_IDS", 0)
     yield "custom_voice-speaker-whole", "no suppressed ids", minimum

@@ -7,15 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyvox.errors import InvalidRequest
-from polyvox.models.qwen3_tts.sampling import (
-    GeneratorNoise,
-    draw,
-    keyed_noise,
-    penalised,
-    philox,
-    seed_words,
-    talker_parameters,
-)
+from polyvox.kernels.noise import keyed_noise, philox
+from polyvox.kernels.sampler import draw, penalised
+from polyvox.models.qwen3_tts.sampling import GeneratorNoise, seed_words, talker_parameters
 from polyvox.models.request import Sampling
 
 PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)

@@ -97,7 +97,8 @@ class PacedEngine:
     def stats(self) -> dict[str, float]:
         with self.work:
             running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-            return {"streams": running, "waiting": waiting, "capacity": self._scheduler.capacity(), **self._counts}
+            slots, capacity = self._scheduler.limits.slots, self._scheduler.capacity()
+            return {"streams": running, "slots": slots, "waiting": waiting, "capacity": capacity, **self._counts}
 
     def close(self) -> None:
         with self.work:

@@ -216,7 +216,9 @@ def test_two_workers_share_engine_voices_counts_and_outcomes(checkpoints: Path, 
         assert process.wait(60) == 0
     assert sum("Started server process" in line for line in told) == 2
     assert any("listeners fed at once" in line for line in told)
+    assert any("room for 4 streams" in line for line in told)
     assert any("max_streams: 4" in line for line in told)
+    assert sum("keys and values" in line for line in told) == 1  # the table of the engine's process
 
 
 def test_a_signal_ends_the_server_after_what_is_under_way() -> None:

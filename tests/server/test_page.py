@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hosting.fake_engine import ABOUT
+from hosting.fake_engine import ABOUT, SLOTS
 from polyvox.models.identity import ModelFacts
 from polyvox.server.page import assets
 from polyvox.server.settings import Settings
@@ -89,6 +89,15 @@ def test_a_path_may_stand_before_the_page(engine: HeldEngine) -> None:
     with serving(engine, Settings(root_path="/voice")) as server, server.client(follow_redirects=True) as client:
         for path in ("/", "/web/main.js", "/v1/playground"):
             assert client.get(path).status_code == 200
+
+
+def test_the_page_is_told_the_engines_streams_where_no_number_was_set() -> None:
+    engine = HeldEngine()
+    try:
+        with serving(engine, Settings()) as server, server.client() as client:
+            assert client.get("/v1/playground").json()["limits"]["streams"] == SLOTS
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("about", [CUSTOM, DESIGN, replace(ABOUT, languages=("auto", "english", "german"))])

@@ -16,15 +16,16 @@ from server.several import several
 
 SECONDS = 60
 REFUSED_WITHIN = 0.1  # seconds
-SETTINGS = Settings(workers=2, slo=1.0, max_streams=8, queue=64)
+STREAMS = 8
+SETTINGS = Settings(device="cpu", workers=2, slo=1.0, max_streams=STREAMS, queue=64)
 
 
 # The embedded voice is as fast as the machine, which has to be idle; the other only waits.
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param(partial(PacedEngine, SETTINGS.max_streams, SETTINGS.queue, SETTINGS.slo), id="paced"),
-        pytest.param(partial(build_engine, None, "cpu", "auto", SETTINGS.engine_config()), id="embedded voice"),
+        pytest.param(partial(PacedEngine, STREAMS, SETTINGS.queue, SETTINGS.slo), id="paced"),
+        pytest.param(partial(build_engine, SETTINGS), id="embedded voice"),
     ],
 )
 def test_at_four_times_the_load_those_admitted_are_fed_and_the_others_told_at_once(

@@ -140,7 +140,7 @@ def svg(plot: Plot) -> str:
     for bar in plot.bars:
         x, wide = across.place(bar.begin), max(0.4, across.place(bar.end) - across.place(bar.begin))
         y = TOP + 7 * bar.row
-        told = f"{plot.kinds.get(bar.kind, bar.kind)}, {bar.begin:.3f} to {bar.end:.3f} s"
+        told = f"{plot.kinds.get(bar.kind, bar.kind)}, {bar.begin:.4g} to {bar.end:.4g} {plot.across}"
         rect = f'<rect x="{x}" y="{y}" width="{wide:.1f}" height="5" fill="{BAR_COLOURS[bar.kind]}">'
         parts.append(f"{rect}<title>{escape(told)}</title></rect>")
     names = [(line.name, COLOURS[i % len(COLOURS)]) for i, line in enumerate(plot.lines)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import inf
 from multiprocessing.connection import Connection
 from typing import Literal, Protocol
 
@@ -50,16 +51,20 @@ class Load:
     keep: int = 0  # the sound of so many measured requests, the first in the sequence
 
     def check(self) -> None:
-        if self.level <= 0 or (self.mode == "closed" and self.level != int(self.level)):
+        if not 0 < self.level < inf or (self.mode == "closed" and self.level != int(self.level)):
             what = "a whole number of streams, 1 or more" if self.mode == "closed" else "a rate above 0"
             raise InvalidRequest("level", self.level, what)
         for name in ("seconds", "timeout"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < inf:
                 raise InvalidRequest(name, getattr(self, name), "more than 0")
+        if not 0 <= self.warmup < inf:
+            raise InvalidRequest("warmup", self.warmup, "0 or more seconds")
         if not 0 <= self.ramp <= self.warmup:
             raise InvalidRequest("ramp", self.ramp, f"from 0 to the warm-up, {self.warmup:g} s")
         if self.requests is not None and self.requests < 1:
             raise InvalidRequest("requests", self.requests, "1 or more")
+        if self.max_in_flight < 1:
+            raise InvalidRequest("max_in_flight", self.max_in_flight, "1 or more")
         if self.keep < 0:
             raise InvalidRequest("keep", self.keep, "0 or more")
 
@@ -198,7 +203,7 @@ class _Run:
         async with asyncio.TaskGroup() as group:
             for when, trace in due:
                 await self.wait_until(when)
-                if self.counts[1] >= load.max_in_flight // part.of:
+                if self.counts[1] >= -(-load.max_in_flight // part.of):
                     trace.sent = trace.ended = self.now()
                     trace.error = DROPPED
                     self.out.traces.append(trace)

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from polyvox.bench.capacity import ALWAYS, Capacity, Limit
+from polyvox.bench.load import Mode
 from polyvox.bench.metrics import play
 from polyvox.bench.results import Run
+from polyvox.bench.summary import in_seconds, metric
 
 TIMELINE_STREAMS = 60
 WIDE = 12  # by how much loads must differ for their axis to be logarithmic
@@ -49,13 +52,14 @@ class Plot:
     kinds: dict[str, str] = field(default_factory=dict)  # what the colours of the bars mean
 
 
+UNITS: dict[Mode, str] = {"closed": "streams at once", "open": "requests a second"}
 KINDS = {"waits": "waiting for audio", "plays": "playing", "dry": "run dry"}
 
 
 def of_runs(runs: Sequence[Run]) -> list[Plot]:
     """First sound, continuity and throughput by load, and the streams of the last run in time."""
     runs = [run for run in runs if run.summary.succeeded]
-    plots = []
+    plots: list[Plot] = []
     for mode in ("closed", "open"):
         if chosen := [run for run in runs if run.load.mode == mode]:
             plots += [_first_sound(chosen), _continuity(chosen), _throughput(chosen)]
@@ -64,12 +68,38 @@ def of_runs(runs: Sequence[Run]) -> list[Plot]:
     return plots
 
 
+def of_search(found: Capacity, runs: Sequence[Run], limits: Sequence[Limit]) -> list[Plot]:
+    """What a search for the highest load tried, run by run, what held, each number that was bounded, and the rest."""
+    broke = [bool(trial.breaches) for trial in found.trials]
+    bars = [Bar(i, 0.0, run.load.level, "dry" if broke[i] else "plays") for i, run in enumerate(runs)]
+    kinds = {"plays": "held", "dry": "broke"}
+    unit, levels = UNITS[runs[0].load.mode], tuple(sorted({run.load.level for run in runs}))
+    plots = [Plot("Loads in the order they were tried", unit, "run", bars=tuple(bars), ticks=levels, kinds=kinds)]
+    lost = {run.load.level for run, each in zip(runs, broke, strict=True) if each}
+    for limit in limits:
+        values = [metric(run.summary, limit.name) for run in runs]
+        if limit.name not in ALWAYS or any(not limit.holds(value) for value in values):
+            plots.append(_bounded(limit, runs, values, lost))
+    return plots + of_runs(runs)
+
+
+def _bounded(limit: Limit, runs: Sequence[Run], values: Sequence[float | None], lost: set[float]) -> Plot:
+    """One number by load, against what was allowed; lost: the loads that did not hold, by this number or another."""
+    factor, unit = (1e3, "ms") if in_seconds(limit.name) else (1.0, "")
+    lines = []
+    for name, chosen in (("loads that held", False), ("loads that broke", True)):
+        shown = [value * factor if value is not None and (run.load.level in lost) is chosen else None
+                 for run, value in zip(runs, values, strict=True)]  # fmt: skip
+        lines.append(_by_load(name, runs, shown))
+    lines.append(_by_load("allowed", runs, [factor * limit.bound] * len(runs), dashed=True))
+    return _plot(str(limit), runs, unit, lines)
+
+
 def _plot(title: str, runs: Sequence[Run], up: str, lines: Sequence[Line], top: float | None = None) -> Plot:
     """A plot by load."""
-    across = "streams at once" if runs[0].load.mode == "closed" else "requests a second"
     levels = tuple(sorted({run.load.level for run in runs}))
     wide = levels[-1] > WIDE * levels[0]
-    return Plot(title, across, up, tuple(lines), log_across=wide, ticks=levels, top=top)
+    return Plot(title, UNITS[runs[0].load.mode], up, tuple(lines), log_across=wide, ticks=levels, top=top)
 
 
 def _by_load(name: str, runs: Sequence[Run], values: Sequence[float | None], dashed: bool = False) -> Line:

@@ -31,7 +31,9 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(min=0, help="Server processes; 0 has the engine in the same process. [1]")
     ] = None,
-    max_streams: Annotated[int | None, typer.Option(min=1, help="Streams that run at once. [8]")] = None,
+    max_streams: Annotated[
+        int | None, typer.Option(min=1, help="Streams that run at once. [8; on a GPU as many as fit, at most 256]")
+    ] = None,
     memory: Annotated[float | None, typer.Option(help="GB that the streams may take. [all there is]")] = None,
     slo: Annotated[float | None, typer.Option(help="Seconds that a request may wait for its place. [10]")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with these and all other settings.")] = None,
@@ -72,7 +74,7 @@ def _serve_here(settings: "Settings", listener: socket.socket, closing: ExitStac
         engine = RemoteEngine(_engine_process(settings, closing))
     else:
         with console.status("Starting …"):
-            engine = running.build_engine(settings.model, settings.device, settings.dtype, settings.engine_config())
+            engine = running.build_engine(settings)
     closing.callback(engine.close)
     _tell(settings, listener, engine, began)
     running.serve_here(engine, settings, listener)
@@ -94,18 +96,20 @@ def _engine_process(settings: "Settings", closing: ExitStack) -> "Door":
     from polyvox.hosting.supervisor import EngineProcess
     from polyvox.server import running
 
-    build = partial(running.build_engine, settings.model, settings.device, settings.dtype, settings.engine_config())
+    build = partial(running.build_engine, settings)
     with console.status("Starting the engine …"):
         return closing.enter_context(EngineProcess(build)).door
 
 
 def _tell(settings: "Settings", listener: socket.socket, engine: "Engine", began: float) -> None:
     """What is loaded, how much it can do, and where it is to be found."""
-    facts, capacity = engine.about(), engine.stats().get("capacity", 0)
+    facts, stats = engine.about(), engine.stats()
     name = "the embedded voice" if settings.model is None else facts.identity.name
     voices = f"; voices: {', '.join(facts.voices)}" if facts.voices else ""
     console.print(f"Loaded {name} in {time.perf_counter() - began:.1f} s{voices}", soft_wrap=True)
-    console.print(f"By its first measure this machine keeps {capacity:g} listeners fed at once.")
+    room = f"There is room for {stats['slots']:g} streams"
+    fed = f"by its first measure this machine keeps {stats['capacity']:g} listeners fed at once"
+    console.print(f"{room}; {fed}.", soft_wrap=True)
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{shown}:{listener.getsockname()[1]}"
     console.print(f"Listening on {address} (stop with Ctrl-C).", soft_wrap=True)

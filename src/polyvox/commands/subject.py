@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polyvox.bench.clients import Target
@@ -14,7 +15,7 @@ from polyvox.bench.load import Lag, Load, lag_of, run, run_apart, run_here
 from polyvox.bench.metrics import Trace
 from polyvox.bench.prompts import fingerprint
 from polyvox.bench.results import Conditions, Run, machine
-from polyvox.commands.terminal import console, load
+from polyvox.commands.terminal import Device, Dtype, console, load
 from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 SIZES = ("0.6B", "1.7B")  # of random weights
 PROMPT_ROWS = 32  # beside the text's, and one frame too late
 
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="The server's name for it; in process a checkpoint, or 0.6B or 1.7B at random."),
+]
 Drive = Callable[[Load, "Report | None"], tuple[list[Trace], Lag]]
 
 
@@ -64,24 +69,33 @@ class Driver:
 class Subject:
     """The options that say what is measured."""
 
-    base_url: str | None
-    in_process: bool
-    protocol: str
-    endpoint: str | None
-    model: str | None
-    voice: str | None
-    form: str
-    sample_rate: int
-    extra_body: str
-    api_key: str | None
-    request_seeds: bool
-    processes: int
-    frames: int | None
-    tokens: int | None
-    slots: int | None
-    device: str
-    dtype: str
-    note: str | None
+    base_url: Annotated[str | None, typer.Option(help="The server, such as http://127.0.0.1:8000.")] = None
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="The engine in this process instead of a server.")
+    ] = False
+    protocol: Annotated[str, typer.Option(help="http (raw), sse, or ws (vLLM-Omni's WebSocket).")] = "http"
+    endpoint: Annotated[str | None, typer.Option(help="Instead of /v1/audio/speech.")] = None
+    model: ModelName = None
+    voice: Annotated[str | None, typer.Option(help="A voice; by default none is asked for.")] = None
+    form: Annotated[str, typer.Option("--format", help="pcm or wav.")] = "pcm"
+    sample_rate: Annotated[int, typer.Option(help="Of pcm that does not say it.")] = 24_000
+    extra_body: Annotated[str, typer.Option(help="JSON put over each request's body; null takes a field out.")] = "{}"
+    api_key: Annotated[
+        str | None, typer.Option(envvar="POLYVOX_BENCH_KEY", help="Sent as a bearer token; never stored.")
+    ] = None
+    request_seeds: Annotated[bool, typer.Option("--request-seeds", help="Send each request a seed of its own.")] = False
+    processes: Annotated[int, typer.Option(min=0, help="Of the client; 0 takes as many as the load needs.")] = 0
+    frames: Annotated[
+        int | None, typer.Option(help="In process: each utterance has exactly so many frames of 80 ms.")
+    ] = None
+    tokens: Annotated[int | None, typer.Option(help="In process, random weights: each text has so many tokens.")] = None
+    slots: Annotated[
+        int | None,
+        typer.Option(help="In process: streams that run at once. [the largest load, or what fits]"),
+    ] = None
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    note: Annotated[str | None, typer.Option(help="Told beside the figures, such as the server's settings.")] = None
 
     def driver(self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack) -> Driver:
         if self.in_process == (self.base_url is not None):
@@ -127,23 +141,27 @@ class Subject:
         self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack, conditions: Conditions
     ) -> Driver:
         from polyvox.bench.inprocess import DoorClient, EngineClient, engine_client
+        from polyvox.hosting.remote import RemoteEngine
         from polyvox.hosting.supervisor import EngineProcess
         from polyvox.tts import placement
 
         closed = [int(each.level) for each in loads if each.mode == "closed"]
-        slots = self.slots or max(closed, default=8)
+        slots = self.slots or max(closed, default=0)  # for a rate, what the engine takes by itself
         patience = max(each.timeout for each in loads)
         device, dtype = placement(self.device, self.dtype)
         drive: Drive
         with console.status("Starting the engine …"):
             if device.type == "cuda":  # a GPU feeds more streams than one interpreter can also listen to
                 process = stack.enter_context(EngineProcess(partial(_build, self, slots, patience)))
+                with closing(RemoteEngine(process.door)) as remote:
+                    slots = int(remote.stats()["slots"])
                 apart, cores = DoorClient(process.door, self.voice, self.frames), int(conditions["cores"] or 1)
 
                 def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
                     return run_apart(apart, load_, texts, self.processes or load_.processes(cores), report)
             else:
                 engine = stack.enter_context(self._tts(slots, patience)).engine
+                slots = engine.config.slots
                 client = EngineClient(engine, engine.about().sampling, self.voice, self.frames)
 
                 def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:

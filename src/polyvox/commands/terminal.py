@@ -53,3 +53,8 @@ def show_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console(highlight=False, markup=False).print(table)
+
+
+def show_figures(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The same with its headings in a pipe, too: figures without their names mean nothing to whoever reads a log."""
+    show_rows(headings, rows if sys.stdout.isatty() else [headings, *rows])

@@ -13,15 +13,15 @@ LEAST_CONTEXT = 256  # positions: a prompt and a sentence
 class EngineConfig:
     """The keys of an engine's configuration.
 
-    slots: streams that run at once. context: positions (prompt rows and frames) that a slot has on average; one
-    stream may take more. queue, queue_seconds: how many requests wait for a slot, and how long. buffer_seconds: audio
-    kept for a reader that is slower than speech. reader_seconds: how long a full buffer waits for its reader.
-    text_seconds: how long a live stream waits for text. ahead: streams from which on a step is begun before the last
-    one's outcome is known, 0 for never; by default as the device has it. graphs: calls of fixed sizes, which a GPU
-    captures and replays; by default on a GPU. deterministic: every call has the same size, so that a seed gives the
-    same samples bit for bit in any crowd, on a GPU too; slow. memory_gb: that slots and pages may take, by default
-    all there is. poison: spoil what is freed, to find readers of what they did not write. trace: a file for a Perfetto
-    trace, written when the engine closes.
+    slots: streams that run at once; 0 for 8 on a CPU, and on a GPU as many as fit, at most 256. context: positions
+    (prompt rows and frames) that a slot has on average; one stream may take more. queue, queue_seconds: how many
+    requests wait for a slot, and how long. buffer_seconds: audio kept for a reader that is slower than speech.
+    reader_seconds: how long a full buffer waits for its reader. text_seconds: how long a live stream waits for text.
+    ahead: streams from which on a step is begun before the last one's outcome is known, 0 for never; by default as the
+    device has it. graphs: calls of fixed sizes, which a GPU captures and replays; by default on a GPU. deterministic:
+    every call has the same size, so that a seed gives the same samples bit for bit in any crowd, on a GPU too; slow.
+    memory_gb: that slots and pages may take, by default all there is. poison: spoil what is freed, to find readers of
+    what they did not write. trace: a file for a Perfetto trace, written when the engine closes.
     """
 
     slots: int = 8
@@ -40,7 +40,7 @@ class EngineConfig:
 
     def check(self) -> None:
         """Raises InvalidRequest with the sentence that mends it."""
-        least = {"slots": 1, "context": LEAST_CONTEXT, "queue": 0}
+        least = {"context": LEAST_CONTEXT}
         for field in fields(self):
             value, low = getattr(self, field.name), least.get(field.name, 0)
             if field.type not in (int, float):

@@ -18,6 +18,7 @@ from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.flight import Flight, Landed
 from polyvox.engine.interface import Result
+from polyvox.engine.memory import table
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
@@ -130,6 +131,7 @@ class LocalEngine:
                 "streams": len(self.scheduler.running),
                 "waiting": len(self.scheduler.waiting),
                 "capacity": self.scheduler.capacity(),
+                "slots": self.config.slots,
                 "slots_free": len(self._stepper.free_slots),
                 "pages_free": len(self._stepper.free_pages),
                 "lead_min": leads[0] if leads else inf,
@@ -216,9 +218,8 @@ class LocalEngine:
         self._stepper = Stepper(self.model, self.config)
         self._stepper.capture()
         cost = self._stepper.calibrate()
-        taken = self._stepper.memory()
-        shown = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in taken.items())
-        log.info("memory in GB: %s; in all %.2f", shown, sum(taken.values()) / 1e9)
+        self.config = self._stepper.config  # with the slots that fit, where none were asked for
+        log.info("where the memory goes:\n%s", table(self._stepper.memory()))
         limits = Limits(
             frame_seconds=self.frame_seconds,
             slots=self.config.slots,

@@ -1,12 +1,10 @@
 """The device's side of a step: slots and pages by index, and the three calls of the model over them."""
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,8 +18,8 @@ from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost import CostModel
 from polyvox.engine.graphs import Graphs
 from polyvox.engine.kv import PagedKV
+from polyvox.engine.memory import Share, fitted
 from polyvox.engine.track import CHUNKS
-from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import Pack, Prepared, SpeechModel
 
 RING = 2 * CHUNKS[-1]  # frames that a slot keeps for the codec
@@ -79,20 +77,15 @@ class Sound:
         return [found[i] for i in range(len(found))] if len(self.groups) > 1 else list(found.values())
 
 
-def _memory() -> int:
-    """Bytes that this machine, or the group that this process is kept in, has in all."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # "max", or no such group
-        there = min(there, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return there
-
-
 class Stepper:
     """All streams' state, and the work of one step on it."""
 
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
+        layers, kv_heads, head_dim = model.kv_shape
+        position = 2 * layers * kv_heads * head_dim * model.dtype.itemsize
+        stream = config.context * position + model.new_slots(1, TEXT_ROWS, RING).nbytes
+        config = fitted(config, model.device, stream)
         self.model, self.config = model, config
-        self._check_memory()
         cuda = model.device.type == "cuda"
         fixed = config.deterministic or (cuda if config.graphs is None else config.graphs)
         self.prompt_rows = ONE_SIZE_ROWS if config.deterministic else MOST_ROWS
@@ -108,25 +101,7 @@ class Stepper:
         self.ahead = config.ahead if config.ahead is not None else CROWD if cuda else 0
         self.free_slots = list(range(config.slots))
         self.free_pages = list(range(1, config.pages + 1))
-        layers, _, _ = model.kv_shape
         self._small = layers * model.hidden_size**2 <= SMALL_MODEL
-
-    def _check_memory(self) -> None:
-        """Raises InvalidRequest where the slots and pages that are asked for cannot fit."""
-        config, model = self.config, self.model
-        layers, kv_heads, head_dim = model.kv_shape
-        one = config.context * 2 * layers * kv_heads * head_dim * model.dtype.itemsize
-        one += model.new_slots(1, TEXT_ROWS, RING).nbytes
-        if model.device.type == "cuda":
-            there, _ = torch.cuda.mem_get_info(model.device)
-        else:
-            there = _memory()
-        if config.memory_gb is not None:
-            there = min(there, int(config.memory_gb * 1e9))
-        if one * config.slots > there:
-            needed = f"{one * config.slots / 1e9:.1f} GB are needed and {there / 1e9:.1f} GB are there"
-            most = f"at most {int(there // one)} with a context of {config.context}, or a smaller context ({needed})"
-            raise InvalidRequest("slots", config.slots, most)
 
     def seat(self, prepared: Prepared, pages: int) -> Seat:
         """Gives a stream its slot and all the pages it may ever need."""
@@ -186,13 +161,22 @@ class Stepper:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
 
-    def memory(self) -> dict[str, int]:
-        """Bytes by what has them; of a GPU also what is not ours to choose."""
-        found = {"weights": self.model.nbytes, "keys and values": self.cache.nbytes, "slots": self.rows.nbytes}
-        if self.model.device.type == "cuda":
-            ours = torch.cuda.memory_reserved(self.model.device)
-            free, total = torch.cuda.mem_get_info(self.model.device)
-            found |= {"graphs and workspaces": ours - sum(found.values()), "driver and others": total - free - ours}
+    def memory(self) -> list[Share]:
+        """What has the memory; of a GPU also what is not ours to choose."""
+        model, config = self.model, self.config
+        streams = f"{config.slots} streams (max_streams)"
+        pages = f"{streams} × {config.context} positions (context) in {config.pages} pages of {PAGE}"
+        kind = str(model.dtype).removeprefix("torch.")
+        found = [
+            Share("weights", model.nbytes, f"{kind} on {model.device} (model, dtype)"),
+            Share("keys and values", self.cache.nbytes, pages),
+            Share("slots", self.rows.nbytes, streams),
+        ]
+        if model.device.type == "cuda":
+            ours, held = torch.cuda.memory_reserved(model.device), sum(share.size for share in found)
+            free, total = torch.cuda.mem_get_info(model.device)
+            found.append(Share("graphs and workspaces", ours - held, f"calls of up to {streams}"))
+            found.append(Share("driver and others", total - free - ours, f"{free / 1e9:.2f} GB more are free"))
         return found
 
     def prefill(self, work: list[tuple[Seat, int, int]]) -> None:

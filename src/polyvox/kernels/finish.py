@@ -23,12 +23,12 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.lazy import Kernel, power_of_2
 from polyvox.kernels.overlap import overlap, wait
-from polyvox.models.protocol import ENDED, STILL
 
 if TYPE_CHECKING:
     import triton.language as tl
 
 LAGS, FRAMES = 4, 48  # about 4 s
+ENDED, STILL = 1, 2  # flags: no frame was made, speech is over; speech stands still
 
 
 @dataclass(frozen=True, slots=True, eq=False)

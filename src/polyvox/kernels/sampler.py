@@ -1,5 +1,7 @@
 """One draw from logits, for a batch of rows: rules of code 0, temperature, top-k, top-p, noise, argmax.
 
+The argmax of score + Gumbel noise is a draw from softmax(score); filters are thresholds, parameters a row of a tensor.
+
     logits [B,V] · book: the codebook, from 0 · slots [B] int64 · by slot: params [S,4] float32, key [S,2], segment [S],
     frame [S] int64; for code 0 seen [S,V] bool, least [S], budget [S] int64 -> codes [B] int64
 
@@ -23,14 +25,15 @@ from torch import Tensor
 
 from polyvox import kernels
 from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.noise import keyed_noise
 from polyvox.kernels.overlap import overlap, wait
-from polyvox.models.qwen3_tts.sampling import FirstRules, draw, first_scores, keyed_noise
 
 if TYPE_CHECKING:
     import triton.language as tl
 
 LANES = 256  # tokens for each warp
 MOST_TOKENS = 1 << 15  # counts of tokens are added in 16 bits
+TEMPERATURE, TOP_K, TOP_P, PENALTY = range(4)  # columns of a row of parameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +45,18 @@ class Draws:
     key: Tensor  # [S, 2]
     segment: Tensor  # [S]
     frame: Tensor  # [S]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstRules:
+    """What holds for code 0 alone; tensors have a row a slot."""
+
+    seen: Tensor  # [S, vocab]: the codes so far, for the repetition penalty
+    least: Tensor  # [S]: frames before end of speech may be drawn
+    budget: Tensor  # [S]: frames after which end of speech gains logit
+    pressure: float  # so much with every frame
+    end: int  # the id of end of speech
+    controls: int  # the first of the ids that are no codes; of them only end may be drawn
 
 
 def draw_keyed(logits: Tensor, book: int, draws: Draws, first: FirstRules | None = None) -> Tensor:
@@ -76,6 +91,52 @@ def draw_keyed_plain(logits: Tensor, book: int, draws: Draws, first: FirstRules 
         logits = first_scores(logits, first, slots, frame, params)
     noise = keyed_noise(draws.key[slots], draws.segment[slots], frame, book, 1, vocab)[:, 0]
     return draw(logits, params, noise)
+
+
+def draw(logits: Tensor, params: Tensor, noise: Tensor) -> Tensor:
+    """Logits and Gumbel noise [B, vocab] and parameters [B, 4] to token ids [B]."""
+    scores = _wide(logits)
+    temperature = params[:, TEMPERATURE, None]
+    greedy = temperature == 0
+    scores = scores / torch.where(greedy, 1.0, temperature)
+    ordered = scores.sort(dim=-1, descending=True).values
+    scores = scores.masked_fill(scores < _threshold(ordered, params), -torch.inf)
+    return torch.where(greedy, scores, scores + noise).argmax(-1)
+
+
+def first_scores(logits: Tensor, rules: FirstRules, slots: Tensor, frame: Tensor, params: Tensor) -> Tensor:
+    """Logits of code 0 as they are drawn from, by the reference's order of processors; frame and params by row."""
+    token = torch.arange(logits.shape[1], device=logits.device)
+    end = token == rules.end
+    too_early = (frame < rules.least[slots])[:, None] & end
+    logits = penalised(logits, rules.seen[slots], params)
+    pressure = rules.pressure * (frame - rules.budget[slots]).clamp(min=0)
+    logits = logits + torch.where(end, pressure[:, None], 0)
+    return logits.masked_fill((token >= rules.controls) & ~end | too_early, -torch.inf)
+
+
+def penalised(logits: Tensor, seen: Tensor, params: Tensor) -> Tensor:
+    """Repetition penalty: tokens seen before [B, vocab] lose by their row's factor, whatever their sign."""
+    logits = _wide(logits)
+    factor = params[:, PENALTY, None]
+    return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _threshold(ordered: Tensor, params: Tensor) -> Tensor:
+    """The smallest score that stays, [B, 1], from scores in falling order: every score as large stays too."""
+    vocab = ordered.shape[-1]
+    wanted, top_p = params[:, TOP_K].long(), params[:, TOP_P, None]
+    top_k = torch.where(wanted == 0, vocab, wanted).clamp(1, vocab)[:, None]
+    by_k = ordered.gather(1, top_k - 1)
+    # Top-p among what top-k left: a token stays while the tokens above it hold less than top_p.
+    probability = ordered.masked_fill(ordered < by_k, -torch.inf).softmax(-1)
+    above = probability.cumsum(-1) - probability
+    kept = ((above < top_p) | (top_p >= 1)).sum(-1, keepdim=True)
+    return torch.maximum(by_k, ordered.gather(1, kept.clamp(1, vocab) - 1))
 
 
 @Kernel

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
+from polyvox.kernels.finish import ENDED as ENDED  # the flags of a frame, for whoever reads them
+from polyvox.kernels.finish import STILL as STILL
 from polyvox.kernels.pages import Pages
 from polyvox.models.identity import ModelFacts
 from polyvox.models.request import ClonedVoice, Request
@@ -129,6 +131,3 @@ class SpeechModel(Protocol):
 
     def new_slots(self, count: int, text_rows: int, ring: int) -> SlotRows:
         """Memory for so many streams, each with text for so many frames and so many frames for the codec."""
-
-
-ENDED, STILL = 1, 2  # the flags of a frame: no frame was made, speech is over; speech stands still

@@ -16,6 +16,7 @@ ENGINE = {
     "streams": ("polyvox_engine_streams", "Streams that the engine runs."),
     "capacity": ("polyvox_streams_admissible", "Streams that the engine can keep fed at once."),
     "waiting": ("polyvox_queue_depth", "Requests that wait for a place."),
+    "slots": ("polyvox_engine_slots", "Streams that the engine has room for."),
     "slots_free": ("polyvox_engine_slots_free", "Slots that nobody has."),
     "pages_free": ("polyvox_engine_pages_free", "Pages of the cache that nobody has."),
     "steps": ("polyvox_engine_steps_total", "Steps since the start."),

@@ -84,7 +84,7 @@ async def facts(request: Request) -> JSONResponse:
             "text": settings.max_text,
             "audio_bytes": settings.max_audio,
             "audio_seconds": settings.max_audio_seconds,
-            "streams": settings.max_streams,
+            "streams": desk.speaker.streams,
         },
         "needs_key": bool(settings.api_keys),
     }

@@ -18,7 +18,6 @@ from types import FrameType
 
 import uvicorn
 
-from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Engine
 from polyvox.hosting.remote import RemoteEngine
 from polyvox.hosting.wire import Door
@@ -39,11 +38,12 @@ BACKLOG = 2048
 PONG_SECONDS = 300.0
 
 
-def build_engine(model: str | None, device: str, dtype: str, config: EngineConfig) -> Engine:
+def build_engine(settings: Settings) -> Engine:
     """What the engine's process begins with; torch is in that process alone."""
     from polyvox.tts import load
 
-    return load(model, device, dtype, config=config).engine
+    set_up_logs(settings)
+    return load(settings.model, settings.device, settings.dtype, config=settings.engine_config()).engine
 
 
 class Server(uvicorn.Server):

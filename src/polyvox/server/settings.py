@@ -32,7 +32,11 @@ class Settings(BaseModel):
         default=1, ge=0, le=64, description="Server processes; 0 runs the engine in the server's process."
     )
 
-    max_streams: int = Field(default=8, ge=1, description="Streams that run at once.")
+    max_streams: int | None = Field(
+        default=None,
+        ge=1,
+        description="Streams that run at once; by default 8 on a CPU, and on a GPU as many as fit, at most 256.",
+    )
     context: int = Field(
         default=1024, ge=256, description="Rows of prompt and frames (12.5 a second) that a stream has on average."
     )
@@ -80,7 +84,7 @@ class Settings(BaseModel):
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
-            slots=self.max_streams,
+            slots=self.max_streams or 0,
             context=self.context,
             graphs=self.graphs,
             deterministic=self.deterministic,

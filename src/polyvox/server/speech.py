@@ -152,6 +152,7 @@ class Speaker:
         on_end: Callable[[Outcome], None] = lambda _: None,
     ) -> None:
         self.engine, self.facts, self.settings = engine, facts, settings
+        self.streams = settings.max_streams or int(engine.stats()["slots"])  # that run at once
         self.open: set[Utterance] = set()
         self.draining = False
         self.on_end = on_end
@@ -260,7 +261,7 @@ class Speaker:
         if self.draining:
             raise Overloaded("this server is stopping: try another, or the same again soon", retry_after=1)
         self._check_refusal(whole_file)
-        if len(self.open) >= self.settings.max_streams + self.settings.queue or self._submitting >= MOST_SUBMITTING:
+        if len(self.open) >= self.streams + self.settings.queue or self._submitting >= MOST_SUBMITTING:
             raise Overloaded(f"{len(self.open)} requests are being served here, which is all it takes", retry_after=1)
 
     def _check_refusal(self, whole_file: bool) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from polyvox import kernels
 from polyvox.kernels.finish import Record, finish_frame
 from polyvox.kernels.inputs import next_inputs
-from polyvox.kernels.sampler import Draws, draw_keyed
+from polyvox.kernels.noise import keyed_noise
+from polyvox.kernels.sampler import Draws, FirstRules, draw, draw_keyed, first_scores
 from polyvox.models.protocol import Cache, Pack
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
@@ -17,7 +18,7 @@ from polyvox.models.qwen3_tts.encoder import CodecEncoder
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig
 from polyvox.models.qwen3_tts.predictor import Draw
 from polyvox.models.qwen3_tts.prompt import Prompt
-from polyvox.models.qwen3_tts.sampling import FirstRules, Noise, draw, first_scores, keyed_noise
+from polyvox.models.qwen3_tts.sampling import Noise
 from polyvox.models.qwen3_tts.speaker import SpeakerEncoder
 from polyvox.models.qwen3_tts.talker import Talker
 from polyvox.models.qwen3_tts.transformer import file_tensors
