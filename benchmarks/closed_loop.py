@@ -202,9 +202,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--ramp", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--processes", type=int, help="that read; by default one for 64 streams"
-    )
+    parser.add_argument("--processes", type=int, help="that read; by default one for 64 streams")
     given = parser.parse_args()
     levels = [int(each) for each in given.streams.split(",")]
     rows = []

@@ -103,7 +103,7 @@ def test_one_line_that_fails_is_told_and_the_others_are_cancelled(engine: LocalE
     ):
         list(Reading(engine, LINES, HOW, 4))
     with engine.lock:
-        assert engine._work.wait_for(lambda: not engine._streams, 60)
+        assert engine._work.wait_for(lambda: not engine._crowd.streams, 60)
 
 
 def test_subtitles_tell_the_times() -> None:

@@ -192,14 +192,18 @@ class Crowd(RuleBasedStateMachine):
         if self.closed:
             return False
         with engine.lock:
-            before = (list(engine._streams), list(engine._unspoken), list(engine.scheduler.waiting))
+            before = (list(engine._crowd.streams), list(engine._crowd.unspoken), list(engine.scheduler.waiting))
             pages = engine.scheduler.limits.pages  # the most that it could ask for
             wait = engine.scheduler.wait(not asked.whole_file, pages, engine.now)
             try:
                 on_ready = None if listener.reader == "none" else listener.told
                 listener.stream = engine.submit(asked, on_ready)
             except Overloaded:
-                assert before == (list(engine._streams), list(engine._unspoken), list(engine.scheduler.waiting))
+                assert before == (
+                    list(engine._crowd.streams),
+                    list(engine._crowd.unspoken),
+                    list(engine.scheduler.waiting),
+                )
                 # Files may fill half of the queue.
                 full = len(before[2]) >= QUEUE / 2 or len(before[1]) >= QUEUE + SLOTS
                 assert full or wait > self.config.queue_seconds
@@ -318,8 +322,8 @@ class Crowd(RuleBasedStateMachine):
             return
         with engine.lock:
             assert not engine._flights
-            assert not engine._leaving
-            assert not engine._notified
+            assert not engine._crowd.leaving
+            assert not engine._crowd.notified
             for listener in self.listeners:
                 stream, track = listener.stream, listener.stream.track
                 if listener.reader == "takes":
@@ -328,9 +332,9 @@ class Crowd(RuleBasedStateMachine):
                     continue
                 assert stream.wants_end is None
                 if track is None:
-                    assert stream in engine._unspoken
+                    assert stream in engine._crowd.unspoken
                 elif track not in engine.scheduler.waiting:
-                    full, hungry = engine._room(stream) < 1, stream.text_open and track.needs_text
+                    full, hungry = engine._crowd.room(stream) < 1, stream.text_open and track.needs_text
                     assert full or hungry, f"it could go on, and does not: {track}"
                     assert (stream.full_since is not None) == full
                     self.seen["full"] += full
@@ -413,12 +417,12 @@ class Crowd(RuleBasedStateMachine):
             for listener in self.listeners:
                 self._stream_is_sound(listener)
             ended = sum(listener.stream.result is not None for listener in self.listeners)
-            assert sum(self.engine._finished.values()) == ended
+            assert sum(self.engine._crowd._finished.values()) == ended
         self.spoiled = False
 
     def _each_page_has_one_owner(self) -> None:
         engine, stepper, scheduler = self.engine, self.engine._stepper, self.engine.scheduler
-        seats = [stream.seat for stream in engine._streams.values() if stream.seat is not None]
+        seats = [stream.seat for stream in engine._crowd.streams.values() if stream.seat is not None]
         slots = [seat.slot for seat in seats] + stepper.free_slots
         pages = [page for seat in seats for page in seat.pages] + stepper.free_pages
         assert sorted(slots) == list(range(SLOTS))
@@ -427,15 +431,17 @@ class Crowd(RuleBasedStateMachine):
             table = stepper.cache.table[seat.slot].tolist()
             assert table == seat.pages + [SCRATCH] * (len(table) - len(seat.pages))
         assert (stepper.cache.table[stepper.free_slots] == SCRATCH).all()
-        running = [track for track in engine._streams if track not in scheduler.waiting]
-        assert set(scheduler.running) == {t for t in running if not (s := engine._streams[t]).result or s.seat}
+        running = [track for track in engine._crowd.streams if track not in scheduler.waiting]
+        assert set(scheduler.running) == {t for t in running if not (s := engine._crowd.streams[t]).result or s.seat}
         assert scheduler.pages_free == len(stepper.free_pages)
         assert scheduler.files == sum(not track.live for track in scheduler.running)
         if not self.free:
             flying = Counter(stream for flight in engine._flights for stream in flight.streams)
             for stream in flying:
                 assert stream.seat is not None, "a slot was freed under a step that is under way"
-            assert all((stream in flying) == (stream.flight > engine._over) for stream in engine._streams.values())
+            assert all(
+                (stream in flying) == (stream.flight > engine._crowd.over) for stream in engine._crowd.streams.values()
+            )
             # Readers may be told of a step's sound before the step is over.
             assert len(engine._flights) <= bool(engine.config.ahead) + (engine.parked == "tell")
 
@@ -455,7 +461,7 @@ class Crowd(RuleBasedStateMachine):
         held = stream.request.first_chunk or 0 if stream.request.trim_silence else 0
         assert 0 <= stream.buffered <= (BUFFER_FRAMES + held) * frame
         assert stream.result is None or stream.result.finish_reason in ("stop", "length", "cancelled", "error")
-        if stream.result is not None and stream not in engine._leaving:
+        if stream.result is not None and stream not in engine._crowd.leaving:
             assert stream.seat is None
 
     # The end
@@ -473,7 +479,7 @@ class Crowd(RuleBasedStateMachine):
         if not self.spoiled:
             assert not self.engine._thread.is_alive()
             assert_all_free(self.engine)
-            assert not self.engine._unspoken
+            assert not self.engine._crowd.unspoken
             for listener in self.listeners:
                 self._judge(listener)
 

@@ -43,7 +43,7 @@ def solo(speech: Speech, request: Request) -> Samples:
 def assert_all_free(engine: LocalEngine) -> None:
     """Nothing is held, at the latest a step after the last stream's end."""
     with engine.lock:
-        assert engine._work.wait_for(lambda: not engine._streams, PATIENCE)
+        assert engine._work.wait_for(lambda: not engine._crowd.streams, PATIENCE)
     stats = engine.stats()
     assert stats["streams"] == stats["waiting"] == 0
     assert stats["slots_free"] == engine.config.slots
@@ -93,7 +93,7 @@ def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
 
     def seated(prepared: Prepared, pages: int) -> Seat:
         place = seat(prepared, pages)
-        sitting[place] = next(stream for stream in engine._streams.values() if stream.prepared is prepared)
+        sitting[place] = next(stream for stream in engine._crowd.streams.values() if stream.prepared is prepared)
         return place
 
     def decoded(work: list[tuple[Seat, int, int]]) -> Sound:

@@ -111,7 +111,7 @@ class SteppedEngine(LocalEngine):
     def _run(self, plan: Plan) -> list[Landed]:
         self._pass("run")
         flying = [stream for flight in self._flights for stream in flight.streams]
-        self._planned = [self._streams[track] for track in self._named(plan)]
+        self._planned = [self._crowd.streams[track] for track in self._named(plan)]
         self._in_step = [*self._planned, *flying]
         self.batches[len(plan.frame)] += 1
         return super()._run(plan)
@@ -157,7 +157,7 @@ class SteppedEngine(LocalEngine):
 
         def written(seat: Seat, text: torch.Tensor, frame: int) -> int:
             if self.armed.pop("write", None) is not None:
-                self.hit[next(stream for stream in self._streams.values() if stream.seat is seat)] = "write"
+                self.hit[next(stream for stream in self._crowd.streams.values() if stream.seat is seat)] = "write"
                 raise Injected("write")
             return write(seat, text, frame)
 

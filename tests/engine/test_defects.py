@@ -228,7 +228,7 @@ def test_pages_that_a_finished_text_cannot_need_are_given_back(speech: Speech) -
         stream.finish_text()
         spoken(stream)
         with engine.lock:
-            assert engine._work.wait_for(lambda: not engine._streams, PATIENCE)
+            assert engine._work.wait_for(lambda: not engine._crowd.streams, PATIENCE)
         assert engine.stats()["pages_free"] == engine.config.pages == engine.scheduler.pages_free
         assert sorted(engine._stepper.free_pages) == list(range(1, engine.config.pages + 1))
     finally:

@@ -70,4 +70,4 @@ def test_a_step_that_has_landed_holds_no_slot(started: Started) -> None:
     stream = engine.submit(request(frames=5, sampling=Sampling(min_frames=5)))
     while stream.result is None:
         engine.go_on(1)
-        assert (stream.flight > engine._over) == any(stream in flight.streams for flight in engine._flights)
+        assert (stream.flight > engine._crowd.over) == any(stream in flight.streams for flight in engine._flights)

@@ -334,8 +334,8 @@ def test_a_thousand_cancelled_streams_leave_memory_flat(speech: Speech) -> None:
             for stream in streams:
                 wait_for_end(stream)
         assert_all_free(engine)
-        assert not engine._streams
-        assert not engine._leaving
+        assert not engine._crowd.streams
+        assert not engine._crowd.leaving
         assert not engine._flights
         stats = engine.stats()
         assert sum(count for name, count in stats.items() if name.startswith("finished_")) == 1000

@@ -9,24 +9,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import get_args
 
 import torch
 from torch import Tensor
 
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import Samples
 from polyvox.engine.config import PAGE, EngineConfig
+from polyvox.engine.crowd import Crowd
 from polyvox.engine.flight import Flight, Landed
-from polyvox.engine.interface import Result
 from polyvox.engine.memory import table
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.step import RING, Stepper
 from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.engine.trace import Trace
 from polyvox.engine.track import CHUNKS, Limits, Plan, Track
-from polyvox.errors import EngineDown, Overloaded, PolyvoxError
+from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.identity import ModelFacts
-from polyvox.models.protocol import ENDED, STILL, Prepared, SpeechModel
+from polyvox.models.protocol import Prepared, SpeechModel
 from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
@@ -58,21 +57,11 @@ class LocalEngine:
         self._stopping = False
         self.broken: str | None = None  # and why
         self._refusal: Exception | None = None  # of a start that failed
-        self._streams: dict[Track, LocalStream] = {}
         self._flights: deque[Flight] = deque()
-        self._begun = self._over = 0  # steps
+        self._begun = 0  # steps
         self._landed = 0.0  # when the last one did
-        # What a turn looks at is only what may have changed: with a thousand streams, time is short.
-        self._changed: dict[LocalStream, None] = {}  # by those who read, write or cancel
-        self._growing: dict[LocalStream, None] = {}  # that run, and whose text is not all in the slot
-        self._impatient: dict[LocalStream, None] = {}  # that may wait for a reader or for text
-        self._unspoken: dict[LocalStream, None] = {}  # live streams that have no first word yet
-        self._leaving: list[LocalStream] = []
-        self._finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
-        self._totals = dict.fromkeys(("steps", "frames", "prompt_rows", "audio_seconds", "underruns"), 0.0)
+        self._totals = dict.fromkeys(("steps", "frames", "prompt_rows"), 0.0)
         self._last: dict[str, float] = {}  # what the last step had in it
-        self._notified: dict[LocalStream, None] = {}
-        self._ids = 0
         self._failures = 0
         self._began: float | None = None  # when the turn that runs now did; None while there is nothing to do
         self._trace = Trace(self.config.trace) if self.config.trace else None
@@ -107,11 +96,8 @@ class LocalEngine:
             stream = LocalStream(self, request, growing, on_ready)
             if prepared is not None:
                 self.offer(stream, prepared)
-            elif len(self._unspoken) >= self.config.queue + self.config.slots:
-                raise Overloaded("too many streams wait for their first word", retry_after=1)
             else:
-                stream.waiting_since = self.clock()
-                self._unspoken[stream] = self._impatient[stream] = None
+                self._crowd.wait_for_word(stream)
                 self.wake()
             return stream
 
@@ -136,7 +122,7 @@ class LocalEngine:
                 "pages_free": len(self._stepper.free_pages),
                 "lead_min": leads[0] if leads else inf,
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
-                **{f"finished_{reason}": float(count) for reason, count in self._finished.items()},
+                **self._crowd.counts(),
                 **self._totals,
                 "stuck_seconds": now - began if began is not None else 0.0,
                 "broken": float(self.broken is not None),
@@ -160,7 +146,7 @@ class LocalEngine:
 
     def changed(self, stream: LocalStream) -> None:
         """The same, of one stream: its reader has taken, its text has grown, or it shall end."""
-        self._changed[stream] = None
+        self._crowd.changed[stream] = None
         self.wake()
 
     # Called by streams, under the lock
@@ -168,28 +154,7 @@ class LocalEngine:
     def offer(self, stream: LocalStream, prepared: Prepared) -> None:
         """Puts a stream into the queue; raises Overloaded where there is no place in it."""
         self._check_up()
-        now = self.clock()
-        # A stream never waits for memory once it runs, so it may not come to more than there is.
-        most = self.config.pages * PAGE - len(prepared.rows) - 1
-        track = Track(
-            id=self._ids + 1,
-            arrived=now,
-            prompt_rows=len(prepared.rows),
-            max_frames=max(1, min(prepared.max_frames, most)),
-            live=not stream.request.whole_file,
-            continues=stream.request.segment > 0,
-            first_chunk=stream.request.first_chunk or self.scheduler.first_chunk(now),
-            room=self._room(stream),
-            text_frames=0 if stream.text_open else inf,
-        )
-        self.scheduler.offer(track, now)
-        self._ids += 1
-        stream.arrived, stream.prepared, stream.track, stream.text = now, prepared, track, prepared.text
-        stream.guarded = prepared.guarded and track.max_frames == prepared.max_frames
-        stream.text_tokens = max(stream.text_tokens, prepared.tokens)
-        stream.waiting_since = None
-        self._unspoken.pop(stream, None)
-        self._streams[track] = stream
+        self._crowd.offer(stream, prepared)
         self.wake()
 
     def _check_up(self) -> None:
@@ -234,6 +199,7 @@ class LocalEngine:
             chunk=CHUNKS[0 if self.config.deterministic else -1],
         )
         self.scheduler = Scheduler(limits, cost)
+        self._crowd = Crowd(self.model, self.config, self._stepper, self.scheduler, self.clock, self.wake, self._trace)
         self._started.set()
 
     def _loop(self) -> None:
@@ -266,15 +232,15 @@ class LocalEngine:
                     return None
                 now = self.clock()
                 # What came in time counts, however late this turn is: limits are looked at after it.
-                self._look_at_changes(now)
-                self._end_the_impatient(now)
-                self._admit(now)
+                self._crowd.look_at_changes(now)
+                self._crowd.end_the_impatient(now)
+                self._crowd.admit(now)
                 plan = self.scheduler.plan(now)
                 if plan or self._flights:
                     return plan
-                if not self._notified:
+                if not self._crowd.notified:
                     self._began = None
-                    self._work.wait(self._next_timer(now))
+                    self._work.wait(self._crowd.next_timer(now))
                     self._began = self.clock()
             self._tell_readers()
 
@@ -298,7 +264,7 @@ class LocalEngine:
                 self._landed = now
                 with self.lock:
                     self._flights.popleft()
-                    self._over = flight.number
+                    self._crowd.over = flight.number
             self._failures = 0
         except Exception as error:
             self._failures += 1
@@ -311,7 +277,7 @@ class LocalEngine:
 
     def _begin(self, plan: Plan) -> None:
         """Hands a step to the device."""
-        began, stepper, streams = self.clock(), self._stepper, self._streams
+        began, stepper, streams = self.clock(), self._stepper, self._crowd.streams
         makes, sounds = [streams[track] for track in plan.frame], [streams[track] for track, _ in plan.codec]
         sound = flags = None
         if sounds:
@@ -343,8 +309,8 @@ class LocalEngine:
                 track.sent -= frames
                 track.decoded += frames
                 if stream.result is None:
-                    self._give(stream, track, samples, frames, now)
-            self._end_those_who_are_done(flight.sounds)  # a final chunk and its result are told as one
+                    self._crowd.give(stream, track, samples, frames, now)
+            self._crowd.end_those_who_are_done(flight.sounds)  # a final chunk and its result are told as one
         self._tell_readers()
 
     def _deliver(self, landed: list[Landed]) -> None:
@@ -352,16 +318,16 @@ class LocalEngine:
         with self.lock:
             for step in landed:
                 for stream, flags in zip(step.flight.makes, step.flags, strict=True):
-                    self._heard(stream, flags)
+                    self._crowd.heard(stream, flags)
                 self._note(step)
-                self._end_those_who_are_done(step.flight.makes)
-            self._free_those_who_left()
+                self._crowd.end_those_who_are_done(step.flight.makes)
+            self._crowd.free_those_who_left()
         self._tell_readers()
 
     def _tell_readers(self) -> None:
         """Calls those who asked to be told, without the lock; one that throws loses its own stream only."""
         with self.lock:
-            ready, self._notified = list(self._notified), {}
+            ready, self._crowd.notified = list(self._crowd.notified), {}
         for stream in ready:
             if stream.on_ready is not None:
                 try:
@@ -370,197 +336,27 @@ class LocalEngine:
                     log.exception("a reader's callback failed; its stream is cancelled")
                     stream.cancel()
 
-    # Parts of the turn, under the lock
-
-    def _admit(self, now: float) -> None:
-        admitted, expired = self.scheduler.admit(now)
-        for track in expired:
-            stream = self._streams[track]
-            wait = f"no place came free within {self.scheduler.give_up_seconds:g} s"
-            self._end(stream, "error", wait, self.scheduler.retry_after(track.live, now))
-        for track in admitted:
-            stream = self._streams[track]
-            assert stream.prepared is not None
-            try:
-                stream.seat = self._stepper.seat(stream.prepared, self.scheduler.pages(track))
-            except Exception as error:
-                log.exception("a stream could not be seated")
-                self._end(stream, "error", f"the request could not be prepared: {error}")
-                continue
-            stream.text = stream.text[stream.seat.text_end :].clone()
-            if stream.text_open or len(stream.text) or track.text_frames < inf:
-                self._growing[stream] = None
-                self._feed_text(track, stream, now)
-        self._free_those_who_left()
-
-    def _look_at_changes(self, now: float) -> None:
-        """What readers and writers did, and text that has found room in its slot since."""
-        changed, self._changed = self._changed, {}
-        for stream in changed:
-            if stream.wants_end is not None:
-                self._end(stream, stream.wants_end, stream.failure, stream.retry_after)
-            elif stream.track is not None:
-                stream.track.room = self._room(stream)
-                if stream.track.room >= 1:
-                    stream.full_since = None
-        for stream in list(self._growing):
-            assert stream.track is not None
-            self._feed_text(stream.track, stream, now)
-        self._free_those_who_left()
-
-    def _feed_text(self, track: Track, stream: LocalStream, now: float) -> None:
-        """Moves text into the slot, and tells the scheduler how far it reaches."""
-        seat = stream.seated
-        if len(stream.text):
-            try:
-                count = self._stepper.write_text(seat, stream.text, track.started)
-            except Exception as error:
-                log.exception("text could not be written")
-                self._end(stream, "error", f"the text could not be read: {error}")
-                return
-            stream.text = stream.text[count:].clone()
-        closed = not stream.text_open and not len(stream.text)
-        if closed and track.text_frames < inf and stream.request.guard:
-            longest = max(self._stepper.rows.close_text(seat.slot, stream.text_size), track.started + 1)
-            stream.guarded |= longest < track.max_frames
-            track.max_frames = min(track.max_frames, longest)
-            self._stepper.shrink(seat, self.scheduler.shrink(track))
-        track.text_frames = inf if closed else seat.text_end
-        if closed:
-            self._growing.pop(stream, None)
-        if track.started < track.text_frames:
-            stream.waiting_since = None
-        elif stream.waiting_since is None and stream.text_open and not track.prompt_left:
-            stream.wait_for_text(now)
-            self._impatient[stream] = None
-
-    def _end_the_impatient(self, now: float) -> None:
-        for stream in list(self._impatient):
-            if stream.result is not None or (stream.full_since is None and stream.waiting_since is None):
-                del self._impatient[stream]
-            elif stream.full_since is not None and now - stream.full_since > self.config.reader_seconds:
-                self._end(stream, "error", f"nothing was read for {self.config.reader_seconds:g} s")
-            elif stream.waiting_since is not None and now - stream.waiting_since > self.config.text_seconds:
-                self._end(stream, "error", f"no text came for {self.config.text_seconds:g} s")
-        self._free_those_who_left()
-
-    def _heard(self, stream: LocalStream, flags: int) -> None:
-        track = stream.track
-        if track is None or track.ended or stream.result is not None:
-            return
-        if flags & ENDED:
-            track.ended = True
-            return
-        track.made += 1
-        if flags & STILL and stream.request.guard:
-            track.ended, stream.reason = True, "runaway"
-        elif track.made >= track.max_frames:
-            track.ended, stream.reason = True, "runaway" if stream.guarded else "length"
-
-    def _give(self, stream: LocalStream, track: Track, samples: Samples, frames: int, now: float) -> None:
-        """Holds samples until they are worth a chunk, or nothing will follow."""
-        track.held += frames
-        stream.hold(samples)
-        if stream.trims:
-            due = stream.trim(self.sample_rate, track.first_chunk * self.model.samples_per_frame)
-            track.held = stream.held // self.model.samples_per_frame
-        track.room = self._room(stream)
-        final = track.ended and track.decoded == track.made
-        if final or (due if stream.trims else self.scheduler.due(track, now)):
-            self._push(stream, track, final, now)
-
-    def _push(self, stream: LocalStream, track: Track, final: bool, now: float) -> None:
-        """What was held goes to the reader."""
-        samples = stream.release()
-        self.scheduler.gave(track, len(samples) / self.model.samples_per_frame, now)
-        stream.push(samples, final)
-        track.room = self._room(stream)
-        if track.room < 1 and stream.full_since is None:
-            stream.full_since = now
-            self._impatient[stream] = None
-        self._totals["audio_seconds"] += len(samples) / self.sample_rate
-        self._notified[stream] = None
-
-    def _room(self, stream: LocalStream) -> float:
-        most = self.config.buffer_seconds * self.sample_rate
-        return max(0.0, (most - stream.buffered - stream.held) // self.model.samples_per_frame)
-
-    def _end(
-        self,
-        stream: LocalStream,
-        reason: FinishReason,
-        error: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        """Ends a stream for its reader now; its slot is freed when no step names it any more."""
-        track = stream.track
-        if stream.result is not None:
-            return
-        if track is not None and stream.held and not stream.silent and reason not in ("cancelled", "error"):
-            self._push(stream, track, True, self.clock())
-        stream.end(
-            Result(
-                finish_reason=reason,
-                seed=stream.seed,
-                error=error,
-                text_tokens=stream.text_tokens,
-                frames=track.made if track else 0,
-                seconds=track.given if track else 0.0,
-                queue_wait=(self.clock() if track is None or track.admitted is None else track.admitted)
-                - stream.arrived,
-                first_audio=track.first_audio - stream.arrived if track and track.first_audio is not None else None,
-                underruns=track.underruns if track else 0,
-                text_waits=stream.text_waits,
-                retry_after=retry_after,
-            )
-        )
-        stream.text_open = False
-        self._unspoken.pop(stream, None)
-        self._growing.pop(stream, None)
-        self._finished[reason] += 1
-        self._notified[stream] = None
-        if track is not None:
-            track.ended, track.made = True, track.decoded + track.sent  # what nobody will hear is not decoded
-            self._totals["underruns"] += track.underruns
-            self._leaving.append(stream)
-        if self._trace:
-            self._trace.stream(stream, self.clock())
-
-    def _end_those_who_are_done(self, streams: list[LocalStream]) -> None:
-        for stream in streams:
-            track = stream.track
-            if track is not None and track.ended and track.decoded == track.made:
-                self._end(stream, stream.reason)
-
-    def _free_those_who_left(self) -> None:
-        for stream in [stream for stream in self._leaving if stream.flight <= self._over]:
-            self._leaving.remove(stream)
-            assert stream.track is not None
-            self.scheduler.release(stream.track, self.clock())
-            self._streams.pop(stream.track, None)
-            if stream.seat is not None:
-                self._stepper.leave(stream.seat)
-            stream.prepared = stream.seat = None
-            stream.text = torch.empty(0)
-            self.wake()  # whoever waits for a free engine
+    # When things go wrong, or end
 
     def _fail(self, plan: Plan, error: str) -> None:
         with self.lock:
-            named = [self._streams[track] for track in self._named(plan)]
+            named = [self._crowd.streams[track] for track in self._named(plan)]
             flying = [stream for flight in self._flights for stream in flight.streams]
             self._flights.clear()
-            self._over = self._begun
+            self._crowd.over = self._begun
             for stream in dict.fromkeys([*named, *flying]):
-                self._end(stream, "error", error)
+                self._crowd.end(stream, "error", error)
 
     def _close_all(self) -> None:
+        if not self._started.is_set():
+            return
         with self.lock:
             self._flights.clear()
-            self._over = self._begun
-            for stream in [*self._streams.values(), *self._unspoken]:
-                self._end(stream, "error", self.broken or "the engine was closed")
+            self._crowd.over = self._begun
+            for stream in self._crowd.everybody():
+                self._crowd.end(stream, "error", self.broken or "the engine was closed")
             try:
-                self._free_those_who_left()
+                self._crowd.free_those_who_left()
             except Exception:  # of a device that is dead
                 log.exception("what the last streams had could not be freed")
         self._tell_readers()
@@ -572,16 +368,6 @@ class LocalEngine:
 
     def _named(self, plan: Plan) -> list[Track]:
         return list(dict.fromkeys([t for t, _ in plan.prefill] + list(plan.frame) + [t for t, _ in plan.codec]))
-
-    def _next_timer(self, now: float) -> float | None:
-        """Seconds until something happens by itself; None where nothing will."""
-        moments = [t.arrived + self.scheduler.give_up_seconds for t in self.scheduler.waiting]
-        for stream in self._impatient:
-            if stream.full_since is not None:
-                moments.append(stream.full_since + self.config.reader_seconds)
-            if stream.waiting_since is not None:
-                moments.append(stream.waiting_since + self.config.text_seconds)
-        return max(min(moments) - now, 0.0) + 0.001 if moments else None
 
     def _note(self, step: Landed) -> None:
         plan = step.flight.plan
