@@ -85,7 +85,7 @@ def on_a_card(speech: Any, slots: int) -> Any:
     def timed(*shape: int) -> Any:
         rows = new_slots(*shape)
         flags = torch.zeros(slots + 1, dtype=torch.int64)
-        sound = torch.zeros(max(slots, 16) * speech.samples_per_frame)
+        sound = 0.1 * torch.randn(max(slots, 16) * speech.samples_per_frame)
 
         def prefill(values: torch.Tensor, *_: object) -> None:
             CARD.takes((PREFILL + PREFILL_ROW * len(values)) / 1e3)

@@ -91,7 +91,7 @@ class FakeStream(ReadStream):
             self._end("cancelled")
         elif self.request.text == "expires":
             self._end("error", "no place came free", retry_after=2.5)
-        elif self.made == self.goal:
+        elif self.made == self.goal or self.request.text == "silence":  # which is trimmed away
             self._end("stop")
         else:
             self._push(self._samples(), final=self.made + 1 == self.goal and not self.open)

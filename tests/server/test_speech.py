@@ -57,6 +57,16 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_utterance_without_a_sound_is_an_empty_one(format: str, stream: bool, client: httpx.Client) -> None:
+    answer = client.post("/v1/audio/speech", json={"input": "silence", "response_format": format, "stream": stream})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == FORMATS[format].content_type(SAMPLE_RATE)
+    assert len(answer.content) < 2000
+    assert answer.content or format in ("pcm", "ulaw", "alaw", "mp3", "aac")
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_sound_arrives_before_the_utterance_is_finished_and_is_that_of_one_go(
     format: str, engine: HeldEngine, client: httpx.Client

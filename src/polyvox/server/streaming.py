@@ -62,6 +62,8 @@ class SpeechResponse(Response):
                         begun = True
                         await send(self._start(utterance, len(part) if whole else None))
                     await send({"type": "http.response.body", "body": part, "more_body": True})
+            if not begun:  # all of it was silence, which is not sent
+                await send(self._start(utterance, 0 if whole else None))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except PolyvoxError as error:
             if not begun:
