@@ -1,6 +1,7 @@
 """Server processes: one in this process, or several on one socket, all of them on one engine."""
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -97,7 +98,9 @@ def server_for(engine: Engine, settings: Settings, shared: Path | None = None) -
 
 def serve_here(engine: Engine, settings: Settings, listener: socket.socket, shared: Path | None = None) -> None:
     """Serves until a signal ends it, in this process."""
-    server_for(engine, settings, shared).run(sockets=[listener])
+    server = server_for(engine, settings, shared)
+    gc.freeze()  # what a start leaves behind is not searched again, while all streams wait
+    server.run(sockets=[listener])
 
 
 def serve_by_workers(door: Door, settings: Settings, listener: socket.socket) -> None:
