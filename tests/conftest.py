@@ -8,6 +8,7 @@ from typing import cast, get_args
 
 import pytest
 import torch
+from hypothesis import settings
 
 import polyvox
 from polyvox import kernels
@@ -24,6 +25,13 @@ if DEVICE == "cpu":
 torch.backends.cudnn.allow_tf32 = False
 
 Loaded = Callable[[str, str], TTS]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Random examples are the same in every run, so that a failure tells of a change; the soak draws new ones."""
+    settings.register_profile("repeatable", derandomize=True)
+    if not any("soak" in argument for argument in config.args):
+        settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
