@@ -62,6 +62,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """WebSockets too come to the end of what they say; left alone they would be cut at once."""
+        log.info("stopping", extra={"pid": os.getpid(), "open": len(self.desk.speaker.open)})
         for server in self.servers:
             server.close()
         until = time.monotonic() + self.desk.settings.drain_seconds
@@ -82,6 +83,8 @@ def server_for(engine: Engine, settings: Settings, shared: Path | None = None) -
     config = uvicorn.Config(
         app,
         log_config=None,
+        # Below this it tells the addresses of sockets and, for debugging, their headers: keys may be in both.
+        log_level=max(logging.WARNING, logging.getLevelNamesMapping()[settings.log_level.upper()]),
         access_log=False,
         backlog=BACKLOG,
         root_path=settings.root_path,
@@ -98,6 +101,7 @@ def server_for(engine: Engine, settings: Settings, shared: Path | None = None) -
 
 def serve_here(engine: Engine, settings: Settings, listener: socket.socket, shared: Path | None = None) -> None:
     """Serves until a signal ends it, in this process."""
+    log.info("a server process has started", extra={"pid": os.getpid()})
     server = server_for(engine, settings, shared)
     gc.freeze()  # what a start leaves behind is not searched again, while all streams wait
     server.run(sockets=[listener])
