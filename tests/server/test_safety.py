@@ -1,6 +1,7 @@
 """Who may call and what may be reached: keys, limits, recordings by URL and by file."""
 
 import base64
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import ClassVar
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from hosting.fake_engine import ABOUT
 from polyvox.errors import InvalidRequest
@@ -19,6 +22,7 @@ from polyvox.server.recordings import Recordings, is_public
 from polyvox.server.settings import Settings
 from server.fakes import HeldEngine
 from server.serving import serving
+from server.talking import talking
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,41 @@ def test_without_a_key_only_what_is_open_answers(engine: HeldEngine) -> None:
             assert client.get(path).status_code == 401
         assert client.post("/v1/audio/voices", json={}).status_code == 401  # only the list is public
         assert client.delete("/v1/audio/voices/x").status_code == 401
+
+
+SOCKETS = ("/v1/audio/speech/stream", *(f"/v1/text-to-speech/heart/{kind}stream-input" for kind in ("", "multi-")))
+
+
+@pytest.mark.parametrize("path", SOCKETS)
+def test_a_page_brings_its_key_as_a_protocol(path: str, engine: HeldEngine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with serving(engine, Settings(api_keys=["sk-right", "a/b (50%)"])) as server:
+        for offered, chosen in (
+            (["polyvox", "polyvox-key.sk-right"], "polyvox"),
+            (["polyvox-key.sk-right", "polyvox"], "polyvox"),
+            (["realtime", "openai-insecure-api-key.sk-right", "other"], "realtime"),
+            (["polyvox", "polyvox-key.a%2Fb%20%2850%25%29"], "polyvox"),
+            (["polyvox-key.sk-right"], None),
+        ):
+            with talking(server, path, subprotocols=[Subprotocol(name) for name in offered]) as talk:
+                assert talk.connection.subprotocol == chosen
+        for wrong in ("polyvox-key.sk-wrong", "sk-right.sk-right", "openai-insecure-api-key.a%2Fb"):
+            names = [Subprotocol("polyvox"), Subprotocol(wrong)]
+            if "key." not in wrong and "text-to-speech" in path:
+                continue  # as good as none, and the first message may have one
+            with pytest.raises(InvalidStatus) as refused, talking(server, path, subprotocols=names):
+                pass
+            assert refused.value.response.status_code == 401
+        with talking(server, f"{path}?api_key=sk-right"):
+            pass
+    told = [record.getMessage() for record in caplog.records if not record.name.startswith("websockets")]
+    assert told
+    assert not any("sk-right" in line for line in told)
+
+
+def test_a_protocol_is_answered_where_no_key_is_needed(engine: HeldEngine) -> None:
+    with serving(engine) as server, talking(server, SOCKETS[0], subprotocols=[Subprotocol("polyvox")]) as talk:
+        assert talk.connection.subprotocol == "polyvox"
 
 
 def test_a_body_that_is_too_large_or_too_slow_is_refused(engine: HeldEngine) -> None:

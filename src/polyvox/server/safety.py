@@ -5,7 +5,7 @@ import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +27,8 @@ CHOICES = {
 }
 SPEAKING = ("/v1/audio/speech", "/v1/text-to-speech")  # what counts against a key's share
 LATE = "/v1/text-to-speech/"  # sockets that may bring their key with the first message
+# What a key has before it among the protocols that a socket offers: ours, and what OpenAI's clients send.
+KEY_PROTOCOLS = ("polyvox-key.", "openai-insecure-api-key.")
 
 
 class TooMany(Overloaded):
@@ -185,7 +187,18 @@ def _key_of(request: HTTPConnection) -> str:
     if not key and request.scope["type"] == "websocket":  # a page cannot give a WebSocket headers
         key = request.query_params.get("api_key", "") or request.query_params.get("xi-api-key", "")
         key = key or bearer(request.query_params.get("authorization", ""))
+        offered = [name.partition(".") for name in request.scope.get("subprotocols", []) if _is_key(name)]
+        key = key or next((unquote(rest) for _, _, rest in offered), "")
     return key
+
+
+def chosen_protocol(offered: list[str]) -> str | None:
+    """The one to answer with, as browsers insist on one of theirs: the first that is not a key."""
+    return next((name for name in offered if not _is_key(name)), None)
+
+
+def _is_key(protocol: str) -> bool:
+    return protocol.startswith(KEY_PROTOCOLS)
 
 
 def bearer(authorization: str) -> str:

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
 from polyvox.server.answers import Refused, error_body, parse_json, request_id_of
 from polyvox.server.desk import Desk, of
-from polyvox.server.safety import Share
+from polyvox.server.safety import Share, chosen_protocol
 from polyvox.server.script import Sentence
 from polyvox.server.speech import Utterance, Wanted
 
@@ -122,7 +122,7 @@ async def converse(
 ) -> None:
     """One socket from its first message to its close; whatever the conversation raises, it is closed."""
     socket = Socket(websocket, large)
-    await websocket.accept()
+    await websocket.accept(chosen_protocol(websocket.scope.get("subprotocols", [])))
     try:
         await conversation(socket)
         await socket.close()

@@ -15,8 +15,7 @@ export class SpeechSocket {
   constructor() {
     const address = new URL("v1/audio/speech/stream", document.baseURI);
     address.protocol = address.protocol.replace("http", "ws");
-    if (apiKey.get()) address.searchParams.set("api_key", apiKey.get());
-    this.#socket = new WebSocket(address);
+    this.#socket = new WebSocket(address, apiKey.get() ? ["polyvox", `polyvox-key.${asToken(apiKey.get())}`] : []);
     this.#socket.binaryType = "arraybuffer";
     this.#socket.onmessage = ({ data }) => this.#came(typeof data === "string" ? JSON.parse(data) : new Int16Array(data));
     this.#socket.onclose = () => this.#came({ type: "error", message: BROKEN });
@@ -67,6 +66,11 @@ export class SpeechSocket {
     if (!this.#messages.length) await new Promise((resolve) => (this.#wake = resolve));
     return this.#messages.shift();
   }
+}
+
+// A page can give a socket no headers, but protocols; their names may have only some characters.
+function asToken(key) {
+  return encodeURIComponent(key).replaceAll("(", "%28").replaceAll(")", "%29");
 }
 
 const STATUS = { overloaded: 503, too_many_requests: 429, invalid_api_key: 401 };
