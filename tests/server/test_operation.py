@@ -100,6 +100,34 @@ def test_models_as_clients_ask_for_them(server: Serving) -> None:
         assert "/v1/audio/speech" in client.get("/openapi.json").json()["paths"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/audio/voices", "GET, HEAD, POST"),
+        ("PUT", "/v1/audio/voices/x", "DELETE, GET, HEAD"),
+        ("GET", "/v1/audio/speech", "POST"),
+        ("DELETE", "/v1/audio/speech/batch", "GET, HEAD, POST"),  # an id may be called batch
+        ("POST", "/livez", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_is_not_there_is_answered_with_all_that_are(
+    method: str, path: str, allowed: str, engine: HeldEngine
+) -> None:
+    for root_path in ("", "/tts"):
+        with serving(engine, Settings(root_path=root_path)) as server, server.client() as client:
+            refused = client.request(method, path)
+            assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/v1/models", "/metrics", "/docs", "/web/main.js"])
+def test_what_can_be_read_can_be_asked_for_by_head(path: str, server: Serving) -> None:
+    with server.client() as client:
+        found, told = client.head(path), client.get(path)
+        assert (found.status_code, found.content) == (200, b"")
+        assert found.headers["content-type"] == told.headers["content-type"]
+        assert client.head("/v1/models/other").status_code == 404
+
+
 def test_metrics_count_what_happened(server: Serving, engine: HeldEngine) -> None:
     with server.client() as client:
         server.speak(client)

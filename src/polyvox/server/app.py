@@ -8,6 +8,8 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyvox import __version__
 from polyvox.engine.interface import Engine
@@ -45,6 +47,7 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
     app.state.desk = desk
     for face in (openai, livetext, elevenlabs, contexts, voices, operation, page):
         app.include_router(face.router)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Guard, settings=settings, shared=shared)
     if settings.cors_origins:  # outermost, so that refusals can be read by pages too
         app.add_middleware(
@@ -65,6 +68,8 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
         told = Refused(error.status_code, "not_found" if error.status_code == 404 else "refused", str(error.detail))
         answer = error_answer(told, request_id_of(request))
         answer.headers.update(error.headers or {})
+        if error.status_code == 405:
+            answer.headers["allow"] = _allowed(app, request.scope)
         return answer
 
     @app.exception_handler(Exception)
@@ -73,6 +78,26 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
         return error_answer(told, request_id_of(request))
 
     return app
+
+
+class HeadAsGet:
+    """ASGI middleware: probes may ask by HEAD for all that can be read; uvicorn keeps the body back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
+
+
+def _allowed(app: FastAPI, scope: Scope) -> str:
+    """All methods of a path; the framework tells those of its first route."""
+    found = [
+        method
+        for method in ("DELETE", "GET", "POST")
+        if any(route.matches({**scope, "method": method})[0] == Match.FULL for route in app.routes)
+    ]
+    return ", ".join(sorted([*found, "HEAD"] if "GET" in found else found))
 
 
 def open_desk(engine: Engine, settings: Settings, shared: Path | None) -> Desk:
