@@ -26,10 +26,9 @@ from polyvox.hosting.process import Hosting
 from polyvox.hosting.remote import RemoteEngine
 from polyvox.hosting.supervisor import EngineProcess
 from polyvox.server.logs import Lines
-from polyvox.server.outcomes import Outcomes
+from polyvox.server.outcomes import Outcome, Outcomes
 from polyvox.server.safety import Guard
 from polyvox.server.settings import Settings
-from polyvox.server.speech import Outcome
 from server.fakes import HeldEngine
 from server.serving import Serving, serving
 

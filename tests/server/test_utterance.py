@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from hosting.fake_engine import LENGTH
 from hosting.hosted import eventually
 from polyvox.errors import InvalidRequest
+from polyvox.server.outcomes import Outcome
 from polyvox.server.script import Script, Sentence
 from polyvox.server.settings import Settings
-from polyvox.server.speech import Outcome, Speaker, Utterance, Wanted
+from polyvox.server.speaker import Speaker
+from polyvox.server.utterance import Utterance
+from polyvox.server.wanted import Wanted
 from polyvox.text import TextRules
 from server.fakes import CUSTOM, HeldEngine
 

@@ -24,7 +24,7 @@ from polyvox.server.outcomes import Outcomes
 from polyvox.server.recordings import Recordings
 from polyvox.server.safety import Guard
 from polyvox.server.settings import Settings
-from polyvox.server.speech import Speaker
+from polyvox.server.speaker import Speaker
 from polyvox.server.voicebook import VoiceBook
 from polyvox.voices import VoiceLibrary
 

@@ -17,7 +17,7 @@ from polyvox.server.answers import ELEVENLABS_FIELDS, Refused, check_body
 from polyvox.server.elevenlabs import VoiceSettings, ignored_settings, speed_of, wanted_of
 from polyvox.server.safety import bearer
 from polyvox.server.sockets import POLICY, TRY_AGAIN, Gone, Idle, Socket, Turn, converse, told_error
-from polyvox.server.speech import Wanted
+from polyvox.server.wanted import Wanted
 
 log = logging.getLogger(__name__)
 router = APIRouter()

@@ -10,10 +10,10 @@ from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.models.identity import ModelFacts
 from polyvox.server.health import Health
 from polyvox.server.metrics import Metrics
-from polyvox.server.outcomes import Outcomes
+from polyvox.server.outcomes import Outcome, Outcomes
 from polyvox.server.recordings import Recordings
 from polyvox.server.settings import Settings
-from polyvox.server.speech import Outcome, Speaker
+from polyvox.server.speaker import Speaker
 from polyvox.server.voicebook import VoiceBook
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from polyvox.models.request import AUTO
 from polyvox.server.answers import Refused, check_body, read_json, request_id_of, shown_fields, unknown_fields
 from polyvox.server.description import taken
 from polyvox.server.desk import Desk, of
-from polyvox.server.speech import Wanted
 from polyvox.server.streaming import SpeechLines, SpeechResponse
+from polyvox.server.wanted import Wanted
 
 log = logging.getLogger(__name__)
 router = APIRouter()

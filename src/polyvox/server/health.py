@@ -12,7 +12,8 @@ from polyvox.errors import PolyvoxError
 from polyvox.models.identity import ModelFacts
 from polyvox.models.request import ClonedVoice
 from polyvox.server.metrics import Metrics
-from polyvox.server.speech import Speaker, Wanted
+from polyvox.server.speaker import Speaker
+from polyvox.server.wanted import Wanted
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from polyvox.server.answers import FIELDS, Refused
 from polyvox.server.openai import Manner, manner_by, read_fields
 from polyvox.server.script import Granularity, Sentence
 from polyvox.server.sockets import POLICY, Gone, Idle, Socket, Turn, converse, told_error
-from polyvox.server.speech import Wanted
+from polyvox.server.wanted import Wanted
 
 log = logging.getLogger(__name__)
 router = APIRouter()

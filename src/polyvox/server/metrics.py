@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from polyvox.server.speech import Outcome
+from polyvox.server.outcomes import Outcome
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # set where several server processes count together
 LATENCIES = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)

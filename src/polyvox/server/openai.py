@@ -26,8 +26,8 @@ from polyvox.server.answers import (
 )
 from polyvox.server.description import taken, taken_as
 from polyvox.server.desk import Desk, of
-from polyvox.server.speech import Wanted
 from polyvox.server.streaming import SpeechResponse, while_connected
+from polyvox.server.wanted import Wanted
 
 log = logging.getLogger(__name__)
 router = APIRouter()

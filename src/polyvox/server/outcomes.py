@@ -1,15 +1,53 @@
-"""How the last requests went, for who asks by id: a raw stream of sound has no place to tell it."""
+"""How an utterance went, and the last ones for who asks by id: a raw stream of sound has no place to tell it."""
 
 import hashlib
 import json
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polyvox.server.speech import Outcome
+from polyvox.audio.clip import FinishReason
+from polyvox.engine.interface import Result
 
 KEPT = 1000  # of each server process
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How an utterance went; final once finish_reason is there."""
+
+    request_id: str
+    model: str
+    created: float  # seconds since 1970
+    seed: int
+    characters: int = 0
+    sentences: int = 0
+    text_tokens: int = 0
+    frames: int = 0
+    audio_seconds: float = 0.0
+    queue_wait: float = 0.0
+    # Seconds from the request to the first bytes and to the end, without those that a live one waited for text.
+    first_audio: float | None = None
+    seconds: float = 0.0
+    underruns: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    def add(self, result: Result) -> None:
+        self.sentences += 1
+        self.text_tokens += result.text_tokens
+        self.frames += result.frames
+        self.queue_wait = max(self.queue_wait, result.queue_wait)
+        self.underruns += result.underruns
+
+    def told(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def usage(self) -> dict[str, int]:
+        total = self.text_tokens + self.frames
+        return {"input_tokens": self.text_tokens, "output_tokens": self.frames, "total_tokens": total}
 
 
 class Outcomes:

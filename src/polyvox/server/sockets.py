@@ -15,7 +15,8 @@ from polyvox.server.answers import Refused, error_body, parse_json, request_id_o
 from polyvox.server.desk import Desk, of
 from polyvox.server.safety import Share, chosen_protocol
 from polyvox.server.script import Sentence
-from polyvox.server.speech import Utterance, Wanted
+from polyvox.server.utterance import Utterance
+from polyvox.server.wanted import Wanted
 
 log = logging.getLogger(__name__)
 

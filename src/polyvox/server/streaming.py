@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 from polyvox.errors import PolyvoxError
 from polyvox.server.answers import Refused, error_answer, error_body, fields_of
 from polyvox.server.desk import Desk
-from polyvox.server.speech import Utterance, Wanted
+from polyvox.server.utterance import Utterance
+from polyvox.server.wanted import Wanted
 
 log = logging.getLogger(__name__)
 

@@ -1,41 +1,31 @@
-"""From what a face was asked to bytes of sound: one utterance is some sentences, each a stream of the engine."""
+"""An utterance: some sentences, each a stream of the engine, on their way to bytes of sound."""
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, ParamSpec
 
 import numpy as np
 
 from polyvox.audio.clip import FinishReason, Samples
-from polyvox.audio.formats import Encoder, find_format
-from polyvox.audio.pcm import to_pcm
-from polyvox.audio.stretch import Stretcher
-from polyvox.audio.uncompressed import pcm_bytes
-from polyvox.engine.interface import Engine, Result, Stream
-from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
-from polyvox.models.identity import ModelFacts
-from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
-from polyvox.server.script import Granularity, Growing, Script, Sentence
-from polyvox.server.settings import Settings
-from polyvox.text import TextRules
+from polyvox.engine.interface import Stream
+from polyvox.errors import EngineDown, Overloaded, PolyvoxError, StreamFailed
+from polyvox.models.request import Request
+from polyvox.server.outcomes import Outcome
+from polyvox.server.script import Growing, Script, Sentence
+from polyvox.server.sound import Sound
+from polyvox.server.wanted import Wanted
+
+if TYPE_CHECKING:
+    from polyvox.server.speaker import Speaker
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
-SUBMITTERS = 4  # threads that hand requests to the engine, which prepares them there
-# Requests on their way to the engine. One more would wait longer than a refusal may take.
-MOST_SUBMITTING = 64
-# Threads that read recordings, which takes a third of a second and more, and how many may wait for them.
-LISTENERS, MOST_LISTENING = 2, 16
-REFUSING_SECONDS = 0.05  # after a refusal of the engine's, in which it is not asked again
 AGAIN_SECONDS = 0.2  # until a sentence in the midst of an utterance asks again for a place
 # The next sentence is begun when this share of the last one is made, by what a byte of text takes (speech.py of the
 # model): early enough that no gap is heard, late enough that an utterance does not hold two places.
@@ -43,237 +33,10 @@ AHEAD_SHARE, SECONDS_PER_BYTE = 0.6, 0.072
 WORSE: tuple[FinishReason, ...] = ("stop", "length", "runaway", "cancelled", "error")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be said and how it is to sound, the same from every face.
-
-    streaming: bytes leave as they are made; else all of them at the end, as a file with its true length. live: text may
-    be appended, and is said by sentences, clauses or tokens. divided: what is said in one go is a file of its own. The
-    others are those of `Request`, of `Encoder` and of `TextRules`.
-    """
-
-    text: str = ""
-    voice: str | ClonedVoice | None = None
-    language: str = AUTO
-    instructions: str | None = None
-    seed: int | None = None
-    sampling: Sampling | None = None
-    layout: Layout | None = None
-    max_frames: int | None = None
-    first_chunk: int | None = None
-    format: str = "mp3"
-    sample_rate: int | None = None
-    bit_rate: int | None = None
-    speed: float = 1.0
-    normalize: bool = True
-    streaming: bool = True
-    live: bool = False
-    granularity: Granularity = "sentence"
-    divided: bool = False
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How an utterance went; final once finish_reason is there."""
-
-    request_id: str
-    model: str
-    created: float  # seconds since 1970
-    seed: int
-    characters: int = 0
-    sentences: int = 0
-    text_tokens: int = 0
-    frames: int = 0
-    audio_seconds: float = 0.0
-    queue_wait: float = 0.0
-    # Seconds from the request to the first bytes and to the end, without those that a live one waited for text.
-    first_audio: float | None = None
-    seconds: float = 0.0
-    underruns: int = 0
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-
-    def add(self, result: Result) -> None:
-        self.sentences += 1
-        self.text_tokens += result.text_tokens
-        self.frames += result.frames
-        self.queue_wait = max(self.queue_wait, result.queue_wait)
-        self.underruns += result.underruns
-
-    def told(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def usage(self) -> dict[str, int]:
-        total = self.text_tokens + self.frames
-        return {"input_tokens": self.text_tokens, "output_tokens": self.frames, "total_tokens": total}
-
-
-class Sound:
-    """Samples on their way to bytes: another speed, another rate, a format. One call at a time, from any thread."""
-
-    def __init__(self, wanted: Wanted, sample_rate: int) -> None:
-        self._stretcher = Stretcher(wanted.speed, sample_rate)
-        as_is = wanted.streaming and wanted.sample_rate in (None, sample_rate) and wanted.speed == 1.0
-        self.plain = wanted.format.lower() == "pcm" and as_is  # no work for an encoder
-        self._encoder = None
-        self.sample_rate = sample_rate
-        if self.plain:
-            self.content_type = find_format(wanted.format).content_type(sample_rate)
-        else:
-            self._encoder = Encoder(wanted.format, sample_rate, wanted.sample_rate, wanted.streaming, wanted.bit_rate)
-            self.content_type, self.sample_rate = self._encoder.content_type, self._encoder.sample_rate
-
-    def push(self, samples: Samples) -> bytes:
-        if self._encoder is None:
-            if not np.isfinite(samples).all():
-                raise StreamFailed("The speech holds values that are not numbers; nothing can be made of it.")
-            return pcm_bytes(to_pcm(samples))
-        return self._encoder.push(self._stretcher.push(samples))
-
-    def finish(self) -> bytes:
-        if self._encoder is None:
-            return b""
-        return self._encoder.push(self._stretcher.finish()) + self._encoder.finish()
-
-    def close(self) -> None:
-        if self._encoder is not None:
-            self._encoder.close()
-
-
-class Speaker:
-    """Begins utterances on one engine, and lets in no more of them than can be served."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        facts: ModelFacts,
-        resolve: Callable[[str | ClonedVoice | None], str | ClonedVoice | None],
-        settings: Settings,
-        on_end: Callable[[Outcome], None] = lambda _: None,
-    ) -> None:
-        self.engine, self.facts, self.settings = engine, facts, settings
-        self.streams = settings.max_streams or int(engine.stats()["slots"])  # that run at once
-        self.open: set[Utterance] = set()
-        self.draining = False
-        self.on_end = on_end
-        self._resolve = resolve
-        self._submitters = ThreadPoolExecutor(SUBMITTERS, "polyvox-submit")
-        self._encoders = ThreadPoolExecutor(settings.encoders, "polyvox-encode")
-        self._listeners = ThreadPoolExecutor(LISTENERS, "polyvox-listen")
-        self._submitting = self._listening = 0
-        self._refusals: dict[bool, tuple[float, str, float]] = {}  # of files or not: until when, and what is told
-
-    async def start(self, wanted: Wanted, request_id: str) -> "Utterance":
-        """Takes an utterance, or raises InvalidRequest or Overloaded; the first sentence is with the engine then."""
-        self._check_room(whole_file=not wanted.streaming)
-        if not wanted.live and not wanted.text.strip():
-            raise InvalidRequest("text", wanted.text, "something that can be said")
-        if len(wanted.text) > self.settings.max_text:
-            most = f"at most {self.settings.max_text:,} characters (this is {len(wanted.text):,})"
-            raise InvalidRequest("text", wanted.text, most)
-        utterance = Utterance(self, wanted, request_id)
-        self.open.add(utterance)
-        try:
-            await utterance.begin()
-        except BaseException:
-            await utterance.close()
-            raise
-        return utterance
-
-    def prepare(self, wanted: Wanted) -> tuple[Script, Request, Sound]:
-        """All that can be refused without the engine; in a thread, as a long text takes its time."""
-        rules = TextRules(wanted.language, enabled=wanted.normalize)
-        script = Script(rules, wanted.granularity) if wanted.live else Script.whole(wanted.text, rules)
-        request = Request(
-            text="",
-            voice=self._resolve(wanted.voice),
-            language=wanted.language,
-            instructions=wanted.instructions,
-            seed=secrets.randbelow(2**32) if wanted.seed is None else wanted.seed,
-            layout=wanted.layout,
-            sampling=wanted.sampling,
-            max_frames=wanted.max_frames,
-            whole_file=not wanted.streaming,
-            first_chunk=wanted.first_chunk,
-            trim_silence=True,
-        )
-        return script, request, self.new_sound(wanted)
-
-    def new_sound(self, wanted: Wanted) -> Sound:
-        return Sound(wanted, self.engine.sample_rate)
-
-    async def submit(self, request: Request) -> Stream:
-        """Hands a request to the engine; where nobody waits any more for the answer, its stream is cancelled."""
-        job = asyncio.get_running_loop().run_in_executor(self._submitters, self._offer, request)
-        self._submitting += 1
-        job.add_done_callback(self._submitted)
-        try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            job.add_done_callback(_cancel)
-            raise
-
-    def _offer(self, request: Request) -> Stream:
-        if request.segment == 0:
-            self._check_refusal(request.whole_file)  # one that came while this waited for its thread
-        try:
-            return self.engine.submit(request)
-        except EngineDown:
-            raise
-        except Overloaded as error:
-            if request.segment == 0:
-                until = time.monotonic() + REFUSING_SECONDS
-                self._refusals[request.whole_file] = until, str(error), error.retry_after
-            raise
-
-    def _submitted(self, job: "asyncio.Future[Stream]") -> None:
-        self._submitting -= 1
-        if not job.cancelled():
-            job.exception()  # whoever asked may have gone
-
-    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """For what would hold up the event loop for a moment: files, long texts."""
-        return await asyncio.get_running_loop().run_in_executor(self._submitters, lambda: work(*args, **kwargs))
-
-    async def listen(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """For what takes seconds: fetching and reading recordings, cloning. Raises Overloaded where many do it."""
-        if self._listening >= MOST_LISTENING:
-            raise Overloaded("too many recordings are being read", retry_after=2)
-        self._listening += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._listeners, lambda: work(*args, **kwargs))
-        finally:
-            self._listening -= 1
-
-    def encode(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":
-        return asyncio.get_running_loop().run_in_executor(self._encoders, lambda: work(*args, **kwargs))
-
-    def close(self) -> None:
-        """Ends what is open and lets the threads go."""
-        for utterance in list(self.open):
-            utterance.cancel()
-        self._submitters.shutdown(wait=False, cancel_futures=True)
-        self._listeners.shutdown(wait=False, cancel_futures=True)
-        self._encoders.shutdown(wait=False, cancel_futures=True)
-
-    def _check_room(self, whole_file: bool) -> None:
-        """Refuses, at once and without any work, what would be refused after some."""
-        if self.draining:
-            raise Overloaded("this server is stopping: try another, or the same again soon", retry_after=1)
-        self._check_refusal(whole_file)
-        if len(self.open) >= self.streams + self.settings.queue or self._submitting >= MOST_SUBMITTING:
-            raise Overloaded(f"{len(self.open)} requests are being served here, which is all it takes", retry_after=1)
-
-    def _check_refusal(self, whole_file: bool) -> None:
-        until, told, retry_after = self._refusals.get(whole_file, (0.0, "", 0.0))
-        if time.monotonic() < until:
-            raise Overloaded(told, retry_after)
-
-
 class Utterance:
     """Something that is being said: iterate over `sound` or `parts` once. A live one takes text until `finish`."""
 
-    def __init__(self, speaker: Speaker, wanted: Wanted, request_id: str) -> None:
+    def __init__(self, speaker: "Speaker", wanted: Wanted, request_id: str) -> None:
         self._speaker, self._wanted = speaker, wanted
         self._arrived = time.monotonic()
         name = speaker.facts.identity.name
@@ -390,7 +153,7 @@ class Utterance:
         if self._coming is not None:
             task = self._coming[1]
             task.cancel()
-            task.add_done_callback(_cancel)
+            task.add_done_callback(cancel_stream)
         if self._sound is not None:
             if self._encoding is None or self._encoding.done():
                 self._sound.close()
@@ -515,7 +278,7 @@ class Utterance:
         self._speaker.on_end(self.outcome)
 
 
-def _cancel(job: "asyncio.Future[Stream]") -> None:
+def cancel_stream(job: "asyncio.Future[Stream]") -> None:
     """Of a stream that nobody wants any more."""
     if not job.cancelled() and job.exception() is None:
         job.result().cancel()
