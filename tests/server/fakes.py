@@ -9,6 +9,7 @@ from polyvox.errors import Overloaded
 from polyvox.models.identity import ModelFacts, ModelIdentity
 from polyvox.models.request import Request
 
+PLACES = 1000  # more than any test takes
 CUSTOM = replace(
     ABOUT,
     identity=ModelIdentity("Fake-CustomVoice", "custom_voice-4-2x8-0123456789ab"),
@@ -30,7 +31,7 @@ class HeldEngine(FakeEngine):
         self,
         about: ModelFacts = CUSTOM,
         allowed: int | None = None,
-        places: int = 1000,
+        places: int = PLACES,
         step_seconds: float = 0.0,
     ) -> None:
         self.facts, self.allowed, self.places = about, allowed, places

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,11 +16,8 @@ from server.fakes import HeldEngine
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    engine = HeldEngine()
-    try:
+    with closing(HeldEngine()) as engine:
         return create_app(engine).openapi()
-    finally:
-        engine.close()
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:

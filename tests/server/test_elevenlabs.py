@@ -3,7 +3,6 @@
 import base64
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ from hosting.hosted import eventually
 from polyvox.audio import read_audio
 from polyvox.server.elevenlabs import OUTPUT_FORMATS
 from polyvox.server.settings import Settings
-from server.fakes import HeldEngine
+from server.fakes import PLACES, HeldEngine
 from server.serving import Serving, serving
 from server.talking import Talk, talking
 
@@ -24,34 +23,6 @@ ONE = f"{SPEECH}/stream-input?output_format=pcm_24000&seed=7"
 SEVERAL = f"{SPEECH}/multi-stream-input?output_format=pcm_24000&seed=7"
 NOTHING = {"normalizedAlignment": None, "alignment": None}
 TEXT = "Hello there. How are you? Fine, thank you!"
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="module")
-def server(engine: HeldEngine) -> Iterator[Serving]:
-    with serving(engine, Settings(max_text=5000)) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def fresh(server: Serving, engine: HeldEngine) -> Iterator[None]:
-    server.desk.speaker._refusals.clear()
-    engine.asked.clear()
-    yield
-    engine.let_go()
-    eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
-
-
-@pytest.fixture
-def client(server: Serving) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
 
 
 def one_shot(client: httpx.Client, text: str = TEXT, **fields: Any) -> bytes:
@@ -297,7 +268,7 @@ def test_an_error_belongs_to_its_context(server: Serving, engine: HeldEngine) ->
         begin(talk, "a")
         error = talk.told()
         assert (error["contextId"], error["error"], error["retry_after"]) == ("a", "overloaded", 2.5)
-        engine.places = 1000
+        engine.places = PLACES
         server.desk.speaker._refusals.clear()
         talk.tell(text="The rest of it is not said, ", context_id="a")
         error = talk.told()

@@ -16,35 +16,13 @@ from hosting.hosted import eventually
 from polyvox.audio import read_audio
 from polyvox.server.settings import Settings
 from polyvox.tts import load
-from server.fakes import HeldEngine
+from server.fakes import PLACES, HeldEngine
 from server.serving import Serving, serving
 from server.talking import Talk, talking
 
 PATH = "/v1/audio/speech/stream"
 CHUNK = 960  # bytes
 TEXT = "Dr. Lee has 3 cats, and one of them is old. [pause:0.3s] Is it? Yes!\n\nAnother paragraph ends here."
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="module")
-def server(engine: HeldEngine) -> Iterator[Serving]:
-    with serving(engine, Settings(max_text=5000)) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def fresh(server: Serving, engine: HeldEngine) -> Iterator[None]:
-    server.desk.speaker._refusals.clear()
-    engine.asked.clear()
-    yield
-    engine.let_go()
-    eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
 
 
 @contextmanager
@@ -312,22 +290,19 @@ def test_more_than_can_wait_is_refused(server: Serving, engine: HeldEngine) -> N
 
 def test_a_server_without_a_place_says_when_to_come_again(server: Serving, engine: HeldEngine) -> None:
     engine.places = 0
-    try:
-        with session(server, split_granularity="sentence") as talk:
-            talk.tell(type="input.text", text="Hello there. And more. ")
-            error = talk.told()
-            assert (error["type"], error["code"], error["utterance_index"]) == ("error", "overloaded", 0)
-            assert error["retry_after"] == 2.5
-            engine.places = 1000
-            server.desk.speaker._refusals.clear()
-            talk.tell(type="input.text", text="This belongs to it still. ")
-            talk.tell(type="input.done")
-            assert talk.told()["type"] == "session.done"
-            talk.tell(type="input.text", text="Hello.")
-            talk.tell(type="input.done")
-            assert talk.until("session.done")[1]
-    finally:
-        engine.places = 1000
+    with session(server, split_granularity="sentence") as talk:
+        talk.tell(type="input.text", text="Hello there. And more. ")
+        error = talk.told()
+        assert (error["type"], error["code"], error["utterance_index"]) == ("error", "overloaded", 0)
+        assert error["retry_after"] == 2.5
+        engine.places = PLACES
+        server.desk.speaker._refusals.clear()
+        talk.tell(type="input.text", text="This belongs to it still. ")
+        talk.tell(type="input.done")
+        assert talk.told()["type"] == "session.done"
+        talk.tell(type="input.text", text="Hello.")
+        talk.tell(type="input.done")
+        assert talk.until("session.done")[1]
 
 
 def test_a_failure_in_the_midst_is_told_and_the_session_goes_on(server: Serving) -> None:
@@ -375,7 +350,7 @@ def test_silence_ends_a_session_but_speech_does_not(engine: HeldEngine) -> None:
         with session(quick, split_granularity="sentence") as talk:  # one that failed is not spoken on
             talk.tell(type="input.text", text="There is no place for this. It stays open.")
             assert talk.until("error")[0][-1]["code"] == "overloaded"
-            engine.places = 1000
+            engine.places = PLACES
             assert talk.until("error")[0][-1]["code"] == "timeout"
             assert talk.closed() == 1008
 

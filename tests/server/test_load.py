@@ -2,10 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-
-import pytest
+from contextlib import closing
 
 from hosting.fake_engine import LENGTH
 from hosting.hosted import eventually
@@ -17,13 +15,6 @@ from server.fakes import HeldEngine
 from server.serving import Serving, serving
 
 HELD = 24  # chunks that are made of every stream until it is let go
-
-
-@pytest.fixture
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine()
-    yield engine
-    engine.close()
 
 
 def counted(server: Serving, name: str) -> float:
@@ -85,83 +76,70 @@ def test_a_slow_reader_pauses_only_its_own_stream(engine: HeldEngine) -> None:
 
 
 def test_too_many_are_refused_and_those_inside_are_served() -> None:
-    engine = HeldEngine(places=3)
-    try:
-        with serving(engine) as server, ThreadPoolExecutor(16) as pool:
-            engine.let_go(HELD)
-            with server.client() as client:
-                inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(3)]
-                eventually(lambda: engine.streams == 3)
-                refused = list(pool.map(lambda _: server.speak(client), range(60)))
-            assert {response.status_code for response in refused} == {503}
-            assert all(0 < int(response.headers["retry-after-ms"]) <= 2500 for response in refused)
-            assert {response.json()["error"]["type"] for response in refused} == {"overloaded"}
-            engine.let_go()
-            for connection in inside:
-                heard = b""
-                while not heard.endswith(b"0\r\n\r\n"):
-                    heard += connection.recv(1 << 16)
-                assert heard.startswith(b"HTTP/1.1 200")
-                connection.close()
-            eventually(lambda: engine.streams == 0)
-    finally:
-        engine.close()
-
-
-def test_no_more_are_let_in_than_may_wait() -> None:
-    engine = HeldEngine()
-    try:
-        with serving(engine, Settings(max_streams=2, queue=1)) as server, server.client() as client:
-            engine.let_go(HELD)
+    with closing(HeldEngine(places=3)) as engine, serving(engine) as server, ThreadPoolExecutor(16) as pool:
+        engine.let_go(HELD)
+        with server.client() as client:
             inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(3)]
             eventually(lambda: engine.streams == 3)
-            assert server.speak(client).status_code == 503
-            for connection in inside:
-                connection.close()
-            eventually(lambda: not server.desk.speaker.open)
-            engine.let_go()
-            assert server.speak(client).status_code == 200
-    finally:
-        engine.close()
+            refused = list(pool.map(lambda _: server.speak(client), range(60)))
+        assert {response.status_code for response in refused} == {503}
+        assert all(0 < int(response.headers["retry-after-ms"]) <= 2500 for response in refused)
+        assert {response.json()["error"]["type"] for response in refused} == {"overloaded"}
+        engine.let_go()
+        for connection in inside:
+            heard = b""
+            while not heard.endswith(b"0\r\n\r\n"):
+                heard += connection.recv(1 << 16)
+            assert heard.startswith(b"HTTP/1.1 200")
+            connection.close()
+        eventually(lambda: engine.streams == 0)
+
+
+def test_no_more_are_let_in_than_may_wait(engine: HeldEngine) -> None:
+    with (
+        serving(engine, Settings(max_streams=2, queue=1)) as server,
+        server.client() as client,
+    ):
+        engine.let_go(HELD)
+        inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(3)]
+        eventually(lambda: engine.streams == 3)
+        assert server.speak(client).status_code == 503
+        for connection in inside:
+            connection.close()
+        eventually(lambda: not server.desk.speaker.open)
+        engine.let_go()
+        assert server.speak(client).status_code == 200
 
 
 def test_a_sentence_in_the_midst_waits_for_a_place() -> None:
-    engine = HeldEngine(places=1)
-    try:
-        with serving(engine) as server, server.client() as client:
-            response = server.speak(client, "One. Two. Three.", seed=1)
-            assert response.status_code == 200
-            assert len(response.content) == 3 * LENGTH * 960 + 2 * 12_000
-    finally:
-        engine.close()
+    with closing(HeldEngine(places=1)) as engine, serving(engine) as server, server.client() as client:
+        response = server.speak(client, "One. Two. Three.", seed=1)
+        assert response.status_code == 200
+        assert len(response.content) == 3 * LENGTH * 960 + 2 * 12_000
 
 
-def test_one_key_cannot_take_all() -> None:
-    engine = HeldEngine()
-    try:
-        settings = Settings(api_keys=["a", "b"], key_streams=2)
-        with serving(engine, settings) as server, server.client() as client:
-            engine.let_go(HELD)
-            keys = [{"authorization": f"Bearer {name}"} for name in "ab"]
-            body = {"input": "Hi.", "response_format": "pcm", "max_new_tokens": 40}
-            with (
-                client.stream("POST", "/v1/audio/speech", json=body, headers=keys[0]) as first,
-                client.stream("POST", "/v1/audio/speech", json=body, headers=keys[0]) as second,
-            ):
-                refused = client.post("/v1/audio/speech", json=body, headers=keys[0])
-                assert refused.status_code == 429
-                assert int(refused.headers["retry-after"]) > 0
-                assert refused.headers["retry-after-ms"]
-                assert refused.headers["maximum-concurrent-requests"] == "2"
-                with client.stream("POST", "/v1/audio/speech", json=body, headers=keys[1]) as other:
-                    assert other.status_code == 200
-                    engine.let_go()
-                    other.read()
-                first.read()
-                second.read()
-            assert client.post("/v1/audio/speech", json=body, headers=keys[0]).status_code == 200
-    finally:
-        engine.close()
+def test_one_key_cannot_take_all(engine: HeldEngine) -> None:
+    settings = Settings(api_keys=["a", "b"], key_streams=2)
+    with serving(engine, settings) as server, server.client() as client:
+        engine.let_go(HELD)
+        keys = [{"authorization": f"Bearer {name}"} for name in "ab"]
+        body = {"input": "Hi.", "response_format": "pcm", "max_new_tokens": 40}
+        with (
+            client.stream("POST", "/v1/audio/speech", json=body, headers=keys[0]) as first,
+            client.stream("POST", "/v1/audio/speech", json=body, headers=keys[0]) as second,
+        ):
+            refused = client.post("/v1/audio/speech", json=body, headers=keys[0])
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) > 0
+            assert refused.headers["retry-after-ms"]
+            assert refused.headers["maximum-concurrent-requests"] == "2"
+            with client.stream("POST", "/v1/audio/speech", json=body, headers=keys[1]) as other:
+                assert other.status_code == 200
+                engine.let_go()
+                other.read()
+            first.read()
+            second.read()
+        assert client.post("/v1/audio/speech", json=body, headers=keys[0]).status_code == 200
 
 
 def test_a_server_that_stops_finishes_what_is_under_way(engine: HeldEngine) -> None:

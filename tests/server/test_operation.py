@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,6 @@ from server.serving import Serving, serving
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-@pytest.fixture
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def server(engine: HeldEngine) -> Iterator[Serving]:
-    with serving(engine) as running:
-        yield running
-
-
 def test_a_server_process_has_no_torch_in_it() -> None:
     code = "import sys, polyvox.server.running, polyvox.commands.serve; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SOURCE)}, check=True)
@@ -63,9 +50,8 @@ class DownEngine(HeldEngine):
 
 
 def test_ready_means_that_something_was_said_and_the_engine_is_there() -> None:
-    engine = DownEngine()
-    engine.allowed = 0
-    try:
+    with closing(DownEngine()) as engine:
+        engine.allowed = 0
         with serving(engine, wait=False) as server, server.client() as client:
             assert client.get("/livez").status_code == 200
             assert client.get("/readyz").status_code == 503
@@ -81,8 +67,6 @@ def test_ready_means_that_something_was_said_and_the_engine_is_there() -> None:
             eventually(lambda: client.get("/health").status_code == 200)
             assert len(engine.asked) == before + 1  # it was tried again
             assert server.desk.health.ready
-    finally:
-        engine.close()
 
 
 def test_models_as_clients_ask_for_them(server: Serving) -> None:
@@ -127,8 +111,8 @@ def test_what_can_be_read_can_be_asked_for_by_head(path: str, server: Serving) -
         assert client.head("/v1/models/other").status_code == 404
 
 
-def test_metrics_count_what_happened(server: Serving, engine: HeldEngine) -> None:
-    with server.client() as client:
+def test_metrics_count_what_happened(engine: HeldEngine) -> None:
+    with serving(engine) as server, server.client() as client:
         server.speak(client)
         server.speak(client, voice="bob")
         server.speak(client, "overloaded")

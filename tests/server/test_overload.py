@@ -1,7 +1,7 @@
 """Four times as many as can be served; for a minute, and with the embedded voice, in `make soak`."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from polyvox.errors import Overloaded
 from polyvox.models.request import Request
@@ -12,14 +12,13 @@ from server.serving import serving
 
 
 def test_nobody_is_refused_after_having_waited_and_those_admitted_are_fed() -> None:
-    engine = PacedEngine(slots=8, queue=64, queue_seconds=1.0)
-    try:
-        with serving(engine, Settings(max_streams=8, queue=64, slo=1.0)) as server:
-            flooded = Flooded.of(asyncio.run(flood(server.port, rate_of(engine.stats()["capacity"]), seconds=8.0)))
-            stats = engine.stats()
-            outcomes = server.desk.metrics.page({}).decode()
-    finally:
-        engine.close()
+    with (
+        closing(PacedEngine(slots=8, queue=64, queue_seconds=1.0)) as engine,
+        serving(engine, Settings(max_streams=8, queue=64, slo=1.0)) as server,
+    ):
+        flooded = Flooded.of(asyncio.run(flood(server.port, rate_of(engine.stats()["capacity"]), seconds=8.0)))
+        stats = engine.stats()
+        outcomes = server.desk.metrics.page({}).decode()
     assert len(flooded.admitted) > 8
     assert len(flooded.refused) > 10
     assert stats["finished_error"] == 0
@@ -29,8 +28,7 @@ def test_nobody_is_refused_after_having_waited_and_those_admitted_are_fed() -> N
 
 
 def test_a_server_on_a_full_engine_becomes_ready() -> None:
-    engine = PacedEngine(slots=8, queue=64, queue_seconds=1.0)
-    try:
+    with closing(PacedEngine(slots=8, queue=64, queue_seconds=1.0)) as engine:
         long = Request("Somebody goes on and on. " * 50)
         speaking = []
         with suppress(Overloaded):
@@ -42,5 +40,3 @@ def test_a_server_on_a_full_engine_becomes_ready() -> None:
             assert server.desk.health.ready
         for stream in speaking:
             stream.cancel()
-    finally:
-        engine.close()

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +19,6 @@ from server.serving import Serving, serving
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "src/polyvox/server/web"
-
-
-@pytest.fixture
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def server(engine: HeldEngine) -> Iterator[Serving]:
-    with serving(engine) as running:
-        yield running
 
 
 def linked() -> set[str]:
@@ -102,12 +89,12 @@ def test_the_page_is_told_the_engines_streams_where_no_number_was_set() -> None:
 
 @pytest.mark.parametrize("about", [CUSTOM, DESIGN, replace(ABOUT, languages=("auto", "english", "german"))])
 def test_the_page_is_told_what_the_checkpoint_can_do(about: ModelFacts) -> None:
-    engine = HeldEngine(about)
-    try:
-        with serving(engine, Settings(max_text=70, max_streams=3)) as server, server.client() as client:
-            told = client.get("/v1/playground").json()
-    finally:
-        engine.close()
+    with (
+        closing(HeldEngine(about)) as engine,
+        serving(engine, Settings(max_text=70, max_streams=3)) as server,
+        server.client() as client,
+    ):
+        told = client.get("/v1/playground").json()
     assert told["model"]["kind"] == about.kind
     assert told["model"]["takes_instructions"] == about.takes_instructions
     assert told["model"]["clones"] == (about.kind == "base")

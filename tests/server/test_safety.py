@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,13 +24,6 @@ from polyvox.server.settings import Settings
 from server.fakes import HeldEngine
 from server.serving import serving
 from server.talking import talking
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine()
-    yield engine
-    engine.close()
 
 
 def test_without_a_key_only_what_is_open_answers(engine: HeldEngine) -> None:
@@ -338,12 +332,8 @@ def test_files_only_from_the_named_folder(engine: HeldEngine, tmp_path: Path) ->
 
 
 def test_a_refused_recording_reaches_the_client_as_such() -> None:
-    base = HeldEngine(ABOUT)
-    try:
-        with serving(base) as server, server.client() as client:
-            for source in ("https://a.example/x.wav", "file:///etc/hostname", base64.b64encode(b"noise").decode()):
-                refused: httpx.Response = server.speak(client, ref_audio=source)
-                assert refused.status_code == 400
-                assert refused.json()["error"]["param"] == "ref_audio"
-    finally:
-        base.close()
+    with closing(HeldEngine(ABOUT)) as base, serving(base) as server, server.client() as client:
+        for source in ("https://a.example/x.wav", "file:///etc/hostname", base64.b64encode(b"noise").decode()):
+            refused: httpx.Response = server.speak(client, ref_audio=source)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "ref_audio"

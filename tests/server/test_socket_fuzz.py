@@ -9,15 +9,11 @@ from server.nonsense import babble
 from server.serving import serving
 
 
-def test_nonsense_is_answered_and_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
-    engine = HeldEngine()
-    try:
-        with caplog.at_level(logging.ERROR), serving(engine) as server, server.client() as client:
-            counts = babble(server, engine, 300, seed=1)
-            assert counts["sound"] > 0
-            assert counts["errors"] > 0
-            assert not counts["closed 1011"]
-            assert server.speak(client).status_code == 200
-        assert [record for record in caplog.records if record.name.startswith(("polyvox", "uvicorn"))] == []
-    finally:
-        engine.close()
+def test_nonsense_is_answered_and_leaves_nothing_behind(caplog: pytest.LogCaptureFixture, engine: HeldEngine) -> None:
+    with caplog.at_level(logging.ERROR), serving(engine) as server, server.client() as client:
+        counts = babble(server, engine, 300, seed=1)
+        assert counts["sound"] > 0
+        assert counts["errors"] > 0
+        assert not counts["closed 1011"]
+        assert server.speak(client).status_code == 200
+    assert [record for record in caplog.records if record.name.startswith(("polyvox", "uvicorn"))] == []

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import wave
-from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -28,23 +28,8 @@ LONG = 60
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="module")
-def server(engine: HeldEngine) -> Iterator[Serving]:
-    with serving(engine, Settings(max_text=20_000, aliases={"narrator": "michael"})) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Serving) -> Iterator[httpx.Client]:
-    server.desk.speaker._refusals.clear()  # of the test before
-    with server.client() as client:
-        yield client
+def server_settings() -> Settings:
+    return Settings(max_text=20_000, aliases={"narrator": "michael"})
 
 
 def expected(seed: int, chunks: int) -> bytes:
@@ -73,20 +58,17 @@ def test_sound_arrives_before_the_utterance_is_finished_and_is_that_of_one_go(
 ) -> None:
     body = {"input": "Hello there.", "response_format": format, "seed": 7, "max_new_tokens": LONG}
     engine.let_go(FIRST)
-    try:
-        with client.stream("POST", "/v1/audio/speech", json=body) as response:
-            assert response.status_code == 200
-            assert response.headers["content-type"] == FORMATS[format].content_type(SAMPLE_RATE)
-            assert response.headers["x-seed"] == "7"
-            assert response.headers["x-polyvox-model"] == "Fake-CustomVoice"
-            assert "content-length" not in response.headers
-            parts = response.iter_raw()
-            heard = next(parts)
-            assert engine.streams == 1  # it cannot have ended: the rest of it is not made
-            engine.let_go()
-            heard += b"".join(parts)
-    finally:
+    with client.stream("POST", "/v1/audio/speech", json=body) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == FORMATS[format].content_type(SAMPLE_RATE)
+        assert response.headers["x-seed"] == "7"
+        assert response.headers["x-polyvox-model"] == "Fake-CustomVoice"
+        assert "content-length" not in response.headers
+        parts = response.iter_raw()
+        heard = next(parts)
+        assert engine.streams == 1  # it cannot have ended: the rest of it is not made
         engine.let_go()
+        heard += b"".join(parts)
     samples = np.concatenate([chunk_samples(7, index) for index in range(LONG)])
     with Encoder(format, SAMPLE_RATE) as encoder:
         pushed = [encoder.push(part) for part in np.split(samples, LONG)]
@@ -136,21 +118,17 @@ def test_events_begin_before_the_utterance_is_finished(engine: HeldEngine, clien
     """LiveKit asks for this: mp3 over events."""
     engine.let_go(FIRST)
     body = {"input": "Hello there.", "stream_format": "sse", "max_new_tokens": LONG}
-    try:
-        with client.stream("POST", "/v1/audio/speech", json=body) as response:
-            lines = response.iter_lines()
-            assert "speech.audio.delta" in next(lines)
-            assert engine.streams == 1
-            engine.let_go()
-            assert any("speech.audio.done" in line for line in lines)
-    finally:
+    with client.stream("POST", "/v1/audio/speech", json=body) as response:
+        lines = response.iter_lines()
+        assert "speech.audio.delta" in next(lines)
+        assert engine.streams == 1
         engine.let_go()
+        assert any("speech.audio.done" in line for line in lines)
 
 
 def test_a_long_text_is_said_sentence_by_sentence_with_pauses(
     engine: HeldEngine, server: Serving, client: httpx.Client
 ) -> None:
-    engine.asked.clear()
     text = "First one. Then [pause:0.5s] two.\n\nNew paragraph with 3 cats."
     response = server.speak(client, text, seed=5)
     said = [(asked.text, asked.segment, asked.seed) for asked in engine.asked]
@@ -163,13 +141,11 @@ def test_a_long_text_is_said_sentence_by_sentence_with_pauses(
 
 
 def test_normalize_off_says_the_text_as_it_is(engine: HeldEngine, server: Serving, client: httpx.Client) -> None:
-    engine.asked.clear()
     server.speak(client, "I have 3 **cats**.", normalize=False)
     assert [asked.text for asked in engine.asked] == ["I have 3 **cats**."]
 
 
 def test_all_fields_reach_the_engine(engine: HeldEngine, server: Serving, client: httpx.Client) -> None:
-    engine.asked.clear()
     fields: dict[str, Any] = {
         "voice": {"id": "michael"},
         "language": "English",
@@ -200,7 +176,6 @@ def test_all_fields_reach_the_engine(engine: HeldEngine, server: Serving, client
 def test_other_names_of_voices(
     asked: str, spoken: str | None, engine: HeldEngine, server: Serving, client: httpx.Client
 ) -> None:
-    engine.asked.clear()
     server.speak(client, voice=asked)
     assert engine.asked[0].voice == spoken
 
@@ -302,21 +277,17 @@ class FailingEngine(HeldEngine):
 
 
 def test_a_failure_in_the_midst_is_never_a_clean_end() -> None:
-    engine = FailingEngine()
-    try:
-        with serving(engine) as server, server.client() as client:
-            with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "response_format": "pcm"}) as response:
-                request_id = response.headers["x-request-id"]
-                with pytest.raises(httpx.RemoteProtocolError):
-                    response.read()
-            told = client.get(f"/v1/audio/speech/{request_id}").json()
-            assert told["finish_reason"] == "error"
-            assert told["error"] == "the device is gone"
-            *_, last = events(server.speak(client, stream_format="sse"))
-            assert last["type"] == "speech.audio.error"
-            assert last["error"]["message"] == "the device is gone"
-    finally:
-        engine.close()
+    with closing(FailingEngine()) as engine, serving(engine) as server, server.client() as client:
+        with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "response_format": "pcm"}) as response:
+            request_id = response.headers["x-request-id"]
+            with pytest.raises(httpx.RemoteProtocolError):
+                response.read()
+        told = client.get(f"/v1/audio/speech/{request_id}").json()
+        assert told["finish_reason"] == "error"
+        assert told["error"] == "the device is gone"
+        *_, last = events(server.speak(client, stream_format="sse"))
+        assert last["type"] == "speech.audio.error"
+        assert last["error"]["message"] == "the device is gone"
 
 
 def test_the_outcome_of_a_finished_stream_can_be_asked_for(client: httpx.Client) -> None:
@@ -346,13 +317,9 @@ def test_a_batch_gives_each_item_its_sound_or_its_error(client: httpx.Client) ->
 
 
 def test_a_model_that_designs_voices_takes_openais_names_for_none() -> None:
-    engine = HeldEngine(DESIGN)
-    try:
-        with serving(engine) as server, server.client() as client:
-            assert server.speak(client, voice="alloy", instructions="An old man.").status_code == 200
-            assert engine.asked[-1].voice is None
-    finally:
-        engine.close()
+    with closing(HeldEngine(DESIGN)) as engine, serving(engine) as server, server.client() as client:
+        assert server.speak(client, voice="alloy", instructions="An old man.").status_code == 200
+        assert engine.asked[-1].voice is None
 
 
 def test_the_real_voice_streams_what_it_says_in_one_go(embedded: TTS) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
@@ -28,13 +28,6 @@ SENTENCES = [
     Sentence("two, and three cats.", 0.5),
     Sentence("Last.", 0.25),
 ]
-
-
-@pytest.fixture
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine()
-    yield engine
-    engine.close()
 
 
 def spoken(engine: HeldEngine, test: Callable[[Speaker], Awaitable[None]]) -> list[Outcome]:

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from voices.making import MODEL, cloned
 
 @pytest.fixture
 def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine(ABOUT)
-    yield engine
-    engine.close()
+    with closing(HeldEngine(ABOUT)) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -31,12 +31,6 @@ def server(engine: HeldEngine, tmp_path: Path) -> Iterator[Serving]:
     settings = Settings(voices=tmp_path / "voices", max_audio=200_000, max_audio_seconds=5, max_body=400_000)
     with serving(engine, settings) as running:
         yield running
-
-
-@pytest.fixture
-def client(server: Serving) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
 
 
 def recording(seconds: float = 2.0, format: str = "flac") -> bytes:
@@ -162,18 +156,18 @@ def test_a_request_may_bring_its_voice(engine: HeldEngine, server: Serving, clie
 
 
 def test_models_that_do_not_clone_say_which_do(tmp_path: Path) -> None:
-    engine = HeldEngine()
-    try:
-        with serving(engine, Settings(voices=tmp_path)) as server, server.client() as client:
-            body = {"name": "anna", "speaker_embedding": [1, 2, 3, 4]}
-            refused = client.post("/v1/audio/voices", json=body)
-            assert refused.status_code == 400
-            assert "Qwen/Qwen3-TTS-12Hz-1.7B-Base" in refused.json()["error"]["message"]
-            assert [voice["id"] for voice in client.get("/v1/audio/voices").json()["voices"]] == ["heart", "michael"]
-            assert client.get("/v1/audio/voices/HEART").json()["type"] == "own"
-            assert client.delete("/v1/audio/voices/heart").status_code == 400
-    finally:
-        engine.close()
+    with (
+        closing(HeldEngine()) as engine,
+        serving(engine, Settings(voices=tmp_path)) as server,
+        server.client() as client,
+    ):
+        body = {"name": "anna", "speaker_embedding": [1, 2, 3, 4]}
+        refused = client.post("/v1/audio/voices", json=body)
+        assert refused.status_code == 400
+        assert "Qwen/Qwen3-TTS-12Hz-1.7B-Base" in refused.json()["error"]["message"]
+        assert [voice["id"] for voice in client.get("/v1/audio/voices").json()["voices"]] == ["heart", "michael"]
+        assert client.get("/v1/audio/voices/HEART").json()["type"] == "own"
+        assert client.delete("/v1/audio/voices/heart").status_code == 400
 
 
 def test_a_tiny_base_model_clones_an_upload_and_speaks_with_it(loaded: Loaded, tmp_path: Path) -> None:
