@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import logging
 import re
 from collections import deque
 from contextlib import aclosing
@@ -19,7 +18,6 @@ from polyvox.server.safety import bearer
 from polyvox.server.sockets import POLICY, TRY_AGAIN, Gone, Idle, Socket, Turn, converse, told_error
 from polyvox.server.wanted import Wanted
 
-log = logging.getLogger(__name__)
 router = APIRouter()
 
 IDLE_SECONDS, MOST_IDLE_SECONDS = 20.0, 180.0  # of inactivity_timeout, as ElevenLabs has them
@@ -109,9 +107,7 @@ class Contexts:
             self._idle = min(
                 max(1.0, _whole_number("inactivity_timeout", query["inactivity_timeout"])), MOST_IDLE_SECONDS
             )
-        speaker = self._socket.desk.speaker
-        _, _, sound = await speaker.in_thread(speaker.prepare, self._wanted)  # refuses now what would be refused later
-        sound.close()
+        await self._socket.desk.speaker.check(self._wanted)
 
     # What comes in
 
@@ -125,9 +121,8 @@ class Contexts:
                 found = {SPELLINGS.get(name, name): value for name, value in found.items() if value is not None}
                 message = check_body(Message, found)
                 context = message.context_id
-                if ignored := ignored_settings(found.get("voice_settings")):
-                    told = {"request_id": self._socket.request_id, "ignored": ignored}
-                    log.info("fields that are not known were ignored", extra=told)
+                ignored = ignored_settings(found.get("voice_settings"))
+                self._socket.desk.ignored(ignored, self._socket.request_id)
                 if not (self._take_several(message) if self._several else self._take(message)):
                     break
             except Idle:

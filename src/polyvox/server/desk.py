@@ -8,6 +8,7 @@ from starlette.requests import HTTPConnection
 from polyvox.engine.interface import Engine
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.models.identity import ModelFacts
+from polyvox.server.answers import shown_fields
 from polyvox.server.health import Health
 from polyvox.server.metrics import Metrics
 from polyvox.server.outcomes import Outcome, Outcomes
@@ -42,6 +43,12 @@ class Desk:
         self.metrics.requests.labels("overloaded" if isinstance(error, Overloaded) else "refused").inc()
         level = logging.INFO if error.status < 500 or isinstance(error, Overloaded) else logging.ERROR
         log.log(level, "refused", extra={"request_id": request_id, "status": error.status, "error": str(error)})
+
+    def ignored(self, names: list[str], request_id: str) -> None:
+        """One line for the fields that a caller sent in vain."""
+        if names:
+            extra = {"request_id": request_id, "ignored": shown_fields(names)}
+            log.info("fields that are not known were ignored", extra=extra)
 
 
 def of(request: HTTPConnection) -> Desk:

@@ -1,6 +1,5 @@
 """ElevenLabs' face: its routes, formats and fields, so that its SDK and the plugins for it speak with us."""
 
-import logging
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,7 +16,6 @@ from polyvox.server.desk import Desk, of
 from polyvox.server.streaming import SpeechLines, SpeechResponse
 from polyvox.server.wanted import Wanted
 
-log = logging.getLogger(__name__)
 router = APIRouter()
 
 DEFAULT_FORMAT = "mp3_44100_128"
@@ -115,8 +113,7 @@ async def _speak(request: Request, voice: str, streaming: bool, lines: bool = Fa
     body = check_body(TextToSpeech, found)
     ignored = unknown_fields(TextToSpeech, found)
     ignored += ignored_settings(found.get("voice_settings"))
-    if ignored:
-        log.info("fields that are not known were ignored", extra={"request_id": request_id, "ignored": ignored})
+    desk.ignored(ignored, request_id)
     wanted = wanted_of(voice, request.query_params.get("output_format"), body.language_code)
     wanted = replace(
         wanted,

@@ -1,7 +1,6 @@
 """WS /v1/audio/speech/stream: text comes in as it is written, sound goes out as it is made, and both can be stopped."""
 
 import asyncio
-import logging
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,12 +11,11 @@ from pydantic import Field
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.answers import FIELDS, Refused
-from polyvox.server.openai import Manner, manner_by, read_fields
+from polyvox.server.openai import Manner, is_strict, manner_by, read_fields
 from polyvox.server.script import Granularity, Sentence
 from polyvox.server.sockets import POLICY, Gone, Idle, Socket, Turn, converse, told_error
 from polyvox.server.wanted import Wanted
 
-log = logging.getLogger(__name__)
 router = APIRouter()
 
 CONFIG_SECONDS = 10.0  # for the first message
@@ -130,11 +128,8 @@ class Conversation:
 
     async def _configure(self, message: dict[str, Any]) -> None:
         found = {name: value for name, value in message.items() if name != "type" and value is not None}
-        config, ignored = read_fields(Session, found, self._socket.query.get("strict", "") in ("1", "true"))
-        if ignored:
-            told = {"request_id": self._socket.request_id, "ignored": ignored}
-            log.info("fields that are not known were ignored", extra=told)
-        speaker = self._socket.desk.speaker
+        config, ignored = read_fields(Session, found, is_strict(self._socket.query))
+        self._socket.desk.ignored(ignored, self._socket.request_id)
         divided = config.split_granularity != "none"
         granularity: Granularity = config.split_granularity if config.split_granularity != "none" else "sentence"
         wanted = replace(
@@ -144,8 +139,7 @@ class Conversation:
             granularity=granularity,
             divided=divided,
         )
-        _, _, sound = await speaker.in_thread(speaker.prepare, wanted)  # refuses now what would be refused later
-        sound.close()
+        await self._socket.desk.speaker.check(wanted)
         self._wanted, self._whole = wanted, not divided
 
     def _current(self, kind: str) -> Turn:

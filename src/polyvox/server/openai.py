@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,7 +29,6 @@ from polyvox.server.desk import Desk, of
 from polyvox.server.streaming import SpeechResponse, while_connected
 from polyvox.server.wanted import Wanted
 
-log = logging.getLogger(__name__)
 router = APIRouter()
 
 KINDS = {"CustomVoice": "custom_voice", "VoiceDesign": "voice_design", "Base": "base"}
@@ -105,9 +104,8 @@ SAMPLED = ("temperature", "top_k", "top_p", "repetition_penalty")
 async def speak(request: Request) -> Response:
     desk, request_id = of(request), request_id_of(request)
     found = await read_json(request, desk.settings)
-    body, ignored = read_speech(found, strict=request.query_params.get("strict", "") in ("1", "true"))
-    if ignored:
-        log.info("fields that are not known were ignored", extra={"request_id": request_id, "ignored": ignored})
+    body, ignored = read_fields(Speech, found, is_strict(request.query_params))
+    desk.ignored(ignored, request_id)
     wanted = await wanted_by(body, desk)
     headers = {"x-polyvox-ignored": shown_fields(ignored)} if ignored else {}
     return SpeechResponse(desk, wanted, request_id, sse=body.stream_format == "sse", headers=headers)
@@ -139,7 +137,7 @@ async def speak_batch(request: Request) -> JSONResponse:
     async def speak_item(index: int, item: dict[str, Any]) -> dict[str, Any]:
         async with free:
             try:
-                body, _ = read_speech({**shared, **item})
+                body, _ = read_fields(Speech, {**shared, **item}, strict=False)
                 wanted = replace(await wanted_by(body, desk), streaming=False)
                 utterance = await desk.speaker.start(wanted, f"{request_id}.{index}")
                 sound = b"".join([part async for part in utterance.sound()])
@@ -163,12 +161,12 @@ async def speak_batch(request: Request) -> JSONResponse:
     return JSONResponse({"id": request_id, "model": desk.facts.identity.name, "results": results, **counts})
 
 
-def read_speech(found: dict[str, Any], strict: bool = False) -> tuple[Speech, list[str]]:
+def is_strict(query: Mapping[str, str]) -> bool:
+    return query.get("strict", "") in ("1", "true")
+
+
+def read_fields(model: type[Known], found: dict[str, Any], strict: bool) -> tuple[Known, list[str]]:
     """A body's known fields, checked, and the names of the others; raises Refused."""
-    return read_fields(Speech, found, strict)
-
-
-def read_fields(model: type[Known], found: dict[str, Any], strict: bool = False) -> tuple[Known, list[str]]:
     ignored = unknown_fields(model, found)
     body = check_body(model, found)
     ignored += [f"extra_params.{name}" for name in body.extra_params or {} if name not in SAMPLED]

@@ -89,6 +89,11 @@ class Speaker:
         )
         return script, request, self.new_sound(wanted)
 
+    async def check(self, wanted: Wanted) -> None:
+        """Refuses before there is any text what would be refused with it."""
+        _, _, sound = await self.in_thread(self.prepare, wanted)
+        sound.close()
+
     def new_sound(self, wanted: Wanted) -> Sound:
         return Sound(wanted, self.engine.sample_rate)
 
