@@ -18,6 +18,12 @@ def _bare(kind: type[PolyvoxError], message: str) -> PolyvoxError:
     return kind.__new__(kind, message)
 
 
+def short(value: object) -> str:
+    """A value as messages show it."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "…"
+
+
 class InvalidRequest(PolyvoxError):
     """A request field has a value that cannot be served; nothing was computed for it."""
 
@@ -25,12 +31,9 @@ class InvalidRequest(PolyvoxError):
     code = "invalid_request"
 
     def __init__(self, field: str, value: object, allowed: str | Iterable[str]) -> None:
-        shown = repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "…"
         if not isinstance(allowed, str):
             allowed = "one of " + ", ".join(allowed)
-        super().__init__(f"{field}: {shown} is not possible; allowed is {allowed}")
+        super().__init__(f"{field}: {short(value)} is not possible; allowed is {allowed}")
         self.field = field
 
 

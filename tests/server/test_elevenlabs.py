@@ -4,6 +4,7 @@ import base64
 import json
 import random
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -312,6 +313,12 @@ def test_a_client_that_goes_away_frees_all_of_its_places(server: Serving, engine
             begin(talk, name)
         eventually(lambda: engine.streams == 3)
     eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+
+
+def test_why_a_socket_is_closed_may_be_longer_than_fits(server: Serving) -> None:
+    with talking(server, f"/v1/text-to-speech/{quote('名' * 60)}/stream-input") as talk:
+        assert talk.told()["error"] == "voice_not_found"
+        assert talk.closed() == 1008
 
 
 def test_silence_ends_a_socket(server: Serving) -> None:

@@ -249,12 +249,18 @@ def test_what_cannot_be_read_is_told_and_changes_nothing(message: str | bytes, s
         assert talk.until("session.done")[1] == one_shot(server, "Hello.")
 
 
-@pytest.mark.parametrize("message", [*BAD[:6], '{"type": "input.text", "text": "Hi."}', BAD[9]])
+WRONG = '{"type": "session.config", "voice": "%s"}' % ("名" * 200)
+
+
+@pytest.mark.parametrize("message", [*BAD[:6], '{"type": "input.text", "text": "Hi."}', BAD[9], WRONG])
 def test_a_session_without_a_configuration_ends(message: str | bytes, server: Serving) -> None:
     with talking(server, PATH) as talk:
         talk.connection.send(message)
-        assert talk.told()["type"] == "error"
+        error = talk.told()
+        assert error["type"] == "error"
         assert talk.closed() == 1008
+        assert talk.connection.close_reason
+        assert error["message"].startswith(talk.connection.close_reason)  # of which a frame may not hold all
 
 
 def test_a_new_configuration_waits_for_the_end_of_the_text(server: Serving) -> None:

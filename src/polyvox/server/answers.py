@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from polyvox.errors import Overloaded, PolyvoxError
+from polyvox.errors import Overloaded, PolyvoxError, short
 from polyvox.server.settings import Settings
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -66,7 +66,7 @@ def fields_of(scope: Scope) -> Mapping[str, str]:
 
 
 def error_body(error: PolyvoxError, fields: Mapping[str, str] = FIELDS) -> dict[str, Any]:
-    """The error as a client reads it: `{"message", "type", "param", "code"}`."""
+    """The error as a client reads it: `{"message", "type", "param", "code"}`, and where it is full `retry_after`."""
     field: str | None = getattr(error, "field", None)
     param = fields.get(field, field) if field else getattr(error, "param", None)
     message = str(error)
@@ -77,14 +77,19 @@ def error_body(error: PolyvoxError, fields: Mapping[str, str] = FIELDS) -> dict[
         kind = "overloaded"
     # A lone surrogate can be asked for but not sent back.
     message = message.encode("utf-8", "replace").decode()
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
+    told = {"message": message, "type": kind, "param": param, "code": error.code}
+    return {"error": told | ({"retry_after": _seconds(error)} if isinstance(error, Overloaded) else {})}
 
 
 def error_headers(error: PolyvoxError) -> dict[str, str]:
     if not isinstance(error, Overloaded):
         return {"www-authenticate": "Bearer"} if error.status == 401 else {}
-    seconds = max(error.retry_after, 0.1)
+    seconds = _seconds(error)
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(round(seconds * 1000))}
+
+
+def _seconds(error: Overloaded) -> float:
+    return max(error.retry_after, 0.1)
 
 
 def error_answer(
@@ -139,20 +144,22 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def check_body(model: type[Body], found: dict[str, Any]) -> Body:
-    """The fields of a body that are known; raises Refused, 422, with the name of one that is wrong."""
+    """The fields of a body that are known, null being as good as none; raises Refused, 422, with one that is wrong."""
     try:
-        return model.model_validate(found)
+        return model.model_validate({name: value for name, value in found.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         # Of a union, which of its kinds was tried says nothing to the caller.
-        place = ".".join(str(part) for part in first["loc"][:1]) or "body"
-        code = "missing_field" if first["type"] == "missing" else "invalid_field"
-        raise Refused(422, code, f"{place}: {first['msg']}", place) from None
+        place = str(first["loc"][0])
+        if first["type"] == "missing":
+            raise Refused(422, "missing_field", f"{place}: this field is required", place) from None
+        shown = "this" if model.model_fields[place].repr is False else short(first["input"])
+        allowed = first["msg"].removeprefix("Input should be ")
+        raise Refused(422, "invalid_field", f"{place}: {shown} is not possible; allowed is {allowed}", place) from None
 
 
 def unknown_fields(model: type[BaseModel], found: dict[str, Any]) -> list[str]:
-    known = set(model.model_fields) | {f.alias for f in model.model_fields.values() if f.alias}
-    return sorted(key for key in found if key not in known)
+    return sorted(name for name, value in found.items() if value is not None and name not in model.model_fields)
 
 
 def shown_fields(names: list[str]) -> str:

@@ -12,10 +12,10 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
-from polyvox.server.answers import ELEVENLABS_FIELDS, Refused, check_body
+from polyvox.server.answers import ELEVENLABS_FIELDS, Refused, check_body, error_body
 from polyvox.server.elevenlabs import VoiceSettings, ignored_settings, speed_of, wanted_of
 from polyvox.server.safety import bearer
-from polyvox.server.sockets import POLICY, TRY_AGAIN, Gone, Idle, Socket, Turn, converse, told_error
+from polyvox.server.sockets import POLICY, TRY_AGAIN, Gone, Idle, Socket, Turn, converse
 from polyvox.server.wanted import Wanted
 
 router = APIRouter()
@@ -36,8 +36,8 @@ class Message(BaseModel):
     flush: bool | None = None
     close_context: bool | None = None
     close_socket: bool | None = None
-    xi_api_key: str | None = None
-    authorization: str | None = None
+    xi_api_key: str | None = Field(default=None, repr=False)
+    authorization: str | None = Field(default=None, repr=False)
 
 
 _ENDS = re.compile(r"[.!?…。！？｡][\"'”’)\]」』]*\s*$")
@@ -233,7 +233,7 @@ class Contexts:
             self._broken.set()
 
     def _error(self, error: PolyvoxError, context: str | None = None) -> dict[str, Any]:
-        told = told_error(error, ELEVENLABS_FIELDS)
+        told = error_body(error, ELEVENLABS_FIELDS)["error"]
         body = {"message": told["message"], "error": error.code, "code": _close_code(error), "param": told["param"]}
         if isinstance(error, Overloaded):
             body["retry_after"] = told["retry_after"]

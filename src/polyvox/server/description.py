@@ -10,6 +10,7 @@ class Told(BaseModel):
     type: str
     param: str | None
     code: str
+    retry_after: float = Field(default=0.0, description="Seconds; only where there was no room.")
 
 
 class Failure(BaseModel):
@@ -40,9 +41,13 @@ def taken_as(schemas: dict[str, dict[str, Any]], **parameters: dict[str, Any]) -
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's schema that stands for itself: in the midst of a document its references would lead nowhere."""
+    """A model's schema as a body may be: null is as good as none. It stands for itself, without references."""
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
+    for name, field in schema["properties"].items():
+        if name not in schema.get("required", []) and {"type": "null"} not in field.get("anyOf", []):
+            about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+            schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
 
     def whole(value: Any) -> Any:
         if isinstance(value, list):

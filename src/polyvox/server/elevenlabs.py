@@ -108,8 +108,7 @@ async def stream_with_times(request: Request, voice_id: str) -> Response:
 
 async def _speak(request: Request, voice: str, streaming: bool, lines: bool = False) -> Response:
     desk, request_id = of(request), request_id_of(request)
-    # Their SDK sends what it does not know as null.
-    found = {name: value for name, value in (await read_json(request, desk.settings)).items() if value is not None}
+    found = await read_json(request, desk.settings)
     body = check_body(TextToSpeech, found)
     ignored = unknown_fields(TextToSpeech, found)
     ignored += ignored_settings(found.get("voice_settings"))

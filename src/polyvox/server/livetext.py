@@ -10,10 +10,10 @@ from pydantic import Field
 
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest, PolyvoxError
-from polyvox.server.answers import FIELDS, Refused
+from polyvox.server.answers import FIELDS, Refused, error_body
 from polyvox.server.openai import Manner, is_strict, manner_by, read_fields
 from polyvox.server.script import Granularity, Sentence
-from polyvox.server.sockets import POLICY, Gone, Idle, Socket, Turn, converse, told_error
+from polyvox.server.sockets import POLICY, Gone, Idle, Socket, Turn, converse
 from polyvox.server.wanted import Wanted
 
 router = APIRouter()
@@ -52,8 +52,9 @@ class Conversation:
         try:
             await self._configure(await self._first())
         except (PolyvoxError, Idle) as error:
-            await self._refuse(_late(CONFIG_SECONDS) if isinstance(error, Idle) else error)
-            await self._socket.close(POLICY, "a session.config is needed first")
+            refused = _late(CONFIG_SECONDS) if isinstance(error, Idle) else error
+            await self._refuse(refused)
+            await self._socket.close(POLICY, str(refused))
             return
         speaking, reading = asyncio.create_task(self._speak()), asyncio.create_task(self._read())
         try:
@@ -127,7 +128,7 @@ class Conversation:
         return True
 
     async def _configure(self, message: dict[str, Any]) -> None:
-        found = {name: value for name, value in message.items() if name != "type" and value is not None}
+        found = {name: value for name, value in message.items() if name != "type"}
         config, ignored = read_fields(Session, found, is_strict(self._socket.query))
         self._socket.desk.ignored(ignored, self._socket.request_id)
         divided = config.split_granularity != "none"
@@ -163,7 +164,7 @@ class Conversation:
 
     async def _refuse(self, error: PolyvoxError) -> None:
         self._socket.desk.refused(error, self._socket.request_id)
-        await self._socket.tell({**told_error(error, NAMES), "type": "error"})
+        await self._socket.tell({**error_body(error, NAMES)["error"], "type": "error"})
 
     # What goes out
 
@@ -200,7 +201,7 @@ class Conversation:
             turn.count(error)
             place = {"utterance_index": index, "sentence_index": max(0, sentences - 1)}
             partial = {"partial_audio": True, "action": "discard"} if size else {}
-            await self._socket.tell({**told_error(error, NAMES), **place, **partial, "type": "error"})
+            await self._socket.tell({**error_body(error, NAMES)["error"], **place, **partial, "type": "error"})
         await end_sentence()
         await turn.ended.wait()  # after a failure there may be text on its way
         end: dict[str, Any] = {"utterance_index": index, "total_sentences": sentences}

@@ -3,15 +3,15 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect
 
-from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
-from polyvox.server.answers import Refused, error_body, parse_json, request_id_of
+from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.server.answers import Refused, parse_json, request_id_of
 from polyvox.server.desk import Desk, of
 from polyvox.server.safety import Share, chosen_protocol
 from polyvox.server.script import Sentence
@@ -25,7 +25,13 @@ SLICE = 1000  # characters that are read at once, so that a long text holds up n
 MOST_ERRORS = 100  # messages that cannot be read, before a socket is closed
 # Close codes: RFC 6455, 7.4.1.
 NORMAL, GOING_AWAY, POLICY, FAILED, RESTART, TRY_AGAIN = 1000, 1001, 1008, 1011, 1012, 1013
+MOST_REASON = 123  # bytes, by the same: 5.5
 CLOSE_SECONDS = 5.0
+
+
+def _fitting(reason: str) -> str:
+    """A frame that closes has room for so many bytes."""
+    return reason.encode("utf-8", "replace")[:MOST_REASON].decode("utf-8", "ignore")
 
 
 class Gone(Exception):
@@ -94,7 +100,7 @@ class Socket:
         """At once, or after CLOSE_SECONDS where the other side reads nothing; any number of times."""
         with suppress(Gone, TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._send({"type": "websocket.close", "code": code, "reason": reason[:100]})
+                await self._send({"type": "websocket.close", "code": code, "reason": _fitting(reason)})
         self._closed = True
 
     def count_cut(self) -> None:
@@ -267,11 +273,3 @@ class Turn:
         else:
             desk.metrics.aborts.labels("error").inc()
             log.error("a stream failed", extra={"request_id": self.request_id, "error": str(error)})
-
-
-def told_error(error: PolyvoxError, fields: Mapping[str, str]) -> dict[str, Any]:
-    """What an answer would tell, with the time to wait where there is one."""
-    told: dict[str, Any] = error_body(error, fields)["error"]
-    if isinstance(error, Overloaded):
-        told["retry_after"] = max(error.retry_after, 0.1)
-    return told
