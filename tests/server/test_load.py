@@ -142,6 +142,24 @@ def test_one_key_cannot_take_all(engine: HeldEngine) -> None:
         assert client.post("/v1/audio/speech", json=body, headers=keys[0]).status_code == 200
 
 
+def test_a_batch_takes_no_more_places_than_its_key_has(engine: HeldEngine) -> None:
+    with serving(engine, Settings(key_streams=3)) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
+        engine.let_go(1)
+        other = begin(server)
+        eventually(lambda: engine.streams == 1)
+        items = [{"input": "Hi.", "max_new_tokens": 2} for _ in range(8)]
+        answer = pool.submit(client.post, "/v1/audio/speech/batch", json={"items": items})
+        eventually(lambda: engine.streams == 3)
+        refused = server.speak(client)
+        assert (refused.status_code, engine.streams) == (429, 3)
+        engine.let_go()
+        assert answer.result().json()["succeeded"] == 8
+        other.close()
+        eventually(lambda: not server.desk.speaker.open)
+        assert counted(server, 'polyvox_requests_total{outcome="overloaded"}') == 1
+        assert all(server.speak(client).status_code == 200 for _ in range(4))  # every place came back
+
+
 def test_a_server_that_stops_finishes_what_is_under_way(engine: HeldEngine) -> None:
     with serving(engine) as server, server.client() as client:
         engine.let_go(HELD)

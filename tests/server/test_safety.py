@@ -45,6 +45,8 @@ def test_without_a_key_only_what_is_open_answers(engine: HeldEngine) -> None:
             assert client.get(path).status_code == 401
         assert client.post("/v1/audio/voices", json={}).status_code == 401  # only the list is public
         assert client.delete("/v1/audio/voices/x").status_code == 401
+        told = client.get("/metrics", headers={"xi-api-key": "right"}).text
+        assert 'polyvox_requests_total{outcome="refused"} 13.0' in told
 
 
 SOCKETS = ("/v1/audio/speech/stream", *(f"/v1/text-to-speech/heart/{kind}stream-input" for kind in ("", "multi-")))

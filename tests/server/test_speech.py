@@ -326,6 +326,23 @@ def test_a_batch_gives_each_item_its_sound_or_its_error(client: httpx.Client) ->
         assert client.post("/v1/audio/speech/batch", json=wrong).status_code == 422
 
 
+def test_a_batch_names_what_it_ignores(client: httpx.Client) -> None:
+    items = {"items": [{"input": "Hi.", "other": 1}, {"input": "Ho."}], "more": 2}
+    answer = client.post("/v1/audio/speech/batch", json=items)
+    assert (answer.json()["succeeded"], answer.headers["x-polyvox-ignored"]) == (2, "more, other")
+    strict = client.post("/v1/audio/speech/batch?strict=1", json=items).json()
+    assert [result["error"]["param"] for result in strict["results"]] == ["more", "more"]
+
+
+def test_a_batch_without_any_place_is_refused_as_a_whole(engine: HeldEngine, client: httpx.Client) -> None:
+    engine.places = 0
+    answer = client.post("/v1/audio/speech/batch", json={"items": [{"input": "Hi."}, {"input": "Ho."}]})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    some = client.post("/v1/audio/speech/batch", json={"items": [{"input": "Hi."}, {"input": 7}]}).json()
+    assert some["failed"] == 2
+    assert some["results"][0]["error"]["retry_after"] == 2.5
+
+
 def test_a_model_that_designs_voices_takes_openais_names_for_none() -> None:
     with closing(HeldEngine(DESIGN)) as engine, serving(engine) as server, server.client() as client:
         assert server.speak(client, voice="alloy", instructions="An old man.").status_code == 200

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from polyvox import __version__
 from polyvox.engine.interface import Engine
 from polyvox.errors import PolyvoxError
-from polyvox.server import contexts, elevenlabs, livetext, openai, operation, page, voices
+from polyvox.server import batch, contexts, elevenlabs, livetext, openai, operation, page, voices
 from polyvox.server.answers import Refused, error_answer, fields_of, request_id_of
 from polyvox.server.description import FAILURES
 from polyvox.server.desk import Desk
@@ -45,10 +45,10 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
 
     app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=FAILURES)
     app.state.desk = desk
-    for face in (openai, livetext, elevenlabs, contexts, voices, operation, page):
+    for face in (openai, batch, livetext, elevenlabs, contexts, voices, operation, page):
         app.include_router(face.router)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Guard, settings=settings, shared=shared)
+    app.add_middleware(Guard, settings=settings, shared=shared, refused=desk.refused)
     if settings.cors_origins:  # outermost, so that refusals can be read by pages too
         app.add_middleware(
             CORSMiddleware,

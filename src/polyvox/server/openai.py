@@ -1,7 +1,5 @@
 """OpenAI's face: POST /v1/audio/speech with its fields and those that other engines' users send, and batches of it."""
 
-import asyncio
-import base64
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,28 +10,26 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyvox.audio.formats import FORMATS
-from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.errors import InvalidRequest
 from polyvox.models.identity import ModelFacts
 from polyvox.models.request import AUTO, ClonedVoice, Sampling
 from polyvox.server.answers import (
     Refused,
     check_body,
-    error_body,
     read_json,
     request_id_of,
     shown_fields,
     unknown_fields,
 )
-from polyvox.server.description import taken, taken_as
+from polyvox.server.description import taken
 from polyvox.server.desk import Desk, of
-from polyvox.server.streaming import SpeechResponse, while_connected
+from polyvox.server.streaming import SpeechResponse
 from polyvox.server.wanted import Wanted
 
 router = APIRouter()
 
 KINDS = {"CustomVoice": "custom_voice", "VoiceDesign": "voice_design", "Base": "base"}
 PUBLISHED = {kind: f"Qwen/Qwen3-TTS-12Hz-1.7B-{name}" for name, kind in KINDS.items()}
-BATCH_AT_ONCE = 4
 
 Unit = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -85,19 +81,14 @@ class Speech(Manner):
 
 
 Known = TypeVar("Known", bound=Manner)
-# An item that is wrong is answered for itself, so any object is one.
-BATCH = {
-    "type": "object",
-    "properties": {"items": {"type": "array", "minItems": 1, "items": {"type": "object"}}},
-    "required": ["items"],
-}
+STRICT = {"schema": {"type": "string"}, "description": "1: unknown fields are refused."}
 SAMPLED = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @router.post(
     "/v1/audio/speech",
     response_class=Response,
-    openapi_extra=taken(Speech, strict={"schema": {"type": "string"}, "description": "1: unknown fields are refused."}),
+    openapi_extra=taken(Speech, strict=STRICT),
     responses={200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}},
     summary="Say a text; the sound streams as it is made.",
 )
@@ -117,48 +108,6 @@ async def outcome(request: Request, request_id: str) -> JSONResponse:
     if found is None:
         raise Refused(404, "not_found", "no request of this id has ended here lately", "request_id")
     return JSONResponse(found)
-
-
-@router.post(
-    "/v1/audio/speech/batch",
-    openapi_extra=taken_as({"application/json": BATCH}),
-    summary="Say several texts; the answer has all of them.",
-)
-async def speak_batch(request: Request) -> JSONResponse:
-    """`items` are requests; what stands beside them holds for all that do not say otherwise."""
-    desk, request_id = of(request), request_id_of(request)
-    shared = await read_json(request, desk.settings)
-    items = shared.pop("items", None)
-    most = desk.settings.max_batch
-    if not isinstance(items, list) or not 1 <= len(items) <= most or not all(isinstance(item, dict) for item in items):
-        raise Refused(422, "invalid_field", f"items: a list of 1 to {most} requests is needed", "items")
-    free = asyncio.Semaphore(BATCH_AT_ONCE)
-
-    async def speak_item(index: int, item: dict[str, Any]) -> dict[str, Any]:
-        async with free:
-            try:
-                body, _ = read_fields(Speech, {**shared, **item}, strict=False)
-                wanted = replace(await wanted_by(body, desk), streaming=False)
-                utterance = await desk.speaker.start(wanted, f"{request_id}.{index}")
-                sound = b"".join([part async for part in utterance.sound()])
-            except PolyvoxError as error:
-                return {"index": index, "status": "error", **error_body(error)}
-            told = utterance.outcome
-            return {
-                "index": index,
-                "status": "success",
-                "audio_data": base64.b64encode(sound).decode(),
-                "media_type": utterance.content_type,
-                "seed": told.seed,
-                "finish_reason": told.finish_reason,
-                "usage": told.usage(),
-            }
-
-    speaking = asyncio.gather(*(speak_item(index, item) for index, item in enumerate(items)))
-    results = await while_connected(request, speaking)
-    succeeded = sum(result["status"] == "success" for result in results)
-    counts = {"total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
-    return JSONResponse({"id": request_id, "model": desk.facts.identity.name, "results": results, **counts})
 
 
 def is_strict(query: Mapping[str, str]) -> bool:

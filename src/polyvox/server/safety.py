@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polyvox.errors import Overloaded
+from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.server.answers import Refused, error_answer, request_id_of
 from polyvox.server.settings import Settings
 from polyvox.server.shares import Shares
@@ -82,8 +82,14 @@ class Share:
 class Guard:
     """ASGI middleware: checks keys, keeps each key's share of requests at once, and gives every answer its id."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, shared: Path | None = None) -> None:
-        self.app, self._settings = app, settings
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        shared: Path | None = None,
+        refused: Callable[[PolyvoxError, str], None] = lambda *_: None,
+    ) -> None:
+        self.app, self._settings, self._refused = app, settings, refused
         self._keys = Keys(settings.api_keys)
         file = None if shared is None else shared / "shares"
         self._shares = None if settings.key_streams is None else Shares(settings.key_streams, file)
@@ -108,17 +114,19 @@ class Guard:
             await self._open(request, path, receive, send)
             return
         try:
-            caller = self._check(request, path)
+            share = scope["polyvox.share"] = self._share(self._check(request, path))
         except Refused as error:
+            self._refused(error, request_id)
             await error_answer(error, request_id)(scope, receive, send_with_id)
             return
-        if self._shares is None or scope["method"] != "POST" or not path.startswith(SPEAKING):
+        if scope["method"] != "POST" or not path.startswith(SPEAKING):
             await self.app(scope, receive, send_with_id)
             return
         try:
-            with self._share(caller).one():
+            with share.one():
                 await self.app(scope, receive, send_with_id)
         except TooMany as over:
+            self._refused(over, request_id)
             response = error_answer(over, request_id)
             response.headers["current-concurrent-requests"] = str(over.most)
             response.headers["maximum-concurrent-requests"] = str(over.most)
@@ -134,6 +142,7 @@ class Guard:
             else:
                 scope["polyvox.share"] = self._share(self._check(socket, path))
         except Refused as error:
+            self._refused(error, request_id_of(socket))
             if "websocket.http.response" not in scope.get("extensions", {}):
                 await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
                 return
