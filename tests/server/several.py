@@ -58,10 +58,11 @@ class Several:
         return found[0]
 
     def counted(self, name: str) -> dict[str, float]:
-        """A metric by its labels."""
+        """A metric by its labels, where it is not 0."""
         with self.client() as client:
             lines = client.get("/metrics").text
-        return {label: float(n) for label, n in re.findall(rf'^{name}\{{\w+="(\w+)"\}} (\S+)', lines, re.MULTILINE)}
+        found = re.findall(rf'^{name}\{{\w+="(\w+)"\}} (\S+)', lines, re.MULTILINE)
+        return {label: float(n) for label, n in found if float(n)}
 
     def ready(self) -> bool:
         with self.client() as client:

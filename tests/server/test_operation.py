@@ -113,6 +113,7 @@ def test_what_can_be_read_can_be_asked_for_by_head(path: str, server: Serving) -
 
 def test_metrics_count_what_happened(engine: HeldEngine) -> None:
     with serving(engine) as server, server.client() as client:
+        before = client.get("/metrics").text
         server.speak(client)
         server.speak(client, voice="bob")
         server.speak(client, "overloaded")
@@ -127,6 +128,8 @@ def test_metrics_count_what_happened(engine: HeldEngine) -> None:
         engine.let_go()
         eventually(lambda: not server.desk.speaker.open)
         told = client.get("/metrics").text
+    assert 'polyvox_requests_total{outcome="stop"} 0.0' in before
+    assert 'polyvox_aborts_total{reason="disconnect"} 0.0' in before
     assert "polyvox_streams_active 1.0" in during
     assert "polyvox_streams_active 0.0" in told
     for line in (

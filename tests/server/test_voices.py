@@ -155,6 +155,19 @@ def test_a_request_may_bring_its_voice(engine: HeldEngine, server: Serving, clie
         assert server.speak(client, **more).status_code == 400
 
 
+def test_without_any_voice_it_is_told_how_to_bring_one(client: httpx.Client) -> None:
+    for voice, status in ((None, 400), ("alloy", 404), ("anna", 404)):
+        refused = client.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice})
+        assert refused.status_code == status
+        assert "a ref_audio or a speaker_embedding with the request" in refused.json()["error"]["message"]
+
+
+def test_what_is_not_known_of_a_new_voice_is_named(client: httpx.Client) -> None:
+    body = {"name": "anna", "speaker_embedding": [1, 2, 3, 4], "type": "prompt"}
+    added = client.post("/v1/audio/voices", json=body)
+    assert (added.status_code, added.headers["x-polyvox-ignored"]) == (201, "type")
+
+
 def test_models_that_do_not_clone_say_which_do(tmp_path: Path) -> None:
     with (
         closing(HeldEngine()) as engine,

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from polyvox.audio.clip import FinishReason
 from polyvox.server.outcomes import Outcome
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # set where several server processes count together
@@ -38,6 +40,10 @@ class Metrics:
         own = None if self._shared else registry
         self.requests = Counter("polyvox_requests", "Requests by how they ended.", ["outcome"], registry=own)
         self.aborts = Counter("polyvox_aborts", "Streams that were cut short, by reason.", ["reason"], registry=own)
+        for reason in ("cancel", "disconnect", "drain", "error"):  # at 0 from the start, so that a rate sees the first
+            self.aborts.labels(reason)
+        for outcome in (*get_args(FinishReason), "refused", "overloaded"):
+            self.requests.labels(outcome)
         self.ttfa = Histogram(
             "polyvox_ttfa_seconds", "From the request to its first sound.", buckets=LATENCIES, registry=own
         )

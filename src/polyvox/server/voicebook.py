@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from polyvox.errors import UnknownVoice
+from polyvox.errors import InvalidRequest, UnknownVoice
 from polyvox.models.identity import ModelFacts
 from polyvox.models.request import ClonedVoice
 from polyvox.voices import Voice, VoiceLibrary
@@ -24,6 +24,7 @@ OPENAI_NAMES = (
     "marin",
     "cedar",
 )
+NONE_YET = "a ref_audio or a speaker_embedding with the request, or a voice that was added: there is none yet"
 NOBODY = ("", "auto", "default", "none")  # no voice in particular
 
 
@@ -48,7 +49,9 @@ class VoiceBook:
         if isinstance(voice, ClonedVoice):
             return voice
         if voice is None or voice.strip().lower() in NOBODY:
-            first = self.kept()[:1] if model.clones else []
+            first = self.kept()[:1]
+            if model.clones and not first:
+                raise InvalidRequest("voice", voice, NONE_YET)
             return first[0].cloned_for(model) if first else self.library.resolve(None, model, own)
         if self._facts.kind == "voice_design" and voice.lower() in OPENAI_NAMES:
             return None  # clients cannot leave it out
@@ -58,6 +61,8 @@ class VoiceBook:
             return self.library.resolve(voice, model, own)
         except UnknownVoice:
             stand_in = self.stand_in(voice)
+            if stand_in is None and model.clones and not self.kept():
+                raise UnknownVoice("voice", voice, NONE_YET) from None
             if stand_in is None:
                 raise
             return self.library.resolve(stand_in, model, own)
@@ -71,8 +76,12 @@ class VoiceBook:
 
     def list(self) -> list[dict[str, Any]]:
         """All of them as clients read it, the model's own first."""
-        own = [{"id": name, "name": name, "object": "audio.voice", "type": "own"} for name in self._facts.voices]
-        return own + [told(voice) for voice in self.kept()]
+        return [own(name) for name in self._facts.voices] + [told(voice) for voice in self.kept()]
+
+
+def own(name: str) -> dict[str, Any]:
+    """A voice of the model as an object."""
+    return {"id": name, "name": name, "object": "audio.voice", "type": "own"}
 
 
 def told(voice: Voice) -> dict[str, Any]:

@@ -12,11 +12,19 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from polyvox.errors import InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
-from polyvox.server.answers import Refused, check_body, read_body, read_json
+from polyvox.server.answers import (
+    Refused,
+    check_body,
+    read_body,
+    read_json,
+    request_id_of,
+    shown_fields,
+    unknown_fields,
+)
 from polyvox.server.description import schema_of, taken_as
 from polyvox.server.desk import Desk, of
 from polyvox.server.openai import PUBLISHED
-from polyvox.server.voicebook import told
+from polyvox.server.voicebook import own, told
 
 router = APIRouter()
 
@@ -69,6 +77,8 @@ async def add_voice(request: Request) -> JSONResponse:
     else:
         found = await read_json(request, desk.settings)
     wanted = check_body(NewVoice, found)
+    ignored = unknown_fields(NewVoice, found)
+    desk.ignored(ignored, request_id_of(request))
     if desk.facts.kind != "base":
         can = f"none with {desk.facts.identity.name}, which is loaded here; {PUBLISHED['base']} can do it"
         raise InvalidRequest("audio_sample", wanted.name, can)
@@ -88,14 +98,15 @@ async def add_voice(request: Request) -> JSONResponse:
         description=wanted.speaker_description,
         replace=wanted.replace,
     )
-    return JSONResponse(told(kept), status_code=201)
+    headers = {"x-polyvox-ignored": shown_fields(ignored)} if ignored else {}
+    return JSONResponse(told(kept), status_code=201, headers=headers)
 
 
 @router.get("/v1/audio/voices/{name}", summary="One voice.")
 async def show_voice(request: Request, name: str) -> JSONResponse:
     desk = of(request)
     if name.lower() in desk.facts.voices:
-        return JSONResponse(next(entry for entry in desk.voices.list() if entry["id"] == name.lower()))
+        return JSONResponse(own(name.lower()))
     return JSONResponse(told(await desk.speaker.in_thread(desk.voices.library.get, name)))
 
 
