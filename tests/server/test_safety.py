@@ -96,6 +96,30 @@ def test_a_body_that_is_too_large_or_too_slow_is_refused(engine: HeldEngine) -> 
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
+def test_a_connection_that_brings_no_request_is_closed(engine: HeldEngine) -> None:
+    answered = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    with serving(engine, Settings(body_seconds=0.3)) as server:
+        for begin in (b"", b"GET /livez HTTP/1.1\r\nho", answered + b"GET /li"):
+            with socket.create_connection(("127.0.0.1", server.port)) as idle:
+                idle.settimeout(20)
+                idle.sendall(begin)
+                heard = b""
+                while part := idle.recv(1000):
+                    heard += part
+                    idle.sendall(b"v")  # drops do not help
+                assert heard.count(b"HTTP/1.1 200") == begin.count(answered)
+        with socket.create_connection(("127.0.0.1", server.port)) as held:  # one that is being answered is left alone
+            engine.let_go(1)
+            body = b'{"input": "Hi.", "response_format": "pcm", "max_new_tokens": 9}'
+            held.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            held.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                list(iter(lambda: held.recv(1000), b""))
+            engine.let_go()
+            held.settimeout(20)
+            assert held.recv(1000)
+
+
 def test_pages_of_the_named_origins_may_call(engine: HeldEngine) -> None:
     with (
         serving(engine, Settings(cors_origins=["https://a.example"], api_keys=["k"])) as server,

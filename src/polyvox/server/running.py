@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -23,6 +24,7 @@ from polyvox.engine.interface import Engine
 from polyvox.hosting.remote import RemoteEngine
 from polyvox.hosting.wire import Door
 from polyvox.server.app import create_app
+from polyvox.server.connection import Connection
 from polyvox.server.desk import Desk
 from polyvox.server.logs import set_up_logs
 from polyvox.server.settings import Settings
@@ -88,6 +90,7 @@ def server_for(engine: Engine, settings: Settings, shared: Path | None = None) -
         access_log=False,
         backlog=BACKLOG,
         root_path=settings.root_path,
+        http=partial(Connection, head_seconds=settings.body_seconds),  # type: ignore[arg-type]
         ws_ping_timeout=PONG_SECONDS,
         timeout_keep_alive=max(1, round(settings.keep_alive_seconds)),
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
