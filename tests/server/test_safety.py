@@ -138,13 +138,21 @@ def test_pages_of_the_named_origins_may_call(engine: HeldEngine) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_behind_a_proxy_the_path_before_ours_is_known(engine: HeldEngine) -> None:
-    with serving(engine, Settings(root_path="/tts", api_keys=["k"])) as server, server.client() as client:
+@pytest.mark.parametrize("written", ["/tts", "/tts/", "tts"])
+def test_behind_a_proxy_the_path_before_ours_is_known(written: str, engine: HeldEngine) -> None:
+    with serving(engine, Settings(root_path=written, api_keys=["k"])) as server, server.client() as client:
         told = client.get("/openapi.json", headers={"xi-api-key": "k"}).json()
         assert told["servers"] == [{"url": "/tts"}]
-        assert client.get("/livez").status_code == 200  # the proxy takes the path away
-        assert client.get("/metrics").status_code == 401
-        assert client.get("/metrics", headers={"xi-api-key": "k"}).status_code == 200
+        for before in ("", "/tts"):  # a proxy may take the path away, or leave it
+            assert client.get(f"{before}/livez").status_code == 200
+            assert client.get(f"{before}/").status_code == 200
+            assert client.get(f"{before}/metrics").status_code == 401
+            assert client.get(f"{before}/metrics", headers={"xi-api-key": "k"}).status_code == 200
+            with talking(server, f"{before}{SOCKETS[1]}") as talk:
+                talk.tell(text=" ", xi_api_key="k")
+        assert client.get("/tts").headers["location"] == f"{server.address}/tts/"
+        for path in ("/ttsx/livez", "/tts/tts/livez", "/tts/nowhere"):
+            assert client.get(path, headers={"xi-api-key": "k"}).status_code == 404
 
 
 # Recordings

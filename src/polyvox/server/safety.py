@@ -72,7 +72,7 @@ class Share:
             return
         place = self._shares.take(self._caller)
         if place is None:
-            raise TooMany(f"{self._shares.most} requests of yours are being served already", self._shares.most)
+            raise TooMany(f"your share is taken: {self._shares.most} at once", self._shares.most)
         try:
             yield
         finally:
@@ -109,7 +109,7 @@ class Guard:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/")) or "/"
+        path = self._path(scope)
         if scope["type"] == "websocket":
             await self._open(request, path, receive, send)
             return
@@ -131,6 +131,15 @@ class Guard:
             response.headers["current-concurrent-requests"] = str(over.most)
             response.headers["maximum-concurrent-requests"] = str(over.most)
             await response(scope, receive, send_with_id)
+
+    def _path(self, scope: Scope) -> str:
+        """Without the path before ours, whether a proxy has taken that away (uvicorn puts it back) or left it."""
+        root = scope.get("root_path", "").rstrip("/")
+        path: str = scope["path"].removeprefix(root)
+        if root and f"{path}/".startswith(f"{root}/"):
+            path = path.removeprefix(root)
+            scope["path"] = root + path
+        return path or "/"
 
     async def _open(self, socket: HTTPConnection, path: str, receive: Receive, send: Send) -> None:
         """A socket, which is counted by what is said on it. It finds its caller's share, or who to ask for it."""

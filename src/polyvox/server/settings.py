@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
@@ -81,6 +81,12 @@ class Settings(BaseModel):
 
     log_format: Literal["text", "json"] = Field(default="text", description="Of the lines on stderr.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="And above.")
+
+    @field_validator("root_path")
+    @classmethod
+    def _begin_with_a_slash(cls, path: str) -> str:
+        """And end without one, however it was written."""
+        return f"/{inner}" if (inner := path.strip("/")) else ""
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
