@@ -1,15 +1,18 @@
 """One configuration: where it comes from, what goes first, what is refused; and no key that nothing reads."""
 
 import ast
+import socket
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
+from polyvox.commands.serve import _tell
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
 from polyvox.server.settings import Settings, read_settings
+from server.fakes import HeldEngine
 
 SOURCE = Path(__file__).parents[2] / "src/polyvox"
 
@@ -98,3 +101,16 @@ def test_no_key_of_the_engine_is_unread() -> None:
 
 def test_every_key_says_what_it_is() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"), [("127.0.0.1", [], False), ("0.0.0.0", [], True), ("0.0.0.0", ["k"], False)]
+)
+def test_who_may_call_is_told_at_the_start(
+    host: str, keys: list[str], warned: bool, engine: HeldEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server((host, 0)) as listener:
+        _tell(Settings(host=host, api_keys=keys), listener, engine, 0.0)
+    told = capsys.readouterr().err
+    assert ("Everybody who reaches this port" in told) == warned
+    assert ("Bearer YOUR_API_KEY" in told) == bool(keys)

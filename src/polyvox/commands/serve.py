@@ -4,6 +4,7 @@ import socket
 import time
 from contextlib import ExitStack
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,8 +114,11 @@ def _tell(settings: "Settings", listener: socket.socket, engine: "Engine", began
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{shown}:{listener.getsockname()[1]}"
     console.print(f"Listening on {address} (stop with Ctrl-C).", soft_wrap=True)
+    if not settings.api_keys and not ip_address(listener.getsockname()[0]).is_loopback:
+        console.print("Everybody who reaches this port may speak: api_keys would change that.")
     console.print("A browser finds the playground there. Or try:")
-    body = """-H 'content-type: application/json' -d '{"input": "Hello there."}'"""
+    key = "-H 'authorization: Bearer YOUR_API_KEY' " if settings.api_keys else ""
+    body = key + """-H 'content-type: application/json' -d '{"input": "Hello there."}'"""
     console.print(f"  curl {address}/v1/audio/speech {body} -o hello.mp3", soft_wrap=True)
 
 
