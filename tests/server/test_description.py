@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from polyvox.audio.formats import FORMATS
 from polyvox.server.app import create_app
 from polyvox.server.elevenlabs import TextToSpeech
 from polyvox.server.openai import Speech
@@ -42,3 +43,8 @@ def test_every_body_is_told_and_every_refusal(document: dict[str, Any]) -> None:
     for kind in ("application/json", "multipart/form-data"):
         assert set(kinds[kind]["schema"]["properties"]) == set(NewVoice.model_fields)
     assert all("requestBody" in operation for operation in posts.values())
+
+
+def test_every_kind_of_sound_is_told_and_so_are_events(document: dict[str, Any]) -> None:
+    told = set(document["paths"]["/v1/audio/speech"]["post"]["responses"]["200"]["content"])
+    assert told == {entry.media_type for entry in FORMATS.values()} | {"text/event-stream"}

@@ -23,7 +23,7 @@ from polyvox.server.answers import (
 )
 from polyvox.server.description import taken
 from polyvox.server.desk import Desk, of
-from polyvox.server.streaming import SpeechResponse
+from polyvox.server.streaming import EVENTS, SpeechResponse
 from polyvox.server.wanted import Wanted
 
 router = APIRouter()
@@ -89,7 +89,7 @@ SAMPLED = ("temperature", "top_k", "top_p", "repetition_penalty")
     "/v1/audio/speech",
     response_class=Response,
     openapi_extra=taken(Speech, strict=STRICT),
-    responses={200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}},
+    responses={200: {"content": {kind: {} for kind in (*(entry.media_type for entry in FORMATS.values()), EVENTS)}}},
     summary="Say a text; the sound streams as it is made.",
 )
 async def speak(request: Request) -> Response:

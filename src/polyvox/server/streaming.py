@@ -21,12 +21,13 @@ from polyvox.server.wanted import Wanted
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+EVENTS = "text/event-stream"
 
 
 class SpeechResponse(Response):
     """Speaks while it is sent. Whoever goes away ends it at once; whoever reads slowly slows down nobody else."""
 
-    events_type = "text/event-stream; charset=utf-8"
+    events_type = f"{EVENTS}; charset=utf-8"
 
     def __init__(
         self, desk: Desk, wanted: Wanted, request_id: str, sse: bool = False, headers: Mapping[str, str] | None = None
