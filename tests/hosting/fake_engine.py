@@ -171,6 +171,7 @@ class FakeEngine:
             return {
                 "streams": len(self._streams),
                 "slots": SLOTS,
+                "capacity": SLOTS,
                 "steps": self._steps,
                 "asked": self._asked,
                 "cancelled": self._cancelled,
