@@ -36,7 +36,7 @@ class Pool:
     first_frame: np.ndarray
     frame_count: np.ndarray
     speaker: np.ndarray
-    spoken: np.ndarray  # has all codes, and an end
+    spoken: np.ndarray  # has all codes
     held_out: np.ndarray
 
     def save(self, path: Path) -> None:

@@ -64,8 +64,7 @@ def test_training_rows_are_the_served_rows(
     trailing = [*prompt.trailing, *[config.tts_pad_id] * LENGTH][: len(codes)]
     assert batch.text[0, said].tolist() == trailing
 
-    end = [config.talker.eos_id] if pool.spoken[entry] else [IGNORED]
-    assert batch.target[0, rows - 1 : rows + len(codes)].tolist() == codes[:, 0].tolist() + end
+    assert batch.target[0, rows - 1 : rows + len(codes)].tolist() == [*codes[:, 0].tolist(), config.talker.eos_id]
     assert (batch.target[0, : rows - 1] == IGNORED).all()
     assert (batch.target[0, rows + len(codes) :] == IGNORED).all()
     assert np.array_equal(batch.following[0, rows - 1 : rows + len(codes) - 1].numpy(), codes)
