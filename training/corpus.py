@@ -47,7 +47,7 @@ def main() -> None:
     texts = commands.add_parser("texts")
     texts.add_argument("--wordnet", type=Path, required=True, help="folder with data.noun, cntlist.rev …")
     texts.add_argument("--out", type=Path, required=True)
-    texts.add_argument("--count", type=int, default=130_000)
+    texts.add_argument("--count", type=int, default=190_000, help="and more, where frequent words lack")
     for name in ("durations", "speech"):
         command = commands.add_parser(name)
         command.add_argument("--work", type=Path, required=True, help="corpus folder, with phonemes.npz in it")
@@ -212,9 +212,9 @@ class Worker:
         for group in alike(block, units, self.batch):
             if time.time() > deadline:
                 return
-            times = [torch.from_numpy(durations[index]).to(self.device) for index in group]
-            made_sound = self.teacher.sound(times, [known.pop(index) for index in group], self._style(group))
-            for index, samples in zip(group, made_sound, strict=True):
+            spread = [torch.from_numpy(durations[index]).to(self.device) for index in group]
+            sounds = self.teacher.sound(spread, [known.pop(index) for index in group], self._style(group))
+            for index, samples in zip(group, sounds, strict=True):
                 span = spoken_span(durations[index], samples)
                 kept = (cut(samples, span).clamp(-1, 1) * 32767).round().to(torch.int16)
                 yield Timed(index, durations[index], span), kept.cpu().numpy()

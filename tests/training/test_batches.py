@@ -30,7 +30,9 @@ def pool() -> Pool:
     spoken = np.array([True, True, False])
     text = draw.integers(300, 700, tokens.sum()).astype(np.int16)
     speakers = np.array([0, 1, 0], np.int32)
-    return Pool(text, codes, starts[0], tokens, starts[1], frames, speakers, spoken, ~spoken)
+    nothing = np.full(len(codes), -1, np.int32)
+    texts = np.arange(3, dtype=np.int32)
+    return Pool(text, codes, nothing, starts[0], tokens, starts[1], frames, speakers, texts, spoken, ~spoken)
 
 
 @pytest.mark.parametrize("layout", ["whole", "streaming"])
