@@ -39,10 +39,8 @@ def write_teacher(folder: Path) -> None:
     (folder / "graph.json").write_text(json.dumps(nodes))
     numbers = np.arange(PHONEMES)
     times = np.where(numbers == 0, 8, np.where(numbers < LETTERS, 1, 2 + numbers % 4))
-    np.savez(
-        folder / "weights-0.npz", times=times, none=np.array([0]), one=np.array([1]), shape=np.array([1, 1, 1]),
-        **{ROWS: np.array([1, -1])},
-    )  # fmt: skip
+    constants = {"none": np.array([0]), "one": np.array([1]), "shape": np.array([1, 1, 1]), ROWS: np.array([1, -1])}
+    np.savez(folder / "weights-0.npz", times=times, **constants)  # type: ignore[arg-type]
     np.savez(
         folder / "weights-1.npz",
         tones=tones.astype(np.float32),

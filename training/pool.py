@@ -7,6 +7,7 @@ that long texts are heard too. Entries that were timed but not spoken have code 
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,38 +75,44 @@ class Packing:
         self._utterances.append(utterance)
 
     def pool(self) -> Pool:
-        counts = [len(utterance.codes) for utterance in self._utterances]
-        starts = np.cumsum(counts) - counts
-        rows: list[tuple[int, ...]] = []
+        said = self._utterances
+        counts = np.array([len(one.codes) for one in said])
+        of_each = np.stack(
+            [
+                np.cumsum(counts) - counts,
+                counts,
+                np.array([one.speaker for one in said]),
+                np.array([one.index for one in said]),
+                np.array([one.spoken for one in said]),
+                np.array([one.held_out for one in said]),
+            ]
+        )
         tokens: list[np.ndarray] = []
+        token_counts: list[int] = []
+        entries: list[np.ndarray] = []
         for number, cutter in enumerate(self._cutters):
-            for first in range(0, len(self._utterances), CUT_TOGETHER):
-                some = range(first, min(first + CUT_TOGETHER, len(self._utterances)))
-                some_texts = [self._utterances[place].text for place in some]
-                cuts = cutter.encode_batch(some_texts, add_special_tokens=False)  # type: ignore[attr-defined]
-                for place, cut in zip(some, cuts, strict=True):
-                    one = self._utterances[place]
-                    if number and one.held_out:
-                        continue
-                    ids = np.array(cut.ids, np.int16)
-                    tokens.append(ids)
-                    rows.append(
-                        (len(ids), starts[place], counts[place], one.speaker, one.index, one.spoken, one.held_out)
-                    )
-        columns = np.array(rows, np.int64).T
-        token_counts = columns[0].astype(np.int32)
+            cut = np.nonzero(of_each[-1] == 0)[0] if number else np.arange(len(said))  # held out: as it is served
+            entries.append(cut)
+            for first in range(0, len(cut), CUT_TOGETHER):
+                texts = [said[place].text for place in cut[first : first + CUT_TOGETHER]]
+                found = cutter.encode_batch(texts, add_special_tokens=False)  # type: ignore[attr-defined]
+                ids = [each.ids for each in found]
+                tokens.append(np.fromiter(itertools.chain.from_iterable(ids), np.int16))
+                token_counts += map(len, ids)
+        columns = of_each[:, np.concatenate(entries)]
+        lengths = np.array(token_counts, np.int32)
         unknown = [
             one.word_counts if one.word_counts is not None else np.full(count, -1, np.int32)
-            for one, count in zip(self._utterances, counts, strict=True)
+            for one, count in zip(said, counts, strict=True)
         ]
         return Pool(
             np.concatenate(tokens),
-            np.concatenate([one.codes for one in self._utterances]),
+            np.concatenate([one.codes for one in said]),
             np.concatenate(unknown),
-            (np.cumsum(token_counts) - token_counts).astype(np.int32),
-            token_counts,
-            *columns[1:5].astype(np.int32),
-            *columns[5:].astype(bool),
+            (np.cumsum(lengths) - lengths).astype(np.int32),
+            lengths,
+            *columns[:4].astype(np.int32),
+            *columns[4:].astype(bool),
         )
 
 

@@ -27,8 +27,8 @@ class Sound:
 def windows(phonemes: np.ndarray, timed: Timed) -> np.ndarray:
     """What code 0 is made from: [frames, WINDOW, FEATURES]."""
     rows = unit_features(phonemes, timed.durations, timed.span, BEFORE, AFTER)
-    starts = np.arange(timed.span.frames) * UNITS_PER_FRAME
-    return rows[starts[:, None] + np.arange(WINDOW)].reshape(-1, WINDOW, FEATURES)
+    views = np.lib.stride_tricks.sliding_window_view(rows, WINDOW, axis=0)[::UNITS_PER_FRAME]
+    return views.transpose(0, 2, 1).reshape(-1, WINDOW, FEATURES)
 
 
 def load_sound(work: Path, segment: int, device: torch.device) -> Sound:

@@ -27,7 +27,7 @@ from training.layout import BOOKS, FIRST_CODES, REST_CODES, SAMPLING, initialise
 from training.optimizer import adam, set_rate, synchronize
 from training.pool import Pool
 from training.rarity import classes
-from training.schedule import Clock, Log, rate
+from training.schedule import Best, Clock, Log, rate
 
 ROWS = 24_576  # of one step
 LENGTHS = (64, 96, 144, 256)
@@ -178,27 +178,24 @@ class TalkerTraining:
         pick = np.random.default_rng(1)
         steps = [Captured(lambda c=choice: self.step(*c), self.device) for choice in self.choices]  # type: ignore[misc]
         log(phase="captured", parameters=str(sum(p.numel() for p in self.parameters)), shares=str(self.shares.round(2)))
-        clock, number, told, best, found = Clock(minutes), 0, 0.0, float("inf"), 0.0
-        while not clock.over and clock.part - found < PATIENCE:
+        clock, best, number, told = Clock(minutes), Best(PATIENCE), 0, 0.0
+        while not clock.over and not best.hopeless(clock.part):
             set_rate(self.optimizer, rate(PEAK_RATE, number, clock.part, least=0.0))
             steps[pick.choice(len(steps), p=self.shares)]()
             number += 1
             if number % CHECK == 0:
                 synchronize(self.device)
-                if clock.seconds - told > LOG_SECONDS or clock.over:
+                if clock.seconds - told > LOG_SECONDS:
                     told = clock.seconds
                     seen = {name: float(value) for name, value in self.seen.items()}
                     valid = self.validate()
                     log(phase="talker", step=number, **seen, **valid)
-                    total = compared(valid)
-                    if total < best:
-                        best, found = total, clock.part
+                    if best.improved(compared(valid), clock.part):
                         self.save(out)
         valid = self.validate()
-        if compared(valid) < best:
-            best = compared(valid)
+        if best.improved(compared(valid), clock.part):
             self.save(out)
-        log(phase="done", step=number, best=best, **valid, **self.by_frequency())
+        log(phase="done", step=number, best=best.value, **valid, **self.by_frequency())
 
 
 def compared(valid: dict[str, float]) -> float:

@@ -58,15 +58,16 @@ def timed_span(durations: np.ndarray, voice: int) -> Span:
 def unit_features(phonemes: np.ndarray, durations: np.ndarray, span: Span, before: int, after: int) -> np.ndarray:
     """[before + units + after, FEATURES]: phoneme (0 is silence), units of it passed and left, both capped."""
     tokens = np.concatenate([[0], phonemes, [0]])
-    passed = np.arange(durations.sum()) - np.repeat(np.cumsum(durations) - durations, durations)
-    label = np.repeat(tokens, durations)
+    total = int(durations.sum())
+    passed = np.arange(total) - np.repeat(np.cumsum(durations) - durations, durations)
     left = np.repeat(durations, durations) - 1 - passed
-    wanted = np.arange(span.start - before, span.start + span.units + after)
-    inside = (wanted >= 0) & (wanted < len(label))
-    rows = np.stack([label, np.minimum(passed, LONGEST_COUNT), np.minimum(left, LONGEST_COUNT)], 1)
-    return np.where(inside[:, None], rows[wanted.clip(0, len(label) - 1)], [0, LONGEST_COUNT, LONGEST_COUNT]).astype(
-        np.uint8
-    )
+    rows = np.full((before + span.units + after, FEATURES), (0, LONGEST_COUNT, LONGEST_COUNT), np.uint8)
+    first, last = span.start - before, span.start + span.units + after
+    inside, known = slice(max(0, -first), min(last, total) - first), slice(max(0, first), min(last, total))
+    rows[inside, 0] = np.repeat(tokens, durations)[known]
+    rows[inside, 1] = np.minimum(passed, LONGEST_COUNT)[known]
+    rows[inside, 2] = np.minimum(left, LONGEST_COUNT)[known]
+    return rows
 
 
 def cut(samples: Tensor, span: Span) -> Tensor:

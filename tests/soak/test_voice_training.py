@@ -37,8 +37,8 @@ def test_every_stage_of_training_runs_and_a_voice_comes_out(tmp_path: Path) -> N
     write_teacher(teacher)
     write_corpus(work / "corpus", TEXTS)
     (work / "tokens").symlink_to(EMBEDDED_VOICE)
-    given = ("--work", work, "--teacher", teacher, "--out", out, "--minutes", MINUTES)
-    given += tuple(part for one in SMALL for part in ("--extra", one))
+    given: list[object] = ["--work", work, "--teacher", teacher, "--out", out, "--minutes", MINUTES]
+    given += [part for one in SMALL for part in ("--extra", one)]
 
     run("all", *given, "--only", "durations,speech,codec")
     assert sorted(timed.index for timed, _ in read_timed(work / "corpus", "durations")) == list(range(TEXTS))
