@@ -28,7 +28,7 @@ def windows(phonemes: np.ndarray, timed: Timed) -> np.ndarray:
     """What code 0 is made from: [frames, WINDOW, FEATURES]."""
     rows = unit_features(phonemes, timed.durations, timed.span, BEFORE, AFTER)
     views = np.lib.stride_tricks.sliding_window_view(rows, WINDOW, axis=0)[::UNITS_PER_FRAME]
-    return views.transpose(0, 2, 1).reshape(-1, WINDOW, FEATURES)
+    return views.transpose(0, 2, 1).copy()
 
 
 def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
