@@ -1,10 +1,14 @@
 """Sentences around given words: every frequent word, and its forms, in a place where it could stand."""
 
+import itertools
 import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from training.everyday import TEMPLATES as EVERYDAY
+from training.everyday import Everyday
 
 TEMPLATES = """
 Have you seen the {noun} behind the {noun}?
@@ -54,7 +58,13 @@ So you {past} it, and then what?
 """.strip().splitlines()
 SLOTS = ("noun", "nouns", "verb", "verbs", "past", "doing", "adj", "adv")
 PARTS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
-OFTEN, FORMS_OFTEN = 15, 5  # how often a frequent word occurs in the texts at least, and a form of it
+# The everyday templates' slots in which any word of a kind may stand.
+GENERAL = {
+    "thing": "noun", "where": "noun", "who": "noun", "animal": "noun", "food": "noun", "feel": "adj", "do": "verb",
+    "did": "past", "adj": "adj", "doing": "doing", "adv": "adv",
+}  # fmt: skip
+COMMON = 4000  # of the frequent words
+OFTEN, FORMS_OFTEN = (50, 15), (25, 6)  # how often a common word, another one, occurs at least; and a form of it
 
 
 def frequent_words(wordnet: Path, count: int = 12_000) -> dict[str, str]:
@@ -114,6 +124,12 @@ def forms(words: dict[str, str], wordnet: Path) -> dict[str, list[str]]:
     return found
 
 
+def general(template: str) -> str:
+    """An everyday template as one for any word."""
+    template = re.sub(r"\{(thing|animal)\}s\b", "{nouns}", template)
+    return re.sub(r"\{(\w+)\}", lambda slot: f"{{{GENERAL.get(slot[1].lower(), slot[1])}}}", template)
+
+
 def spoken_words(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
@@ -123,18 +139,22 @@ def carriers(texts: Iterable[str], words: dict[str, str], wordnet: Path, seed: i
     pick = random.Random(seed)
     counts = Counter(word for text in texts for word in spoken_words(text))
     by_slot = forms(words, wordnet)
+    everyday = Everyday(seed)
     templates: dict[str, list[str]] = {slot: [] for slot in SLOTS}
-    for template in TEMPLATES:
-        for slot in dict.fromkeys(re.findall(r"\{(\w+)\}", template)):
+    for template in (*TEMPLATES, *map(general, EVERYDAY)):
+        for slot in set(re.findall(r"\{(\w+)\}", template)) & set(SLOTS):
             templates[slot].append(template)
-    wanted = {
-        slot: [(word, OFTEN if slot in PARTS.values() else FORMS_OFTEN) for word in found]
-        for slot, found in by_slot.items()
-    }
-    missing = {slot: [word for word, often in found if counts[word] < often] for slot, found in wanted.items()}
-    limits = {word: often for found in wanted.values() for word, often in sorted(found, key=lambda pair: pair[1])}
+    limits: Counter[str] = Counter()
+    common = dict(itertools.islice(words.items(), COMMON))
+    for part, often, forms_often in zip((common, words), OFTEN, FORMS_OFTEN, strict=True):
+        for slot, found in forms(part, wordnet).items():
+            for word in found:
+                limits[word] = max(limits[word], often if slot in PARTS.values() else forms_often)
+    missing = {slot: [word for word in found if counts[word] < limits[word]] for slot, found in by_slot.items()}
 
     def fill(slot: str) -> str:
+        if slot not in SLOTS:
+            return everyday.fill(slot)
         while missing[slot]:
             place = pick.randrange(len(missing[slot]))
             word = missing[slot][place]
@@ -147,5 +167,6 @@ def carriers(texts: Iterable[str], words: dict[str, str], wordnet: Path, seed: i
     for slot in SLOTS:
         while missing[slot]:
             text = re.sub(r"\{(\w+)\}", lambda found: fill(found[1]), pick.choice(templates[slot]))
+            text = re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
             counts.update(spoken_words(text))
             yield text[0].upper() + text[1:]

@@ -28,7 +28,7 @@ VOICES = ("af_heart", "am_michael")
 STYLES = 256
 LONGEST_PHONEMES = 200
 PROGRESS = 15.0  # seconds
-BLOCK, TIMED_BATCH = 2048, 128
+BLOCK, TIMED_BLOCK, TIMED_BATCH = 4096, 16_384, 128
 BYTES = 2  # of a sample
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     texts = commands.add_parser("texts")
     texts.add_argument("--wordnet", type=Path, required=True, help="folder with data.noun, cntlist.rev …")
     texts.add_argument("--out", type=Path, required=True)
-    texts.add_argument("--count", type=int, default=190_000, help="and more, where frequent words lack")
+    texts.add_argument("--count", type=int, default=150_000, help="and more, where frequent words lack")
     for name in ("durations", "speech"):
         command = commands.add_parser(name)
         command.add_argument("--work", type=Path, required=True, help="corpus folder, with phonemes.npz in it")
@@ -135,7 +135,7 @@ def _work(arguments: argparse.Namespace, number: int, deadline: float) -> None:
     told, seconds, began = time.time(), 0.0, time.time()
     done = recover(lines)
     with lines.open("a") as log, lines.with_suffix(".i16").open("ab") as audio:
-        for block in blocks([index for index in texts if index not in done]):
+        for block in blocks([index for index in texts if index not in done], BLOCK if worker.sound else TIMED_BLOCK):
             for timed, samples in worker.utterances(block, deadline):
                 if samples is not None:
                     audio.write(samples.tobytes())
@@ -174,10 +174,10 @@ def recover(lines: Path) -> set[int]:
     return done
 
 
-def blocks(texts: list[int]) -> Iterator[list[int]]:
+def blocks(texts: list[int], size: int) -> Iterator[list[int]]:
     """So many texts at a time that enough of them are equally long."""
-    for first in range(0, len(texts), BLOCK):
-        yield texts[first : first + BLOCK]
+    for first in range(0, len(texts), size):
+        yield texts[first : first + size]
 
 
 class Worker:
@@ -220,8 +220,9 @@ class Worker:
                 yield Timed(index, durations[index], span), kept.cpu().numpy()
 
     def _style(self, group: list[int]) -> Tensor:
-        voices = self.phonemes.voices[group].astype(np.int64)
-        return self.styles[voices, [len(self.phonemes[index]) for index in group]]
+        voices = torch.from_numpy(self.phonemes.voices[group].astype(np.int64))
+        lengths = torch.tensor([len(self.phonemes[index]) for index in group])
+        return self.styles[voices.to(self.device), lengths.to(self.device)]
 
 
 def alike(texts: list[int], sizes: dict[int, int], batch: int) -> Iterator[list[int]]:

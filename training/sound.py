@@ -9,7 +9,7 @@ from torch import Tensor
 
 from training.corpus import Phonemes, Timed, read_timed
 from training.encoder import AFTER, BEFORE, MARGIN, WINDOW
-from training.units import FEATURES, FRAME, UNITS_PER_FRAME, unit_features
+from training.units import FRAME, UNITS_PER_FRAME, unit_features
 
 HELD_OUT = 64  # one utterance in so many is not trained on
 

@@ -13,7 +13,7 @@ PARTS = ("noun", "verb", "adj", "adv")
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9 ,;:'!?.-]*")
 LONGEST = 130  # characters; about 9 s
 # How many of each kind in a hundred, beside the carriers of frequent words.
-MIX = {"example": 38, "two examples": 10, "definition": 15, "words": 6, "everyday": 28, "phrase": 3}
+MIX = {"example": 38, "two examples": 10, "definition": 15, "words": 10, "everyday": 24, "phrase": 3}
 
 
 def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:

@@ -51,9 +51,9 @@ def test_the_same_seed_gives_the_same_texts(wordnet: Path) -> None:
 def test_every_frequent_word_and_its_forms_occur_often(wordnet: Path) -> None:
     counts = Counter(word for text in sentences(wordnet, 20) for word in spoken_words(text))
     for word in ("bread", "warm", "oven", "carry", "bake", "daily"):
-        assert counts[word] >= OFTEN - 1, word
+        assert counts[word] >= OFTEN[0], word
     for form in ("loaves", "breads", "carries", "carried", "carrying", "bakes", "baked", "baking", "cutting", "cut"):
-        assert counts[form] >= FORMS_OFTEN, form
+        assert counts[form] >= FORMS_OFTEN[0], form
     assert not counts.keys() & {"loafs", "cutted", "bakeed", "carryed", "bakeing"}
 
 
