@@ -142,13 +142,14 @@ def _work(arguments: argparse.Namespace, number: int, deadline: float) -> None:
                 row = [timed.index, timed.span.start, timed.span.units, timed.durations.tolist()]
                 log.write(json.dumps(row) + "\n")
                 seconds += timed.span.frames * FRAME / SAMPLE_RATE
-            audio.flush()
-            log.flush()
+                if time.time() - told > PROGRESS:
+                    told = time.time()
+                    audio.flush()
+                    log.flush()
+                    if number == 0:
+                        _say(f"worker 0: {seconds:.0f} s of speech, {seconds / (told - began):.0f} × real time")
             if time.time() > deadline:
                 break
-            if number == 0 and time.time() - told > PROGRESS:
-                told = time.time()
-                _say(f"worker 0: {seconds:.0f} s of speech, {seconds / (told - began):.0f} × real time")
 
 
 def recover(lines: Path) -> set[int]:
@@ -156,19 +157,20 @@ def recover(lines: Path) -> set[int]:
     audio = lines.with_suffix(".i16")
     if not lines.exists():
         return set()
-    sound = audio.exists() and audio.stat().st_size > 0
-    done, kept, size = set(), "", 0
+    sound = lines.name.startswith("speech")
+    there = audio.stat().st_size if audio.exists() else 0
+    done, kept, size = set(), [], 0
     for line in lines.read_text().splitlines(keepends=True):
         if not line.endswith("\n"):
             break
         index, _, units, _ = json.loads(line)
-        length = units // UNITS_PER_FRAME * FRAME * BYTES
-        if sound and size + length > audio.stat().st_size:
+        length = units // UNITS_PER_FRAME * FRAME * BYTES if sound else 0
+        if size + length > there:
             break
         size += length
-        kept += line
+        kept.append(line)
         done.add(index)
-    lines.write_text(kept)
+    lines.write_text("".join(kept))
     if sound:
         os.truncate(audio, size)
     return done

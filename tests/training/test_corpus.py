@@ -113,7 +113,12 @@ def test_a_killed_worker_leaves_whole_utterances(tmp_path: Path) -> None:
     assert recover(lines) == {4}
     assert lines.read_text() == "[4, 7, 3, [12, 1]]\n"
     assert audio.stat().st_size == 2 * 640 * 3
+    audio.write_bytes(b"")
+    assert recover(lines) == set()
     assert recover(tmp_path / "speech-01.jsonl") == set()
+    timed = tmp_path / "durations-00.jsonl"
+    timed.write_text("[4, 7, 3, [12, 1]]\n[9, 7,")
+    assert recover(timed) == {4}
 
 
 def test_slowing_down_keeps_a_tone_one_sixteenth_lower() -> None:
