@@ -24,12 +24,13 @@ from training.discriminators import Critics
 from training.export import load_decoder
 from training.graph import Captured, half_precision
 from training.layout import BOOKS, SAMPLING, initialise, voice_files
+from training.losses import read
 from training.optimizer import adam, set_rate, synchronize
 from training.pool import SPOKEN_FILE, Pool
 from training.schedule import Clock, Log, rate
 from training.sound import Segments, Sound, load_sound, without_margin
 from training.spectrum import SpectralLoss
-from training.talker import LENGTHS, add_dropout, load_talker, read
+from training.talker import LENGTHS, add_dropout, load_talker
 
 PEAK_RATE, CRITIC_RATE = 2e-4, 3e-4
 MATCHING, SPECTRAL = 2.0, 4.0

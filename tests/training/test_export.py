@@ -19,8 +19,9 @@ from reference.cases import Case, Utterance
 from training.batches import Batches
 from training.export import export
 from training.layout import BOOKS, FIRST_CODES, SAMPLING, initialise, voice_files
+from training.losses import read
 from training.pool import Pool
-from training.talker import read, scale_for_depth
+from training.talker import scale_for_depth
 from training.tokens import load_tokenizer
 
 TEXT = "Good morning, my neighbor has 3 cats."
