@@ -36,7 +36,7 @@ class Batches:
         self.tokens = torch.from_numpy(pool.tokens.astype(np.int64)).to(device)
         codes = pool.codes.astype(np.int64)
         self.codes = torch.from_numpy(np.where(codes == UNKNOWN, NOTHING, codes)).to(device)
-        columns = (pool.first_token, pool.token_count, pool.first_frame, pool.frame_count, pool.speaker, pool.spoken)
+        columns = (pool.first_token, pool.token_count, pool.first_frame, pool.frame_count, pool.speaker)
         self.entries = torch.from_numpy(np.stack(columns, 1).astype(np.int64)).to(device)
         role = [config.im_start_id, config.assistant_id, NEWLINE]
         prompts = [
@@ -53,7 +53,7 @@ class Batches:
     def rows(self, entry: Tensor, live: Tensor, auto: Tensor, length: int) -> Batch:
         """Entries [B], each in one layout and with or without a language, as rows of a fixed length."""
         config, talker = self.config, self.config.talker
-        first_token, tokens, first_frame, frames, speaker, spoken = (c[:, None] for c in self.entries[entry].unbind(1))
+        first_token, tokens, first_frame, frames, speaker = (c[:, None] for c in self.entries[entry].unbind(1))
         live = live[:, None]
         frames = frames + LIVE_LEAD * live
         prompt = 2 * auto.long() + speaker[:, 0]
@@ -80,7 +80,7 @@ class Batches:
             return torch.where(inside[..., None], self.codes[place.clamp(max=len(self.codes) - 1)], NOTHING)
 
         following = codes_at(frame + 1)
-        end = (frame + 1 == frames) & (spoken > 0)
+        end = frame + 1 == frames
         target = torch.where(following[..., 0] >= 0, following[..., 0], IGNORED)
         target = torch.where(end, talker.eos_id, target)
         read = codes_at(frame)

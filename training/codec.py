@@ -1,13 +1,13 @@
-"""Trains the codec: encoder, codebooks and decoder together, then the decoder alone against critics.
+"""Trains the codec: encoder, codebooks and decoder together; then writes the corpus in codes.
 
-    python -m training.codec --work DIR --out DIR --minutes 9
+    python -m training.codec --work DIR --out DIR --minutes 4.5
 
---work holds the spoken corpus and the state to go on from; --out gets decoder.safetensors, encoder.safetensors,
-codes.npz (the whole corpus in codes) and codec.jsonl (losses), early and again at the end.
+--work holds the corpus and the state to go on from; --out gets decoder.safetensors, encoder.safetensors, codes.npz
+(what was spoken, in codes), timed.npz (code 0 of what was only timed) and codec.jsonl (losses). The decoder is finished
+by training.polish, when there is a talker.
 """
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,24 +15,26 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from polyvox import kernels
 from polyvox.models.qwen3_tts.codec import CodecDecoder, ResidualQuantizer, VectorQuantizer
 from polyvox.models.qwen3_tts.config import parse_config
 from training.corpus import Phonemes, read_timed
-from training.discriminators import Critics
 from training.encoder import MARGIN, Codes, SpeechEncoder
-from training.graph import Captured, half_precision
+from training.graph import Captured
 from training.layout import BOOKS, CODE_DIM, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
+from training.optimizer import adam, set_rate, synchronize
+from training.pool import SPOKEN_FILE, TIMED_FILE
+from training.rarity import frame_counts, word_counts
 from training.schedule import Clock, Log, rate
-from training.sound import Segments, load_sound, windows, without_margin
+from training.sound import HELD_OUT, Segments, load_sound, windows, without_margin
 from training.spectrum import SpectralLoss
 from training.units import FRAME
 
 SEGMENT = 16  # frames
 PLAIN_STEPS = 500  # before anything is quantized
 KEPT = (0.1, 0.2, 0.2, 0.5)  # how often the decoder gets to see 1, 2, 3 or all codes
-PEAK_RATE, POLISH_RATE, CRITIC_RATE = 6e-4, 2e-4, 3e-4
-COMMITMENT, NAMING, MATCHING, SPECTRAL = 0.25, 0.25, 2.0, 4.0
-AVERAGE = 0.998  # of the decoder's weights, while it is polished
+PEAK_RATE = 6e-4
+COMMITMENT, NAMING = 0.25, 0.25
 LOG_SECONDS, CHECK = 15.0, 10
 
 
@@ -54,7 +56,6 @@ class CodecTraining:
         self.loss = SpectralLoss().to(device)
         self.kept = torch.tensor(KEPT, device=device).cumsum(0)
         self.seen = {name: torch.zeros((), device=device) for name in ("spectral", "commitment", "naming", "named")}
-        self.seen |= {name: torch.zeros((), device=device) for name in ("critics", "adversarial", "matching")}
         self.log = Log(arguments.out / "codec.jsonl")
 
     def latent(self, first: Tensor, rest: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ class CodecTraining:
         names = {"input_proj"}
         parameters = [p for n, p in self.decoder.named_parameters() if not names & set(n.split(".")) and "vq" not in n]
         parameters += self.encoder.parameters()
-        optimizer = _adam(parameters, PEAK_RATE, self.device)
+        optimizer = adam(parameters, PEAK_RATE, self.device)
 
         def update(loss: Tensor) -> None:
             loss.backward()
@@ -110,15 +111,15 @@ class CodecTraining:
                 starts = torch.cat([self.segments.draw(64) for _ in range(self.arguments.start_batches)])
                 self.encoder.start_books(self.segments.windows(starts), self.segments.samples(starts))
                 run = Captured(quantized, self.device)
-            _set_rate(optimizer, rate(PEAK_RATE, step, clock.part))
+            set_rate(optimizer, rate(PEAK_RATE, step, clock.part))
             run()
             step += 1
             if step % CHECK == 0:
-                _synchronize(self.device)
+                synchronize(self.device)
                 if clock.seconds - told > LOG_SECONDS and step > plain_steps:
                     told = clock.seconds
-                    self._tell("codec", step)
-        self._tell("codec", step)
+                    self.tell("codec", step)
+        self.tell("codec", step)
         self.fill_books()
 
     @torch.no_grad()
@@ -134,7 +135,7 @@ class CodecTraining:
         found["valid_named"] = float(self.encoder.phonemes.naming_loss(coded.first, units)[1])
         return found
 
-    def _tell(self, phase: str, step: int) -> None:
+    def tell(self, phase: str, step: int) -> None:
         seen = {name: float(value) for name, value in self.seen.items() if float(value)}
         self.log(phase=phase, step=step, **seen, **self.validate())
 
@@ -171,7 +172,7 @@ class CodecTraining:
 
     @torch.no_grad()
     def encode_timed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Code 0 of what was timed but not spoken: texts, frames of each, codes of all."""
+        """Code 0 of what was timed and not spoken: texts, frames of each, codes of all."""
         phonemes = Phonemes(self.arguments.work)
         index, frames, made = [], [], []
         pending: list[np.ndarray] = []
@@ -182,8 +183,9 @@ class CodecTraining:
                 made.append(self.encoder.first_codes(rows)[0].cpu().numpy().astype(np.uint16))
                 pending.clear()
 
+        spoken = set(self.sound.index.tolist())
         for timed, _ in read_timed(self.arguments.work, "durations"):
-            if timed.span.frames > 0:
+            if timed.index not in spoken:
                 index.append(timed.index)
                 frames.append(timed.span.frames)
                 pending.append(windows(phonemes[timed.index], timed))
@@ -193,61 +195,18 @@ class CodecTraining:
         codes = np.concatenate(made) if made else np.zeros(0, np.uint16)
         return np.array(index, np.int32), np.array(frames, np.int16), codes
 
-    def polish(self, minutes: float, codes: np.ndarray) -> None:
-        """The decoder against critics, on fixed codes."""
-        all_codes = torch.from_numpy(codes.astype(np.int64)).to(self.device)
-        critics = Critics().to(self.device)
-        parameters = [p for n, p in self.decoder.named_parameters() if "vq" not in n and "input_proj" not in n]
-        maker, judge = (
-            _adam(parameters, POLISH_RATE, self.device),
-            _adam(critics.parameters(), CRITIC_RATE, self.device),
+    def word_counts(self) -> np.ndarray:
+        """Of each spoken frame that is held out, how often its word is in the texts trained on."""
+        phonemes = Phonemes(self.arguments.work)
+        counts = word_counts(phonemes, np.nonzero(np.arange(len(phonemes)) % HELD_OUT)[0])
+        return np.concatenate(
+            [
+                np.full(timed.span.frames, -1, np.int32)
+                if timed.index % HELD_OUT
+                else frame_counts(phonemes[timed.index], timed, counts)
+                for timed, _ in read_timed(self.arguments.work, "speech")
+            ]
         )
-        average = [parameter.detach().clone() for parameter in parameters]
-        weight = torch.zeros((), device=self.device)
-        columns = torch.arange(SEGMENT, device=self.device)
-        batch = max(1, self.batch * 3 // 4)
-
-        def step() -> None:
-            starts = self.segments.draw(batch)
-            wanted = without_margin(self.segments.samples(starts))
-            state = self.decoder.initial_state(batch)
-            made = self.decoder(all_codes[starts[:, None] + columns], state)[0]
-            with half_precision(self.device):
-                critics.requires_grad_(True)
-                judge.zero_grad(set_to_none=True)
-                judged = critics.loss(wanted, made.detach())
-            judged.backward()
-            nn.utils.clip_grad_norm_(critics.parameters(), 5.0)
-            judge.step()
-            with half_precision(self.device):
-                critics.requires_grad_(False)
-                maker.zero_grad(set_to_none=True)
-                adversarial, matching = critics.praise(wanted, made)
-            spectral = self.loss(made, wanted)
-            (SPECTRAL * spectral + weight * (adversarial + MATCHING * matching)).backward()
-            nn.utils.clip_grad_norm_(parameters, 5.0)
-            maker.step()
-            torch._foreach_lerp_(average, [p.detach() for p in parameters], 1 - AVERAGE)
-            for name, value in (("spectral", spectral), ("critics", judged), ("adversarial", adversarial)):
-                self.seen[name].copy_(value.detach())
-            self.seen["matching"].copy_(matching.detach())
-
-        run = Captured(step, self.device)
-        clock, number, told = Clock(minutes), 0, 0.0
-        while not clock.over:
-            _set_rate(maker, rate(POLISH_RATE, number, clock.part, least=0.1))
-            weight.fill_(min(1.0, number / 300))
-            run()
-            number += 1
-            if number % CHECK == 0:
-                _synchronize(self.device)
-                if clock.seconds - told > LOG_SECONDS:
-                    told = clock.seconds
-                    self._tell("polish", number)
-        with torch.no_grad():
-            for parameter, mean in zip(parameters, average, strict=True):
-                parameter.copy_(mean)
-        self._tell("polish", number)
 
     def save(self, out: Path) -> None:
         for name, model in (("decoder", self.decoder), ("encoder", self.encoder)):
@@ -255,38 +214,11 @@ class CodecTraining:
             save_file(tensors, out / f"{name}.safetensors")
 
 
-def _adam(parameters: Iterable[nn.Parameter], peak: float, device: torch.device) -> torch.optim.AdamW:
-    on_gpu = device.type == "cuda"
-    step = torch.tensor(peak, device=device) if on_gpu else peak
-    return torch.optim.AdamW(
-        parameters,
-        lr=step,
-        betas=(0.8, 0.98),
-        weight_decay=1e-3,
-        capturable=on_gpu,
-        fused=on_gpu,
-    )
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(value)
-        else:
-            group["lr"] = value
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of encoder, codebooks and decoder together")
-    parser.add_argument("--polish", type=float, default=3.5, help="minutes of the decoder against critics")
+    parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--plain-steps", type=int, default=PLAIN_STEPS)
     parser.add_argument("--start-batches", type=int, default=24)
@@ -296,7 +228,11 @@ def main() -> None:
     torch.backends.cudnn.benchmark_limit = 4
     torch.manual_seed(1)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with kernels.disabled():  # they would be used where nothing is learned, and then on other shapes than are served
+        train(arguments, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def train(arguments: argparse.Namespace, device: torch.device) -> None:
     training = CodecTraining(arguments, device)
     training.log(phase="data", utterances=str(len(training.sound.frames)), frames=str(training.sound.frames.sum()))
     state = arguments.work / "codec.pt"
@@ -311,15 +247,13 @@ def main() -> None:
     codes = training.encode()
     texts, frames, firsts = training.encode_timed()
     np.savez_compressed(
-        arguments.out / "codes.npz", codes=codes, frames=training.sound.frames, texts=training.sound.index,
-        timed_codes=firsts, timed_frames=frames, timed_texts=texts,
+        arguments.out / SPOKEN_FILE, codes=codes, frames=training.sound.frames, texts=training.sound.index,
+        word_counts=training.word_counts(),
     )  # fmt: skip
+    np.savez_compressed(arguments.out / TIMED_FILE, codes=firsts, frames=frames, texts=texts)
     uses = [np.bincount(codes[:, book], minlength=2) / len(codes) for book in range(BOOKS)]
     spread = [float(np.exp(-(use * np.log(use + 1e-12)).sum())) for use in uses]
     training.log(phase="encoded", frames=str(len(codes)), timed=str(len(firsts)), perplexity=str(np.round(spread)))
-    if arguments.polish > 0:
-        training.polish(arguments.polish, codes)
-        training.save(arguments.out)
 
 
 if __name__ == "__main__":

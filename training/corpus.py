@@ -1,8 +1,8 @@
 """The corpus: texts and phonemes, then the teacher's timing of all of them and its sound of many.
 
     python -m training.corpus texts --wordnet DIR --out DIR        # CPU; needs kokoro-onnx for phonemes
-    python -m training.corpus durations --work DIR --minutes M     # GPU; timing alone, a hundred times cheaper
-    python -m training.corpus speech --work DIR --minutes M        # GPU; sound, from the other end of the list
+    python -m training.corpus durations --work DIR --minutes M     # GPU; timing alone, much cheaper
+    python -m training.corpus speech --work DIR --minutes M        # GPU; timing and sound
 
 Each command goes on where it was stopped: a worker appends to its own files.
 """
@@ -10,6 +10,8 @@ Each command goes on where it was stopped: a worker appends to its own files.
 import argparse
 import json
 import multiprocessing
+import os
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from training.teacher import Teacher
 from training.units import FRAME, SAMPLE_RATE, UNITS_PER_FRAME, Span, cut, spoken_span, timed_span
@@ -25,6 +28,8 @@ VOICES = ("af_heart", "am_michael")
 STYLES = 256
 LONGEST_PHONEMES = 200
 PROGRESS = 15.0  # seconds
+BLOCK, TIMED_BLOCK, TIMED_BATCH = 4096, 16_384, 128
+BYTES = 2  # of a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,15 @@ def main() -> None:
     texts = commands.add_parser("texts")
     texts.add_argument("--wordnet", type=Path, required=True, help="folder with data.noun, cntlist.rev …")
     texts.add_argument("--out", type=Path, required=True)
-    texts.add_argument("--count", type=int, default=130_000)
+    texts.add_argument("--count", type=int, default=150_000, help="and more, where frequent words lack")
     for name in ("durations", "speech"):
         command = commands.add_parser(name)
         command.add_argument("--work", type=Path, required=True, help="corpus folder, with phonemes.npz in it")
         command.add_argument("--teacher", type=Path, required=True, help="the packed teacher")
         command.add_argument("--minutes", type=float, default=9.0)
-        command.add_argument("--workers", type=int, default=14)
-        command.add_argument("--limit", type=int, default=10**9, help="at most so many utterances a worker")
+        command.add_argument("--workers", type=int, default=6)
+        command.add_argument("--batch", type=int, default=16, help="texts that are spoken together, at most")
+        command.add_argument("--limit", type=int, default=10**9, help="the first so many texts alone")
     arguments = parser.parse_args()
     if arguments.command == "texts":
         write_texts(arguments.wordnet, arguments.out, arguments.count)
@@ -123,36 +129,112 @@ def speak(arguments: argparse.Namespace) -> None:
 def _work(arguments: argparse.Namespace, number: int, deadline: float) -> None:
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sound = arguments.command == "speech"
-    phonemes = Phonemes(arguments.work)
-    teacher = Teacher(arguments.teacher, device, sound)
-    voices = [
-        torch.from_numpy(np.fromfile(arguments.teacher / f"{name}.bin", np.float32).reshape(-1, STYLES)).to(device)
-        for name in VOICES
-    ]
+    worker = Worker(arguments.work, arguments.teacher, arguments.command == "speech", arguments.batch)
     lines = arguments.work / f"{arguments.command}-{number:02}.jsonl"
-    done = len(lines.read_text().splitlines()) if lines.exists() else 0
-    # Sound takes the list from its beginning, timing alone from its end.
-    order = range(len(phonemes)) if sound else range(len(phonemes) - 1, -1, -1)
+    texts = range(min(len(worker.phonemes), arguments.limit))[number :: arguments.workers]
     told, seconds, began = time.time(), 0.0, time.time()
+    done = recover(lines)
     with lines.open("a") as log, lines.with_suffix(".i16").open("ab") as audio:
-        for index in order[number :: arguments.workers][done : arguments.limit]:
+        for block in blocks([index for index in texts if index not in done], BLOCK if worker.sound else TIMED_BLOCK):
+            for timed, samples in worker.utterances(block, deadline):
+                if samples is not None:
+                    audio.write(samples.tobytes())
+                row = [timed.index, timed.span.start, timed.span.units, timed.durations.tolist()]
+                log.write(json.dumps(row) + "\n")
+                seconds += timed.span.frames * FRAME / SAMPLE_RATE
+                if time.time() - told > PROGRESS:
+                    told = time.time()
+                    audio.flush()
+                    log.flush()
+                    if number == 0:
+                        _say(f"worker 0: {seconds:.0f} s of speech, {seconds / (told - began):.0f} × real time")
             if time.time() > deadline:
                 break
-            ids = phonemes[index]
-            made = teacher(ids.tolist(), voices[phonemes.voices[index]])
-            durations = made[0].cpu().numpy().ravel()
-            span = spoken_span(durations, made[1].ravel()) if sound else timed_span(durations)
-            if sound:
-                samples = (cut(made[1].ravel(), span).clamp(-1, 1) * 32767).round().to(torch.int16)
-                audio.write(samples.cpu().numpy().tobytes())
-            log.write(json.dumps([index, span.start, span.units, durations.tolist()]) + "\n")
-            seconds += span.frames * FRAME / SAMPLE_RATE
-            if number == 0 and time.time() - told > PROGRESS:
-                told = time.time()
-                log.flush()
-                _say(f"worker 0: {seconds:.0f} s of speech, {seconds / (told - began):.0f} × real time")
+
+
+def recover(lines: Path) -> set[int]:
+    """The texts that are done; what a worker that was killed left half written is cut off."""
+    audio = lines.with_suffix(".i16")
+    if not lines.exists():
+        return set()
+    sound = lines.name.startswith("speech")
+    there = audio.stat().st_size if audio.exists() else 0
+    done, kept, size = set(), [], 0
+    for line in lines.read_text().splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        index, _, units, _ = json.loads(line)
+        length = units // UNITS_PER_FRAME * FRAME * BYTES if sound else 0
+        if size + length > there:
+            break
+        size += length
+        kept.append(line)
+        done.add(index)
+    lines.write_text("".join(kept))
+    if sound:
+        os.truncate(audio, size)
+    return done
+
+
+def blocks(texts: list[int], size: int) -> Iterator[list[int]]:
+    """So many texts at a time that enough of them are equally long."""
+    for first in range(0, len(texts), size):
+        yield texts[first : first + size]
+
+
+class Worker:
+    """The teacher with its voices; texts of equally many phonemes, then of equally many units, go together."""
+
+    def __init__(self, work: Path, teacher: Path, sound: bool, batch: int) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.phonemes = Phonemes(work)
+        self.sound, self.batch = sound, batch
+        self.teacher = Teacher(teacher, self.device, sound)
+        files = [np.fromfile(teacher / f"{name}.bin", np.float32).reshape(-1, STYLES) for name in VOICES]
+        self.styles = torch.from_numpy(np.stack(files)).to(self.device)
+
+    def utterances(self, block: list[int], deadline: float) -> Iterator[tuple[Timed, np.ndarray | None]]:
+        durations: dict[int, np.ndarray] = {}
+        known: dict[int, tuple[Tensor, ...]] = {}
+        lengths = {index: len(self.phonemes[index]) for index in block}
+        for group in alike(block, lengths, TIMED_BATCH):
+            if time.time() > deadline:
+                return
+            ids = torch.from_numpy(np.stack([self.phonemes[index] for index in group]).astype(np.int64))
+            made = self.teacher.time(ids, self._style(group))
+            times = made.durations.cpu().numpy()
+            for row, index in enumerate(group):
+                durations[index] = times[row]
+                known[index] = tuple(part[row] for part in made.known)
+                if not self.sound:
+                    yield Timed(index, times[row], timed_span(times[row], int(self.phonemes.voices[index]))), None
+        if not self.sound:
+            return
+        units = {index: int(times.sum()) for index, times in durations.items()}
+        for group in alike(block, units, self.batch):
+            if time.time() > deadline:
+                return
+            spread = [torch.from_numpy(durations[index]).to(self.device) for index in group]
+            sounds = self.teacher.sound(spread, [known.pop(index) for index in group], self._style(group))
+            for index, samples in zip(group, sounds, strict=True):
+                span = spoken_span(durations[index], samples)
+                kept = (cut(samples, span).clamp(-1, 1) * 32767).round().to(torch.int16)
+                yield Timed(index, durations[index], span), kept.cpu().numpy()
+
+    def _style(self, group: list[int]) -> Tensor:
+        voices = torch.from_numpy(self.phonemes.voices[group].astype(np.int64))
+        lengths = torch.tensor([len(self.phonemes[index]) for index in group])
+        return self.styles[voices.to(self.device), lengths.to(self.device)]
+
+
+def alike(texts: list[int], sizes: dict[int, int], batch: int) -> Iterator[list[int]]:
+    """Batches of texts of the same size, in no order: what is done when time is over is of all sizes."""
+    by_size: dict[int, list[int]] = {}
+    for index in texts:
+        by_size.setdefault(sizes[index], []).append(index)
+    batches = [group[at : at + batch] for group in by_size.values() for at in range(0, len(group), batch)]
+    random.Random(len(texts)).shuffle(batches)
+    yield from batches
 
 
 def _say(text: str) -> None:

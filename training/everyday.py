@@ -239,13 +239,14 @@ class Everyday:
 
     def sentence(self) -> str:
         template = self._random.choice(TEMPLATES)
-        text = re.sub(r"\{(\w+)\}", lambda slot: self._fill(slot[1]), template)
+        text = re.sub(r"\{(\w+)\}", lambda slot: self.fill(slot[1]), template)
         return text[0].upper() + text[1:]
 
     def phrase(self) -> str:
         return self._random.choice(PHRASES)
 
-    def _fill(self, slot: str) -> str:
+    def fill(self, slot: str) -> str:
+        """Something that may stand in this slot of a template."""
         pick = self._random
         if slot == "meal":
             return pick.choice(["breakfast", "lunch", "dinner"])

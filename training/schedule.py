@@ -34,6 +34,25 @@ def rate(peak: float, step: int, part: float, least: float = 0.03) -> float:
     return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * fall
 
 
+class Best:
+    """The lowest value so far, and whether a lower one may still be hoped for."""
+
+    def __init__(self, patience: float) -> None:
+        """patience: the part of a run after which, without a lower value, it is not worth going on."""
+        self.value = math.inf
+        self._patience, self._found = patience, 0.0
+
+    def improved(self, value: float, part: float) -> bool:
+        """Whether this is the lowest; part: how much of the run has gone."""
+        if value >= self.value:
+            return False
+        self.value, self._found = value, part
+        return True
+
+    def hopeless(self, part: float) -> bool:
+        return part - self._found >= self._patience
+
+
 class Log:
     """One line of numbers at a time, to a file for the plots and to the screen."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from training.corpus import Phonemes, Timed, read_timed
 from training.encoder import AFTER, BEFORE, MARGIN, WINDOW
-from training.units import FEATURES, FRAME, UNITS_PER_FRAME, unit_features
+from training.units import FRAME, UNITS_PER_FRAME, unit_features
 
 HELD_OUT = 64  # one utterance in so many is not trained on
 
@@ -27,8 +27,8 @@ class Sound:
 def windows(phonemes: np.ndarray, timed: Timed) -> np.ndarray:
     """What code 0 is made from: [frames, WINDOW, FEATURES]."""
     rows = unit_features(phonemes, timed.durations, timed.span, BEFORE, AFTER)
-    starts = np.arange(timed.span.frames) * UNITS_PER_FRAME
-    return rows[starts[:, None] + np.arange(WINDOW)].reshape(-1, WINDOW, FEATURES)
+    views = np.lib.stride_tricks.sliding_window_view(rows, WINDOW, axis=0)[::UNITS_PER_FRAME]
+    return views.transpose(0, 2, 1).copy()
 
 
 def load_sound(work: Path, segment: int, device: torch.device) -> Sound:

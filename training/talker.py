@@ -3,7 +3,8 @@
     python -m training.talker --pool pool.npz --out DIR --minutes 6.5
 
 --out gets the best weights so far (talker-0.safetensors and talker-1.safetensors) and talker.jsonl, again and again;
-a run that finds weights there goes on from them.
+a run that finds weights there goes on from them. The rate falls to nothing by the clock; a run that has found nothing
+better for long ends early.
 """
 
 import argparse
@@ -15,25 +16,31 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox import kernels
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
-from polyvox.models.qwen3_tts.predictor import Predictor
 from polyvox.models.qwen3_tts.talker import Talker
-from polyvox.models.qwen3_tts.transformer import Layer, Rotation
-from training.batches import IGNORED, Batch, Batches, row_count
+from polyvox.models.qwen3_tts.transformer import Layer
+from training.batches import Batches, row_count
 from training.graph import Captured, half_precision
 from training.layout import BOOKS, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
+from training.losses import first_loss, read, rest_loss
+from training.optimizer import adam, set_rate, synchronize
 from training.pool import Pool
-from training.schedule import Clock, Log, rate
+from training.rarity import classes
+from training.schedule import Best, Clock, Log, rate
 
 ROWS = 24_576  # of one step
 LENGTHS = (64, 96, 144, 256)
-TIMED = 0.3  # the part of a step's entries that have code 0 alone
+LAYOUTS = {"whole": False, "live": True}
+TIMED = 0.5  # the part of a step's entries that have code 0 alone
 LIVE, AUTO = 0.5, 0.25  # how often text comes one token a frame; how often no language is named
-DROPOUT = {"talker": 0.15, "predictor": 0.1}
+DROPOUT = {"talker": 0.1, "predictor": 0.1}
 FORGOTTEN, BARE = 0.08, 0.15  # of frames, of entries: codes 1 and up are not read
 WRONG_FIRST, WRONG_REST = 0.03, 0.05  # codes read that are not those that were said
-PREDICTED = 10_000  # frames of one step whose codes 1 and up are learned
+PREDICTED = 8_000  # frames of one step whose codes 1 and up are learned
 PEAK_RATE, AVERAGE, CLIP = 1.2e-3, 0.999, 1.0
+BOOK_WEIGHTS = {"first": 1.0, "1": 0.5}  # what counts when weights are compared: whisper's errors come from these two
+PATIENCE = 0.3  # of a run without anything better ends it
 LOG_SECONDS, CHECK = 20.0, 10
 FILE_BYTES = 15_000_000
 
@@ -49,11 +56,7 @@ class TalkerTraining:
         add_dropout(self.model)
         self.parameters = list(self.model.parameters())
         self.average = [parameter.detach().clone() for parameter in self.parameters]
-        on_gpu = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=torch.tensor(PEAK_RATE, device=device) if on_gpu else PEAK_RATE, betas=(0.9, 0.98),
-            weight_decay=0.02, capturable=on_gpu, fused=on_gpu,
-        )  # fmt: skip
+        self.optimizer = adam(self.parameters, PEAK_RATE, device, mean=0.9, decay=0.02)
         self.seen = {name: torch.zeros((), device=device) for name in ("first", "rest", "right")}
         self.wrong = torch.tensor([WRONG_FIRST] + [WRONG_REST] * (BOOKS - 1), device=device)
         rows, usable = row_count(pool), ~pool.held_out
@@ -69,6 +72,8 @@ class TalkerTraining:
         self.shares = np.array(shares) / sum(shares)
         held_out = np.nonzero(pool.held_out & pool.spoken & (rows <= LENGTHS[2]))[0]
         self.held_out = _on(held_out[: arguments.validation], device)
+        self.rare = _on(rare_held_out(pool, rows), device)
+        self.word_counts = torch.from_numpy(pool.word_counts).to(device)
 
     def step(self, length: int, spoken: Tensor, timed: Tensor) -> None:
         """One update on entries of up to `length` rows."""
@@ -109,7 +114,7 @@ class TalkerTraining:
         self._swap()
         self.model.eval()
         found: dict[str, float] = {}
-        for name, live in (("whole", False), ("live", True)):
+        for name, live in LAYOUTS.items():
             flags = torch.full((len(self.held_out),), live, device=self.device)
             batch = self.batches.rows(self.held_out, flags, torch.zeros_like(flags), LENGTHS[2])
             with half_precision(self.device):
@@ -121,6 +126,31 @@ class TalkerTraining:
         self.model.train()
         self._swap()
         return found
+
+    @torch.no_grad()
+    def by_frequency(self, count: int = 256) -> dict[str, float]:
+        """How often the averaged weights' likeliest code 0 is right, by how often the frame's word is trained on."""
+        self._swap()
+        self.model.eval()
+        right: dict[str, int] = {}
+        total: dict[str, int] = {}
+        for first in range(0, len(self.rare), count):
+            some = self.rare[first : first + count]
+            whole = torch.zeros(len(some), dtype=torch.bool, device=self.device)
+            batch = self.batches.rows(some, whole, whole, LENGTHS[2])
+            with half_precision(self.device):
+                scores = self.model.codec_head(read(self.model, batch, batch.frames))[..., :FIRST_CODES]
+            said = batch.following[..., 0] >= 0
+            # The entries' frames in the order of the pool, which is the order of rows.
+            starts, lengths = self.batches.entries[some, 2], self.batches.entries[some, 3]
+            place = torch.cat([torch.arange(a, a + n, device=a.device) for a, n in zip(starts, lengths, strict=True)])
+            hit = (scores.argmax(-1) == batch.target)[said].cpu().numpy()
+            for name, chosen in classes(self.word_counts[place].cpu().numpy()).items():
+                right[name] = right.get(name, 0) + int(hit[chosen].sum())
+                total[name] = total.get(name, 0) + int(chosen.sum())
+        self.model.train()
+        self._swap()
+        return {name: right[name] / total[name] for name in total if total[name]}
 
     @torch.no_grad()
     def _swap(self) -> None:
@@ -148,83 +178,34 @@ class TalkerTraining:
         pick = np.random.default_rng(1)
         steps = [Captured(lambda c=choice: self.step(*c), self.device) for choice in self.choices]  # type: ignore[misc]
         log(phase="captured", parameters=str(sum(p.numel() for p in self.parameters)), shares=str(self.shares.round(2)))
-        clock, number, told, best = Clock(minutes), 0, 0.0, float("inf")
-        while not clock.over:
-            for group in self.optimizer.param_groups:
-                value = rate(PEAK_RATE, number, clock.part, least=0.01)
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(value)
-                else:
-                    group["lr"] = value
+        clock, best, number, told = Clock(minutes), Best(PATIENCE), 0, 0.0
+        while not clock.over and not best.hopeless(clock.part):
+            set_rate(self.optimizer, rate(PEAK_RATE, number, clock.part, least=0.0))
             steps[pick.choice(len(steps), p=self.shares)]()
             number += 1
             if number % CHECK == 0:
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
-                if clock.seconds - told > LOG_SECONDS or clock.over:
+                synchronize(self.device)
+                if clock.seconds - told > LOG_SECONDS:
                     told = clock.seconds
                     seen = {name: float(value) for name, value in self.seen.items()}
                     valid = self.validate()
                     log(phase="talker", step=number, **seen, **valid)
-                    total = sum(v for name, v in valid.items() if not name.endswith("right"))
-                    if total < best:
-                        best = total
+                    if best.improved(compared(valid), clock.part):
                         self.save(out)
-        log(phase="done", step=number, best=best)
+        valid = self.validate()
+        if best.improved(compared(valid), clock.part):
+            self.save(out)
+        log(phase="done", step=number, best=best.value, **valid, **self.by_frequency())
 
 
-def read(model: Talker, batch: Batch, frames: Tensor) -> Tensor:
-    """Hidden states [B,L,hidden] after all rows; frames are the codes as they are read."""
-    rows = model.text_rows(batch.text)
-    rows = rows + _looked_up(batch.control[..., None], model.model.codec_embedding.weight[None]).sum(-2)
-    rows = rows + _looked_up(frames[..., :1], model.model.codec_embedding.weight[None]).sum(-2)
-    rows = rows + _looked_up(frames[..., 1:], model.code_predictor.model.codec_embedding.weight).sum(-2)
-    positions = torch.arange(rows.shape[1], device=rows.device)[None]
-    return model(rows, positions, causal)
+def compared(valid: dict[str, float]) -> float:
+    """One number of a validation: less is better."""
+    return sum(weight * valid[f"{layout}_{name}"] for layout in LAYOUTS for name, weight in BOOK_WEIGHTS.items())
 
 
-def first_loss(model: Talker, hidden: Tensor, batch: Batch, end: int) -> tuple[Tensor, Tensor]:
-    """Of code 0 and end of speech; and how often the likeliest is right."""
-    scores = model.codec_head(hidden).float()
-    scores = torch.cat([scores[..., :FIRST_CODES], scores[..., end : end + 1]], -1).flatten(0, 1)
-    target = torch.where(batch.target == end, FIRST_CODES, batch.target).flatten()
-    right = (scores.argmax(-1) == target).sum() / (target != IGNORED).sum()
-    return F.cross_entropy(scores, target, ignore_index=IGNORED), right
-
-
-def rest_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None) -> Tensor:
-    """Of codes 1 and up, [BOOKS - 1], from the talker's hidden state and the codes before; of `count` frames."""
-    predictor: Predictor = model.code_predictor
-    following, hidden = batch.following.flatten(0, 1), hidden.flatten(0, 1)
-    known = (following >= 0).all(-1)
-    if count is not None:
-        # The known frames first, in random order: a fixed number, so that shapes stay.
-        chosen = (known + torch.rand(len(known), device=known.device)).topk(count).indices
-        following, hidden, known = following[chosen], hidden[chosen], known[chosen]
-    codes = following.clamp(min=0)
-    first = model.model.codec_embedding(codes[:, :1])
-    rest = predictor.model.codec_embedding.lookup(codes[:, 1:])[:, :-1]
-    rows = torch.cat([hidden[:, None].to(first.dtype), first, rest], 1)
-    x = predictor.small_to_mtp_projection(rows)
-    positions = torch.arange(rows.shape[1], device=rows.device)[None]
-    x = predictor.model.run(x, Rotation(positions, predictor.config.transformer, x.dtype), causal)
-    scores = torch.einsum("nbd,bvd->nbv", x[:, 1:], predictor.lm_head.weight.to(x.dtype)).float()
-    losses = F.cross_entropy(scores.flatten(0, 1), codes[:, 1:].flatten(), reduction="none").view(-1, BOOKS - 1)
-    return (losses * known[:, None]).sum(0) / known.sum().clamp(min=1)
-
-
-def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention over whole sequences, each row over itself and what is before it."""
-    del layer
-    q, k, v = (x.transpose(1, 2).to(v.dtype) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
-
-
-def _looked_up(ids: Tensor, tables: Tensor) -> Tensor:
-    """Row ids[..., i] of table i, zero where the id is negative."""
-    offsets = torch.arange(len(tables), device=ids.device) * tables.shape[1]
-    found = F.embedding(ids.clamp(min=0) + offsets, tables.flatten(0, 1))
-    return found * (ids >= 0)[..., None]
+def rare_held_out(pool: Pool, rows: np.ndarray, count: int = 2048) -> np.ndarray:
+    """Held-out speech whose words' frequencies are known."""
+    return np.nonzero(pool.held_out & pool.spoken & (rows <= LENGTHS[2]))[0][:count]
 
 
 @torch.no_grad()
@@ -277,7 +258,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = parse_config(voice_files(SAMPLING))
-    TalkerTraining(Pool.load(arguments.pool), config, device, arguments).run(arguments.minutes, arguments.out)
+    with kernels.disabled():  # they would be used where nothing is learned, and know nothing of mixed types
+        TalkerTraining(Pool.load(arguments.pool), config, device, arguments).run(arguments.minutes, arguments.out)
 
 
 if __name__ == "__main__":

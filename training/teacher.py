@@ -1,12 +1,13 @@
 """The teacher, Kokoro-82M: its ONNX graph packed small, and run in torch so that a GPU can speak it.
 
 Weights are rounded to 95 levels in groups of 64, which deflate well: two files of about 35 MB.
-The graph is a list of plain nodes; every operator it uses is a small function in OPERATORS.
+The graph is a list of plain nodes. It was written for one text; it is run in two halves, so that texts of equally many
+phonemes are timed together and then texts of equally many units are spoken together.
 """
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from training.operators import ARITHMETIC, ON_HOST, OPERATORS
+
 GROUP, LEVELS = 64, 47
 FIRST_PART_BYTES = 30_000_000
-DURATIONS = "/encoder/Gather_output_0"  # of each phoneme, in units
+# Names in the graph.
+DURATIONS = "/encoder/Gather_output_0"  # of each phoneme of the first text, in units
+TIMES = "/encoder/Cast_output_0"  # the same of all texts
+KNOWN = ("/encoder/Transpose_output_0", "/encoder/text_encoder/Transpose_2_output_0")  # of each phoneme
+SPREAD = ("/encoder/MatMul_output_0", "/encoder/MatMul_1_output_0")  # the same of each unit
+STYLE_AS_ROWS = "/encoder/predictor/text_encoder/Expand_output_0"
+SOURCE, PADDED_SOURCE = "/decoder/decoder/generator/Reshape_output_0", "/decoder/decoder/generator/Reshape_3_output_0"
+FIRST_SAMPLES = "/decoder/decoder/generator/istft/stft/ScatterND_output_0"
+ROWS = "/encoder/Constant_20_output_0"  # a shape, [1, -1]: becomes [0, -1], as many rows as there are
+AXIS = "axis"  # a constant of ours: beside the rows
 WAVEFORM = "waveform"
-UNIT = 600  # samples at 24 kHz
-SOURCE_NOISE = 7e-4
-TYPES = {1: torch.float32, 6: torch.int32, 7: torch.int64, 9: torch.bool, 11: torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,34 +95,74 @@ def _setting(attribute: Any) -> Any:
     return list(value) if attribute.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS) else value
 
 
-def needed(nodes: list[Node], outputs: list[str]) -> list[Node]:
-    """The nodes that lead to these outputs."""
+def needed(nodes: list[Node], outputs: list[str], given: Collection[str] = ()) -> list[Node]:
+    """The nodes that lead to these outputs from the graph's inputs and from what is given."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if wanted & set(node.outputs):
-            wanted |= set(node.inputs)
+            wanted |= set(node.inputs) - set(given)
             kept.append(node)
     return kept[::-1]
 
 
+def for_many(nodes: list[Node]) -> list[Node]:
+    """The graph was written for one text; with many, each row keeps to its own style and samples."""
+    made: list[Node] = []
+    for node in nodes:
+        name = node.outputs[0]
+        if name == STYLE_AS_ROWS:
+            made.append(Node("Unsqueeze", [node.inputs[0], AXIS], ["style of each"], {}))
+            made.append(Node(node.kind, ["style of each", *node.inputs[1:]], node.outputs, node.settings))
+        elif name == SOURCE:
+            made.append(Node("Unsqueeze", [node.inputs[0], AXIS], node.outputs, {}))
+        elif name == PADDED_SOURCE:
+            made.append(Node(node.kind, [node.inputs[0], ROWS], node.outputs, node.settings))
+        elif name == FIRST_SAMPLES:  # scales the first 20 samples, which are silent
+            made.append(Node("Identity", node.inputs[:1], node.outputs, {}))
+        else:
+            made.append(node)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    nodes: list[Node]
+    outputs: list[str]
+    drop: dict[int, list[str]]  # after which node which values are not read again
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What the teacher makes of texts of one length: when each phoneme is said, and what it knows of each."""
+
+    durations: Tensor  # [B, phonemes + 2] units, of begin, each phoneme and end
+    known: tuple[Tensor, ...]  # [B, size, phonemes + 2]; empty where only durations are asked for
+
+
 class Teacher:
-    """Phoneme ids and a voice to durations and, where all weights are there, to sound at 24 kHz."""
+    """Phoneme ids and voices to durations and, where all weights are there, to sound at 24 kHz, many at once."""
 
     def __init__(self, folder: Path, device: torch.device, sound: bool = True) -> None:
         self.device = device
-        nodes = [Node(*node) for node in json.loads((folder / "graph.json").read_text())]
-        self.outputs = [DURATIONS, WAVEFORM] if sound else [DURATIONS]
-        self.nodes = needed(nodes, self.outputs)
-        self.weights: dict[str, Tensor] = {}
+        nodes = for_many([Node(*node) for node in json.loads((folder / "graph.json").read_text())])
+        self.weights: dict[str, Tensor] = {AXIS: torch.tensor([1]), ROWS: torch.tensor([0, -1])}
         for part in range(2 if sound else 1):
             with np.load(folder / f"weights-{part}.npz") as arrays:
                 self._read(arrays)
         self._lstms: dict[str, torch.nn.LSTM] = {}
-        last = {name: index for index, node in enumerate(self.nodes) for name in node.inputs}
-        self._drop: dict[int, list[str]] = {}
+        self._time = self._steps(nodes, [TIMES, *KNOWN] if sound else [TIMES], set())
+        if sound:
+            self._sound = self._steps(nodes, [WAVEFORM], set(SPREAD))
+
+    def _steps(self, nodes: list[Node], outputs: list[str], given: set[str]) -> Steps:
+        """What leads to these outputs, and what may be dropped after each node."""
+        kept = needed(nodes, outputs, given)
+        last = {name: index for index, node in enumerate(kept) for name in node.inputs}
+        drop: dict[int, list[str]] = {}
         for name, index in last.items():
-            if name not in self.weights and name not in self.outputs:
-                self._drop.setdefault(index, []).append(name)
+            if name not in self.weights and name not in outputs:
+                drop.setdefault(index, []).append(name)
+        return Steps(kept, outputs, drop)
 
     def _read(self, arrays: Any) -> None:
         for name in arrays.files:
@@ -123,29 +172,43 @@ class Teacher:
                 steps = torch.from_numpy(arrays[name]).to(self.device).float() * scale[:, None]
                 shape = arrays[f"{base}|shape"].tolist()
                 self.weights[base] = steps.ravel()[: int(np.prod(shape))].view(shape)
-            elif not role:
+            elif not role and name != ROWS:
                 value = torch.from_numpy(np.array(arrays[name]))
                 # Shapes, indices and single numbers stay on the host, where they are read or join any operand.
                 on_device = value.is_floating_point() and value.numel() > 1
                 self.weights[base] = value.to(self.device) if on_device else value
 
     @torch.no_grad()
-    def __call__(self, phonemes: list[int], voice: Tensor, speed: float = 1.0) -> list[Tensor]:
-        """Durations in units of begin, each phoneme and end; and the samples."""
+    def time(self, phonemes: Tensor, styles: Tensor, speed: float = 1.0) -> Timing:
+        """Texts of the same number of phonemes [B,N], each with its style [B,STYLES]."""
         values = {
-            "input_ids": torch.tensor([[0, *phonemes, 0]], device=self.device),
-            "style": voice[len(phonemes)].view(1, -1).to(self.device),
+            "input_ids": F.pad(phonemes, (1, 1)).to(self.device),
+            "style": styles.to(self.device),
             "speed": torch.tensor([speed], device=self.device),
         }
-        for index, node in enumerate(self.nodes):
+        durations, *known = self._run(self._time, values)
+        return Timing(durations, tuple(known))
+
+    @torch.no_grad()
+    def sound(self, durations: list[Tensor], known: list[tuple[Tensor, ...]], styles: Tensor) -> Tensor:
+        """Samples [B, units × UNIT] of texts that take equally many units; known is [size, phonemes + 2] of each."""
+        spread = [
+            torch.stack([each[part].repeat_interleave(times, 1) for each, times in zip(known, durations, strict=True)])
+            for part in range(len(SPREAD))
+        ]
+        values = {"style": styles.to(self.device), **dict(zip(SPREAD, spread, strict=True))}
+        return self._run(self._sound, values)[0]
+
+    def _run(self, steps: Steps, values: dict[str, Tensor]) -> list[Tensor]:
+        for index, node in enumerate(steps.nodes):
             given = [None if not n else self.weights[n] if n in self.weights else values[n] for n in node.inputs]
             if node.kind == "LSTM":
                 values[node.outputs[0]] = self._lstm(node, given)
             else:
                 values[node.outputs[0]] = OPERATORS[node.kind](node.settings, *self._together(node.kind, given))
-            for name in self._drop.get(index, ()):
+            for name in steps.drop.get(index, ()):
                 values.pop(name, None)
-        return [values[name] for name in self.outputs]
+        return [values[name] for name in steps.outputs]
 
     def _together(self, kind: str, given: list[Tensor | None]) -> list[Tensor | None]:
         """Where operands are mixed, those on the host go to the device, but for single numbers in arithmetic."""
@@ -187,204 +250,6 @@ class Teacher:
         y = self._lstms[node.inputs[1]](x.contiguous())[0]
         return y.unflatten(-1, (2, -1)).transpose(1, 2)
 
-
-Settings = dict[str, Any]
-
-
-def _slice(
-    _: Settings, x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None
-) -> Tensor:
-    strides = steps.tolist() if steps is not None else [1] * len(starts)
-    along = axes.tolist() if axes is not None else range(len(starts))
-    for start, end, axis, stride in zip(starts.tolist(), ends.tolist(), along, strides, strict=True):
-        if stride == -1:
-            assert start == -1
-            assert end < -x.shape[axis], "only whole reversals occur"
-            x = x.flip(axis)
-        else:
-            index = [slice(None)] * x.dim()
-            index[axis] = slice(start, min(end, 2**62), stride)
-            x = x[tuple(index)]
-    return x
-
-
-def _gather(settings: Settings, x: Tensor, index: Tensor) -> Tensor:
-    axis = settings.get("axis", 0) % x.dim()
-    if index.dim() == 0 and not index.is_cuda:
-        return x.select(axis, int(index))
-    index = index.to(x.device)
-    flat = torch.where(index < 0, index + x.shape[axis], index).reshape(-1)
-    return x.index_select(axis, flat).reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
-
-
-def _conv(settings: Settings, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    left, right = settings.get("pads", [0, 0])
-    if left != right:
-        x, left = F.pad(x, (left, right)), 0
-    stride, dilation = settings.get("strides", [1])[0], settings.get("dilations", [1])[0]
-    return F.conv1d(x, weight, bias, stride, left, dilation, settings.get("group", 1))
-
-
-def _conv_transpose(settings: Settings, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    left, right = settings.get("pads", [0, 0])
-    assert left == right
-    return F.conv_transpose1d(
-        x, weight, bias, settings.get("strides", [1])[0], left, settings.get("output_padding", [0])[0],
-        settings.get("group", 1), settings.get("dilations", [1])[0],
-    )  # fmt: skip
-
-
-def _gemm(settings: Settings, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-    a, b = a.t() if settings.get("transA") else a, b.t() if settings.get("transB") else b
-    product = settings.get("alpha", 1.0) * (a @ b)
-    return product if c is None else product + settings.get("beta", 1.0) * c
-
-
-def _divide(_: Settings, a: Tensor, b: Tensor) -> Tensor:
-    if not a.is_floating_point() and not b.is_floating_point():
-        return torch.div(a, b, rounding_mode="trunc")
-    # Silence gives 0 / 0 before an arc tangent, whose phase then means nothing.
-    return torch.nan_to_num(a / b, nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-
-
-def _power(_: Settings, a: Tensor, b: Tensor) -> Tensor:
-    return a * a if b.numel() == 1 and not b.is_cuda and float(b) == 2 else a**b
-
-
-def _reduce(how: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def reduce(settings: Settings, x: Tensor, axes: Tensor | None = None) -> Tensor:
-        dims = axes.tolist() if axes is not None else settings.get("axes") or list(range(x.dim()))
-        return how(x, dim=dims, keepdim=bool(settings.get("keepdims", 1)))
-
-    return reduce
-
-
-def _reshape(_: Settings, x: Tensor, shape: Tensor) -> Tensor:
-    return x.reshape([x.shape[i] if size == 0 else size for i, size in enumerate(shape.tolist())])
-
-
-def _unsqueeze(_: Settings, x: Tensor, axes: Tensor) -> Tensor:
-    rank = x.dim() + len(axes)
-    for axis in sorted(axis % rank for axis in axes.tolist()):
-        x = x.unsqueeze(axis)
-    return x
-
-
-def _squeeze(_: Settings, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    return x.squeeze() if axes is None else x.squeeze([axis % x.dim() for axis in axes.tolist()])
-
-
-def _layer_norm(settings: Settings, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    shape = x.shape[settings.get("axis", -1) % x.dim() :]
-    bias = None if bias is None else bias.expand(shape)
-    return F.layer_norm(x, shape, weight.expand(shape), bias, settings.get("epsilon", 1e-5))
-
-
-def _constant(settings: Settings, shape: Tensor) -> Tensor:
-    value = settings.get("value", [0.0])[0]
-    return torch.full(shape.tolist(), value, dtype=torch.int64 if isinstance(value, int) else torch.float32)
-
-
-def _expand(_: Settings, x: Tensor, shape: Tensor) -> Tensor:
-    sizes = shape.tolist()
-    sizes = [1] * (x.dim() - len(sizes)) + sizes
-    own = [1] * (len(sizes) - x.dim()) + list(x.shape)
-    return x.expand([max(pair) for pair in zip(own, sizes, strict=True)])
-
-
-def _resize(settings: Settings, x: Tensor, _: Tensor | None, scales: Tensor) -> Tensor:
-    if settings["mode"] == "nearest":
-        return F.interpolate(x, scale_factor=scales.tolist()[-1], mode="nearest")
-    return F.interpolate(x, scale_factor=scales.tolist()[-1], mode="linear", align_corners=False)
-
-
-def _pad(settings: Settings, x: Tensor, pads: Tensor, *_: Tensor | None) -> Tensor:
-    widths, rank = pads.tolist(), x.dim()
-    pairs = [size for axis in reversed(range(rank)) for size in (widths[axis], widths[axis + rank])]
-    while len(pairs) > 2 and pairs[-2:] == [0, 0]:
-        del pairs[-2:]
-    mode = settings.get("mode", "constant")
-    if mode == "constant":
-        return F.pad(x, pairs)
-    return F.pad(x[None], pairs, mode=mode)[0] if rank == 1 else F.pad(x, pairs, mode=mode)
-
-
-def _clip(_: Settings, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    return x.clamp(None if low is None else low.item(), None if high is None else high.item())
-
-
-def _stft(_: Settings, x: Tensor, hop: Tensor, window: Tensor, *rest: Tensor | None) -> Tensor:
-    del rest
-    size = window.numel()
-    window = window.to(x.device)
-    x = x.reshape(len(x), -1)
-    spectrum = torch.stft(x, size, int(hop), size, window, center=False, onesided=True, return_complex=True)
-    parts = torch.view_as_real(spectrum.transpose(1, 2))
-    # The source is exactly silent between voiced sounds, and so is its phase; rounding noise elsewhere is noise here.
-    return parts + SOURCE_NOISE * parts.square().mean().sqrt() * torch.randn_like(parts)
-
-
-def _scatter(_: Settings, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    x = x.clone()
-    x[tuple(index.unbind(-1))] = values
-    return x
-
-
-ON_HOST = {
-    "Shape", "Slice", "Gather", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Resize", "Pad", "Clip", "STFT", "CumSum",
-    "ReduceMean", "ReduceSum", "Range", "ConstantOfShape",
-}  # fmt: skip
-ARITHMETIC = {"Add", "Sub", "Mul", "Div", "Pow", "Greater", "GreaterOrEqual", "Less", "Equal", "Where"}
-OPERATORS: dict[str, Callable[..., Tensor]] = {
-    "Add": lambda _, a, b: a + b,
-    "Sub": lambda _, a, b: a - b,
-    "Mul": lambda _, a, b: a * b,
-    "Div": _divide,
-    "Pow": _power,
-    "Sqrt": lambda _, x: x.sqrt(),
-    "Exp": lambda _, x: x.exp(),
-    "Sin": lambda _, x: x.sin(),
-    "Cos": lambda _, x: x.cos(),
-    "Atan": lambda _, x: x.atan(),
-    "Tanh": lambda _, x: x.tanh(),
-    "Sigmoid": lambda _, x: x.sigmoid(),
-    "Floor": lambda _, x: x.floor(),
-    "Round": lambda _, x: x.round(),
-    "LeakyRelu": lambda s, x: F.leaky_relu(x, s.get("alpha", 0.01)),
-    "Softmax": lambda s, x: x.softmax(s.get("axis", -1)),
-    "Equal": lambda _, a, b: a == b,
-    "Greater": lambda _, a, b: a > b,
-    "GreaterOrEqual": lambda _, a, b: a >= b,
-    "Less": lambda _, a, b: a < b,
-    "And": lambda _, a, b: a & b,
-    "Where": lambda _, c, a, b: torch.where(c, a, b),
-    "MatMul": lambda _, a, b: a @ b,
-    "Gemm": _gemm,
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "LayerNormalization": _layer_norm,
-    "ReduceMean": _reduce(torch.mean),
-    "ReduceSum": _reduce(torch.sum),
-    "Transpose": lambda s, x: x.permute(s["perm"]),
-    "Concat": lambda s, *parts: torch.cat(parts, s["axis"]),
-    "Slice": _slice,
-    "Gather": _gather,
-    "Reshape": _reshape,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Expand": _expand,
-    "Shape": lambda s, x: torch.tensor(list(x.shape)[s.get("start", 0) : s.get("end")]),
-    "ConstantOfShape": _constant,
-    "Cast": lambda s, x: x.to(TYPES[s["to"]]),
-    "CumSum": lambda _, x, axis: x.cumsum(int(axis)),
-    "Range": lambda _, a, b, c: torch.arange(a.item(), b.item(), c.item()),
-    "Resize": _resize,
-    "Pad": _pad,
-    "Clip": _clip,
-    "STFT": _stft,
-    "NonZero": lambda _, x: x.nonzero().t(),
-    "ScatterND": _scatter,
-}
 
 if __name__ == "__main__":
     main()

@@ -2,22 +2,25 @@
 
 import random
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.carriers import carriers, frequent_words
 from training.everyday import Everyday
 from training.sentences import DEVELOPMENT, TEST
 
 PARTS = ("noun", "verb", "adj", "adv")
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9 ,;:'!?.-]*")
 LONGEST = 130  # characters; about 9 s
-# How many of each kind in a hundred.
-MIX = {"example": 38, "two examples": 8, "definition": 16, "words": 10, "everyday": 25, "phrase": 3}
+# How many of each kind in a hundred, beside the carriers of frequent words.
+MIX = {"example": 38, "two examples": 10, "definition": 15, "words": 10, "everyday": 24, "phrase": 3}
 
 
 def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
-    """So many training sentences, no two alike except short phrases; none of them is in an evaluation list."""
+    """So many training sentences and those that frequent words still lack, in random order.
+
+    No two are alike except short phrases; none of them is in an evaluation list.
+    """
     pick = random.Random(seed)
     examples, definitions = _quotes(wordnet)
     words = frequent_words(wordnet)
@@ -36,7 +39,7 @@ def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
         elif kind == "definition":
             text = next(definition)
         elif kind == "words":
-            listed = pick.sample(words, pick.choice((1, 2, 3, 4)))
+            listed = pick.sample(list(words), pick.choice((1, 2, 3, 4)))
             text = sentence(", ".join(listed))
         elif kind == "phrase":
             made.append(everyday.phrase())
@@ -46,6 +49,8 @@ def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
         if len(text) <= LONGEST and key(text) not in seen:
             seen.add(key(text))
             made.append(text)
+    made += [text for text in carriers(made, words, wordnet, seed) if key(text) not in seen]
+    pick.shuffle(made)
     return made
 
 
@@ -58,17 +63,6 @@ def sentence(text: str) -> str:
     """With a capital letter and an end."""
     text = text[0].upper() + text[1:].replace(";", ",").rstrip(" ,:-")
     return text if text[-1] in ".!?" else text + "."
-
-
-def frequent_words(wordnet: Path, count: int = 12_000) -> list[str]:
-    """Single words by how often they were counted in WordNet's tagged texts."""
-    counts: Counter[str] = Counter()
-    for line in (wordnet / "cntlist.rev").read_text(encoding="latin-1").splitlines():
-        sense, _, number = line.split()
-        word = sense.split("%")[0]
-        if re.fullmatch(r"[a-z]{2,}", word):
-            counts[word] += int(number)
-    return [word for word, _ in counts.most_common(count)]
 
 
 def _quotes(wordnet: Path) -> tuple[list[str], list[str]]:

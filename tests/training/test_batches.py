@@ -30,7 +30,9 @@ def pool() -> Pool:
     spoken = np.array([True, True, False])
     text = draw.integers(300, 700, tokens.sum()).astype(np.int16)
     speakers = np.array([0, 1, 0], np.int32)
-    return Pool(text, codes, starts[0], tokens, starts[1], frames, speakers, spoken, ~spoken)
+    nothing = np.full(len(codes), -1, np.int32)
+    texts = np.arange(3, dtype=np.int32)
+    return Pool(text, codes, nothing, starts[0], tokens, starts[1], frames, speakers, texts, spoken, ~spoken)
 
 
 @pytest.mark.parametrize("layout", ["whole", "streaming"])
@@ -64,8 +66,7 @@ def test_training_rows_are_the_served_rows(
     trailing = [*prompt.trailing, *[config.tts_pad_id] * LENGTH][: len(codes)]
     assert batch.text[0, said].tolist() == trailing
 
-    end = [config.talker.eos_id] if pool.spoken[entry] else [IGNORED]
-    assert batch.target[0, rows - 1 : rows + len(codes)].tolist() == codes[:, 0].tolist() + end
+    assert batch.target[0, rows - 1 : rows + len(codes)].tolist() == [*codes[:, 0].tolist(), config.talker.eos_id]
     assert (batch.target[0, : rows - 1] == IGNORED).all()
     assert (batch.target[0, rows + len(codes) :] == IGNORED).all()
     assert np.array_equal(batch.following[0, rows - 1 : rows + len(codes) - 1].numpy(), codes)

@@ -1,31 +1,37 @@
 """Texts, the time grid and packing: what must hold before an hour of speech is made of it."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from training.corpus import Timed
+from training.carriers import FORMS_OFTEN, OFTEN, spoken_words
+from training.corpus import Phonemes, Timed, alike, recover
 from training.everyday import PHRASES, Everyday
-from training.pool import UNKNOWN, Packing
+from training.pool import UNKNOWN, Packing, Utterance
+from training.rarity import classes, frame_counts, word_counts
 from training.sentences import DEVELOPMENT, TEST
 from training.sound import windows
 from training.texts import key, sentence, sentences
 from training.tokens import SPECIAL, VOCABULARY, tokenizer_files
-from training.units import LEAD, UNITS_PER_FRAME, Span, cut, slower, spoken_span, unit_features
+from training.units import LAST, LEAD, UNITS_PER_FRAME, Span, cut, slower, spoken_span, timed_span, unit_features
 
 WORDNET = {
     "data.noun": '00001740 03 n 01 bread 0 000 | food made of dough; "the bread is still warm from the oven"; '
     '"she cut the loaf of bread"\n',
-    "cntlist.rev": "bread%1:13:00:: 1 20\nwarm%3:00:01:: 1 12\noven%1:06:00:: 1 3\ncut%2:35:00:: 1 9\n",
+    "cntlist.rev": "bread%1:13:00:: 1 20\nwarm%3:00:01:: 1 12\noven%1:06:00:: 1 3\ncut%2:35:00:: 1 9\n"
+    "loaf%1:13:00:: 1 4\ncarry%2:35:00:: 1 4\nbake%2:36:00:: 1 4\ndaily%4:02:00:: 1 3\n",
+    "noun.exc": "loaves loaf\n",
+    "verb.exc": "cut cut\ncutting cut\nco-cut cut\n",
 }
 
 
 @pytest.fixture
 def wordnet(tmp_path: Path) -> Path:
-    for name in ("data.noun", "data.verb", "data.adj", "data.adv", "cntlist.rev"):
+    for name in ("data.noun", "data.verb", "data.adj", "data.adv", "cntlist.rev", "noun.exc", "verb.exc"):
         (tmp_path / name).write_text(WORDNET.get(name, ""), encoding="latin-1")
     return tmp_path
 
@@ -40,6 +46,15 @@ def test_no_evaluation_sentence_is_in_the_training_text(wordnet: Path) -> None:
 
 def test_the_same_seed_gives_the_same_texts(wordnet: Path) -> None:
     assert sentences(wordnet, 50) == sentences(wordnet, 50)
+
+
+def test_every_frequent_word_and_its_forms_occur_often(wordnet: Path) -> None:
+    counts = Counter(word for text in sentences(wordnet, 20) for word in spoken_words(text))
+    for word in ("bread", "warm", "oven", "carry", "bake", "daily"):
+        assert counts[word] >= OFTEN[0], word
+    for form in ("loaves", "breads", "carries", "carried", "carrying", "bakes", "baked", "baking", "cutting", "cut"):
+        assert counts[form] >= FORMS_OFTEN[0], form
+    assert not counts.keys() & {"loafs", "cutted", "bakeed", "carryed", "bakeing"}
 
 
 def test_every_template_is_filled() -> None:
@@ -73,6 +88,39 @@ def test_speech_is_cut_on_whole_frames_around_what_sounds() -> None:
     assert len(cut(samples, span)) == span.units * 640
 
 
+def test_speech_that_was_only_timed_ends_where_it_would_end() -> None:
+    """By the same durations: a sound that stops where the voice's usually does."""
+    durations = np.array([12, 4, 6, 14, 7, 1])
+    for voice, after in enumerate(LAST):
+        samples = torch.zeros(int(durations.sum()) * 600)
+        samples[11 * 600 : (22 + after) * 600] = 0.5
+        assert timed_span(durations, voice) == spoken_span(durations, samples)
+
+
+def test_texts_that_go_together_are_equally_long() -> None:
+    sizes = {index: index % 5 for index in range(100)}
+    batches = list(alike(list(sizes), sizes, 8))
+    assert sorted(index for batch in batches for index in batch) == list(range(100))
+    assert all(len({sizes[index] for index in batch}) == 1 for batch in batches)
+    assert max(map(len, batches)) == 8
+    assert [sizes[batch[0]] for batch in batches] != sorted(sizes[batch[0]] for batch in batches)
+
+
+def test_a_killed_worker_leaves_whole_utterances(tmp_path: Path) -> None:
+    lines, audio = tmp_path / "speech-00.jsonl", tmp_path / "speech-00.i16"
+    lines.write_text("[4, 7, 3, [12, 1]]\n[9, 7, 6, [12, 4]]\n[11, 7, 3, [12")
+    audio.write_bytes(bytes(2 * 640 * 3 * 2))
+    assert recover(lines) == {4}
+    assert lines.read_text() == "[4, 7, 3, [12, 1]]\n"
+    assert audio.stat().st_size == 2 * 640 * 3
+    audio.write_bytes(b"")
+    assert recover(lines) == set()
+    assert recover(tmp_path / "speech-01.jsonl") == set()
+    timed = tmp_path / "durations-00.jsonl"
+    timed.write_text("[4, 7, 3, [12, 1]]\n[9, 7,")
+    assert recover(timed) == {4}
+
+
 def test_slowing_down_keeps_a_tone_one_sixteenth_lower() -> None:
     time = torch.arange(4800) / 24_000
     made = slower(torch.sin(2 * torch.pi * 480 * time))
@@ -95,16 +143,44 @@ def test_each_frame_sees_its_own_units() -> None:
 
 def test_cuts_of_one_text_share_their_frames() -> None:
     class Letters:
-        def encode(self, text: str, add_special_tokens: bool) -> "Letters":
-            assert not add_special_tokens
+        def __init__(self, text: str = "") -> None:
             self.ids = [ord(letter) for letter in text]
-            return self
+
+        def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list["Letters"]:
+            assert not add_special_tokens
+            return [Letters(text) for text in texts]
 
     packing = Packing([Letters(), Letters()])
-    packing.add("abc", np.zeros((5, 4), np.uint16), 1, True, False)
-    packing.add("de", np.full((3, 4), UNKNOWN, np.uint16), 0, False, True)
+    packing.add(Utterance("abc", np.zeros((5, 4), np.uint16), 1, 7, True, False))
+    packing.add(Utterance("de", np.full((3, 4), UNKNOWN, np.uint16), 0, 8, False, True, np.array([2, 2, -1])))
     pool = packing.pool()
-    assert pool.first_frame.tolist() == [0, 0, 5]
-    assert pool.frame_count.tolist() == [5, 5, 3]
-    assert pool.token_count.tolist() == [3, 3, 2]
-    assert pool.held_out.tolist() == [False, False, True]
+    assert pool.tokens.tolist() == [ord(letter) for letter in "abcdeabc"]
+    assert pool.first_token.tolist() == [0, 3, 5]
+    assert pool.token_count.tolist() == [3, 2, 3]
+    assert pool.first_frame.tolist() == [0, 5, 0]
+    assert pool.frame_count.tolist() == [5, 3, 5]
+    assert pool.speaker.tolist() == [1, 0, 1]
+    assert pool.text.tolist() == [7, 8, 7]
+    assert pool.spoken.tolist() == [True, False, True]
+    assert pool.held_out.tolist() == [False, True, False]
+    assert pool.word_counts.tolist() == [-1] * 5 + [2, 2, -1]
+
+
+def test_a_frame_knows_how_often_its_word_is_trained_on(tmp_path: Path) -> None:
+    texts = [[50, 60, 16, 70, 4], [50, 60, 3, 16, 50, 60, 4], [70, 4]]
+    np.savez(
+        tmp_path / "phonemes.npz",
+        ids=np.concatenate(texts).astype(np.uint8),
+        counts=np.array([len(ids) for ids in texts], np.int16),
+        voices=np.zeros(3, np.uint8),
+    )
+    phonemes = Phonemes(tmp_path)
+    counts = word_counts(phonemes, np.array([0, 1]))
+    assert counts == {bytes([50, 60]): 3, bytes([70]): 1}
+    timed = Timed(0, np.array([3, 3, 3, 3, 6, 3, 1]), Span(0, 21))
+    # The middle of a frame is looked up a unit later than it is: labels come late.
+    assert frame_counts(phonemes[0], timed, counts).tolist() == [-1, 3, 3, -1, 1, 1, -1]
+    found = classes(np.array([-1, 0, 4, 5, 19, 20, 100]))
+    assert {name: np.nonzero(chosen)[0].tolist() for name, chosen in found.items()} == {
+        "below_5": [1, 2], "from_5": [3, 4], "from_20": [5], "from_100": [6],
+    }  # fmt: skip

@@ -19,8 +19,9 @@ from reference.cases import Case, Utterance
 from training.batches import Batches
 from training.export import export
 from training.layout import BOOKS, FIRST_CODES, SAMPLING, initialise, voice_files
+from training.losses import read
 from training.pool import Pool
-from training.talker import read, scale_for_depth
+from training.talker import scale_for_depth
 from training.tokens import load_tokenizer
 
 TEXT = "Good morning, my neighbor has 3 cats."
@@ -53,7 +54,8 @@ def test_an_exported_voice_says_what_the_training_pass_predicts(talker: Talker, 
     config, ids = tts.speech.config, np.array(tts.speech.tokenizer.text(TEXT), np.int16)
     codes = said[1:] if layout == "streaming" else said  # that layout says its first frame twice
     one, zero = np.array([1], np.int32), np.array([0], np.int32)
-    pool = Pool(ids, codes.astype(np.uint16), zero, one * len(ids), zero, one * len(codes), one, one > 0, one < 0)
+    spans = (zero, one * len(ids), zero, one * len(codes))
+    pool = Pool(ids, codes.astype(np.uint16), np.full(len(codes), -1), *spans, one, zero, one > 0, one < 0)
     streaming = torch.tensor([layout == "streaming"])
     batches = Batches(pool, config, torch.device("cpu"))
     batch = batches.rows(torch.tensor([0]), streaming, torch.tensor([True]), 96)

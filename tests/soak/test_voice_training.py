@@ -1,0 +1,73 @@
+"""The whole of training at toy size: stage after stage runs, and what comes out is a voice that loads and speaks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from polyvox import load
+from polyvox.tts import EMBEDDED_VOICE
+from toy_teacher import write_corpus, write_teacher
+from training.all import STAGES
+from training.corpus import read_timed
+from training.pool import UNKNOWN, Pool
+
+TEXTS, SPOKEN = 90, 66
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "durations=--workers=2", "speech=--workers=2", f"speech=--limit={SPOKEN}", "codec=--batch=2",
+    "codec=--plain-steps=2", "codec=--start-batches=1", "talker=--rows=512", "talker=--validation=2",
+    "polish=--batch=1",
+)  # fmt: skip
+MINUTES = "durations=1,speech=1,codec=0.1,talker=0.05,polish=0.02"
+
+
+def run(module: str, *arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", f"training.{module}", *map(str, arguments)], check=True, cwd=ROOT)
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_stage_of_training_runs_and_a_voice_comes_out(tmp_path: Path) -> None:
+    work, out, teacher = tmp_path / "work", tmp_path / "out", tmp_path / "teacher"
+    write_teacher(teacher)
+    write_corpus(work / "corpus", TEXTS)
+    (work / "tokens").symlink_to(EMBEDDED_VOICE)
+    given: list[object] = ["--work", work, "--teacher", teacher, "--out", out, "--minutes", MINUTES]
+    given += [part for one in SMALL for part in ("--extra", one)]
+
+    run("all", *given, "--only", "durations,speech,codec")
+    assert sorted(timed.index for timed, _ in read_timed(work / "corpus", "durations")) == list(range(TEXTS))
+    assert sorted(timed.index for timed, _ in read_timed(work / "corpus", "speech")) == list(range(SPOKEN))
+    assert {path.name for path in out.iterdir()} == {
+        "decoder.safetensors", "encoder.safetensors", "codec.jsonl", "codes.npz", "timed.npz", "stages.jsonl",
+    }  # fmt: skip
+    before = (out / "decoder.safetensors").read_bytes()
+
+    run("all", *given)  # goes on
+    assert [row["stage"] for row in lines(out / "stages.jsonl")] == list(STAGES)
+    assert len(list(out.iterdir())) == 8
+    assert (out / "decoder.safetensors").read_bytes() != before
+    pool = Pool.load(work / "pool.npz")
+    assert set(pool.text.tolist()) == {-1, *range(TEXTS)}
+    assert np.array_equal(pool.spoken[pool.text >= 0], pool.text[pool.text >= 0] < SPOKEN)
+    timed = int(pool.first_frame[~pool.spoken][0])
+    assert pool.codes[timed, 0] != UNKNOWN
+    assert (pool.codes[timed, 1:] == UNKNOWN).all()
+
+    done = lines(out / "talker.jsonl")[-1]
+    assert done["phase"] == "done"
+    assert "from_5" in done
+    predicted, first, *_, last = lines(out / "polish.jsonl")
+    assert predicted["same_0"] == 1.0
+    assert float(str(predicted["same_3"])) < 1.0
+    assert {"valid_said", "valid_predicted"} <= first.keys() & last.keys()
+
+    voice = tmp_path / "voice"
+    run("export", "--codec", out, "--talker", out, "--tokenizer", work / "tokens", "--out", voice)
+    with load(voice, "cpu") as tts:
+        assert tts.sample_rate == 24_000

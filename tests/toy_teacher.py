@@ -1,0 +1,67 @@
+"""A teacher that a CPU can hear out: every phoneme is a tone, and its number says how long it lasts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.corpus import STYLES, VOICES
+from training.encoder import PHONEMES
+from training.rarity import SPACE
+from training.teacher import KNOWN, ROWS, SPREAD, STYLE_AS_ROWS, TIMES, WAVEFORM
+from training.units import TEACHER_UNIT
+
+FULL_STOP = 4
+LETTERS = 50  # the phoneme of "a"
+ROWS_OF_STYLES = 64
+
+
+def write_teacher(folder: Path) -> None:
+    time = np.arange(TEACHER_UNIT) / 24_000
+    tones = np.stack([0.3 * np.sin(2 * np.pi * (40 * phoneme) * time) for phoneme in range(PHONEMES)])
+    tones[:LETTERS] = 0
+    nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = [
+        ("Gather", ["times", "input_ids"], ["time"], {}),
+        ("Cast", ["time"], [TIMES], {"to": 7}),
+        ("Gather", ["tones", "input_ids"], ["tone"], {}),
+        ("Transpose", ["tone"], [KNOWN[0]], {"perm": [0, 2, 1]}),
+        ("Gather", ["others", "input_ids"], ["other"], {}),
+        ("Transpose", ["other"], [KNOWN[1]], {"perm": [0, 2, 1]}),
+        ("Slice", ["style", "none", "one", "one"], ["loudness"], {}),
+        ("Expand", ["loudness", "shape"], [STYLE_AS_ROWS], {}),
+        ("Add", [SPREAD[0], SPREAD[1]], ["sum"], {}),
+        ("Transpose", ["sum"], ["units"], {"perm": [0, 2, 1]}),
+        ("Mul", ["units", STYLE_AS_ROWS], ["loud"], {}),
+        ("Reshape", ["loud", ROWS], [WAVEFORM], {}),
+    ]
+    folder.mkdir(parents=True)
+    (folder / "graph.json").write_text(json.dumps(nodes))
+    numbers = np.arange(PHONEMES)
+    times = np.where(numbers == 0, 8, np.where(numbers < LETTERS, 1, 2 + numbers % 4))
+    constants = {"none": np.array([0]), "one": np.array([1]), "shape": np.array([1, 1, 1]), ROWS: np.array([1, -1])}
+    np.savez(folder / "weights-0.npz", times=times, **constants)  # type: ignore[arg-type]
+    np.savez(
+        folder / "weights-1.npz",
+        tones=tones.astype(np.float32),
+        others=np.zeros((PHONEMES, TEACHER_UNIT), np.float32),
+    )
+    for voice, name in enumerate(VOICES):
+        np.full((ROWS_OF_STYLES, STYLES), 1.0 - 0.5 * voice, np.float32).tofile(folder / f"{name}.bin")
+
+
+def write_corpus(folder: Path, count: int) -> None:
+    """Texts of invented words, a phoneme a letter."""
+    pick = np.random.default_rng(0)
+    words = ["".join(map(chr, pick.integers(97, 117, pick.integers(2, 6)))) for _ in range(40)]
+    texts = [" ".join(pick.choice(words, pick.integers(4, 9))) + "." for _ in range(count)]
+    special = {" ": SPACE, ".": FULL_STOP}
+    ids = [[special.get(letter, ord(letter) - 97 + LETTERS) for letter in text] for text in texts]
+    folder.mkdir(parents=True)
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n")
+    np.savez(
+        folder / "phonemes.npz",
+        ids=np.concatenate(ids).astype(np.uint8),
+        counts=np.array([len(each) for each in ids], np.int16),
+        voices=pick.integers(0, 2, count).astype(np.uint8),
+    )

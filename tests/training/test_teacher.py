@@ -1,0 +1,51 @@
+"""The teacher in crowds: a text that is timed and spoken with others is timed and spoken as it is alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from toy_teacher import FULL_STOP, LETTERS, write_teacher
+from training.corpus import STYLES
+from training.teacher import Node, Teacher, needed
+from training.units import TEACHER_UNIT
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Teacher:
+    write_teacher(tmp_path / "teacher")
+    return Teacher(tmp_path / "teacher", torch.device("cpu"))
+
+
+def test_a_text_in_a_crowd_sounds_as_it_does_alone(teacher: Teacher) -> None:
+    texts = torch.tensor([[LETTERS, LETTERS + 5, FULL_STOP], [LETTERS + 1, LETTERS + 4, FULL_STOP]])
+    styles = torch.tensor([1.0, 0.5])[:, None].expand(-1, STYLES)
+    both = teacher.time(texts, styles)
+    assert both.durations.tolist() == [[8, 4, 5, 1, 8], [8, 5, 4, 1, 8]]
+    rows = [tuple(part[row] for part in both.known) for row in range(2)]
+    sound = teacher.sound(list(both.durations), rows, styles)
+    assert sound.shape == (2, 26 * TEACHER_UNIT)
+    for row in range(2):
+        alone = teacher.time(texts[row : row + 1], styles[row : row + 1])
+        assert torch.equal(alone.durations[0], both.durations[row])
+        known = [tuple(part[0] for part in alone.known)]
+        assert torch.equal(teacher.sound([alone.durations[0]], known, styles[row : row + 1])[0], sound[row])
+    assert not sound[0, : 8 * TEACHER_UNIT].any()
+    loudest = sound.abs().amax(1)
+    assert loudest[1] == pytest.approx(float(loudest[0]) / 2, rel=0.01)
+
+
+def test_durations_need_no_weights_of_the_sound(tmp_path: Path) -> None:
+    write_teacher(tmp_path / "teacher")
+    (tmp_path / "teacher/weights-1.npz").unlink()
+    teacher = Teacher(tmp_path / "teacher", torch.device("cpu"), sound=False)
+    made = teacher.time(torch.tensor([[LETTERS, FULL_STOP]]), torch.ones(1, STYLES))
+    assert made.durations.tolist() == [[8, 4, 1, 8]]
+    assert made.known == ()
+
+
+def test_what_is_given_is_not_made_again() -> None:
+    chain = [Node("Exp", ["a"], ["b"], {}), Node("Exp", ["b"], ["c"], {}), Node("Exp", ["c"], ["d"], {})]
+    assert needed(chain, ["d"]) == chain
+    assert needed(chain, ["d"], ["b"]) == chain[1:]
+    assert needed(chain, ["b"]) == chain[:1]

@@ -1,0 +1,117 @@
+"""Trains the voice from a corpus of texts, stage by stage; stages that are done are left out.
+
+    python -m training.all --work DIR --teacher DIR --out DIR [--only durations,speech] [--minutes talker=8,polish=3]
+
+--work has corpus/ (by `training.corpus texts`) and tokens/ (by `training.tokens`) and gets all the rest. What the
+checkpoint needs lies in --out after each stage, in few files: decoder and encoder, talker, losses. A stage that was
+stopped begins again where it can: workers append, the codec keeps its state, the talker goes on from its best weights.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+# The minutes that a stage may use; the others take what they take. Of one H200: see docs/voice.md.
+MINUTES = {"durations": 2.0, "speech": 4.0, "codec": 4.5, "talker": 8.0, "polish": 3.0}
+STAGES = ("durations", "speech", "codec", "pool", "talker", "polish")
+# What must not be lost; and what is of no use once there is a talker.
+KEPT = (
+    "codec/decoder.safetensors", "codec/encoder.safetensors", "codec/codec.jsonl", "codec/polish.jsonl",
+    "talker/talker-0.safetensors", "talker/talker-1.safetensors", "talker/talker.jsonl",
+)  # fmt: skip
+UNTIL_TALKER = ("codec/codes.npz", "codec/timed.npz")
+REPORT = "stages.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    work: Path
+    teacher: Path
+    out: Path
+    minutes: dict[str, float]
+    extra: dict[str, list[str]]  # further arguments of a stage
+
+    def command(self, stage: str) -> list[str]:
+        corpus, codec, talker, pool = (self.work / name for name in ("corpus", "codec", "talker", "pool.npz"))
+        tokens = self.work / "tokens"
+        given: dict[str, list[object]] = {
+            "durations": ["corpus", "durations", "--work", corpus, "--teacher", self.teacher],
+            "speech": ["corpus", "speech", "--work", corpus, "--teacher", self.teacher],
+            "codec": ["codec", "--work", corpus, "--out", codec],
+            "pool": ["pool", "--corpus", corpus, "--codes", codec, "--tokenizer", tokens, "--out", pool],
+            "talker": ["talker", "--pool", pool, "--out", talker],
+            "polish": ["polish", "--work", corpus, "--codec", codec, "--pool", pool, "--talker", talker],
+        }
+        module, *rest = given[stage]
+        if stage in self.minutes:
+            rest += ["--minutes", self.minutes[stage]]
+        return [sys.executable, "-m", f"training.{module}", *map(str, rest), *self.extra.get(stage, [])]
+
+    def stages(self, only: list[str]) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.collect()
+        for stage in STAGES:
+            if stage in only and stage not in self.done():
+                began = time.monotonic()
+                subprocess.run(self.command(stage), check=True)
+                with (self.work / REPORT).open("a") as file:
+                    file.write(json.dumps({"stage": stage, "seconds": round(time.monotonic() - began, 1)}) + "\n")
+                self.collect()
+
+    def done(self) -> list[str]:
+        report = self.work / REPORT
+        return [json.loads(line)["stage"] for line in report.read_text().splitlines()] if report.exists() else []
+
+    def collect(self) -> None:
+        """Copies what must not be lost, side by side."""
+        for name in (*KEPT, *UNTIL_TALKER, REPORT):
+            made, kept = self.work / name, self.out / Path(name).name
+            if name in UNTIL_TALKER and "talker" in self.done():
+                kept.unlink(missing_ok=True)
+            elif made.exists():
+                shutil.copyfile(made, kept)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("work", "teacher", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--only", type=_stages, default=list(STAGES), help="stages, with commas between")
+    parser.add_argument("--minutes", type=_minutes, default={}, help="stage=minutes, with commas between")
+    parser.add_argument(
+        "--extra", action="append", default=[], help="stage=argument: one more for that stage's command"
+    )
+    arguments = parser.parse_args()
+    extra: dict[str, list[str]] = {}
+    for one in arguments.extra:
+        stage, _, argument = one.partition("=")
+        extra.setdefault(stage, []).append(argument)
+    minutes = MINUTES | arguments.minutes
+    Run(arguments.work, arguments.teacher, arguments.out, minutes, extra).stages(arguments.only)
+
+
+def _stages(text: str) -> list[str]:
+    stages = text.split(",")
+    unknown = [stage for stage in stages if stage not in STAGES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no stage {', '.join(unknown)}; stages are {', '.join(STAGES)}")
+    return stages
+
+
+def _minutes(text: str) -> dict[str, float]:
+    found = {}
+    for part in text.split(","):
+        stage, _, number = part.partition("=")
+        if stage not in MINUTES:
+            raise argparse.ArgumentTypeError(f"{part}: minutes are given to {', '.join(MINUTES)}")
+        found[stage] = float(number)
+    return found
+
+
+if __name__ == "__main__":
+    main()

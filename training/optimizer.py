@@ -1,0 +1,35 @@
+"""The optimizer as a captured step needs it: its rate is a tensor that changes from outside."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def adam(
+    parameters: Iterable[nn.Parameter], peak: float, device: torch.device, mean: float = 0.8, decay: float = 1e-3
+) -> torch.optim.AdamW:
+    """mean: how long gradients are remembered; decay: of weights."""
+    on_gpu = device.type == "cuda"
+    step = torch.tensor(peak, device=device) if on_gpu else peak
+    return torch.optim.AdamW(
+        parameters,
+        lr=step,
+        betas=(mean, 0.98),
+        weight_decay=decay,
+        capturable=on_gpu,
+        fused=on_gpu,
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
