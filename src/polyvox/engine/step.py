@@ -70,10 +70,10 @@ class Sound:
     groups: list[tuple[list[int], Pending]]
 
     def get(self) -> list[Samples]:
-        """Rows of memory that they share."""
+        """Rows of memory that they share, copied once: what a copy from the device lands in is soon wanted again."""
         found: dict[int, Samples] = {}
         for group, pending in self.groups:
-            found |= zip(group, pending.get().astype(np.float32, copy=False), strict=True)
+            found |= zip(group, pending.get().astype(np.float32), strict=True)
         return [found[i] for i in range(len(found))] if len(self.groups) > 1 else list(found.values())
 
 
