@@ -525,6 +525,20 @@ def test_frames_made_before_the_text_ran_out_are_still_due() -> None:
     assert one.underruns == 1
 
 
+def test_text_that_comes_word_by_word_is_late_itself_and_not_the_engine() -> None:
+    one = playing(0.1, text_frames=20)
+    engine = running(one)
+    for second in range(11, 16):
+        engine.plan(second - 0.5)
+        one.text_frames += 1
+        assert engine.plan(second).frame == (one,)
+        one.started = one.made = int(one.text_frames)
+        assert engine.plan(second + 0.01).codec == ((one, 1),)
+        one.decoded = one.made
+        engine.gave(one, 1, second + 0.02)
+    assert one.underruns == 0
+
+
 def test_a_reader_that_stops_is_not_an_underrun() -> None:
     one = playing(0.1, made=24, started=24, room=0)
     engine = running(one)

@@ -344,7 +344,7 @@ class Scheduler:
             # Text or reader came back before the player ran dry: from here on lateness is the engine's own.
             track.waited = None
             track.paused = track.paused and track.room < 1
-        if hungry:
+        if hungry and track.waited is None:  # else the pause that began then is not over: nothing was given since
             track.waited = track.started
         if track.room < 1 and track.made > track.decoded:
             track.paused = True
