@@ -373,6 +373,36 @@ def test_credit_that_comes_while_a_stream_is_collected_is_not_overlooked() -> No
     assert [piece.number for piece in pieces] == list(range(6))
 
 
+def test_an_answer_does_not_wait_for_a_ring_that_is_full() -> None:
+    engine = FakeEngine()
+    here, there = socket.socketpair()
+    file = shared_file(2 * CHUNK_SAMPLES)
+    link = ServerLink(engine, wire.Wire(here, TIMEOUT), Ring(file), TIMEOUT)
+    server, ring = wire.Wire(there, TIMEOUT), Ring(file)
+    os.close(file)
+    there.settimeout(TIMEOUT / 4)  # the link is looked at again when its patience ends
+
+    def full() -> bool:
+        time.sleep(0.05)  # and the sending thread waits
+        return bool(link._held and link._ready)
+
+    try:
+        for id in (0, 1):  # the ring is full of the first, and the second is ready
+            server.send(wire.Submit(id, request(id, chunks=20), credit=4))
+        eventually(full)
+        server.send(wire.AskStats(2))
+        replies: dict[int, wire.Reply] = {}
+        while 2 not in replies:
+            wakeup = server.receive()
+            assert isinstance(wakeup, wire.Wakeup)
+            replies |= wakeup.replies
+    finally:
+        link.close()
+        server.close()
+        ring.close()
+        engine.close()
+
+
 @pytest.mark.parametrize("credit", [1, 2, 8])
 def test_a_slow_reader_pauses_only_its_own_stream(process: EngineProcess, credit: int) -> None:
     engine = RemoteEngine(process.door, credit=credit)

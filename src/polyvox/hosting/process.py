@@ -225,7 +225,8 @@ class ServerLink:
     def _note(self, id: int, reply: wire.Reply | None = None) -> None:
         """For the sending thread: an answer, and that a stream may have something to take."""
         with self._news:
-            if not (self._ready or self._replies):  # else it was told, and finds this one too
+            # Else it was told, and finds this one too; streams that are ready may wait for the ring, answers do not.
+            if not self._replies and (reply is not None or not self._ready):
                 self._news.notify()
             if reply is not None:
                 self._replies[id] = reply
