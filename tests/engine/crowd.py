@@ -337,6 +337,7 @@ class Crowd(RuleBasedStateMachine):
                     full, hungry = engine._crowd.room(stream) < 1, stream.text_open and track.needs_text
                     assert full or hungry, f"it could go on, and does not: {track}"
                     assert (stream.full_since is not None) == full
+                    assert not stream.held or stream.silent, "sound is held that could be given"
                     self.seen["full"] += full
                     assert (stream.waiting_since is not None) >= (hungry and track.decoded == track.started)
         before = self._progress()

@@ -71,3 +71,14 @@ def test_a_step_that_has_landed_holds_no_slot(started: Started) -> None:
     while stream.result is None:
         engine.go_on(1)
         assert (stream.flight > engine._crowd.over) == any(stream in flight.streams for flight in engine._flights)
+
+
+def test_a_first_sound_is_given_when_text_runs_out(started: Started) -> None:
+    """However many frames a first chunk shall have: what can be said is said, silence before it trimmed or not."""
+    engine = started(EngineConfig(slots=1))
+    stream = engine.submit(request("the other assist", live=True, guard=False, trim_silence=True, first_chunk=16))
+    engine.go_on()
+    assert stream.waiting_since is not None
+    assert not stream.silent
+    assert stream.buffered > 0
+    assert stream.held == 0

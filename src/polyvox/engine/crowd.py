@@ -186,11 +186,11 @@ class Crowd:
         track.held += frames
         stream.hold(samples)
         if stream.trims:
-            due = stream.trim(self.sample_rate, track.first_chunk * self._frame)
+            stream.trim(self.sample_rate)
             track.held = stream.held // self._frame
         track.room = self.room(stream)
         final = track.ended and track.decoded == track.made
-        if final or (due if stream.trims else self._scheduler.due(track, now)):
+        if final or (not stream.silent and self._scheduler.due(track, now)):
             self._push(stream, track, final, now)
 
     def _push(self, stream: LocalStream, track: Track, final: bool, now: float) -> None:

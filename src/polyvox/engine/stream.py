@@ -157,11 +157,8 @@ class LocalStream(ReadStream):
         """Nothing of what is held will be heard."""
         return self.trims and not self._sounds
 
-    def trim(self, sample_rate: int, enough: int) -> bool:
-        """Drops held silence before the first sound; whether so many samples of sound are there.
-
-        Fewer than a first chunk would leave its player dry at once.
-        """
+    def trim(self, sample_rate: int) -> None:
+        """Drops held silence before the first sound."""
         if not self._sounds:
             held = np.concatenate(self._held)
             start = first_sound(held, sample_rate)
@@ -169,7 +166,6 @@ class LocalStream(ReadStream):
             # Of silence the last window is kept, as the next sound may begin with it.
             held = held[start if start is not None else -window_of(sample_rate) :]
             self._held, self.held = [held], len(held)
-        return self._sounds and self.held >= enough
 
     def push(self, samples: Samples, final: bool) -> None:
         self._buffer.append(Chunk(samples, self._chunks, final))
