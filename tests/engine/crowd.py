@@ -459,8 +459,7 @@ class Crowd(RuleBasedStateMachine):
         with suppress(RuntimeError):  # its reader takes from it in another thread
             indices = [chunk.index for chunk in (*listener.heard, *stream._buffer)]
             assert sorted(indices) == indices
-        held = stream.request.first_chunk or 0 if stream.request.trim_silence else 0
-        assert 0 <= stream.buffered <= (BUFFER_FRAMES + held) * frame
+        assert 0 <= stream.buffered <= stream.buffered + stream.held <= BUFFER_FRAMES * frame
         assert stream.result is None or stream.result.finish_reason in ("stop", "length", "cancelled", "error")
         if stream.result is not None and stream not in engine._crowd.leaving:
             assert stream.seat is None

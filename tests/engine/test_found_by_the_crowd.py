@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from conftest import Loaded
@@ -82,3 +83,18 @@ def test_a_first_sound_is_given_when_text_runs_out(started: Started) -> None:
     assert not stream.silent
     assert stream.buffered > 0
     assert stream.held == 0
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["a file that rests", "a stream that was cancelled"])
+def test_held_sound_does_not_keep_that_of_all_others_for_long(started: Started, cancelled: bool) -> None:
+    engine = started(EngineConfig(slots=1))
+    stream = engine.submit(request(whole_file=not cancelled, first_chunk=16))
+    step = np.full((256, engine.model.samples_per_frame), 0.5, np.float32)
+    with engine.lock:
+        assert stream.track is not None
+        engine._crowd.give(stream, stream.track, step[7], 1, engine.now)
+        assert stream.held == len(step[7])
+    if cancelled:
+        stream.cancel()
+        engine.go_on()
+    assert not any(np.shares_memory(held, step) for held in stream._held)

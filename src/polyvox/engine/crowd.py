@@ -192,6 +192,8 @@ class Crowd:
         final = track.ended and track.decoded == track.made
         if final or (not stream.silent and self._scheduler.due(track, now)):
             self._push(stream, track, final, now)
+        elif track.lead(now) >= self._scheduler.limits.lead_cap:  # it may rest for long
+            stream.own()
 
     def _push(self, stream: LocalStream, track: Track, final: bool, now: float) -> None:
         """What was held goes to the reader."""

@@ -146,6 +146,10 @@ class LocalStream(ReadStream):
         self._held.append(samples)
         self.held += len(samples)
 
+    def own(self) -> None:
+        """Moves what was last held to memory of its own: all that a step made must not be kept for it."""
+        self._held[-1] = self._held[-1].copy()
+
     def release(self) -> Samples:
         """What was held, in memory of its own: a reader that is slow must not keep that of others."""
         samples = np.concatenate([_NOTHING, *self._held]) if not self.silent else _NOTHING
@@ -182,6 +186,7 @@ class LocalStream(ReadStream):
     def end(self, result: Result) -> None:
         """Closes the stream; the reader finds what is still in its buffer, then the end."""
         self.result = result
+        self._held, self.held = [], 0
         if result.finish_reason in ("cancelled", "error"):
             self._chunks -= len(self._buffer)
             self._buffer.clear()
