@@ -474,6 +474,40 @@ def test_a_crowd_is_decoded_in_few_calls() -> None:
     assert plan.sizes()[2] >= 400
 
 
+def speak(engine: Scheduler, tracks: list[Track], stall: float = 0.0) -> None:
+    """Runs all to their ends, each step as long as it was foreseen; one stalls."""
+    now = 0.0
+    while plan := engine.plan(now):
+        now += engine.cost.seconds(*plan.sizes())
+        if stall and now > 0.6:
+            now, stall = now + stall, 0.0
+        for one, rows in plan.prefill:
+            one.prefilled += rows
+        for one in plan.frame:
+            one.started = one.made = one.started + 1
+            one.ended = one.made == one.max_frames
+        for one, frames in plan.codec:
+            one.decoded += frames
+            one.held += frames
+            if engine.due(one, now):
+                engine.gave(one, one.held, now)
+        for one in [one for one in engine.running if one.ended and one.decoded == one.made]:
+            engine.release(one, now)
+    assert all(one.decoded == one.max_frames for one in tracks)
+
+
+# A machine whose codec takes as long as its frames do; it keeps 64 listeners fed.
+EVEN = CostModel(step=0.002, stream=5e-4, prefill_row=1e-5, codec=0.002, codec_frame=5e-4)
+
+
+@pytest.mark.parametrize("first_chunk", [1, 2])
+@pytest.mark.parametrize(("many", "stall"), [(40, 0.0), (62, 0.0), (62, 1.0)])
+def test_frames_do_not_pile_up_before_the_codec(many: int, stall: float, first_chunk: int) -> None:
+    tracks = [track(prompt_rows=20, max_frames=60, first_chunk=first_chunk) for _ in range(many)]
+    speak(running(*tracks, cost=EVEN), tracks, stall)
+    assert all(one.underruns <= (stall > 0) for one in tracks), "all start at once, and one step stalls"
+
+
 # Deadlines
 
 

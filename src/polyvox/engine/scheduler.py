@@ -286,7 +286,9 @@ class Scheduler:
         sized = self._sized(sorted(chunks), busy, now)
         behind = sum(entry[0] < limits.lead_cap for entry in ready)
         all_live = budget - cost.seconds(max(behind, least), 0, 0) if behind else inf  # leave so much to files
-        codec, spent = self._codec(sized, budget - cost.seconds(least, 0, 0), all_live)
+        # Frames of all that press are made in any case: as many are heard, or they would pile up before the codec.
+        heard = max(budget - cost.seconds(least, 0, 0), cost.seconds(0, 0, pressing))
+        codec, spent = self._codec(sized, heard, all_live)
         free = budget - spent - cost.seconds(max(pressing, least), 0, 0)
         prefill = self._prefill(prompts, budget, free, all_live - spent)
         complete = [track for track, rows in prefill if rows == track.prompt_left and track.text_frames > 0]
