@@ -145,7 +145,7 @@ class FirstComeFirstServed(Scheduler):
         admitted = []
         while self.waiting and len(self.running) < self.places():
             admitted.append(self.waiting.popleft())
-            admitted[-1].admitted = now
+            admitted[-1].admitted, admitted[-1].first_chunk = now, self.first_chunk(now)
             self.running.append(admitted[-1])
         return admitted, []
 
@@ -230,8 +230,7 @@ class Simulation:
         while self.coming and self.coming[0].arrived <= self.now:
             one = self.coming.popleft()
             self._ids += 1
-            first = self.scheduler.first_chunk(self.now)
-            track = Track(self._ids, one.arrived, one.prompt_rows, MAX_FRAMES, live=one.live, first_chunk=first)
+            track = Track(self._ids, one.arrived, one.prompt_rows, MAX_FRAMES, live=one.live, first_chunk=0)
             try:
                 self.scheduler.offer(track, self.now)
                 self.tracks[track] = one

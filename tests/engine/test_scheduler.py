@@ -333,6 +333,15 @@ def test_a_first_chunk_is_one_frame_where_steps_are_quick() -> None:
     assert scheduler(CostModel(0.02, 0.0, 0.0, 0.0, 0.0)).first_chunk(0.0) == 2
 
 
+def test_a_first_chunk_counts_all_who_begin_together() -> None:
+    for many, frames in ((1, 1), (400, 2)):
+        engine, tracks = scheduler(slots=512, pages=20_000, queue=512), [track(first_chunk=0) for _ in range(many)]
+        for one in tracks:
+            engine.offer(one, 0.0)
+        assert engine.admit(0.0) == (tracks, [])
+        assert {one.first_chunk for one in tracks} == {frames}
+
+
 def test_whoever_is_late_is_in_the_next_step_however_cheap_it_was_said_to_be() -> None:
     """By a cost model that is far off, a step with a few streams would seem to do."""
     late = [playing(-0.5, made=21, started=21) for _ in range(200)]

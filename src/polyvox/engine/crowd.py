@@ -81,7 +81,7 @@ class Crowd:
             max_frames=max(1, min(prepared.max_frames, most)),
             live=not stream.request.whole_file,
             continues=stream.request.segment > 0,
-            first_chunk=stream.request.first_chunk or self._scheduler.first_chunk(now),
+            first_chunk=stream.request.first_chunk or 0,
             room=self.room(stream),
             text_frames=0 if stream.text_open else inf,
         )

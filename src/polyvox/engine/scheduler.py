@@ -127,6 +127,8 @@ class Scheduler:
             if self._seen is not None:
                 self._seen.owing += track.live
             admitted.append(track)
+        for track in admitted:  # now that all who begin together are counted
+            track.first_chunk = track.first_chunk or self.first_chunk(now)
         return admitted, expired
 
     @property
@@ -182,7 +184,7 @@ class Scheduler:
     def first_chunk(self, now: float) -> int:
         """Frames of a first chunk: one, where the next ones surely come before it is played, else FIRST_CHUNK."""
         fixed, each = self._per_frame()
-        step = fixed + each * (self._look(now).owing + 1)
+        step = fixed + each * self._look(now).owing
         return 1 if NEXT_STEPS * step <= self.limits.frame_seconds else FIRST_CHUNK
 
     def retry_after(self, live: bool, now: float) -> float:

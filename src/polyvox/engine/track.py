@@ -39,7 +39,7 @@ class Track:
     max_frames: int
     live: bool = True  # False: a whole file, which has no deadline
     continues: bool = False  # a later sentence of an utterance that is being heard
-    first_chunk: int = FIRST_CHUNK
+    first_chunk: int = FIRST_CHUNK  # frames; 0: as steps allow when it is admitted
     prefilled: int = 0
     made: int = 0  # frames known to be speech
     started: int = 0  # frame steps begun, known or not
