@@ -505,6 +505,15 @@ def speak(engine: Scheduler, tracks: list[Track], stall: float = 0.0) -> None:
     assert all(one.decoded == one.max_frames for one in tracks)
 
 
+def test_near_its_deadline_a_stream_is_given_what_its_chunk_waited_for() -> None:
+    near, far = playing(0.4), playing(2.0)
+    engine = running(near, far)
+    near.held, far.held = engine.chunk(near, 10.0), engine.chunk(far, 10.0)
+    assert (near.held, far.held) == (2, 8)
+    assert engine.due(near, 10.0)
+    assert not engine.due(far, 10.0)  # a longer one costs the host less
+
+
 # A machine whose codec takes as long as its frames do; it keeps 64 listeners fed.
 EVEN = CostModel(step=0.002, stream=5e-4, prefill_row=1e-5, codec=0.002, codec_frame=5e-4)
 

@@ -333,7 +333,10 @@ class Scheduler:
             return True
         if track.starts(now):
             return track.held >= track.first_chunk
-        return 2 * track.held * self.limits.frame_seconds >= track.lead(now)
+        lead = track.lead(now)
+        if lead < self.limits.urgent:  # to hold more than was waited for could leave its player dry with sound at hand
+            return track.held >= self.chunk(track, now)
+        return 2 * track.held * self.limits.frame_seconds >= lead
 
     def chunk(self, track: Track, now: float) -> int:
         """Frames that a stream's next chunk waits for: half of its lead may pass while they are made."""
