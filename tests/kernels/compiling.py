@@ -10,7 +10,7 @@ from triton.compiler import ASTSource
 
 from polyvox import kernels
 from polyvox.kernels.attention import paged_attention
-from polyvox.kernels.decode import rotary_attention
+from polyvox.kernels.decode import FEW_ROWS, rotary_attention
 from polyvox.kernels.finish import Record, finish_frame
 from polyvox.kernels.gated import silu_mul
 from polyvox.kernels.inputs import next_inputs
@@ -67,7 +67,9 @@ def launch_all() -> None:
         where = torch.zeros(2, width, dtype=torch.int64), whole, whole
         paged_attention(zeros(2, heads, dim), keys, values, *where)
         rotary_store(qkv, norms, 1e-6, *turns, keys, values, *where)
-        rotary_attention(qkv, norms, 1e-6, *turns, keys, values, *where)
+        for rows in (2, FEW_ROWS + 1):
+            at = torch.zeros(rows, dtype=torch.int64)
+            rotary_attention(zeros(rows, qkv.shape[1]), norms, 1e-6, *turns, keys, values, where[0], at, at)
     for size in (1024, 2048):
         rms_norm(zeros(2, size), zeros(size), 1e-6)
         add_rms_norm(zeros(2, size), zeros(2, size), zeros(size), 1e-6)

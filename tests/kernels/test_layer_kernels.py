@@ -134,6 +134,7 @@ def with_a_past(given: dict[str, Any], cache: Tensor) -> Tensor:
         ([128, 300], 4, 2, 32, True, 16),
         ([3, 31], 4, 4, 32, False, 16),
         ([2, 3, 1], 3, 1, 24, True, 4),
+        ([*range(0, 70, 5), 64, 65, 130], 2, 1, 16, True, 16),  # more than FEW_ROWS
     ],
 )
 def test_a_decoding_step_equals_its_twin(

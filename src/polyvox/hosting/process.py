@@ -336,6 +336,7 @@ def host(factory: Callable[[], Engine], folder: Path, hosting: Hosting, lifeline
             listener.bind(str(folder / wire.SOCKET))  # before the folder may be removed
             threading.Thread(target=_hold_on, args=(lifeline, stopping, folder, hosting.grace), daemon=True).start()
             engine = factory()
+            gc.collect()
             gc.freeze()  # what a start leaves behind is not searched again: that held every stream for 130 ms
             listener.listen()
             lifeline.send(engine.sample_rate)
