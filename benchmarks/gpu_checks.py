@@ -146,18 +146,25 @@ def layers(size: str) -> Rows:
 
     torch.manual_seed(1)
     start = torch.randn(8, narrow.config.talker.transformer.hidden_size, device="cuda")
-    sounds = {}
+    sounds, first = {}, {}
     for name, model in (("narrow", narrow), ("wide", wide)):
         crowd = Crowd(model, 8, 32, 8, 4)
         crowd.rows.input.copy_(start)
         with hear(model, name):
             crowd.frame()
+        first[name] = crowd.rows.codes[:8, 0, 0].clone()
         torch.manual_seed(2)
         codes = torch.randint(0, 2048, (8, 16, narrow.config.talker.code_groups), device="cuda")
         sounds[name], _ = model.codec(codes, model.codec.initial_state(8))
-    told = []
+    same = first["narrow"] == first["wide"]  # another draw of code 0 is another input of the predictor
+
+    def of_same(name: str) -> torch.Tensor:
+        out = found[name][0]
+        return out.reshape(8, -1, out.shape[-1])[same]
+
+    told = [("layers: streams with the same code 0, which are compared", f"{int(same.sum())} of 8")]
     for stack, at in (("talker", (0, 6, 13, 20, 27)), ("predictor", (0, 2, 4))):
-        parts = [f"{i}: {_decibels(found[f'wide {stack} {i}'][0], found[f'narrow {stack} {i}'][0]):.0f}" for i in at]
+        parts = [f"{i}: {_decibels(of_same(f'wide {stack} {i}'), of_same(f'narrow {stack} {i}')):.0f}" for i in at]
         told.append((f"layers: {stack}, dB of signal over difference after layer", ", ".join(parts)))
     told.append(("layers: codec, the same codes", f"{_decibels(sounds['wide'], sounds['narrow']):.0f} dB"))
     return told

@@ -325,6 +325,19 @@ def test_a_stream_waits_at_the_door_while_others_are_about_to_run_dry() -> None:
     assert engine.admit(10.1) == ([new], [])
 
 
+def test_who_comes_when_another_has_just_ended_finds_its_place() -> None:
+    """Also within the time for which a look at all streams is good."""
+    slow = CostModel(step=0.03, stream=0.02, prefill_row=1e-4, codec=0.01, codec_frame=0.005)
+    one = playing(1.0)
+    engine = running(one, cost=slow, queue_seconds=0.0)
+    assert engine.capacity() == 1
+    engine.plan(10.0)
+    with pytest.raises(Overloaded):
+        engine.offer(track(arrived=10.0), 10.0)
+    engine.ends_now(one)
+    engine.offer(track(arrived=10.0), 10.0)
+
+
 def test_a_first_chunk_is_one_frame_where_steps_are_quick() -> None:
     engine = scheduler()
     assert engine.first_chunk(10.0) == 1

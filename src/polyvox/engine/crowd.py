@@ -248,7 +248,7 @@ class Crowd:
         self._finished[reason] += 1
         self.notified[stream] = None
         if track is not None:
-            track.ended, track.made = True, track.decoded + track.sent  # what nobody will hear is not decoded
+            self._scheduler.ends_now(track)
             self._underruns += track.underruns
             self.leaving.append(stream)
         if self._trace:

@@ -149,6 +149,11 @@ class Scheduler:
         ages = sum(now - track.admitted for track in holding if track.admitted is not None)
         return missing * self.ends[live].seconds(ages) / max(len(holding) + max(free, 0), 1)
 
+    def ends_now(self, track: Track) -> None:
+        """Nothing more of a stream will be heard, so nothing is made or decoded for it, and its place may be taken."""
+        track.ended, track.made = True, track.decoded + track.sent
+        self._seen = None
+
     def release(self, track: Track, now: float) -> None:
         """A stream that is over, for whatever reason; also one that still waits."""
         if track in self.running:
