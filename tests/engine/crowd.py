@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from engine.speaking import PATIENCE, Alone, alone, assert_all_free, request
-from engine.stepped import Injected, SteppedEngine, small_text_ring
+from engine.stepped import Injected, SteppedEngine, small_text_ring, two_are_a_crowd
 from polyvox.audio.clip import Samples
 from polyvox.audio.silence import LEVEL
 from polyvox.engine.config import EngineConfig
@@ -161,6 +161,7 @@ class Crowd(RuleBasedStateMachine):
     def start(self, crowd: list[dict[str, Any]], live: list[dict[str, Any]], rows: int, parts: int) -> None:
         """Some streams at once; their prompts are read in one step, or in parts of few rows."""
         self.patches.enter_context(small_text_ring())
+        self.patches.enter_context(two_are_a_crowd())
         self.engine = SteppedEngine(self.speech, self.config, BUFFER_FRAMES, rows, self.free)
         self.engine.go_on()
         for one in crowd:

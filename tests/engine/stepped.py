@@ -219,3 +219,10 @@ def _uncalibrated(stepper: Stepper) -> CostModel:
 def small_text_ring() -> Iterator[None]:
     with mock.patch("polyvox.engine.step.TEXT_ROWS", TEXT_RING):
         yield
+
+
+@contextmanager
+def two_are_a_crowd() -> Iterator[None]:
+    """So that sound is held, as it is of many streams."""
+    with mock.patch("polyvox.engine.scheduler.CROWD", 2):
+        yield

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from polyvox.engine.cost import FOLLOW, CostModel
-from polyvox.engine.scheduler import GIVE_UP, Scheduler
+from polyvox.engine.scheduler import CROWD, GIVE_UP, Scheduler
 from polyvox.engine.track import CHUNKS, Limits, Plan, Track
 from polyvox.errors import InvalidRequest, Overloaded
 
@@ -520,11 +520,13 @@ def speak(engine: Scheduler, tracks: list[Track], stall: float = 0.0) -> None:
 
 def test_near_its_deadline_a_stream_is_given_what_its_chunk_waited_for() -> None:
     near, far = playing(0.4), playing(2.0)
-    engine = running(near, far)
+    engine = running(near, far, *(playing(1.0) for _ in range(CROWD - 2)))
     near.held, far.held = engine.chunk(near, 10.0), engine.chunk(far, 10.0)
     assert (near.held, far.held) == (2, 8)
     assert engine.due(near, 10.0)
     assert not engine.due(far, 10.0)  # a longer one costs the host less
+    engine.release(near, 10.0)
+    assert engine.due(far, 10.0)  # now that they are few
 
 
 # A machine whose codec takes as long as its frames do; it keeps 64 listeners fed.

@@ -32,6 +32,8 @@ GIVE_UP = 30.0
 FULL_CALL = 3
 # Steps that may pass from one chunk of a frame to the next: the frame's, the codec's, one that runs, one that stalls.
 NEXT_STEPS = 5
+# Streams from which on sound is held until it is worth a chunk; with fewer the host has time for each.
+CROWD = 64
 # Seconds for which a look at all streams tells those at the door how things stand.
 FRESH = 0.05
 
@@ -336,6 +338,8 @@ class Scheduler:
         """Whether the frames that are held are given now; each chunk costs the host, however short it is."""
         if track.room < 1 or track.held >= self.longest or track.needs_text:
             return True
+        if len(self.running) < CROWD and not track.starts(now):
+            return True  # what is held back is missed where a step stalls
         if track.starts(now):
             return track.held >= track.first_chunk
         lead = track.lead(now)
