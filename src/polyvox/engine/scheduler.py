@@ -277,7 +277,7 @@ class Scheduler:
                 self._hold(track, now)
             need = _need(track, now)
             waits = track.made - track.decoded - track.sent  # frames, for the codec
-            if not (track.paused or track.waited is not None or (track.ended and track.decoded >= track.made)):
+            if track.owes_audio:
                 live += track.live
                 if need > -inf:
                     leads.append(need)
