@@ -28,7 +28,7 @@ from polyvox.bench.prompts import prompts
 from polyvox.bench.summary import summarise
 from polyvox.engine import step
 from polyvox.engine.config import LEAST_CONTEXT, EngineConfig
-from polyvox.engine.interface import Engine
+from polyvox.engine.interface import Hosted
 from polyvox.engine.local import LocalEngine
 from polyvox.hosting.remote import RemoteEngine
 from polyvox.hosting.supervisor import EngineProcess
@@ -39,6 +39,7 @@ CODEC_FRAME = ((1, 0.19), (64, 1.39), (128, 2.59), (256, 5.02), (512, 9.86), (10
 PREFILL_ROW = 0.007
 PREFILL = 1.0
 WATCH_SECONDS = 20
+READ_BY_ONE = 256  # streams
 
 
 def at(points: tuple[tuple[int, float], ...], size: int) -> float:
@@ -116,7 +117,7 @@ class Watched(LocalEngine):
         return super().stats() | {"cpu": time.process_time(), "thread_cpu": thread}
 
 
-def build(model: str, slots: int, tokens: int) -> Engine:
+def build(model: str, slots: int, tokens: int) -> Hosted:
     """In the engine's process."""
     config = EngineConfig(slots=slots, context=LEAST_CONTEXT, queue=2 * slots, queue_seconds=120)
     if model == "simulated":
@@ -202,7 +203,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--ramp", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, help="that read; by default one for 64 streams")
+    parser.add_argument("--processes", type=int, help="that read; by default one for 256 streams")
     given = parser.parse_args()
     levels = [int(each) for each in given.streams.split(",")]
     rows = []
@@ -211,7 +212,7 @@ def main() -> None:
         sys.stdout.write(f"ready after {process.door.start_seconds:.0f} s, {memory() or 0:.2f} GB\n")
         for streams in levels:
             load = Load("closed", streams, given.seconds, given.ramp, ramp=given.ramp, seed=given.seed)
-            rows.append(level(engine, connect, load, given.processes or load.processes(os.cpu_count() or 1)))
+            rows.append(level(engine, connect, load, given.processes or -(-streams // READ_BY_ONE)))
             sys.stdout.write(f"{rows[-1]}\n")
             sys.stdout.flush()
         engine.close()

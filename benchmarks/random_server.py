@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.interface import Engine
+from polyvox.engine.interface import Hosted
 from polyvox.hosting.supervisor import EngineProcess
 from polyvox.server import running
 from polyvox.server.settings import read_settings
 
 
-def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> Engine:
+def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> Hosted:
     """In the engine's process."""
     from polyvox.bench.weights import CountedTokens, random_weights
     from polyvox.engine.local import LocalEngine

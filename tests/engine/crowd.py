@@ -281,7 +281,7 @@ class Crowd(RuleBasedStateMachine):
             if not (stream._buffer or stream.result):
                 return
             listener.causes |= {"cancel"} if stream.result is None else set()
-            last = stream._buffer[0] if stream._buffer else None
+            last = stream._buffer[0].joined() if stream._buffer else None
             try:
                 listener.hear([next(stream.chunks(PATIENCE))])
             except StopIteration:

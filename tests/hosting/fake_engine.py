@@ -3,14 +3,14 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason, Samples
-from polyvox.engine.interface import Chunk, Result
+from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.reader import ReadStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.identity import ModelFacts, ModelIdentity
@@ -155,6 +155,9 @@ class FakeEngine:
             self._streams.append(stream)
             self.work.notify_all()
             return stream
+
+    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
+        return [stream.take(most) for stream, most in wanted]
 
     def about(self) -> ModelFacts:
         return ABOUT

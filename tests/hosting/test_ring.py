@@ -35,7 +35,7 @@ def test_samples_are_read_as_they_were_written_over_any_number_of_turns(sizes: l
     writer, reader = make_ends()
     position = 0
     for size in sizes:
-        pcm = np.arange(position, position + size).astype(np.int16)
+        pcm = np.arange(position, position + size).astype(np.float32)
         writer.write(pcm)
         np.testing.assert_array_equal(reader.read(size), pcm)
         writer.release(reader.taken)
@@ -48,29 +48,29 @@ def test_samples_are_read_as_they_were_written_over_any_number_of_turns(sizes: l
 
 def test_a_full_ring_takes_nothing_until_the_reader_has_let_go(ends: tuple[Ring, Ring]) -> None:
     writer, reader = ends
-    writer.write(np.ones(CAPACITY, np.int16))
+    writer.write(np.ones(CAPACITY, np.float32))
     with pytest.raises(ValueError, match="do not fit"):
-        writer.write(np.ones(1, np.int16))
+        writer.write(np.ones(1, np.float32))
     reader.read(10)
     assert writer.room == 0
     writer.release(reader.taken)
-    writer.write(np.full(10, 2, np.int16))
+    writer.write(np.full(10, 2, np.float32))
     assert writer.room == 0
     np.testing.assert_array_equal(reader.read(CAPACITY), [1] * (CAPACITY - 10) + [2] * 10)
 
 
 def test_what_was_read_does_not_change_when_its_place_is_written_again(ends: tuple[Ring, Ring]) -> None:
     writer, reader = ends
-    writer.write(np.ones(CAPACITY, np.int16))
+    writer.write(np.ones(CAPACITY, np.float32))
     read = reader.read(CAPACITY)
     writer.release(reader.taken)
-    writer.write(np.full(CAPACITY, 2, np.int16))
+    writer.write(np.full(CAPACITY, 2, np.float32))
     assert set(read) == {1}
 
 
 def test_positions_that_were_never_written_are_refused_and_old_ones_change_nothing(ends: tuple[Ring, Ring]) -> None:
     writer, _ = ends
-    writer.write(np.ones(8, np.int16))
+    writer.write(np.ones(8, np.float32))
     writer.release(8)
     writer.release(4)
     assert writer.room == CAPACITY

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hosting.fake_engine import SAMPLE_RATE
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.cost import CostModel
-from polyvox.engine.interface import Chunk, Result
+from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.reader import ReadStream
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.track import Limits, Plan, Track
@@ -87,6 +87,9 @@ class PacedEngine:
             stream = self._streams[track] = PacedStream(self, request, on_ready)
             self.work.notify_all()
             return stream
+
+    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
+        return [stream.take(most) for stream, most in wanted]
 
     def about(self) -> ModelFacts:
         return CUSTOM

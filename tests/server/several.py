@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from hosting.hosted import eventually
-from polyvox.engine.interface import Engine
+from polyvox.engine.interface import Hosted
 from polyvox.hosting.process import Hosting
 from polyvox.hosting.remote import RemoteEngine
 from polyvox.hosting.supervisor import EngineProcess
@@ -87,7 +87,7 @@ def _open_files(pid: int) -> list[str]:
 
 
 @contextmanager
-def several(factory: Callable[[], Engine], settings: Settings) -> Iterator[Several]:
+def several(factory: Callable[[], Hosted], settings: Settings) -> Iterator[Several]:
     """factory: the engine, built in its own process."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2048) as listener,

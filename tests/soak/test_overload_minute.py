@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from polyvox.engine.interface import Engine
+from polyvox.engine.interface import Hosted
 from polyvox.server.running import build_engine
 from polyvox.server.settings import Settings
 from server.overload import LOAD, Flooded, ask, flood, rate_of
@@ -29,7 +29,7 @@ SETTINGS = Settings(device="cpu", workers=2, slo=1.0, max_streams=STREAMS, queue
     ],
 )
 def test_at_four_times_the_load_those_admitted_are_fed_and_the_others_told_at_once(
-    engine: Callable[[], Engine],
+    engine: Callable[[], Hosted],
 ) -> None:
     with several(engine, SETTINGS) as server:
         for seed in range(5):

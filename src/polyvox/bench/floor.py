@@ -105,8 +105,20 @@ class _Reads(TorchDispatchMode):
         return out
 
 
+def _attention_flops(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any) -> int:
+    """By shapes [B,H,T,D]: every query meets every key. Some torch refuses to count where heads share keys."""
+    batch, heads, rows, width = q
+    return 2 * batch * heads * rows * k[2] * (width + v[3])
+
+
+ATTENTION = {
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}"): _attention_flops
+    for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+}
+
+
 def work_of(call: Callable[[], object], model: nn.Module, state: int) -> Work:
     """Counts one call; state: bytes that it reads and writes beside weights, which no counter sees apart."""
-    with _Reads(model) as reads, FlopCounterMode(display=False) as flops:
+    with _Reads(model) as reads, FlopCounterMode(display=False, custom_mapping=ATTENTION) as flops:
         call()
     return Work(reads.bytes + state, flops.get_total_flops(), reads.operations)

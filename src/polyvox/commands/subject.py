@@ -20,7 +20,7 @@ from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from polyvox.bench.load import Progress as Report
-    from polyvox.engine.interface import Engine
+    from polyvox.engine.interface import Hosted
     from polyvox.tts import TTS
 
 SIZES = ("0.6B", "1.7B")  # of random weights
@@ -191,7 +191,7 @@ class Subject:
         return load(self.model, self.device, self.dtype, config)
 
 
-def _build(subject: Subject, slots: int, patience: float) -> "Engine":
+def _build(subject: Subject, slots: int, patience: float) -> "Hosted":
     """In the engine's own process."""
     return subject._tts(slots, patience).engine
 

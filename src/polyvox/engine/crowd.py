@@ -197,14 +197,13 @@ class Crowd:
 
     def _push(self, stream: LocalStream, track: Track, final: bool, now: float) -> None:
         """What was held goes to the reader."""
-        samples = stream.release()
-        self._scheduler.gave(track, len(samples) / self._frame, now)
-        stream.push(samples, final)
+        size = stream.release(final)
+        self._scheduler.gave(track, size / self._frame, now)
         track.room = self.room(stream)
         if track.room < 1 and stream.full_since is None:
             stream.full_since = now
             self._impatient[stream] = None
-        self._audio_seconds += len(samples) / self.sample_rate
+        self._audio_seconds += size / self.sample_rate
         self.notified[stream] = None
 
     def room(self, stream: LocalStream) -> float:

@@ -1,6 +1,6 @@
 """What the server, the bench and Python users see of an engine, whether it runs in their process or in its own."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,3 +109,10 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends all streams and leaves nothing running; any number of times."""
+
+
+class Hosted(Engine, Protocol):
+    """An engine in this process, which others may be let in to."""
+
+    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
+        """Of each stream at most so many chunks, without waiting: one look for whoever reads many."""

@@ -6,9 +6,10 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from polyvox.audio.clip import Samples
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.crowd import Crowd
 from polyvox.engine.flight import Flight, Landed
+from polyvox.engine.interface import Chunk, Stream
 from polyvox.engine.memory import table
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.step import RING, Stepper
@@ -100,6 +102,11 @@ class LocalEngine:
                 self._crowd.wait_for_word(stream)
                 self.wake()
             return stream
+
+    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
+        with self.lock:
+            found = [cast(LocalStream, stream).pop(most) for stream, most in wanted]
+        return [[piece.joined() for piece in pieces] for pieces in found]
 
     def about(self) -> ModelFacts:
         return self.model.about()

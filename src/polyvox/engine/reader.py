@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 from polyvox.engine.interface import Chunk, Result
 
@@ -15,7 +16,7 @@ class ReadStream(ABC):
 
     def __init__(self, ready: threading.Condition) -> None:
         self._ready = ready  # guards all that follows
-        self._buffer: deque[Chunk] = deque()
+        self._buffer: deque[Any] = deque()  # of chunks, or of what they are made of when they are taken
         self._call: Callable[[], object] | None = None  # of a reader in an event loop
         self.result: Result | None = None
 
@@ -24,11 +25,15 @@ class ReadStream(ABC):
         """Ends the stream; any number of times."""
 
     @abstractmethod
-    def _took(self, taken: list[Chunk]) -> None:
+    def _took(self, taken: list[Any]) -> None:
         """The reader has them; there is room for others."""
 
     def take(self, most: int) -> list[Chunk]:
         """What is there, without waiting."""
+        return self.pop(most)
+
+    def pop(self, most: int) -> list[Any]:
+        """The same as the buffer has it."""
         with self._ready:
             taken = [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
         if taken:

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +25,29 @@ if TYPE_CHECKING:
 ROW_BYTES = 4  # of text that a row of another model stands for, as a token does
 
 OnReady = Callable[["LocalStream"], None]
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A chunk as it was made: its parts may lie in memory that all of a step share."""
+
+    parts: list[Samples]
+    size: int  # samples
+    index: int
+    final: bool
+
+    def own(self) -> None:
+        """Moves it to memory of its own, if it is not there yet."""
+        if len(self.parts) != 1 or self.parts[0].base is not None:
+            self.parts = [np.concatenate([_NOTHING, *self.parts])]
+
+    def joined(self) -> Chunk:
+        """In memory of its own."""
+        self.own()
+        return Chunk(self.parts[0], self.index, self.final)
+
+
+_NOTHING: Samples = torch.zeros(0).numpy()
 
 
 class LocalStream(ReadStream):
@@ -70,11 +94,15 @@ class LocalStream(ReadStream):
     # The reader's side
 
     def take(self, most: int) -> list[Chunk]:
-        with self._engine.lock:  # the engine must not come between the taking and its note
-            return super().take(most)
+        return [piece.joined() for piece in self.pop(most)]
 
-    def _took(self, taken: list[Chunk]) -> None:
-        self.buffered -= sum(len(chunk.samples) for chunk in taken)
+    def pop(self, most: int) -> list[Any]:
+        """At most so many chunks as they were made; joining them is the reader's work, without the lock."""
+        with self._engine.lock:  # the engine must not come between the taking and its note
+            return super().pop(most)
+
+    def _took(self, taken: list[Piece]) -> None:
+        self.buffered -= sum(piece.size for piece in taken)
         self._engine.changed(self)
 
     def append(self, text: str) -> None:
@@ -150,11 +178,12 @@ class LocalStream(ReadStream):
         """Moves what was last held to memory of its own: all that a step made must not be kept for it."""
         self._held[-1] = self._held[-1].copy()
 
-    def release(self) -> Samples:
-        """What was held, in memory of its own: a reader that is slow must not keep that of others."""
-        samples = np.concatenate([_NOTHING, *self._held]) if not self.silent else _NOTHING
+    def release(self, final: bool) -> int:
+        """Gives the reader what was held; how many samples that was."""
+        parts, size = (self._held, self.held) if not self.silent else ([], 0)
         self._held, self.held, self.trims = [], 0, False
-        return samples
+        self._push(Piece(parts, size, self._chunks, final))
+        return size
 
     @property
     def silent(self) -> bool:
@@ -171,11 +200,15 @@ class LocalStream(ReadStream):
             held = held[start if start is not None else -window_of(sample_rate) :]
             self._held, self.held = [held], len(held)
 
-    def push(self, samples: Samples, final: bool) -> None:
-        self._buffer.append(Chunk(samples, self._chunks, final))
+    def _push(self, piece: Piece) -> None:
+        if self._buffer:  # a reader that is slow must not keep the memory of others
+            self._buffer[-1].own()
+        if self._buffer or piece.final:
+            piece.own()
+        self._buffer.append(piece)
         self._chunks += 1
-        self._closed = self._closed or final
-        self.buffered += len(samples)
+        self._closed = self._closed or piece.final
+        self.buffered += piece.size
         self._told()
 
     def wait_for_text(self, now: float) -> None:
@@ -192,7 +225,4 @@ class LocalStream(ReadStream):
             self._buffer.clear()
             self.buffered, self._closed = 0, False
         if not self._closed:
-            self.push(_NOTHING, final=True)
-
-
-_NOTHING: Samples = torch.zeros(0).numpy()
+            self._push(Piece([], 0, self._chunks, final=True))

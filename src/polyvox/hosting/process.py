@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from polyvox.audio.pcm import Pcm, to_pcm
-from polyvox.engine.interface import Chunk, Engine, Result, Stream
+from polyvox.audio.clip import Samples
+from polyvox.engine.interface import Chunk, Hosted, Result, Stream
 from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.hosting import wire
 from polyvox.hosting.ring import Ring
@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 MOST_TEXTS = 10_000  # pieces of one stream that wait to be read
 SUBMITTERS = 4  # requests of one server that may be prepared at once
 # The engine's thread gives the interpreter up at each call to the device, and must have it back soon.
-SWITCH_SECONDS = 5e-4
+SWITCH_SECONDS = 1e-4
+NOTHING: Samples = np.zeros(0, np.float32)
 BEATS = 10  # signs of life in the time after which a process without any is ended
 
 
@@ -44,7 +45,7 @@ BEATS = 10  # signs of life in the time after which a process without any is end
 class Hosting:
     """How the process treats its servers, how it ends, and when it is given up."""
 
-    ring_samples: int = 1 << 22  # for each server: 8 MiB, three minutes of speech
+    ring_samples: int = 1 << 22  # for each server: 16 MiB, three minutes of speech
     patience: float = 10.0  # seconds after which a server that takes nothing is let go
     grace: float = 1.5  # seconds to end in, before it is killed
     start_timeout: float = 600.0
@@ -67,7 +68,7 @@ class _Delivery:
 class ServerLink:
     """One server: its streams, its ring, its credits; all of them are released when it goes."""
 
-    def __init__(self, engine: Engine, line: wire.Wire, ring: Ring, patience: float) -> None:
+    def __init__(self, engine: Hosted, line: wire.Wire, ring: Ring, patience: float) -> None:
         self._engine, self._wire, self._ring, self._patience = engine, line, ring, patience
         self._news = threading.Condition()  # guards all that follows; the engine is never called under it
         self._closing = False
@@ -76,7 +77,7 @@ class ServerLink:
         self._replies: dict[int, wire.Reply] = {}
         self._heard = time.monotonic()  # when the ring was last empty or last emptied
         # Only the sender's: what was taken from streams and is not yet in the ring.
-        self._held: deque[tuple[int, wire.Piece | Result, Pcm]] = deque()
+        self._held: deque[tuple[int, wire.Piece | Result, Samples]] = deque()
         self._sender = threading.Thread(target=self._send, name="polyvox-server-sender", daemon=True)
         self._hearer = threading.Thread(target=self._hear, name="polyvox-server-hearer", daemon=True)
         self._sender.start()
@@ -238,8 +239,8 @@ class ServerLink:
         try:
             while (news := self._await_news()) is not None:
                 replies, ready = news
-                for id in ready:
-                    self._collect(id)
+                if ready:
+                    self._collect(ready)
                 pieces, ended = self._fill()
                 if replies or pieces or ended:
                     self._wire.send(wire.Wakeup(replies, pieces, ended))
@@ -265,49 +266,61 @@ class ServerLink:
                 self._news.wait(left if outstanding else None)
             return None
 
-    def _collect(self, id: int) -> None:
-        """Takes what a stream has, as far as its reader's credit goes; its end comes with its final chunk."""
+    def _collect(self, ready: Iterable[int]) -> None:
+        """Takes what streams have, as far as their readers' credit goes; an end comes with its final chunk."""
+        asked: list[tuple[int, _Delivery, Stream, int]] = []
         with self._news:
-            delivery = self._deliveries.get(id)
-            if delivery is None or delivery.stream is None:
-                return
-            stream, credit = delivery.stream, delivery.credit
-            delivery.credit = 0  # so that credit which comes meanwhile makes the stream ready again
-        result, chunks = delivery.failure or stream.result, list[Chunk]()
+            for id in ready:
+                delivery = self._deliveries.get(id)
+                if delivery is not None and delivery.stream is not None:
+                    asked.append((id, delivery, delivery.stream, delivery.credit))
+                    delivery.credit = 0  # so that credit which comes meanwhile makes the stream ready again
         # A stream that was cut short ends at once, however far behind its reader is.
-        if result is None or result.finish_reason not in ("cancelled", "error"):
-            chunks = stream.take(credit)
-            result = stream.result if chunks and chunks[-1].final else None
-        for chunk in chunks:
-            pcm = to_pcm(chunk.samples)
-            if len(pcm) > self._ring.capacity:
-                stream.cancel()
-                error = f"a chunk of {len(pcm)} samples is more than the ring of {self._ring.capacity}"
-                result = Result("error", stream.seed, error)
-                break
-            self._held.append((id, wire.Piece(id, chunk.index, len(pcm), chunk.final), pcm))
+        early = [_cut_short(delivery.failure or stream.result) for _, delivery, stream, _ in asked]
+        wanted = [(stream, 0 if cut else most) for (*_, stream, most), cut in zip(asked, early, strict=True)]
+        found = self._engine.take_all(wanted)
+        ends = [
+            self._hold(id, stream, chunks, cut)
+            for (id, _, stream, _), chunks, cut in zip(asked, found, early, strict=True)
+        ]
         with self._news:
-            delivery.credit += credit - len(chunks)
-            if result is not None:
-                self._deliveries.pop(id, None)
-                self._held.append((id, result, np.empty(0, np.int16)))
+            for (id, delivery, _, credit), chunks, result in zip(asked, found, ends, strict=True):
+                delivery.credit += credit - len(chunks)
+                if result is not None:
+                    self._deliveries.pop(id, None)
+                    self._held.append((id, result, NOTHING))
+
+    def _hold(self, id: int, stream: Stream, chunks: list[Chunk], result: Result | None) -> Result | None:
+        """Keeps chunks for the ring; how the stream has ended, where it has."""
+        for chunk in chunks:
+            size = len(chunk.samples)
+            if size > self._ring.capacity:
+                stream.cancel()
+                error = f"a chunk of {size} samples is more than the ring of {self._ring.capacity}"
+                return Result("error", stream.seed, error)
+            self._held.append((id, wire.Piece(id, chunk.index, size, chunk.final), chunk.samples))
+        return stream.result if chunks and chunks[-1].final else result
 
     def _fill(self) -> tuple[list[wire.Piece], dict[int, Result]]:
         """Moves what is held into the ring, until that is full; not under the lock, as the engine waits for it."""
         pieces, ended = [], {}
         while self._held and self._fits():
-            id, item, pcm = self._held.popleft()
+            id, item, samples = self._held.popleft()
             if isinstance(item, Result):
                 ended[id] = item
                 continue
             if self._ring.written == self._ring.taken:
                 self._heard = time.monotonic()
-            self._ring.write(pcm)
+            self._ring.write(samples)
             pieces.append(item)
         return pieces, ended
 
     def _fits(self) -> bool:
         return len(self._held[0][2]) <= self._ring.room
+
+
+def _cut_short(result: Result | None) -> Result | None:
+    return result if result is not None and result.finish_reason in ("cancelled", "error") else None
 
 
 def _told(error: Exception) -> PolyvoxError:
@@ -318,7 +331,7 @@ def _told(error: Exception) -> PolyvoxError:
     return PolyvoxError(f"the engine failed at this request: {type(error).__name__}: {error}")
 
 
-def host(factory: Callable[[], Engine], folder: Path, hosting: Hosting, lifeline: Connection) -> None:
+def host(factory: Callable[[], Hosted], folder: Path, hosting: Hosting, lifeline: Connection) -> None:
     """The life of the process: builds the engine, lets servers in, ends when the lifeline does.
 
     The lifeline hears the engine's sample rate, or why there is none; after that it hears a beat again and again, but

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.audio.clip import Samples
-from polyvox.audio.pcm import from_pcm
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.reader import ReadStream
 from polyvox.errors import EngineDown, InvalidRequest, PolyvoxError
@@ -173,7 +172,7 @@ class _Connection:
     def _wake(self, wakeup: wire.Wakeup) -> None:
         chunks: dict[int, list[Chunk]] = {id: [] for id in wakeup.ended}
         for id, number, samples, final in wakeup.pieces:
-            chunks.setdefault(id, []).append(Chunk(from_pcm(self._ring.read(samples)), number, final))
+            chunks.setdefault(id, []).append(Chunk(self._ring.read(samples), number, final))
         with self._lock:
             for id, reply in wakeup.replies.items():
                 if isinstance(reply, int) and id in self._streams:

@@ -7,7 +7,7 @@ import tempfile
 
 import numpy as np
 
-from polyvox.audio.pcm import Pcm
+from polyvox.audio.clip import Samples
 
 
 def shared_file(samples: int) -> int:
@@ -20,7 +20,7 @@ def shared_file(samples: int) -> int:
     else:
         with tempfile.TemporaryFile() as unnamed:
             file = os.dup(unnamed.fileno())
-    os.ftruncate(file, samples * 2)
+    os.ftruncate(file, samples * np.dtype(np.float32).itemsize)
     return file
 
 
@@ -34,22 +34,23 @@ class Ring:
     def __init__(self, file: int) -> None:
         self.written = self.taken = 0
         self._map = mmap.mmap(file, 0)
-        self._samples: Pcm = np.frombuffer(self._map, dtype=np.int16)
+        self._samples: Samples = np.frombuffer(self._map, dtype=np.float32)
         self.capacity = len(self._samples)
 
     @property
     def room(self) -> int:
         return self.capacity - (self.written - self.taken)
 
-    def write(self, pcm: Pcm) -> None:
+    def write(self, added: Samples) -> None:
         """The writer's: adds samples, for which there must be room."""
-        if len(pcm) > self.room:
-            raise ValueError(f"{len(pcm)} samples do not fit: the ring has room for {self.room}")
+        if len(added) > self.room:
+            raise ValueError(f"{len(added)} samples do not fit: the ring has room for {self.room}")
         at = self.written % self.capacity
-        before = min(len(pcm), self.capacity - at)
-        self._samples[at : at + before] = pcm[:before]
-        self._samples[: len(pcm) - before] = pcm[before:]
-        self.written += len(pcm)
+        before = min(len(added), self.capacity - at)
+        self._samples[at : at + before] = added[:before]
+        if before < len(added):
+            self._samples[: len(added) - before] = added[before:]
+        self.written += len(added)
 
     def release(self, taken: int) -> None:
         """The writer's: the reader has copied everything before this position."""
@@ -57,7 +58,7 @@ class Ring:
             raise ValueError(f"position {taken} was never written: the ring is at {self.written}")
         self.taken = max(self.taken, taken)
 
-    def read(self, samples: int) -> Pcm:
+    def read(self, samples: int) -> Samples:
         """The reader's: a copy of the next samples."""
         at = self.taken % self.capacity
         before = min(samples, self.capacity - at)
@@ -67,5 +68,5 @@ class Ring:
 
     def close(self) -> None:
         """Lets go of the memory; any number of times."""
-        self._samples = np.empty(0, np.int16)
+        self._samples = np.empty(0, np.float32)
         self._map.close()

@@ -16,7 +16,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-from polyvox.engine.interface import Engine
+from polyvox.engine.interface import Hosted
 from polyvox.errors import EngineDown
 from polyvox.hosting.process import Hosting, host
 from polyvox.hosting.wire import Door
@@ -40,7 +40,7 @@ class EngineProcess:
     """
 
     def __init__(
-        self, factory: Callable[[], Engine], hosting: Hosting | None = None, clock: Callable[[], float] = time.monotonic
+        self, factory: Callable[[], Hosted], hosting: Hosting | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._factory, self._hosting, self._clock = factory, hosting or Hosting(), clock
         # Failures by the seconds that the engine had served: a slow start or a hang takes long to fail.

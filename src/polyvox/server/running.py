@@ -20,7 +20,7 @@ from types import FrameType
 
 import uvicorn
 
-from polyvox.engine.interface import Engine
+from polyvox.engine.interface import Engine, Hosted
 from polyvox.hosting.remote import RemoteEngine
 from polyvox.hosting.wire import Door
 from polyvox.server.app import create_app
@@ -41,7 +41,7 @@ BACKLOG = 2048
 PONG_SECONDS = 300.0
 
 
-def build_engine(settings: Settings) -> Engine:
+def build_engine(settings: Settings) -> Hosted:
     """What the engine's process begins with; torch is in that process alone."""
     from polyvox.tts import load
 

@@ -1,5 +1,6 @@
 """The talker: prompt rows and finished frames in, a hidden state and the logits of code 0 out."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -54,10 +55,13 @@ class Talker(nn.Module):
     def text_rows(self, ids: Tensor) -> Tensor:
         """Text ids as rows of the talker's width."""
         table, device = self.model.text_embedding.weight, self.codec_head.weight.device
-        rows = F.embedding(ids.to(table.device), table)
-        if rows.device != device:  # on a GPU the table stays with the host; unpinned, a copy would wait for the step
-            rows = rows.pin_memory().to(device, non_blocking=True)
-        return self.text_projection(rows)
+        if table.device == device:
+            return self.text_projection(F.embedding(ids.to(device), table))
+        # On a GPU the table stays with the host. Few rows are copied sooner by one thread than by all of torch's, of
+        # which every thread that asks would have its own; unpinned, the copy to the device would wait for the step.
+        rows = torch.empty(len(ids), table.shape[1], dtype=table.dtype, pin_memory=True)
+        np.take(table.view(torch.uint8).numpy(), ids.numpy(), axis=0, out=rows.view(torch.uint8).numpy(), mode="clip")
+        return self.text_projection(rows.to(device, non_blocking=True))
 
     def frame_rows(self, codes: Tensor) -> Tensor:
         """Whole frames [..., groups] as rows: the sum of their embeddings, rounded once."""
