@@ -89,7 +89,7 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
     for i, prompt in enumerate(prompts):
         vector, reference = (inputs.get(f"{name}{i}") for name in ("vector", "reference"))
         parts = [None if part is None else torch.from_numpy(part) for part in (vector, reference)]
-        result.prefill.append(model.embed(prompt, *parts))
+        result.prefill.append(model.embed(prompt, (), *parts)[0])
         result.trailing.append(model.text_rows(prompt.trailing))
     noise = keyed_noise if case.seed is None else GeneratorNoise(torch.Generator().manual_seed(case.seed))
 

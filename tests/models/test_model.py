@@ -24,7 +24,7 @@ def speak(tts: TTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[list[l
     prompts, seeds, sampling = zip(*requests, strict=True)
     batch = Batch(
         tts.speech,
-        [model.embed(p) for p in prompts],
+        [model.embed(p)[0] for p in prompts],
         [model.text_rows(p.trailing) for p in prompts],
         sampling,
         seeds,

@@ -39,11 +39,12 @@ class PagedKV:
 
     def give(self, slot: int, pages: list[int]) -> None:
         """These pages, in order, are the slot's; an empty list takes all of them back."""
-        row, before, self._owned[slot] = self.table[slot], self._owned[slot], len(pages)
+        before, self._owned[slot] = self._owned[slot], len(pages)
         if pages:
-            row[: len(pages)].copy_(torch.tensor(pages, pin_memory=self.table.is_cuda), non_blocking=True)
+            given = torch.tensor(pages, pin_memory=self.table.is_cuda)
+            self.table[slot, : len(pages)].copy_(given, non_blocking=True)
         if before > len(pages):
-            row[len(pages) : before].fill_(SCRATCH)
+            self.table[slot, len(pages) : before].fill_(SCRATCH)
 
     def poison(self, pages: list[int]) -> None:
         """Fills free pages with NaN, so that whoever reads them is found out."""

@@ -65,10 +65,13 @@ class _Look:
     moment: float
     owing: int  # live ones whose players wait for the engine
     leads: list[float]  # of those who listen and wait for the engine, the shortest first
+    _slack: tuple[float, float] | None = None  # as it was last asked for
 
     def slack(self, each: float) -> float:
         """Seconds that could be lost and all would still meet their next deadlines, where a frame takes so many."""
-        return min((lead - each * place for place, lead in enumerate(self.leads, 1)), default=inf)
+        if self._slack is None or self._slack[0] != each:
+            self._slack = each, min((lead - each * place for place, lead in enumerate(self.leads, 1)), default=inf)
+        return self._slack[1]
 
 
 @dataclass(slots=True)

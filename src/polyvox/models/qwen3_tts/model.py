@@ -17,7 +17,7 @@ from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
 from polyvox.models.qwen3_tts.encoder import CodecEncoder
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig
 from polyvox.models.qwen3_tts.predictor import Draw
-from polyvox.models.qwen3_tts.prompt import Prompt
+from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt
 from polyvox.models.qwen3_tts.sampling import Noise
 from polyvox.models.qwen3_tts.speaker import SpeakerEncoder
 from polyvox.models.qwen3_tts.talker import Talker
@@ -101,12 +101,21 @@ class Qwen3TTS(nn.Module):
             codec |= file_tensors(self.encoders.codec, "encoder.")
         return talker, codec
 
-    def embed(self, prompt: Prompt, vector: Tensor | None = None, frames: Tensor | None = None) -> Tensor:
-        """A prompt as prefill rows [T, hidden]; vector and frames are the parts of a cloned voice."""
-        codec = torch.tensor(prompt.codec, pin_memory=self.device.type == "cuda")
-        codec = codec.to(self.device, non_blocking=True)[:, None]
-        rows = self.text_rows(prompt.text)
-        rows = rows + torch.where(codec >= 0, self.talker.model.codec_embedding(codec.clamp(min=0))[:, 0], 0)
+    def embed(
+        self, prompt: Prompt, text: Sequence[int] = (), vector: Tensor | None = None, frames: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A prompt as prefill rows [T, hidden], and the rows of text that comes after it.
+
+        vector and frames are the parts of a cloned voice. In few calls: each takes the interpreter from the engine's
+        thread, and requests come by the hundred.
+        """
+        begin = next((at for at, id in enumerate(prompt.codec) if id != NOTHING), len(prompt))
+        ids = prompt.codec[begin:]
+        rows, after = self.text_rows([*prompt.text, *text]).split([len(prompt), len(text)])
+        heard = self.talker.model.codec_embedding(self._sent([max(id, 0) for id in ids]))
+        if NOTHING in ids:
+            heard = torch.where(self._sent([id != NOTHING for id in ids])[:, None], heard, 0)
+        rows[begin:] += heard
         if prompt.vector_row is not None:
             assert vector is not None
             rows[prompt.vector_row] += vector.to(rows)
@@ -114,7 +123,11 @@ class Qwen3TTS(nn.Module):
             assert frames is not None
             heard = self.talker.frame_rows(frames.to(self.device))
             rows[prompt.frames_row : prompt.frames_row + len(frames)] += heard
-        return rows
+        return rows, after
+
+    def _sent(self, values: list[int] | list[bool]) -> Tensor:
+        """On the device, which need not be waited for."""
+        return torch.tensor(values, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
 
     def text_rows(self, ids: Sequence[int]) -> Tensor:
         """Text ids as rows of the talker's width."""

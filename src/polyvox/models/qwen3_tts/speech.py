@@ -185,9 +185,10 @@ class Speech:
             trailing = prompt.trailing
         if not request.guard:
             longest, likely = asked, NEVER
+        rows, text = self.model.embed(prompt, trailing, vector, frames)
         return Prepared(
-            rows=self.model.embed(prompt, vector, frames),
-            text=self.model.text_rows(trailing),
+            rows=rows,
+            text=text,
             max_frames=min(asked, longest),
             guarded=longest < asked and not grows,
             tokens=len(said),
@@ -276,6 +277,22 @@ class Speech:
         return self._warm.get(codes.numpy(), decode)
 
 
+# The numbers of a slot, each of which has a tensor of its own.
+WHOLES = ("position", "text_end", "frame", "still", "segment", "budget", "least")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """All of a slot that a stream finds set when it begins, as views that are made once."""
+
+    wholes: list[Tensor]
+    params: list[Tensor]
+    input: Tensor
+    text: Tensor
+    seen: Tensor
+    codec: CodecState
+
+
 class SpeechSlots:
     """The model over a fixed number of slots; see protocol.py."""
 
@@ -283,11 +300,12 @@ class SpeechSlots:
         self.model = model
         self.rows = model.new_slots(count, text_rows, ring)
         self.nbytes = self.rows.nbytes
+        self._places: list[_Place | None] = [None] * count
 
     def seat(self, slot: int, prepared: Prepared) -> None:
         """In few calls: each costs a GPU's host tens of microseconds, and streams come by the hundred."""
-        rows, own = self.rows, prepared.own
-        text = prepared.text[: rows.text.shape[1]]
+        place, own = self._places[slot] or self._place(slot), prepared.own
+        text = prepared.text[: len(place.text)]
         wholes = {
             "position": len(prepared.rows) - 1,
             "text_end": len(text),
@@ -297,29 +315,35 @@ class SpeechSlots:
             "budget": own.likely,
             "least": own.sampling.min_frames,
         }
-        places = [getattr(rows, name)[slot] for name in wholes]
-        numbers = self._host([*wholes.values()], torch.int64).to(self.model.device, non_blocking=True)
-        torch._foreach_copy_(places, [*numbers.unbind()])
-        for place, values in (
-            (rows.talker_params, talker_parameters(own.sampling)),
-            (rows.predictor_params, predictor_parameters(own.sampling)),
-            (rows.key, seed_words(own.seed)),
-        ):
-            place[slot].copy_(self._host(values, place.dtype), non_blocking=True)
-        rows.input[slot].copy_(prepared.rows[-1])
-        rows.seen[slot].zero_()
+        self._write(place.wholes, [*(wholes[name] for name in WHOLES), *seed_words(own.seed)], torch.int64)
+        settings = [*talker_parameters(own.sampling), *predictor_parameters(own.sampling)]
+        self._write(place.params, settings, self.rows.talker_params.dtype)
+        place.input.copy_(prepared.rows[-1])
+        place.seen.zero_()
         if own.warm is None:
-            rows.codec["position"][slot].zero_()
-            torch._foreach_zero_([state[slot] for name, state in rows.codec.items() if name != "position"])
+            place.codec["position"].zero_()
+            torch._foreach_zero_([state for name, state in place.codec.items() if name != "position"])
         else:
-            torch._foreach_copy_(
-                [state[slot] for state in rows.codec.values()], [own.warm[name][0] for name in rows.codec]
-            )
-        rows.text[slot, : len(text)].copy_(text)
+            torch._foreach_copy_([*place.codec.values()], [own.warm[name][0] for name in place.codec])
+        place.text[: len(text)].copy_(text)
 
-    def _host(self, values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
-        """On its way to the device, which need not be waited for."""
-        return torch.tensor(values, dtype=dtype, pin_memory=self.model.device.type == "cuda")
+    def _write(self, places: list[Tensor], values: list[int] | list[float], dtype: torch.dtype) -> None:
+        """By one copy to the device, which is not waited for."""
+        given = torch.tensor(values, dtype=dtype, pin_memory=self.model.device.type == "cuda")
+        given = given.to(self.model.device, non_blocking=True)
+        torch._foreach_copy_(places, [*given.split([len(place) for place in places])])
+
+    def _place(self, slot: int) -> "_Place":
+        rows = self.rows
+        found = self._places[slot] = _Place(
+            [*(getattr(rows, name)[slot : slot + 1] for name in WHOLES), rows.key[slot]],
+            [rows.talker_params[slot], rows.predictor_params[slot]],
+            rows.input[slot],
+            rows.text[slot],
+            rows.seen[slot],
+            {name: state[slot] for name, state in rows.codec.items()},
+        )
+        return found
 
     def write_text(self, slot: int, start: int, text: Tensor) -> None:
         ring = self.rows.text.shape[1]
