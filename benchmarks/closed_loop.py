@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from polyvox.bench.inprocess import DoorClient
+from polyvox.bench.inprocess import STREAMS_A_READER, DoorClient
 from polyvox.bench.load import Load, run_apart
 from polyvox.bench.prompts import prompts
 from polyvox.bench.summary import summarise
@@ -39,7 +39,6 @@ CODEC_FRAME = ((1, 0.19), (64, 1.39), (128, 2.59), (256, 5.02), (512, 9.86), (10
 PREFILL_ROW = 0.007
 PREFILL = 1.0
 WATCH_SECONDS = 20
-READ_BY_ONE = 256  # streams
 
 
 def at(points: tuple[tuple[int, float], ...], size: int) -> float:
@@ -212,7 +211,9 @@ def main() -> None:
         sys.stdout.write(f"ready after {process.door.start_seconds:.0f} s, {memory() or 0:.2f} GB\n")
         for streams in levels:
             load = Load("closed", streams, given.seconds, given.ramp, ramp=given.ramp, seed=given.seed)
-            rows.append(level(engine, connect, load, given.processes or -(-streams // READ_BY_ONE)))
+            rows.append(
+                level(engine, connect, load, given.processes or load.processes(os.cpu_count() or 1, STREAMS_A_READER))
+            )
             sys.stdout.write(f"{rows[-1]}\n")
             sys.stdout.flush()
         engine.close()

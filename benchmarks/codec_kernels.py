@@ -36,6 +36,9 @@ OTHER_TILES = (
     tiles.Tile(64, 128, 64, 64, 4, 3, 1.0),
     tiles.Tile(64, 128, 0, 64, 4, 4, 1.0),
     tiles.Tile(64, 64, 32, 32, 4, 4, 1.0),
+    tiles.Tile(128, 256, 0, 64, 8, 3, 1.0),
+    tiles.Tile(256, 128, 64, 64, 16, 3, 1.0),
+    tiles.Tile(256, 64, 32, 64, 8, 3, 1.0),
 )
 console = Console(width=140, highlight=False)
 

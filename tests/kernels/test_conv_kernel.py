@@ -17,7 +17,7 @@ from polyvox.kernels.conv import (
     remember,
     remember_plain,
 )
-from polyvox.kernels.snake import snake_plain
+from polyvox.kernels.snake import snake_plain, waves
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -55,7 +55,7 @@ def test_a_convolution_continues_the_columns_of_its_slot(
     state = slot_state(inputs, taps.history, dtype)
     past = state[slots] if state is not None else None
     before = state.clone() if state is not None else None
-    found, active = causal_conv(x, taps, state, slots, add, snake)
+    found, active = causal_conv(x, taps, state, slots, add, waves(*snake))
     expected = causal_conv_plain(x.double(), widen(past), weight.double(), bias.double(), dilation) + add.double()
     close(found, expected)
     close(active, snake_plain(expected, *snake))
@@ -76,7 +76,7 @@ def test_a_transposed_convolution_is_the_same_product(
     packed = pack_upsample(weight, bias, rate)
     state = slot_state(inputs, packed.history, dtype)
     past = state[slots] if state is not None else None
-    found, active = causal_conv(x, packed, state, slots, snake=snake)
+    found, active = causal_conv(x, packed, state, slots, snake=waves(*snake))
     expected = causal_upsample_plain(x.double(), widen(past), weight.double(), bias.double(), rate)
     assert found.shape == (2, outputs, 9 * rate)
     close(found, expected)
@@ -132,7 +132,7 @@ def test_snake_keeps_its_precision_far_from_zero() -> None:
     x = torch.linspace(-100, 100, 40 * 16).view(1, 1, -1).expand(1, 2, -1).contiguous()
     one = pack_conv(torch.eye(2)[..., None], torch.zeros(2), 1)
     snake = (torch.tensor([0.0, -3.0]), torch.tensor([0.0, -1.0]))
-    _, found = causal_conv(x, one, None, torch.tensor([0]), snake=snake)
+    _, found = causal_conv(x, one, None, torch.tensor([0]), snake=waves(*snake))
     torch.testing.assert_close(found.double(), snake_plain(x.double(), *snake), rtol=1e-6, atol=1e-5)
 
 

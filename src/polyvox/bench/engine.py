@@ -103,8 +103,7 @@ def measure_calls(
     graphs: bool = True,
 ) -> Iterator[Timing]:
     """Each call at each size, as they are done; the codec, which has no context, at the first only."""
-    codec_dtype = next(model.codec.parameters()).dtype
-    device = device or measure_device(model.device, {model.dtype, codec_dtype})
+    device = device or measure_device(model.device, {model.dtype, model.codec.dtype})
     graphs = graphs and model.device.type == "cuda"
     for context in contexts:
         for batch in batches:
@@ -126,12 +125,12 @@ def measure_calls(
                 times = timed(
                     programs[call], min(repeats, PREFILL_REPEATS) if call == "prefill" else repeats, model.device
                 )
-                dtype = codec_dtype if call == "codec" else model.dtype
+                dtype = model.codec.dtype if call == "codec" else model.dtype
                 yield _timing(call, batch, context, times, works[call], works[call].floor(device, dtype))
             if graphs:
                 times = timed(_beside(programs, codec_frames, model.device), repeats, model.device)
                 frame, codec = works["frame"], works["codec"]
-                floor = frame.floor(device, model.dtype) + codec.floor(device, codec_dtype) / codec_frames
+                floor = frame.floor(device, model.dtype) + codec.floor(device, model.codec.dtype) / codec_frames
                 both = Work(
                     frame.bytes + codec.bytes // codec_frames,
                     frame.flops + codec.flops // codec_frames,

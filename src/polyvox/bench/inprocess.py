@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from polyvox.hosting.wire import Door
 
 
+# Streams that one process reads behind a door; each process has threads with the engine, which want its interpreter.
+STREAMS_A_READER = 256
+
+
 class EngineClient:
     """Submits to an engine and reads its chunks in the event loop.
 

@@ -74,10 +74,10 @@ class Load:
         """The load in a few words."""
         return f"{self.level:g} at once" if self.mode == "closed" else f"{self.level:g} a second"
 
-    def processes(self, cores: int) -> int:
-        """How many are needed to read so many streams, and can be used."""
+    def processes(self, cores: int, each: int = STREAMS_A_PROCESS) -> int:
+        """How many are needed to read so many streams where one reads `each`, and can be used."""
         streams = self.level if self.mode == "closed" else 4 * self.level  # a request a second is a few streams
-        return max(1, min(cores, -(-int(streams) // STREAMS_A_PROCESS)))
+        return max(1, min(cores, -(-int(streams) // each)))
 
 
 @dataclass(frozen=True, slots=True)

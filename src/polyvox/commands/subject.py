@@ -140,7 +140,7 @@ class Subject:
     def _engine(
         self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack, conditions: Conditions
     ) -> Driver:
-        from polyvox.bench.inprocess import DoorClient, EngineClient, engine_client
+        from polyvox.bench.inprocess import STREAMS_A_READER, DoorClient, EngineClient, engine_client
         from polyvox.hosting.remote import RemoteEngine
         from polyvox.hosting.supervisor import EngineProcess
         from polyvox.tts import placement
@@ -158,7 +158,8 @@ class Subject:
                 apart, cores = DoorClient(process.door, self.voice, self.frames), int(conditions["cores"] or 1)
 
                 def drive(load_: Load, report: "Report | None") -> tuple[list[Trace], Lag]:
-                    return run_apart(apart, load_, texts, self.processes or load_.processes(cores), report)
+                    readers = self.processes or load_.processes(cores, STREAMS_A_READER)
+                    return run_apart(apart, load_, texts, readers, report)
             else:
                 engine = stack.enter_context(self._tts(slots, patience)).engine
                 slots = engine.config.slots

@@ -110,6 +110,7 @@ class Crowd:
                 self.end(stream, "error", f"the request could not be prepared: {error}")
                 continue
             stream.text = stream.text[stream.seat.text_end :].clone()
+            stream.prepared = None  # the seat has its prompt until that is read
             if stream.text_open or len(stream.text) or track.text_frames < inf:
                 self._growing[stream] = None
                 self._feed_text(track, stream, now)
@@ -267,7 +268,7 @@ class Crowd:
             self.streams.pop(stream.track, None)
             if stream.seat is not None:
                 self._stepper.leave(stream.seat)
-            stream.prepared = stream.seat = None
+            stream.prepared = stream.seat = None  # of one that was never seated, too
             stream.text = torch.empty(0)
             self._wake()  # whoever waits for a free engine
 

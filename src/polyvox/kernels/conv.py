@@ -10,7 +10,7 @@ channels, which are in memory r columns of `outputs` channels. Linear maps are t
 The product has M = B·T rows, K = taps · C, N = outputs. A tile's last act adds bias and residual and stores the sum,
 its Snake (snake.py), or both: whoever makes a column knows which activation is read next.
 
-Types: x, weight, add, state of one type (bfloat16, float16, float32); bias and Snake's logarithms float32.
+Types: x, weight, add, state of one type (bfloat16, float16, float32); bias and Snake's waves float32.
 Roundings: products summed in float32 (TF32 for float32 only where cuDNN may use it), bias and residual added in
 float32; the sum is rounded once when stored, and Snake is taken of the unrounded sum and rounded once.
 Bytes: x once from memory (its taps from cache), weight once, add, y and Snake(y) once each. Offsets are 64-bit by row.
@@ -109,7 +109,7 @@ def causal_conv(
 ) -> tuple[Tensor, Tensor]:
     """The sum and its Snake, [B, outputs, rate · T] each; without keep or without snake the two are one tensor.
 
-    state is moved on in place. dtype: of the sum, where it is not that of x.
+    state is moved on in place. snake: its waves (snake.py). dtype: of the sum, where it is not that of x.
     """
     rows = columns_first(x)
     batch, columns, inputs = rows.shape
@@ -127,12 +127,12 @@ def causal_conv(
     raw = torch.empty(shape, dtype=dtype or x.dtype, device=x.device) if keep else rows
     act = torch.empty(shape, dtype=x.dtype, device=x.device) if snake is not None else raw
     added = columns_first(add) if add is not None else rows
-    alpha, beta = snake if snake is not None else (taps.bias, taps.bias)
+    rate, height = snake if snake is not None else (taps.bias, taps.bias)
     tile = choose_tile(batch * columns, width, inputs, rows.dtype, card(rows.device))
     tile_rows, tile_columns = -(-batch * columns // tile.rows), -(-width // tile.columns)
     ieee = rows.dtype != torch.float32 or not torch.backends.cudnn.allow_tf32
     conv_kernel[(tile_rows * tile_columns,)](
-        rows, past, slots, taps.weight, taps.bias, added, alpha, beta, raw, act,
+        rows, past, slots, taps.weight, taps.bias, added, rate, height, raw, act,
         batch * columns, columns, inputs, width, taps.outputs, taps.taps, taps.dilation,
         PAST=taps.history > 0, ADD=add is not None, RAW=keep, SNAKE=snake is not None,
         BLOCK_M=tile.rows, BLOCK_N=tile.block, EXTRA_N=tile.extra, BLOCK_K=tile.depth, EVEN_K=inputs % tile.depth == 0,
@@ -162,7 +162,7 @@ def remember_plain(rows: Tensor, past: Tensor, slots: Tensor) -> None:
 
 @partial(Kernel, plain=("rows", "columns", "taps", "dilation"))
 def conv_kernel(
-    x, state, slots, weight, bias, add, alpha, beta, raw, act,
+    x, state, slots, weight, bias, add, rate, height, raw, act,
     rows, columns, inputs, outputs, channels, taps, dilation,
     PAST: tl.constexpr, ADD: tl.constexpr, RAW: tl.constexpr, SNAKE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXTRA_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
@@ -216,14 +216,14 @@ def conv_kernel(
         tap = tl.where(part == parts, tap + 1, tap)
         part = tl.where(part == parts, 0, part)
 
-    finish(sums, m, n, bias, add, alpha, beta, raw, act, rows, outputs, channels, ADD, RAW, SNAKE)
+    finish(sums, m, n, bias, add, rate, height, raw, act, rows, outputs, channels, ADD, RAW, SNAKE)
     if EXTRA_N:
-        finish(sums_extra, m, n_extra, bias, add, alpha, beta, raw, act, rows, outputs, channels, ADD, RAW, SNAKE)
+        finish(sums_extra, m, n_extra, bias, add, rate, height, raw, act, rows, outputs, channels, ADD, RAW, SNAKE)
 
 
 @Kernel
 def finish(
-    sums, m, n, bias, add, alpha, beta, raw, act, rows, outputs, channels,
+    sums, m, n, bias, add, rate, height, raw, act, rows, outputs, channels,
     ADD: tl.constexpr, RAW: tl.constexpr, SNAKE: tl.constexpr,
 ):  # fmt: skip
     """What is done to a tile of sums before it is stored."""
@@ -236,7 +236,7 @@ def finish(
         tl.store(raw + at, narrowed(y, raw.dtype.element_ty), mask=there)
     if SNAKE:
         channel = n % channels
-        y = snaked(y, tl.load(alpha + channel).to(tl.float32), tl.load(beta + channel).to(tl.float32))
+        y = snaked(y, tl.load(rate + channel), tl.load(height + channel))
         tl.store(act + at, narrowed(y, act.dtype.element_ty), mask=there)
 
 

@@ -31,7 +31,7 @@ from polyvox.kernels.conv import (
 )
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_plain
 from polyvox.kernels.ring import Ring
-from polyvox.kernels.snake import snake_plain
+from polyvox.kernels.snake import snake_plain, waves
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import CodecConfig
 from polyvox.models.qwen3_tts.transformer import Rotation, Transformer, widened
@@ -87,9 +87,14 @@ class SnakeBeta(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(channels))
         self.beta = nn.Parameter(torch.empty(channels))
+        self._waves: Kept[tuple[Tensor, Tensor]] = Kept()
 
     def forward(self, x: Tensor) -> Tensor:
         return snake_plain(x, self.alpha, self.beta)
+
+    def waves(self) -> tuple[Tensor, Tensor]:
+        """As the kernel reads them."""
+        return self._waves.get(lambda: waves(self.alpha, self.beta), self.alpha)
 
 
 class Stateful(nn.Module, ABC):
@@ -118,7 +123,7 @@ class Stateful(nn.Module, ABC):
         history = self.state_shape[1]
         if kernels.active(x):
             assert step.slots is not None
-            snake = (then.alpha, then.beta) if then else None
+            snake = then.waves() if then else None
             state = step.before[self.key] if history else None
             return causal_conv(x, self.taps(), state, step.slots, add, snake, keep, dtype)
         past = step.read(self.key) if history else None
@@ -374,6 +379,11 @@ class CodecDecoder(nn.Module):
     def _like(self) -> Tensor:
         return self.pre_conv.conv.weight
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That the layers compute in; what codes stand for may be wider."""
+        return self._like.dtype
+
     def narrow(self, dtype: torch.dtype) -> None:
         """Computes in this type from now on, but for codebooks and Snakes."""
         for name, module in self.named_modules():
@@ -407,7 +417,7 @@ class CodecDecoder(nn.Module):
 
     def sound(self, x: Tensor, state: CodecState, slots: Tensor | None = None) -> tuple[Tensor, CodecState]:
         """The same from what the codes stand for, [B,codebook_dim,T]; training goes through here."""
-        x = x.to(self._like.dtype)
+        x = x.to(self.dtype)
         if slots is None and kernels.active(x):
             given, state = state, self.initial_state(len(x))
             for name, rows in state.items():
