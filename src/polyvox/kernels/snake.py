@@ -19,7 +19,7 @@ from torch import Tensor
 from polyvox.kernels.lazy import Kernel
 
 if TYPE_CHECKING:
-    import triton.language as tl
+    pass
 
 SNAKE_EPS = 1e-9
 
