@@ -1,5 +1,6 @@
 """What the crowd of test_stateful.py came upon once, each in its smallest form."""
 
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -8,7 +9,11 @@ import pytest
 from conftest import Loaded
 from engine.speaking import request
 from engine.stepped import SteppedEngine
+from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
+from polyvox.engine.interface import Chunk
+from polyvox.engine.step import Sound
+from polyvox.engine.stream import Piece
 from polyvox.errors import Overloaded
 from polyvox.models.request import Sampling
 
@@ -101,3 +106,80 @@ def test_held_sound_does_not_keep_that_of_all_others_for_long(
         stream.cancel()
         engine.go_on()
     assert not any(np.shares_memory(held, step) for held in stream._held)
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["a reader that takes nothing", "text that does not come"])
+def test_what_a_reader_leaves_does_not_keep_that_of_all_others(
+    started: Started, live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a live text the reader takes all but the last chunk, and no more of it is made until text comes."""
+    steps: list[Samples] = []
+    get = Sound.get
+
+    def seen(sound: Sound) -> list[Samples]:
+        found = get(sound)
+        steps.extend(found)
+        return found
+
+    monkeypatch.setattr(Sound, "get", seen)
+    engine = started(EngineConfig(slots=4))
+    asked = [
+        request("the other assist", seed=i, live=True, guard=False)
+        if live
+        else request(seed=i, frames=40, guard=False, sampling=Sampling(min_frames=40))
+        for i in range(4)
+    ]
+    streams = [engine.submit(one) for one in asked]
+    for _ in range(200 if live else 0):
+        engine.go_on(1)
+        for stream in streams:
+            stream.take(len(stream._buffer) - 1)
+    engine.go_on()
+    left = [piece for stream in streams for piece in stream._buffer]
+    assert steps
+    assert len(left) >= len(streams)
+    assert not any(np.shares_memory(part, step) for piece in left for part in piece.parts for step in steps)
+
+
+def test_many_streams_are_taken_from_in_one_look(started: Started) -> None:
+    engine = started(EngineConfig(slots=4))
+    streams = [engine.submit(request(seed=i, frames=6, sampling=Sampling(min_frames=6))) for i in range(3)]
+    engine.go_on()
+    spoken = [np.concatenate([chunk.samples for chunk in stream.take(100)]) for stream in streams]
+    again = [engine.submit(request(seed=i, frames=6, sampling=Sampling(min_frames=6))) for i in range(3)]
+    empty = engine.submit(request("hello", live=True))
+    assert all(stream.prepared is not None for stream in again)
+    engine.go_on()
+    assert all(stream.prepared is None for stream in again), "a seated stream keeps its prompt"
+    first, second, none, nothing = engine.take_all([(again[0], 100), (again[1], 1), (again[2], 0), (empty, 5)])
+    assert (len(second), none, nothing) == (1, [], [])
+    second += again[1].take(100)
+    assert [chunk.index for chunk in second] == list(range(len(second)))
+    assert first[-1].final
+    assert second[-1].final
+    for chunks, whole in ((first, spoken[0]), (second, spoken[1]), (again[2].take(100), spoken[2])):
+        np.testing.assert_allclose(np.concatenate([chunk.samples for chunk in chunks]), whole, atol=1e-6)
+    assert all(stream.buffered == 0 for stream in again)
+
+
+def test_chunks_are_joined_without_the_engines_lock(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started(EngineConfig(slots=1))
+    stream = engine.submit(request(frames=6, sampling=Sampling(min_frames=6)))
+    engine.go_on()
+    joined, free = Piece.joined, list[bool]()
+
+    def watched(piece: Piece) -> Chunk:
+        def try_it() -> None:
+            free.append(engine.lock.acquire(timeout=5))
+            if free[-1]:
+                engine.lock.release()
+
+        other = threading.Thread(target=try_it)
+        other.start()
+        other.join()
+        return joined(piece)
+
+    monkeypatch.setattr(Piece, "joined", watched)
+    assert engine.take_all([(stream, 100)])[0][-1].final
+    assert free
+    assert all(free)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from polyvox.engine.cost import FOLLOW, CostModel
-from polyvox.engine.scheduler import CROWD, GIVE_UP, Scheduler
+from polyvox.engine.scheduler import CROWD, GIVE_UP, Scheduler, _Look
 from polyvox.engine.track import CHUNKS, Limits, Plan, Track
 from polyvox.errors import InvalidRequest, Overloaded
 
@@ -714,3 +714,9 @@ class Door(RuleBasedStateMachine):
 
 TestDoor = Door.TestCase
 TestDoor.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_one_look_at_all_streams_answers_for_every_cost_of_a_frame() -> None:
+    look = _Look(0.0, 3, [0.1, 0.2, 0.25])
+    assert [round(look.slack(each), 6) for each in (0.01, 0.08, 0.01)] == [0.09, 0.01, 0.09]
+    assert _Look(0.0, 0, []).slack(0.01) == inf

@@ -20,7 +20,7 @@ from polyvox.hosting.remote import RemoteEngine
 from polyvox.hosting.supervisor import EngineProcess
 
 TIMEOUT = 60.0  # of any wait: long, as none is meant to come to its end
-ROUNDING = 1 / 32767  # samples cross as 16 bits
+ROUNDING = 1e-6  # of a stream in a crowd and alone; on their way samples lose nothing
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -1,10 +1,13 @@
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from conftest import DEVICE, Loaded
 from parity import Batch
-from polyvox.models.qwen3_tts.prompt import Prompt, build_prompt
+from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt, Reference, build_prompt
+from polyvox.models.qwen3_tts.talker import look_up
 from polyvox.models.request import Layout, Sampling
 from polyvox.tts import TTS
 
@@ -66,3 +69,65 @@ def test_embedding_a_frame_does_not_mix_the_rows_of_a_batch(loaded: Loaded) -> N
     assert together.shape == (3, talker.config.hidden_size)
     for i in range(3):
         torch.testing.assert_close(together[i : i + 1], talker.frame_rows(frames[i : i + 1]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "frames"),
+    [
+        ("base", "streaming", 0),
+        ("base", "streaming", 3),
+        ("base", "streaming", 30),
+        ("base", "whole", 3),
+        ("custom_voice", "streaming", 0),
+        ("custom_voice", "whole", 0),
+        ("voice_design", "whole", 0),
+    ],
+)
+def test_a_prompt_is_the_sum_of_its_parts_and_the_text_behind_it_its_own(
+    loaded: Loaded, kind: str, layout: Layout, frames: int
+) -> None:
+    speech = loaded(kind, "float64").speech
+    model, config, tokens = speech.model, speech.config, speech.tokenizer
+    ids = tokens.text("the other assistant, the other user")
+    prompt = build_prompt(
+        config,
+        tokens.role,
+        ids,
+        layout,
+        "english",
+        speech.voices[0] if kind == "custom_voice" else None,
+        kind == "base",
+        Reference(tokens.text("hello there"), frames) if frames else None,
+        () if kind == "base" else ids[:3],
+    )
+    chance = torch.Generator().manual_seed(1)
+    vector = torch.randn(config.talker.transformer.hidden_size, generator=chance) if kind == "base" else None
+    shape = (frames, config.talker.code_groups)
+    codes = torch.randint(0, config.predictor.vocab_size, shape, generator=chance) if frames else None
+    for text in (prompt.trailing, prompt.trailing[:-1], ()):
+        with torch.inference_mode():
+            rows, after = model.embed(prompt, text, vector, codes)
+            expected = model.text_rows(prompt.text).clone()
+            for row, code in enumerate(prompt.codec):
+                if code != NOTHING:
+                    expected[row] += model.talker.model.codec_embedding.weight[code]
+            if vector is not None and prompt.vector_row is not None:
+                expected[prompt.vector_row] += vector.to(expected)
+            if codes is not None and prompt.frames_row is not None:
+                expected[prompt.frames_row : prompt.frames_row + frames] += model.talker.frame_rows(codes.to(DEVICE))
+            torch.testing.assert_close(rows, expected, atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(after, model.text_rows(text), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("ids", [[], [3], [0, 6, 6, 2, 0]], ids=str)
+def test_rows_of_a_table_that_the_host_keeps(dtype: torch.dtype, ids: list[int]) -> None:
+    table, wanted = torch.randn(7, 5).to(dtype), torch.tensor(ids, dtype=torch.int64)
+    found = look_up(table, wanted, torch.full((len(ids), 5), torch.nan, dtype=dtype))
+    assert torch.equal(found, F.embedding(wanted, table))
+
+
+@pytest.mark.parametrize("id", [-1, 7])
+def test_no_row_stands_in_for_one_that_is_not_there(id: int) -> None:
+    with pytest.raises(IndexError, match="table of 7"):
+        look_up(torch.randn(7, 5), torch.tensor([1, id]), torch.empty(2, 5))

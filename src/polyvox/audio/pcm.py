@@ -1,4 +1,4 @@
-"""Samples as 16-bit numbers: in WAV files, on their way between processes, on their way to a client."""
+"""Samples as 16-bit numbers: in WAV files, on their way to a client."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -54,7 +54,7 @@ class LocalStream(ReadStream):
     """The `Stream` of an engine in the same process.
 
     All of its state is guarded by the engine's one lock, so a wake-up cannot fall between a look and a wait. The
-    engine writes through `push` and `end`; the reader through `take`, `chunks`, `append`, `finish_text`, `cancel`.
+    engine writes through `release` and `end`; the reader through `take`, `chunks`, `append`, `finish_text`, `cancel`.
     """
 
     def __init__(
@@ -201,8 +201,7 @@ class LocalStream(ReadStream):
             self._held, self.held = [held], len(held)
 
     def _push(self, piece: Piece) -> None:
-        if self._buffer:  # a reader that is slow must not keep the memory of others
-            self._buffer[-1].own()
+        self._own_the_last()
         if self._buffer or piece.final:
             piece.own()
         self._buffer.append(piece)
@@ -211,9 +210,15 @@ class LocalStream(ReadStream):
         self.buffered += piece.size
         self._told()
 
+    def _own_the_last(self) -> None:
+        """A reader that is slow must not keep the memory of others; all before the last one are owned already."""
+        if self._buffer:
+            self._buffer[-1].own()
+
     def wait_for_text(self, now: float) -> None:
         self.waiting_since = now
         self.text_waits += 1
+        self._own_the_last()
         self._told()
 
     def end(self, result: Result) -> None:

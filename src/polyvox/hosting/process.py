@@ -277,29 +277,36 @@ class ServerLink:
                     delivery.credit = 0  # so that credit which comes meanwhile makes the stream ready again
         # A stream that was cut short ends at once, however far behind its reader is.
         early = [_cut_short(delivery.failure or stream.result) for _, delivery, stream, _ in asked]
-        wanted = [(stream, 0 if cut else most) for (*_, stream, most), cut in zip(asked, early, strict=True)]
-        found = self._engine.take_all(wanted)
-        ends = [
-            self._hold(id, stream, chunks, cut)
-            for (id, _, stream, _), chunks, cut in zip(asked, found, early, strict=True)
+        found = self._engine.take_all(
+            [(stream, 0 if cut else credit) for (_, _, stream, credit), cut in zip(asked, early, strict=True)]
+        )
+        ended = [
+            self._hold(id, delivery, stream, chunks, cut)
+            for (id, delivery, stream, _), chunks, cut in zip(asked, found, early, strict=True)
         ]
         with self._news:
-            for (id, delivery, _, credit), chunks, result in zip(asked, found, ends, strict=True):
+            for (id, delivery, _, credit), chunks, over in zip(asked, found, ended, strict=True):
                 delivery.credit += credit - len(chunks)
-                if result is not None:
+                if over:
                     self._deliveries.pop(id, None)
-                    self._held.append((id, result, NOTHING))
 
-    def _hold(self, id: int, stream: Stream, chunks: list[Chunk], result: Result | None) -> Result | None:
-        """Keeps chunks for the ring; how the stream has ended, where it has."""
+    def _hold(
+        self, id: int, delivery: _Delivery, stream: Stream, chunks: list[Chunk], result: Result | None
+    ) -> bool:
+        """Keeps chunks for the ring, and directly behind the last of them the stream's end; whether it has ended."""
         for chunk in chunks:
             size = len(chunk.samples)
             if size > self._ring.capacity:
                 stream.cancel()
                 error = f"a chunk of {size} samples is more than the ring of {self._ring.capacity}"
-                return Result("error", stream.seed, error)
+                result = Result("error", stream.seed, error)
+                break
             self._held.append((id, wire.Piece(id, chunk.index, size, chunk.final), chunk.samples))
-        return stream.result if chunks and chunks[-1].final else result
+            if chunk.final:
+                result = delivery.failure or stream.result
+        if result is not None:
+            self._held.append((id, result, NOTHING))
+        return result is not None
 
     def _fill(self) -> tuple[list[wire.Piece], dict[int, Result]]:
         """Moves what is held into the ring, until that is full; not under the lock, as the engine waits for it."""

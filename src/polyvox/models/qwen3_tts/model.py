@@ -111,10 +111,11 @@ class Qwen3TTS(nn.Module):
         """
         begin = next((at for at, id in enumerate(prompt.codec) if id != NOTHING), len(prompt))
         ids = prompt.codec[begin:]
-        rows, after = self.text_rows([*prompt.text, *text]).split([len(prompt), len(text)])
-        heard = self.talker.model.codec_embedding(self._sent([max(id, 0) for id in ids]))
+        both = self.text_rows([*prompt.text, *text])
+        rows, after = both[: len(prompt)], both[len(prompt) :]
+        heard = self.talker.model.codec_embedding(self._sent([max(id, 0) for id in ids], torch.int64))
         if NOTHING in ids:
-            heard = torch.where(self._sent([id != NOTHING for id in ids])[:, None], heard, 0)
+            heard = torch.where(self._sent([id != NOTHING for id in ids], torch.bool)[:, None], heard, 0)
         rows[begin:] += heard
         if prompt.vector_row is not None:
             assert vector is not None
@@ -125,9 +126,10 @@ class Qwen3TTS(nn.Module):
             rows[prompt.frames_row : prompt.frames_row + len(frames)] += heard
         return rows, after
 
-    def _sent(self, values: list[int] | list[bool]) -> Tensor:
+    def _sent(self, values: list[int] | list[bool], dtype: torch.dtype) -> Tensor:
         """On the device, which need not be waited for."""
-        return torch.tensor(values, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
+        given = torch.tensor(values, dtype=dtype, pin_memory=self.device.type == "cuda")
+        return given.to(self.device, non_blocking=True)
 
     def text_rows(self, ids: Sequence[int]) -> Tensor:
         """Text ids as rows of the talker's width."""

@@ -23,6 +23,18 @@ class TextProjection(nn.Module):
         return self.linear_fc2(F.silu(self.linear_fc1(x)))
 
 
+def look_up(table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
+    """Rows [N] of a table, all on the host, by one thread.
+
+    Few rows are copied sooner so than by all of torch's, of which every thread that asks would have its own.
+    """
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
+        raise IndexError(f"ids from {int(ids.min())} to {int(ids.max())} in a table of {len(table)}")
+    places, rows = table.view(torch.uint8).numpy(), out.view(torch.uint8).numpy()
+    np.take(places, ids.numpy(), axis=0, out=rows, mode="clip")  # other modes would write to a copy first
+    return out
+
+
 class TalkerTransformer(Transformer):
     """The layers and the two embedding tables, which a checkpoint keeps beside them."""
 
@@ -57,11 +69,9 @@ class Talker(nn.Module):
         table, device = self.model.text_embedding.weight, self.codec_head.weight.device
         if table.device == device:
             return self.text_projection(F.embedding(ids.to(device), table))
-        # On a GPU the table stays with the host. Few rows are copied sooner by one thread than by all of torch's, of
-        # which every thread that asks would have its own; unpinned, the copy to the device would wait for the step.
+        # On a GPU the table stays with the host; unpinned, the copy to the device would wait for the step.
         rows = torch.empty(len(ids), table.shape[1], dtype=table.dtype, pin_memory=True)
-        np.take(table.view(torch.uint8).numpy(), ids.numpy(), axis=0, out=rows.view(torch.uint8).numpy(), mode="clip")
-        return self.text_projection(rows.to(device, non_blocking=True))
+        return self.text_projection(look_up(table, ids, rows).to(device, non_blocking=True))
 
     def frame_rows(self, codes: Tensor) -> Tensor:
         """Whole frames [..., groups] as rows: the sum of their embeddings, rounded once."""
