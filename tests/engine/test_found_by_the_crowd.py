@@ -108,11 +108,9 @@ def test_held_sound_does_not_keep_that_of_all_others_for_long(
     assert not any(np.shares_memory(held, step) for held in stream._held)
 
 
-@pytest.mark.parametrize("live", [False, True], ids=["a reader that takes nothing", "text that does not come"])
-def test_what_a_reader_leaves_does_not_keep_that_of_all_others(
-    started: Started, live: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_reader_that_takes_nothing_does_not_keep_the_sound_of_all_others(
+    started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a live text the reader takes all but the last chunk, and no more of it is made until text comes."""
     steps: list[Samples] = []
     get = Sound.get
 
@@ -123,22 +121,27 @@ def test_what_a_reader_leaves_does_not_keep_that_of_all_others(
 
     monkeypatch.setattr(Sound, "get", seen)
     engine = started(EngineConfig(slots=4))
-    asked = [
-        request("the other assist", seed=i, live=True, guard=False)
-        if live
-        else request(seed=i, frames=40, guard=False, sampling=Sampling(min_frames=40))
-        for i in range(4)
-    ]
-    streams = [engine.submit(one) for one in asked]
-    for _ in range(200 if live else 0):
-        engine.go_on(1)
-        for stream in streams:
-            stream.take(len(stream._buffer) - 1)
+    sampling = Sampling(min_frames=40)
+    streams = [engine.submit(request(seed=i, frames=40, guard=False, sampling=sampling)) for i in range(4)]
     engine.go_on()
     left = [piece for stream in streams for piece in stream._buffer]
-    assert steps
-    assert len(left) >= len(streams)
+    assert len(left) > len(streams)
     assert not any(np.shares_memory(part, step) for piece in left for part in piece.parts for step in steps)
+
+
+def test_nor_does_one_whose_text_has_run_out(started: Started) -> None:
+    """No chunk will come behind the last one until there is text."""
+    engine = started(EngineConfig(slots=1))
+    stream = engine.submit(request("the other assist", live=True, guard=False))
+    step = np.full((256, engine.model.samples_per_frame), 0.5, np.float32)
+    with engine.lock:
+        stream.hold(step[7])
+        stream.release(final=False)
+        (piece,) = stream._buffer
+        assert np.shares_memory(piece.parts[0], step)
+        stream.wait_for_text(engine.now)
+        assert not np.shares_memory(piece.parts[0], step)
+        np.testing.assert_array_equal(piece.joined().samples, step[7])
 
 
 def test_many_streams_are_taken_from_in_one_look(started: Started) -> None:
