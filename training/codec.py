@@ -242,7 +242,9 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
         training.encoder.load_state_dict(found["encoder"])
     else:
         training.learn(arguments.minutes)
-        torch.save({"decoder": training.decoder.state_dict(), "encoder": training.encoder.state_dict()}, state)
+        half = state.with_suffix(".half")
+        torch.save({"decoder": training.decoder.state_dict(), "encoder": training.encoder.state_dict()}, half)
+        half.replace(state)
     training.save(arguments.out)
     codes = training.encode()
     texts, frames, firsts = training.encode_timed()

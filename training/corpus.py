@@ -119,8 +119,13 @@ def speak(arguments: argparse.Namespace) -> None:
         worker.start()
     for worker in workers:
         worker.join()
-    if any(worker.exitcode for worker in workers):
-        raise SystemExit(f"workers failed: {[worker.exitcode for worker in workers]}")
+    failed = [number for number, worker in enumerate(workers) if worker.exitcode]
+    for number in failed:
+        recover(arguments.work / f"{arguments.command}-{number:02}.jsonl")
+    if failed:
+        _say(f"workers failed: {failed} of {len(workers)}; what they had done is kept")
+    if len(failed) == len(workers):
+        raise SystemExit("all workers failed")
     found = [timed for timed, _ in read_timed(arguments.work, arguments.command)]
     hours = sum(timed.span.units for timed in found) / UNITS_PER_FRAME * FRAME / SAMPLE_RATE / 3600
     _say(f"{len(found)} utterances, {hours:.1f} h")

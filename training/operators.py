@@ -65,8 +65,12 @@ def _gemm(settings: Settings, a: Tensor, b: Tensor, c: Tensor | None = None) -> 
 def _divide(_: Settings, a: Tensor, b: Tensor) -> Tensor:
     if not a.is_floating_point() and not b.is_floating_point():
         return torch.div(a, b, rounding_mode="trunc")
-    # Silence gives 0 / 0 before an arc tangent, whose phase then means nothing.
-    return torch.nan_to_num(a / b, nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    return a / b
+
+
+def _arc_tangent(_: Settings, x: Tensor) -> Tensor:
+    # Silence gives 0 / 0, whose phase then means nothing.
+    return torch.nan_to_num(x, nan=0.0, posinf=torch.inf, neginf=-torch.inf).atan()
 
 
 def _power(_: Settings, a: Tensor, b: Tensor) -> Tensor:
@@ -149,7 +153,7 @@ def _stft(_: Settings, x: Tensor, hop: Tensor, window: Tensor, *rest: Tensor | N
 
 ON_HOST = {
     "Shape", "Slice", "Gather", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Resize", "Pad", "Clip", "STFT", "CumSum",
-    "ReduceMean", "ReduceSum", "Range", "ConstantOfShape",
+    "ReduceMean", "ReduceSum", "Range", "ConstantOfShape", "Normed",
 }  # fmt: skip
 ARITHMETIC = {"Add", "Sub", "Mul", "Div", "Pow", "Greater", "GreaterOrEqual", "Less", "Equal", "Where"}
 OPERATORS: dict[str, Callable[..., Tensor]] = {
@@ -162,7 +166,7 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "Exp": lambda _, x: x.exp(),
     "Sin": lambda _, x: x.sin(),
     "Cos": lambda _, x: x.cos(),
-    "Atan": lambda _, x: x.atan(),
+    "Atan": _arc_tangent,
     "Tanh": lambda _, x: x.tanh(),
     "Sigmoid": lambda _, x: x.sigmoid(),
     "Floor": lambda _, x: x.floor(),
@@ -180,6 +184,7 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "LayerNormalization": _layer_norm,
+    "Normed": lambda _, x, least: F.instance_norm(x, eps=float(least)),
     "ReduceMean": _reduce(torch.mean),
     "ReduceSum": _reduce(torch.sum),
     "Transpose": lambda s, x: x.permute(s["perm"]),

@@ -44,7 +44,7 @@ class Best:
 
     def improved(self, value: float, part: float) -> bool:
         """Whether this is the lowest; part: how much of the run has gone."""
-        if value >= self.value:
+        if not value < self.value:  # nor where it is no number
             return False
         self.value, self._found = value, part
         return True

@@ -168,17 +168,21 @@ class TalkerTraining:
             size += 2 * value.numel()
             parts[size > FILE_BYTES][name] = value.half().cpu().contiguous()
         for number, part in enumerate(parts):
-            save_file(part, out / f"talker-{number}.safetensors")
+            save_file(part, out / f".talker-{number}")
+        for number in range(len(parts)):
+            (out / f".talker-{number}").replace(out / f"talker-{number}.safetensors")
 
     def run(self, minutes: float, out: Path) -> None:
+        log, best = Log(out / "talker.jsonl"), Best(PATIENCE)
         if (out / "talker-0.safetensors").exists():
             load_talker(self.model, out)
             self.average = [parameter.detach().clone() for parameter in self.parameters]
-        log = Log(out / "talker.jsonl")
+            best = Best(patience=1.0)  # with a high rate again, it is long before anything is better than what is there
+            best.improved(compared(self.validate()), 0.0)
         pick = np.random.default_rng(1)
         steps = [Captured(lambda c=choice: self.step(*c), self.device) for choice in self.choices]  # type: ignore[misc]
         log(phase="captured", parameters=str(sum(p.numel() for p in self.parameters)), shares=str(self.shares.round(2)))
-        clock, best, number, told = Clock(minutes), Best(PATIENCE), 0, 0.0
+        clock, number, told = Clock(minutes), 0, 0.0
         while not clock.over and not best.hopeless(clock.part):
             set_rate(self.optimizer, rate(PEAK_RATE, number, clock.part, least=0.0))
             steps[pick.choice(len(steps), p=self.shares)]()

@@ -44,7 +44,7 @@ def spoken_span(durations: np.ndarray, samples: Tensor) -> Span:
     start = max(0, int(durations[0]) - LEAD)
     energy = samples[: len(samples) // TEACHER_UNIT * TEACHER_UNIT].view(-1, TEACHER_UNIT).square().mean(1).sqrt()
     loud = (energy > QUIET * energy.max()).nonzero()
-    end = int(loud[-1]) + 1 + TAIL if len(loud) else start + UNITS_PER_FRAME
+    end = max(int(loud[-1]) + 1 + TAIL if len(loud) else 0, start + UNITS_PER_FRAME)
     return Span(start, -(-(end - start) // UNITS_PER_FRAME) * UNITS_PER_FRAME)
 
 

@@ -17,7 +17,18 @@ from training.sentences import DEVELOPMENT, TEST
 from training.sound import windows
 from training.texts import key, sentence, sentences
 from training.tokens import SPECIAL, VOCABULARY, tokenizer_files
-from training.units import LAST, LEAD, UNITS_PER_FRAME, Span, cut, slower, spoken_span, timed_span, unit_features
+from training.units import (
+    LAST,
+    LEAD,
+    TEACHER_UNIT,
+    UNITS_PER_FRAME,
+    Span,
+    cut,
+    slower,
+    spoken_span,
+    timed_span,
+    unit_features,
+)
 
 WORDNET = {
     "data.noun": '00001740 03 n 01 bread 0 000 | food made of dough; "the bread is still warm from the oven"; '
@@ -86,6 +97,13 @@ def test_speech_is_cut_on_whole_frames_around_what_sounds() -> None:
     assert span.units % UNITS_PER_FRAME == 0
     assert span.start + span.units >= 26
     assert len(cut(samples, span)) == span.units * 640
+
+
+def test_speech_whose_only_sound_comes_too_early_has_a_frame() -> None:
+    samples = torch.zeros(40 * TEACHER_UNIT)
+    samples[TEACHER_UNIT : 2 * TEACHER_UNIT] = 0.5
+    span = spoken_span(np.array([30, 5, 5]), samples)
+    assert span.units == UNITS_PER_FRAME
 
 
 def test_speech_that_was_only_timed_ends_where_it_would_end() -> None:

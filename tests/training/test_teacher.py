@@ -7,7 +7,8 @@ import torch
 
 from toy_teacher import FULL_STOP, LETTERS, write_teacher
 from training.corpus import STYLES
-from training.teacher import Node, Teacher, needed
+from training.operators import OPERATORS
+from training.teacher import Node, Teacher, needed, norms_in_one
 from training.units import TEACHER_UNIT
 
 
@@ -49,3 +50,24 @@ def test_what_is_given_is_not_made_again() -> None:
     assert needed(chain, ["d"]) == chain
     assert needed(chain, ["d"], ["b"]) == chain[1:]
     assert needed(chain, ["b"]) == chain[:1]
+
+
+def test_a_division_by_its_own_deviation_is_one_norm() -> None:
+    """As the graph has it: x less its mean, by the root of its variance and a little."""
+    nodes = [
+        Node("ReduceMean", ["x", "last"], ["mean"], {}),
+        Node("Sub", ["x", "mean"], ["centred"], {}),
+        Node("Mul", ["centred", "centred"], ["squares"], {}),
+        Node("ReduceMean", ["squares", "last"], ["variance"], {}),
+        Node("Add", ["variance", "least"], ["wide"], {}),
+        Node("Sqrt", ["wide"], ["deviation"], {}),
+        Node("Div", ["centred", "deviation"], ["out"], {}),
+        Node("Div", ["out", "mean"], ["other"], {}),
+    ]
+    *_, norm, other = norms_in_one(nodes)
+    assert norm == Node("Normed", ["x", "least"], ["out"], {})
+    assert other == nodes[-1]
+    x = torch.randn(2, 3, 50)
+    centred = x - x.mean(-1, keepdim=True)
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(OPERATORS["Normed"]({}, x, torch.tensor(1e-5)), expected, atol=1e-5, rtol=1e-5)
