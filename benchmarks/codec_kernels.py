@@ -1,7 +1,8 @@
 """The codec's kernels on a GPU: are they right, how long do they take, which tiles are best.
 
     python benchmarks/codec_kernels.py                  errors in dB, calls by batch and frames, layers one by one
-    python benchmarks/codec_kernels.py --parts tune     the tiles of kernels/tiles.py against each other
+    python benchmarks/codec_kernels.py --parts tune     the tiles of kernels/tiles.py against each other, from 64 streams on;
+        --batches 512 --only conv1                      at one size, of layers with this in their names: some 3 s a tile
 
 Random weights at the published size, CUDA graph replays, medians in milliseconds. A part that fails says so in a line,
 and the others go on.
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--parts", default="errors,calls,layers")
     parser.add_argument("--batches", default="1,16,64,256,512")
     parser.add_argument("--frames", default="1,2,4,8")
+    parser.add_argument("--only", default="", help="of tune")
     parser.add_argument("--dtype", default="float16", choices=HALVES)
     options = parser.parse_args()
     batches, frames = ([int(n) for n in text.split(",")] for text in (options.batches, options.frames))
@@ -59,7 +61,7 @@ def main() -> None:
             "errors": lambda: show_errors(codec),
             "calls": lambda: show_calls(codec, half, batches, frames),
             "layers": lambda: show_layers(half),
-            "tune": lambda: tune(half),
+            "tune": lambda: tune(half, [batch for batch in batches if batch >= 64], options.only),
         }
         for name in options.parts.split(","):
             console.rule(f"{name} · {torch.cuda.get_device_name()} · {options.dtype}")
@@ -241,16 +243,16 @@ def show_layers(half: CodecDecoder) -> None:
         console.print(f"{batch} streams: convolutions {ms:.3f} ms, all else {rest:.3f} ms")
 
 
-def tune(half: CodecDecoder) -> None:
-    """Each kind of product with each tile at 64 and 512 streams: the best three, and the one that is chosen."""
+def tune(half: CodecDecoder, batches: list[int], only: str) -> None:
+    """Each kind of product with each tile: the best three, and the one that is chosen."""
     done = set()
     for launch in launches(half):
         weight = launch.taps.weight
         kind = (weight.shape, launch.add, launch.keep)
-        if kind in done:
+        if kind in done or only not in launch.name:
             continue
         done.add(kind)
-        for batch in (64, 512):
+        for batch in batches:
             rows = batch * CHUNK * launch.columns
             chosen = tiles.choose_tile(rows, weight.shape[1], launch.taps.inputs, weight.dtype)
             times: dict[tiles.Tile, float] = {}
