@@ -1,7 +1,7 @@
 """The codec's kernels on a GPU: are they right, how long do they take, which tiles are best.
 
     python benchmarks/codec_kernels.py                  errors in dB, calls by batch and frames, layers one by one
-    python benchmarks/codec_kernels.py --parts tune     the tiles of kernels/tiles.py against each other, from 64 streams on;
+    python benchmarks/codec_kernels.py --parts tune     the tiles of kernels/tiles.py, from 64 streams on;
         --batches 512 --only conv1                      at one size, of layers with this in their names: some 3 s a tile
 
 Random weights at the published size, CUDA graph replays, medians in milliseconds. A part that fails says so in a line,
