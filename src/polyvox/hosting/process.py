@@ -290,9 +290,7 @@ class ServerLink:
                 if over:
                     self._deliveries.pop(id, None)
 
-    def _hold(
-        self, id: int, delivery: _Delivery, stream: Stream, chunks: list[Chunk], result: Result | None
-    ) -> bool:
+    def _hold(self, id: int, delivery: _Delivery, stream: Stream, chunks: list[Chunk], result: Result | None) -> bool:
         """Keeps chunks for the ring, and directly behind the last of them the stream's end; whether it has ended."""
         for chunk in chunks:
             size = len(chunk.samples)
