@@ -108,12 +108,14 @@ def on_a_card(speech: Any, slots: int) -> Any:
 
 
 class Watched(LocalEngine):
-    """An engine that tells what its threads took."""
+    """An engine that tells what its threads took, and what its process has."""
 
     def stats(self) -> dict[str, float]:
         fields = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_text().rsplit(")", 1)[1].split()
         thread = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return super().stats() | {"cpu": time.process_time(), "thread_cpu": thread}
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        memory = pages * os.sysconf("SC_PAGE_SIZE")
+        return super().stats() | {"cpu": time.process_time(), "thread_cpu": thread, "memory": memory}
 
 
 def build(model: str, slots: int, tokens: int) -> Hosted:
@@ -188,7 +190,8 @@ def level(engine: RemoteEngine, connect: DoorClient, load: Load, processes: int)
             f"{1e6 * (done['cpu'] - done['thread_cpu']) / done['frames']:.1f}"
         ),
         "client late p99, ms": f"{1e3 * late.p99:.1f}" if late else "-",
-        "GB": used,
+        "GB on the card": used,
+        "the engine's GB on the host, before and after": f"{before['memory'] / 1e9:.2f}, {after['memory'] / 1e9:.2f}",
     }
 
 
