@@ -100,7 +100,9 @@ class ServerLink:
             try:
                 while True:
                     self._obey(self._wire.receive(), submitting)
-            except (EOFError, OSError) as error:
+            except EOFError:
+                log.debug("a server has gone")
+            except OSError as error:
                 log.info("a server has gone: %r", error)
             except Exception:
                 log.exception("a server is let go, as a message of it could not be served")
