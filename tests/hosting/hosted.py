@@ -18,9 +18,14 @@ from polyvox.engine.interface import Stream
 from polyvox.errors import EngineDown
 from polyvox.hosting.remote import RemoteEngine
 from polyvox.hosting.supervisor import EngineProcess
+from polyvox.models.request import Request
 
 TIMEOUT = 60.0  # of any wait: long, as none is meant to come to its end
 ROUNDING = 1e-6  # of a stream in a crowd and alone; on their way samples lose nothing
+
+
+def request(seed: int, chunks: int = 10, text: str = "hello", live: bool = False) -> Request:
+    return Request(text, seed=seed, max_frames=chunks, live=live)
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -5,11 +5,10 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,19 +22,28 @@ from hosting.fake_engine import (
     CHUNK_SAMPLES,
     SAMPLE_RATE,
     FakeEngine,
-    FakeStream,
     chunk_samples,
     gated,
     mortal,
     unbuildable,
 )
-from hosting.hosted import TIMEOUT, await_another, await_end_of, children, eventually, folders, is_back, send, traces
+from hosting.hosted import (
+    TIMEOUT,
+    await_another,
+    await_end_of,
+    children,
+    eventually,
+    folders,
+    is_back,
+    request,
+    send,
+    traces,
+)
 from polyvox.engine.interface import Chunk, Engine, Stream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.hosting import remote, wire
-from polyvox.hosting.process import BEATS, Hosting, ServerLink
+from polyvox.hosting.process import BEATS, Hosting
 from polyvox.hosting.remote import CREDIT, RemoteEngine, RemoteStream
-from polyvox.hosting.ring import Ring, shared_file
 from polyvox.hosting.supervisor import EngineProcess
 from polyvox.models.request import ClonedVoice, Request
 
@@ -56,10 +64,6 @@ def engine(process: EngineProcess) -> Iterator[RemoteEngine]:
     running = RemoteEngine(process.door)
     yield running
     running.close()
-
-
-def request(seed: int, chunks: int = 10, text: str = "hello", live: bool = False) -> Request:
-    return Request(text, seed=seed, max_frames=chunks, live=live)
 
 
 def assert_heard(chunks: list[Chunk], seed: int, count: int) -> None:
@@ -304,161 +308,6 @@ def test_a_chunk_larger_than_the_ring_ends_its_own_stream_only(engine: RemoteEng
 
 
 # Credits, and servers that fail
-
-
-class FullStream(FakeStream):
-    """Has all its chunks from the start, so nothing is told of it later; a take may be held up."""
-
-    def __init__(self, engine: "FullEngine", asked: Request) -> None:
-        super().__init__(engine, asked, None)
-        self._meeting = engine
-        with engine.work:
-            while self.result is None:
-                self.step()
-
-    def take(self, most: int) -> list[Chunk]:
-        if self._meeting.meets and most:
-            self._meeting.meets = False
-            self._meeting.collecting.set()
-            assert self._meeting.asked.wait(TIMEOUT)
-        return super().take(most)
-
-
-class FullEngine(FakeEngine):
-    """Lets a stream be taken from only once the hearing thread has come to a question for stats."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meets = False
-        self.collecting, self.asked = threading.Event(), threading.Event()
-
-    def stats(self) -> dict[str, float]:
-        self.asked.set()
-        return super().stats()
-
-    def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:  # noqa: ARG002
-        return FullStream(self, request)
-
-
-@contextmanager
-def linked(engine: FakeEngine, ring_samples: int) -> Iterator[tuple[ServerLink, wire.Wire]]:
-    """A link, and the wire of the server at its other end, which takes nothing from the ring by itself."""
-    here, there = socket.socketpair()
-    file = shared_file(ring_samples)
-    link = ServerLink(engine, wire.Wire(here, TIMEOUT), Ring(file), TIMEOUT)
-    server = wire.Wire(there, TIMEOUT)
-    os.close(file)
-    there.settimeout(TIMEOUT / 4)  # the link is looked at again when its patience ends
-    try:
-        yield link, server
-    finally:
-        link.close()
-        server.close()
-        engine.close()
-
-
-def heard_by(server: wire.Wire) -> wire.Wakeup:
-    wakeup = server.receive()
-    assert isinstance(wakeup, wire.Wakeup)
-    return wakeup
-
-
-def test_credit_that_comes_while_a_stream_is_collected_is_not_overlooked() -> None:
-    engine = FullEngine()
-    pieces: list[wire.Piece] = []
-    with linked(engine, RING) as (_, server):
-
-        def hear_until(count: int) -> None:
-            while len(pieces) < count:
-                pieces.extend(heard_by(server).pieces)
-
-        server.send(wire.Submit(0, request(1, chunks=6), credit=2))
-        hear_until(2)
-        engine.meets = True
-        server.send(wire.Taken(0, {0: 2}))  # these are being collected
-        assert engine.collecting.wait(TIMEOUT)
-        server.send(wire.Taken(0, {0: 2}))  # while these come
-        server.send(wire.AskStats(1))
-        hear_until(6)
-    assert [piece.number for piece in pieces] == list(range(6))
-
-
-def test_a_final_chunk_and_its_end_come_together_however_full_the_ring_is() -> None:
-    """Several streams that end at once, and room for less than all of them."""
-    with linked(FullEngine(), 3 * CHUNK_SAMPLES) as (link, server):
-        for id in range(4):
-            server.send(wire.Submit(id, request(id, chunks=2), credit=0))
-        replies = 0
-        while replies < 4:
-            replies += len(heard_by(server).replies)
-        server.send(wire.Taken(0, dict.fromkeys(range(4), 2)))  # all are ready in one look
-        ended: set[int] = set()
-        numbers: dict[int, list[int]] = {id: [] for id in range(4)}
-        position = 0
-        while len(ended) < 4:
-            wakeup = heard_by(server)
-            for piece in wakeup.pieces:
-                numbers[piece.id].append(piece.number)
-                position += piece.samples
-            finals = {piece.id for piece in wakeup.pieces if piece.final}
-            assert finals == set(wakeup.ended)
-            ended |= finals
-            server.send(wire.Taken(position, {}))
-        assert all(seen == [0, 1] for seen in numbers.values())
-        assert not link._deliveries
-
-
-class HeldEngine(FakeEngine):
-    """Can be stopped before chunks are taken from its streams."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stops = False
-        self.stopped, self.goes_on = threading.Event(), threading.Event()
-
-    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
-        if self.stops and any(most for _, most in wanted):
-            self.stops = False
-            self.stopped.set()
-            assert self.goes_on.wait(TIMEOUT)
-        return super().take_all(wanted)
-
-
-def test_a_text_that_is_refused_while_its_stream_is_collected_says_why() -> None:
-    engine = HeldEngine()
-    with linked(engine, RING) as (link, server):
-        server.send(wire.Submit(0, Request("one", seed=1, live=True), credit=8))
-        while not heard_by(server).pieces:
-            pass
-        engine.stops = True
-        server.send(wire.Append(0, "two"))
-        assert engine.stopped.wait(TIMEOUT)
-        delivery = link._deliveries[0]
-        server.send(wire.Append(0, "impossible"))
-        eventually(
-            lambda: delivery.failure is not None and delivery.stream is not None and bool(delivery.stream.result)
-        )
-        engine.goes_on.set()
-        while not (wakeup := heard_by(server)).ended:
-            pass
-    assert wakeup.ended[0].finish_reason == "error"
-    assert "impossible" in str(wakeup.ended[0].error)
-
-
-def test_an_answer_does_not_wait_for_a_ring_that_is_full() -> None:
-    with linked(FakeEngine(), 2 * CHUNK_SAMPLES) as (link, server):
-
-        def full() -> bool:
-            time.sleep(0.05)  # and the sending thread waits
-            return bool(link._held and link._ready)
-
-        for id in (0, 1):  # the ring is full of the first, and the second is ready
-            server.send(wire.Submit(id, request(id, chunks=20), credit=4))
-        eventually(full)
-        server.send(wire.AskStats(2))
-        replies: dict[int, wire.Reply] = {}
-        while 2 not in replies:
-            replies |= heard_by(server).replies
 
 
 @pytest.mark.parametrize("credit", [1, 2, 8])
