@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from conftest import Loaded
 from polyvox.bench.engine import Crowd, Timing, measure_calls, plain, plots, row, streams
@@ -39,6 +40,26 @@ def test_a_call_reads_each_weight_as_often_as_it_must(loaded: Loaded) -> None:
     assert frame.flops >= 2 * (layers + head + passes * predictor) / 4 * 3
     assert codec.flops > 0
     assert min(frame.operations, prefill.operations, codec.operations) > 20
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_counted_also_where_heads_share_keys(masked: bool) -> None:
+    q, k = torch.randn(2, 8, 3, 16), torch.randn(2, 2, 5, 16)
+    mask = torch.ones(2, 1, 3, 5, dtype=torch.bool) if masked else None
+
+    def attend() -> None:
+        F.scaled_dot_product_attention(q, k, k, attn_mask=mask, enable_gqa=True)
+
+    with torch.no_grad():
+        assert work_of(attend, torch.nn.Identity(), 0).flops == 2 * (2 * 8) * (3 * 5) * (16 + 16)
+
+
+def test_a_codec_says_what_it_computes_in_and_not_what_its_codebooks_are() -> None:
+    files = synthetic.tiny_files("custom_voice")
+    codec = synthetic.random_model(files, torch.device("cpu"), torch.float32).codec
+    codec.narrow(torch.float16)
+    assert codec.dtype == torch.float16
+    assert next(codec.parameters()).dtype == torch.float32
 
 
 def test_the_floor_is_the_slower_of_reading_and_multiplying() -> None:

@@ -11,15 +11,10 @@ so large that nothing behind its point is left, which holds up to 4 million half
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from polyvox.kernels.lazy import Kernel
-
-if TYPE_CHECKING:
-    pass
 
 SNAKE_EPS = 1e-9
 

@@ -113,9 +113,9 @@ class Qwen3TTS(nn.Module):
         ids = prompt.codec[begin:]
         both = self.text_rows([*prompt.text, *text])
         rows, after = both[: len(prompt)], both[len(prompt) :]
-        heard = self.talker.model.codec_embedding(self._sent([max(id, 0) for id in ids], torch.int64))
+        heard = self.talker.model.codec_embedding(self.sent([max(id, 0) for id in ids], torch.int64))
         if NOTHING in ids:
-            heard = torch.where(self._sent([id != NOTHING for id in ids], torch.bool)[:, None], heard, 0)
+            heard = torch.where(self.sent([id != NOTHING for id in ids], torch.bool)[:, None], heard, 0)
         rows[begin:] += heard
         if prompt.vector_row is not None:
             assert vector is not None
@@ -126,7 +126,7 @@ class Qwen3TTS(nn.Module):
             rows[prompt.frames_row : prompt.frames_row + len(frames)] += heard
         return rows, after
 
-    def _sent(self, values: list[int] | list[bool], dtype: torch.dtype) -> Tensor:
+    def sent(self, values: list[int] | list[float] | list[bool], dtype: torch.dtype) -> Tensor:
         """On the device, which need not be waited for."""
         given = torch.tensor(values, dtype=dtype, pin_memory=self.device.type == "cuda")
         return given.to(self.device, non_blocking=True)

@@ -329,9 +329,7 @@ class SpeechSlots:
 
     def _write(self, places: list[Tensor], values: list[int] | list[float], dtype: torch.dtype) -> None:
         """By one copy to the device, which is not waited for."""
-        given = torch.tensor(values, dtype=dtype, pin_memory=self.model.device.type == "cuda")
-        given = given.to(self.model.device, non_blocking=True)
-        torch._foreach_copy_(places, [*given.split([len(place) for place in places])])
+        torch._foreach_copy_(places, [*self.model.sent(values, dtype).split([len(place) for place in places])])
 
     def _place(self, slot: int) -> "_Place":
         rows = self.rows
