@@ -92,6 +92,11 @@ class Timing:
         return self.floor / self.p50
 
 
+def device_of(model: Qwen3TTS) -> Device:
+    """What the model's device can do in the types that the model computes in."""
+    return measure_device(model.device, {model.dtype, model.codec.dtype})
+
+
 @torch.inference_mode()
 def measure_calls(
     model: Qwen3TTS,
@@ -99,11 +104,10 @@ def measure_calls(
     contexts: Sequence[int],
     repeats: int,
     codec_frames: int,
-    device: Device | None = None,
+    device: Device,
     graphs: bool = True,
 ) -> Iterator[Timing]:
     """Each call at each size, as they are done; the codec, which has no context, at the first only."""
-    device = device or measure_device(model.device, {model.dtype, model.codec.dtype})
     graphs = graphs and model.device.type == "cuda"
     for context in contexts:
         for batch in batches:

@@ -185,7 +185,6 @@ def engine(
 
         from polyvox.bench import draw
         from polyvox.bench import engine as calls
-        from polyvox.bench.floor import measure_device
         from polyvox.bench.weights import random_weights
     timings: list[calls.Timing] = []
     with ExitStack() as stack:
@@ -194,8 +193,7 @@ def engine(
         else:
             loaded = stack.enter_context(load(model, device, dtype)).speech.model
         with console.status("Measuring the device …"):
-            kinds = {loaded.dtype, next(loaded.codec.parameters()).dtype}
-            limits = measure_device(loaded.device, kinds)
+            limits = calls.device_of(loaded)
         about = f"{model or 'the embedded voice'}, torch {torch.__version__}, {limits}"
         console.print(about, soft_wrap=True)
         total = len(batches) * (2 * len(contexts) + 1)
