@@ -1,6 +1,10 @@
 """Measures the codec alone: the teacher says the test sentences, they go through codes and back, whisper writes them.
 
-python -m training.reconstruction --onnx kokoro-fp32.onnx --voices DIR --codec DIR --asr DIR [--samples DIR]
+    python -m training.reconstruction --onnx kokoro-fp32.onnx --voices DIR --codec DIR --asr DIR [--samples DIR]
+
+With --talker and --tokenizer also more and more of the codes by the talker: all but code 0; then all of them, each
+frame after the frames as they were said. What is missing to the word errors of `training.check` comes of the talker's
+reading its own frames.
 """
 
 import argparse
@@ -10,17 +14,26 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from polyvox.bench.words import Errors, word_errors
+from polyvox.models.qwen3_tts.config import parse_config
+from polyvox.models.qwen3_tts.talker import Talker
 from training.asr import Recogniser
+from training.batches import Batches, row_count
 from training.corpus import STYLES, VOICES, Timed
 from training.encoder import MARGIN, SpeechEncoder
 from training.export import load_decoder
-from training.layout import BOOKS, CODE_DIM, FIRST_CODES, REST_CODES
+from training.layout import BOOKS, CODE_DIM, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
+from training.losses import read
+from training.polish import said
+from training.pool import Packing, Utterance
 from training.rates import rate_of
 from training.sentences import TEST
 from training.sound import windows
+from training.talker import load_talker
 from training.teacher import DURATIONS
+from training.tokens import load_tokenizer
 from training.units import FRAME, SAMPLE_RATE, cut, spoken_span
 
 
@@ -48,20 +61,50 @@ class OnnxTeacher:
         return np.array(ids), durations.ravel(), samples.ravel()
 
 
+class Prompted:
+    """The talker, told which frames were said."""
+
+    def __init__(self, talker: Path, tokenizer: Path) -> None:
+        self._config = parse_config(voice_files(SAMPLING))
+        self._talker = Talker(self._config)
+        initialise(self._talker)
+        load_talker(self._talker, talker)
+        self._talker.eval()
+        self._cutter = load_tokenizer(tokenizer, None)
+
+    def __call__(self, text: str, voice: int, codes: Tensor) -> dict[str, Tensor]:
+        """codes [frames,BOOKS] as they were said, and the same by the talker, by what of them is its own."""
+        talker, packing = self._talker, Packing([self._cutter])
+        packing.add(Utterance(text, codes.numpy().astype(np.uint16), voice, 0, True, True))
+        pool = packing.pool()
+        whole = torch.zeros(1, dtype=torch.bool)
+        batches = Batches(pool, self._config, torch.device("cpu"))
+        batch = batches.rows(torch.zeros(1, dtype=torch.int64), whole, ~whole, int(row_count(pool)[0]))
+        hidden = read(talker, batch, batch.frames)[batch.following[..., 0] >= 0]
+        first = talker.codec_head(hidden)[:, :FIRST_CODES].argmax(-1)
+        rest = talker.code_predictor(hidden, talker.model.codec_embedding(first), lambda _, x: x.argmax(-1))
+        return {"rest by talker": said(talker, batch), "all by talker": torch.cat([first[:, None], rest], 1)}
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("onnx", "voices", "codec", "asr"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--samples", type=Path, help="keep the teacher's and the codec's sound here")
+    parser.add_argument("--talker", type=Path, help="folder of its weights")
+    parser.add_argument("--tokenizer", type=Path, help="of the talker")
+    parser.add_argument("--samples", type=Path, help="keep what was heard here")
     parser.add_argument("--sentences", type=int, default=len(TEST))
     arguments = parser.parse_args()
+    if (arguments.talker is None) != (arguments.tokenizer is None):
+        parser.error("--talker and --tokenizer belong together")
     torch.set_num_threads(2)
     teacher, recogniser = OnnxTeacher(arguments.onnx, arguments.voices), Recogniser(arguments.asr)
     encoder = SpeechEncoder(BOOKS, FIRST_CODES, REST_CODES, CODE_DIM).eval()
     weights = load_file(arguments.codec / "encoder.safetensors")
     encoder.load_state_dict({name: value.float() for name, value in weights.items()})
     decoder = load_decoder(arguments.codec / "decoder.safetensors").eval()
+    prompted = Prompted(arguments.talker, arguments.tokenizer) if arguments.talker else None
     found: dict[str, list[Errors]] = {}
     for number, text in enumerate(TEST[: arguments.sentences]):
         voice = number % 2
@@ -71,18 +114,21 @@ def main() -> None:
         kept = cut(wave, span)
         padded = torch.nn.functional.pad(kept, (MARGIN * FRAME, MARGIN * FRAME))[None]
         units = torch.from_numpy(windows(phonemes, Timed(number, durations, span)))[None]
-        codes = encoder(units, padded).codes
-        made = decoder(codes, decoder.initial_state(1))[0][0]
-        for name, sound in (("teacher", kept), ("codec", made)):
+        codes = encoder(units, padded).codes[0]
+        ways = {"codec": codes} | (prompted(text, voice, codes) if prompted else {})
+        made = {name: decoder(way[None], decoder.initial_state(1))[0][0] for name, way in ways.items()}
+        for name, sound in ({"teacher": kept} | made).items():
             heard = recogniser(sound.numpy(), SAMPLE_RATE)
-            found.setdefault(f"{name} {VOICES[voice]}", []).append(word_errors(text, heard))
-            if found[f"{name} {VOICES[voice]}"][-1].errors:
-                print(f"  {name} {VOICES[voice]}: {text} | {heard}", flush=True)  # noqa: T201
+            errors = word_errors(text, heard)
+            for kind in (name, f"{name}, {VOICES[voice]}"):
+                found.setdefault(kind, []).append(errors)
+            if errors.errors:
+                print(f"  {name}, {VOICES[voice]}: {text} | {heard}", flush=True)  # noqa: T201
             if arguments.samples:
                 arguments.samples.mkdir(parents=True, exist_ok=True)
                 np.save(arguments.samples / f"{name}-{number:03}.npy", sound.numpy())
-    for name, errors in found.items():
-        print(f"{name:20} {rate_of(errors)} of {sum(e.words for e in errors)} words", flush=True)  # noqa: T201
+    for kind, each in found.items():
+        print(f"{kind:28} {rate_of(each)} of {sum(e.words for e in each)} words", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""Where errors come from: codes by the talker, each frame after the frames as they were said."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from polyvox.models.qwen3_tts.config import parse_config
+from polyvox.models.qwen3_tts.talker import Talker
+from polyvox.tts import EMBEDDED_VOICE
+from training.layout import BOOKS, SAMPLING, initialise, voice_files
+from training.reconstruction import Prompted
+from training.talker import scale_for_depth
+
+FRAMES, CHANGED = 20, 8
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Prompted:
+    folder: Path = tmp_path_factory.mktemp("talker")
+    torch.manual_seed(0)
+    talker = Talker(parse_config(voice_files(SAMPLING)))
+    initialise(talker)
+    scale_for_depth(talker)
+    save_file(
+        {name: value.contiguous() for name, value in talker.state_dict().items()}, folder / "talker-0.safetensors"
+    )
+    return Prompted(folder, EMBEDDED_VOICE)
+
+
+@torch.no_grad()
+def test_a_frame_by_the_talker_follows_from_those_before_it(prompted: Prompted) -> None:
+    codes = torch.randint(512, (FRAMES, BOOKS), generator=torch.Generator().manual_seed(1))
+    other = codes.clone()
+    other[CHANGED] = (codes[CHANGED] + 1) % 512
+    made, changed = prompted("We ran out of milk.", 0, codes), prompted("We ran out of milk.", 0, other)
+    assert torch.equal(made["rest by talker"][:, 0], codes[:, 0])
+    assert not torch.equal(made["rest by talker"][:, 1:], codes[:, 1:])
+    for name, all_codes in made.items():
+        assert all_codes.shape == codes.shape
+        before, after = slice(CHANGED), slice(CHANGED + 1, None)
+        assert torch.equal(all_codes[before], changed[name][before])
+        assert not torch.equal(all_codes[after], changed[name][after])
+    # Code 0 by the talker is not told the frame's own.
+    assert torch.equal(made["all by talker"][CHANGED], changed["all by talker"][CHANGED])
