@@ -29,7 +29,7 @@ golden: $(VENV)/.dev  ## build the reference environment, regenerate the golden 
 bench: $(VENV)/.runtime  ## the three calls, timed (ARGS="--model 1.7B --batch 1,8"); servers: polyvox bench
 	$(BIN)/polyvox bench engine $(ARGS)
 
-voice-check: .voice/.complete  ## word errors, ends, pitch and speed of the embedded voice (half an hour on 2 cores; needs npm)
+voice-check: .voice/.complete  ## word errors, ends, pitch and speed of the embedded voice (a quarter of an hour on 2 cores; needs npm)
 	.voice/bin/python -m training.check --asr .voice/package/models/Xenova/whisper-base $(ARGS)
 
 clean:
