@@ -1,10 +1,10 @@
-"""Measures the codec alone: the teacher says the test sentences, they go through codes and back, whisper writes them.
+"""Where word errors come from: what the teacher says goes through codes and back, and whisper writes it down.
 
-    python -m training.reconstruction --onnx kokoro-fp32.onnx --voices DIR --codec DIR --asr DIR [--samples DIR]
+    python -m training.reconstruction --onnx kokoro-fp32.onnx --voices DIR --codec DIR --asr DIR
+        [--talker DIR --tokenizer DIR] [--samples DIR]
 
-With --talker and --tokenizer also more and more of the codes by the talker: all but code 0; then all of them, each
-frame after the frames as they were said. What is missing to the word errors of `training.check` comes of the talker's
-reading its own frames.
+That is the codec alone. With a talker also with codes by it: all but code 0, reading its own of them; and the likeliest
+of all, each frame after the frames as they were said, up to the end as it was said.
 """
 
 import argparse
@@ -73,13 +73,13 @@ class Prompted:
         self._cutter = load_tokenizer(tokenizer, None)
 
     def __call__(self, text: str, voice: int, codes: Tensor) -> dict[str, Tensor]:
-        """codes [frames,BOOKS] as they were said, and the same by the talker, by what of them is its own."""
+        """Codes like those that were said, [frames,BOOKS], by what of them is the talker's."""
         talker, packing = self._talker, Packing([self._cutter])
         packing.add(Utterance(text, codes.numpy().astype(np.uint16), voice, 0, True, True))
         pool = packing.pool()
-        whole = torch.zeros(1, dtype=torch.bool)
+        live = torch.zeros(1, dtype=torch.bool)
         batches = Batches(pool, self._config, torch.device("cpu"))
-        batch = batches.rows(torch.zeros(1, dtype=torch.int64), whole, ~whole, int(row_count(pool)[0]))
+        batch = batches.rows(torch.zeros(1, dtype=torch.int64), live, ~live, int(row_count(pool)[0]))
         hidden = read(talker, batch, batch.frames)[batch.following[..., 0] >= 0]
         first = talker.codec_head(hidden)[:, :FIRST_CODES].argmax(-1)
         rest = talker.code_predictor(hidden, talker.model.codec_embedding(first), lambda _, x: x.argmax(-1))

@@ -13,8 +13,10 @@ import torch
 
 from bench.fake_server import FakeServer, Script, serving, tone
 from polyvox import tts
+from polyvox.bench import weights
 from polyvox.cli import main
 from polyvox.engine.memory import CPU_SLOTS
+from polyvox.models.qwen3_tts import synthetic
 
 PAGE = Path(__file__).parents[2] / "docs/benchmark.md"
 STAND_IN = """
@@ -94,6 +96,17 @@ def test_the_commands_behind_the_figures_run(bench: Bench, capsys: pytest.Captur
     assert "the same texts" not in capsys.readouterr().err  # one server, whatever its name
     assert Path("server.png").stat().st_size > 10_000
     assert "<svg" in Path("server.html").read_text()
+
+
+def test_engine_measures_each_type_that_is_computed_in(
+    bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = synthetic.random_model(synthetic.tiny_files("custom_voice"), torch.device("cpu"), torch.float32)
+    model.codec.narrow(torch.bfloat16)  # its codebooks stay float32, as on a GPU
+    monkeypatch.setattr(weights, "random_weights", lambda *_: model)
+    status = bench("engine", "--model", "0.6B", "--batch", "1", "--context", "16", "--repeats", "2", "-o", "e.json")
+    assert status == 0, capsys.readouterr().err
+    assert set(json.loads(Path("e.json").read_text())["device"]["rates"]) == {"float32", "bfloat16"}
 
 
 def test_a_report_finds_what_was_scripted(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

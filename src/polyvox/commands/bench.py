@@ -196,7 +196,8 @@ def engine(
             limits = calls.device_of(loaded)
         about = f"{model or 'the embedded voice'}, torch {torch.__version__}, {limits}"
         console.print(about, soft_wrap=True)
-        total = len(batches) * (2 * len(contexts) + 1)
+        beside = graphs and loaded.device.type == "cuda"
+        total = len(batches) * ((3 if beside else 2) * len(contexts) + 1)
         with progress() as bar:
             task = bar.add_task("Timing …", total=total)
             for timing in calls.measure_calls(loaded, batches, contexts, repeats, codec_frames, limits, graphs):
