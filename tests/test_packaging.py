@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel and its metadata: declared dependencies, bounds, type information, the command."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src/polyvox"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Import names that differ from the distribution's name.
+DISTRIBUTIONS = {"yaml": "pyyaml"}
+# Imported where present: torch installs triton on Linux with CUDA, and playback falls back to a command.
+OPTIONAL_IMPORTS = {"triton", "sounddevice"}
+# Declared because another package imports them at run time.
+INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools"}
+
+
+def normalized(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+@cache
+def requirements(group: str | None = None) -> dict[str, str]:
+    """Distribution name to version specifiers."""
+    lines = PROJECT["optional-dependencies"][group] if group else PROJECT["dependencies"]
+    matches = [re.match(r"([\w.-]+)(?:\[.*\])?\s*([^;]*)", line) for line in lines]
+    return {normalized(match[1]): match[2].strip() for match in matches if match}
+
+
+@cache
+def imported() -> dict[str, str]:
+    """Third-party top-level modules of the package, each with a file that imports it."""
+    found: dict[str, str] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                modules = [node.module]
+            for module in modules:
+                found.setdefault(module.split(".")[0], str(path.relative_to(ROOT)))
+    return {name: path for name, path in found.items() if name not in {*sys.stdlib_module_names, "polyvox"}}
+
+
+def test_every_imported_package_is_declared() -> None:
+    declared = {*requirements(), *requirements("bench")}
+    for module, path in imported().items():
+        if module not in OPTIONAL_IMPORTS:
+            assert normalized(DISTRIBUTIONS.get(module, module)) in declared, f"{path} imports {module}"
+
+
+def test_every_declared_package_is_used() -> None:
+    used = {normalized(DISTRIBUTIONS.get(module, module)) for module in imported()} | INDIRECT
+    assert {*requirements(), *requirements("bench")} <= used
+
+
+@pytest.mark.parametrize("group", [None, *PROJECT["optional-dependencies"]])
+def test_every_requirement_has_a_lower_bound(group: str | None) -> None:
+    for name, bounds in requirements(group).items():
+        assert re.search(r">=|==", bounds), name
+
+
+def test_every_dependency_is_documented() -> None:
+    page = (ROOT / "docs/dependencies.md").read_text().lower()
+    for name in {*requirements(), *requirements("bench")}:
+        assert f"| {name}" in page, name
+
+
+def test_every_dependency_is_pinned_in_the_constraints() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {normalized(line.split("==")[0]) for line in lines if "==" in line}
+    assert {*requirements(), *requirements("bench"), *requirements("dev")} <= pinned
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_contains_types_voice_and_playground(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"polyvox/py.typed", "polyvox/assets/voice/model.safetensors", "polyvox/server/web/index.html"} <= names
+    assert not any(name.startswith(("tests/", "training/", "tools/")) for name in names)
+
+
+def test_the_wheel_contains_every_module(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {str(Path("polyvox") / path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")} <= names
