@@ -26,12 +26,12 @@ from polyvox.bench.inprocess import STREAMS_A_READER, DoorClient
 from polyvox.bench.load import Load, run_apart
 from polyvox.bench.prompts import prompts
 from polyvox.bench.summary import summarise
-from polyvox.engine import step
-from polyvox.engine.config import LEAST_CONTEXT, EngineConfig
-from polyvox.engine.interface import Hosted
-from polyvox.engine.local import LocalEngine
-from polyvox.hosting.remote import RemoteEngine
-from polyvox.hosting.supervisor import EngineProcess
+from polyvox.engine import model_runner
+from polyvox.engine.config import MIN_CONTEXT, EngineConfig
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.interface import InProcessEngine
+from polyvox.ipc.client import RemoteEngine
+from polyvox.ipc.supervisor import EngineProcess
 
 # Milliseconds by batch, 1.7B on one H200: frame step; codec, a frame of each.
 FRAME_STEP = ((1, 2.73), (64, 5.55), (128, 6.96), (256, 8.06), (512, 12.1), (1024, 21.0), (2048, 40.0))
@@ -62,7 +62,7 @@ class Card:
         time.sleep(max(0.0, self.free - time.perf_counter()))
 
 
-class Later(step.Pending):
+class Later(model_runner.Pending):
     """What a call gives, once the card is done with all that it was handed so far."""
 
     def __init__(self, value: torch.Tensor) -> None:
@@ -102,8 +102,8 @@ def on_a_card(speech: Any, slots: int) -> Any:
         return rows
 
     speech.new_slots = timed
-    step.Pending = Later  # type: ignore[misc]
-    step.Stepper.wait = lambda self: CARD.wait()  # type: ignore[method-assign] # noqa: ARG005
+    model_runner.Pending = Later  # type: ignore[misc]
+    model_runner.ModelRunner.wait = lambda self: CARD.wait()  # type: ignore[method-assign] # noqa: ARG005
     return speech
 
 
@@ -118,21 +118,24 @@ class Watched(LocalEngine):
         return super().stats() | {"cpu": time.process_time(), "thread_cpu": thread, "memory": memory}
 
 
-def build(model: str, slots: int, tokens: int) -> Hosted:
+def build(model: str, slots: int, tokens: int) -> InProcessEngine:
     """In the engine's process."""
-    config = EngineConfig(slots=slots, context=LEAST_CONTEXT, queue=2 * slots, queue_seconds=120)
+    config = EngineConfig(max_streams=slots, context=MIN_CONTEXT, max_queue=2 * slots, max_queue_seconds=120)
     if model == "simulated":
-        from polyvox.commands.terminal import load
+        from polyvox.cli.terminal import load
 
         torch.set_num_threads(1)
-        with load(None, "cpu", "float32", EngineConfig(slots=1)) as tts:
-            return Watched(on_a_card(tts.speech, slots), replace(config, ahead=step.CROWD, graphs=True))
+        with load(None, "cpu", "float32", EngineConfig(max_streams=1)) as tts:
+            return Watched(
+                on_a_card(tts.speech, slots),
+                replace(config, min_streams_to_pipeline=model_runner.CROWD, cuda_graphs=True),
+            )
     from polyvox.bench.weights import CountedTokens, random_weights
-    from polyvox.models.identity import ModelIdentity
-    from polyvox.models.qwen3_tts.speech import Speech
+    from polyvox.models.info import ModelIdentity
+    from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 
     weights = random_weights(model, "auto", "auto")
-    return Watched(Speech(weights, CountedTokens(weights.config, tokens), ModelIdentity(model, model)), config)
+    return Watched(Qwen3TTSModel(weights, CountedTokens(weights.config, tokens), ModelIdentity(model, model)), config)
 
 
 def memory() -> float | None:

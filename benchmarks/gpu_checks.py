@@ -25,7 +25,7 @@ import torch
 from polyvox.bench.engine import Crowd
 from polyvox.bench.weights import random_tts, random_weights
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.local import LocalEngine
+from polyvox.engine.engine import LocalEngine
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.transformer import Layer
 from polyvox.models.request import Request, Sampling
@@ -77,7 +77,7 @@ def _spoken(engine: LocalEngine, requests: list[Request]) -> list[np.ndarray]:
 
 def solo(_: str) -> Rows:
     """Level (d): the crowd against the same streams one by one."""
-    with load(device="cuda", config=EngineConfig(slots=64, queue=64, deterministic=True)) as tts:
+    with load(device="cuda", config=EngineConfig(max_streams=64, max_queue=64, deterministic=True)) as tts:
         requests = _requests(64)
         crowd = _spoken(tts.engine, requests)
         alone = [_spoken(tts.engine, [requests[i]])[0] for i in range(0, 64, 4)]
@@ -88,7 +88,7 @@ def solo(_: str) -> Rows:
 def storm(_: str) -> Rows:
     """Begun and cancelled at random, in slots that are spoilt when they are freed."""
     chance = random.Random(0)
-    with load(device="cuda", config=EngineConfig(slots=64, queue=2000, poison=True)) as tts:
+    with load(device="cuda", config=EngineConfig(max_streams=64, max_queue=2000, poison_freed=True)) as tts:
         engine = tts.engine
         before = _spoken(engine, _requests(4)[:1])[0]
         streams = []
@@ -176,7 +176,7 @@ def _decibels(wanted: torch.Tensor, got: torch.Tensor) -> float:
 
 def memory(_: str) -> Rows:
     """0.6B, 16 streams of 375 frames."""
-    with random_tts("0.6B", "cuda", "bfloat16", EngineConfig(slots=16, context=512), 30) as tts:
+    with random_tts("0.6B", "cuda", "bfloat16", EngineConfig(max_streams=16, context=512), 30) as tts:
         engine, frames = tts.engine, 375
         sampling = Sampling(min_frames=frames)
         streams = [

@@ -21,12 +21,12 @@ from torch.nn import functional as F
 from polyvox import kernels
 from polyvox.bench.summary import percentile
 from polyvox.kernels.attention import paged_attention
-from polyvox.kernels.decode import rotary_attention
-from polyvox.kernels.gated import silu_mul
-from polyvox.kernels.inputs import next_inputs
+from polyvox.kernels.decode_attention import rotary_attention
+from polyvox.kernels.next_inputs import next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.sampler import Draws, FirstRules, draw_keyed
+from polyvox.kernels.silu_mul import silu_mul
 
 CALLS, REPLAYS = 10, 30
 PAGE, FRAME = 16, 16

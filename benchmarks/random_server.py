@@ -12,25 +12,25 @@ from dataclasses import replace
 from functools import partial
 
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.interface import Hosted
-from polyvox.hosting.supervisor import EngineProcess
-from polyvox.server import running
+from polyvox.engine.interface import InProcessEngine
+from polyvox.ipc.supervisor import EngineProcess
+from polyvox.server import workers
 from polyvox.server.settings import read_settings
 
 
-def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> Hosted:
+def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> InProcessEngine:
     """In the engine's process."""
     from polyvox.bench.weights import CountedTokens, random_weights
-    from polyvox.engine.local import LocalEngine
-    from polyvox.models.identity import ModelIdentity
-    from polyvox.models.qwen3_tts.speech import Speech
+    from polyvox.engine.engine import LocalEngine
+    from polyvox.models.info import ModelIdentity
+    from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 
     model = random_weights(size, device, dtype)
     sampling = replace(model.config.sampling, min_frames=frames)
     object.__setattr__(model.config, "sampling", sampling)
     object.__setattr__(model.config, "max_frames", frames)
     name = f"random-{size}"
-    return LocalEngine(Speech(model, CountedTokens(model.config, tokens), ModelIdentity(name, name)), config)
+    return LocalEngine(Qwen3TTSModel(model, CountedTokens(model.config, tokens), ModelIdentity(name, name)), config)
 
 
 def main() -> None:
@@ -47,9 +47,9 @@ def main() -> None:
     make = partial(
         build, given.size, settings.device, settings.dtype, settings.engine_config(), given.frames, given.tokens
     )
-    listener = socket.create_server((settings.host, settings.port), backlog=running.BACKLOG)
+    listener = socket.create_server((settings.host, settings.port), backlog=workers.BACKLOG)
     with listener, EngineProcess(make) as process:
-        running.serve_by_workers(process.door, settings, listener)
+        workers.serve_by_workers(process.door, settings, listener)
 
 
 if __name__ == "__main__":

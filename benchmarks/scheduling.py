@@ -17,9 +17,9 @@ from itertools import pairwise
 from math import inf, log
 from typing import Any
 
-from polyvox.engine.cost import CostModel
+from polyvox.engine.cost_model import CostModel
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.track import CHUNKS, Limits, Plan, Track
+from polyvox.engine.stream_state import CHUNKS, SchedulerLimits, StepPlan, StreamState
 from polyvox.errors import Overloaded
 
 FRAME = 0.08
@@ -59,7 +59,7 @@ class Gpu:
     stall: float = 3.0
     slower: float = 1.0  # than what the scheduler was told at start
 
-    def seconds(self, plan: Plan) -> float:
+    def seconds(self, plan: StepPlan) -> float:
         total = at(FRAME_STEP, len(plan.frame)) + PREFILL_ROW * sum(rows for _, rows in plan.prefill)
         for size, streams in Counter(frames for _, frames in plan.codec).items():
             total += at(CODEC_CALL, size * streams)
@@ -77,14 +77,14 @@ def calibrated() -> CostModel:
 
 
 # 2,048 slots with 46 s of context each are what fits on the card.
-LIMITS = Limits(
+LIMITS = SchedulerLimits(
     frame_seconds=FRAME,
     slots=2048,
     pages=2048 * 36,
     page_size=16,
     ring=64,
-    queue=64,
-    queue_seconds=1.0,
+    max_queue=64,
+    max_queue_seconds=1.0,
     prefill_rows=2048,
     batch=BATCH,
 )
@@ -138,10 +138,10 @@ class FirstComeFirstServed(Scheduler):
     def places(self) -> int:
         return self.limits.slots
 
-    def offer(self, track: Track, now: float) -> None:  # noqa: ARG002
+    def offer(self, track: StreamState, now: float) -> None:  # noqa: ARG002
         self.waiting.append(track)
 
-    def admit(self, now: float) -> tuple[list[Track], list[Track]]:
+    def admit(self, now: float) -> tuple[list[StreamState], list[StreamState]]:
         admitted = []
         while self.waiting and len(self.running) < self.places():
             admitted.append(self.waiting.popleft())
@@ -149,10 +149,10 @@ class FirstComeFirstServed(Scheduler):
             self.running.append(admitted[-1])
         return admitted, []
 
-    def release(self, track: Track, now: float) -> None:  # noqa: ARG002
+    def release(self, track: StreamState, now: float) -> None:  # noqa: ARG002
         self.running.remove(track)
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> StepPlan:
         for track in self.running:
             self._hold(track, now)
         prefill = [(track, track.prompt_left) for track in self.running if track.prompt_left]
@@ -160,7 +160,7 @@ class FirstComeFirstServed(Scheduler):
         codec = [(track, 1) for track in self.running if track.made > track.decoded and track.room >= 1]
         first = [(t, t.first_chunk) for t, _ in codec if t.first_audio is None and t.made >= t.first_chunk]
         codec = [(track, 1) for track, _ in codec if track.first_audio is not None or track.ended] + first
-        return Plan(tuple(prefill), tuple(frame), tuple(dict(codec).items()))
+        return StepPlan(tuple(prefill), tuple(frame), tuple(dict(codec).items()))
 
 
 class GlobalSemaphore(FirstComeFirstServed):
@@ -169,11 +169,11 @@ class GlobalSemaphore(FirstComeFirstServed):
     def places(self) -> int:
         return BATCH
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> StepPlan:
         plan = super().plan(now)
         unread = sum(int(READER_FRAMES - track.room) for track in self.running if track.room < READER_FRAMES)
         free = max(0, BATCH - unread)
-        return Plan(plan.prefill, plan.frame[:free], plan.codec[:free])
+        return StepPlan(plan.prefill, plan.frame[:free], plan.codec[:free])
 
 
 POLICIES: dict[str, type[Scheduler]] = {
@@ -189,21 +189,21 @@ class Simulation:
     def __init__(self, scheduler: Scheduler, gpu: Gpu, utterances: Sequence[Utterance]) -> None:
         self.scheduler, self.gpu, self.now = scheduler, gpu, 0.0
         self.coming = deque(utterances)
-        self.tracks: dict[Track, Utterance] = {}
-        self.done: list[Track] = []
+        self.tracks: dict[StreamState, Utterance] = {}
+        self.done: list[StreamState] = []
         self.refused: list[Utterance] = []
         self.expired = 0  # of those, who were let into the queue first
         self.frames: list[tuple[float, int]] = []  # of each step: its end, the frames it made
         self.plan_seconds: list[float] = []  # of the real clock
-        self._flights: deque[tuple[Track, ...]] = deque()
-        self._stopped: dict[Track, float] = {}  # readers, and when they go on
+        self._flights: deque[tuple[StreamState, ...]] = deque()
+        self._stopped: dict[StreamState, float] = {}  # readers, and when they go on
         self._ids = 0
 
     def run(self) -> None:
         while self.coming or self.scheduler.running or self.scheduler.waiting:
             self.step()
 
-    def step(self) -> Plan:
+    def step(self) -> StepPlan:
         self._arrive()
         _, expired = self.scheduler.admit(self.now)
         self.refused += [self.tracks.pop(track) for track in expired]
@@ -230,14 +230,14 @@ class Simulation:
         while self.coming and self.coming[0].arrived <= self.now:
             one = self.coming.popleft()
             self._ids += 1
-            track = Track(self._ids, one.arrived, one.prompt_rows, MAX_FRAMES, live=one.live, first_chunk=0)
+            track = StreamState(self._ids, one.arrived, one.prompt_rows, MAX_FRAMES, live=one.live, first_chunk=0)
             try:
                 self.scheduler.offer(track, self.now)
                 self.tracks[track] = one
             except Overloaded:
                 self.refused.append(one)
 
-    def _apply(self, plan: Plan) -> None:
+    def _apply(self, plan: StepPlan) -> None:
         for track, rows in plan.prefill:
             track.prefilled += rows
         for track in plan.frame:
@@ -260,7 +260,7 @@ class Simulation:
             self.scheduler.release(track, self.now)
             self.done.append(track)
 
-    def _give(self, track: Track, frames: int) -> None:
+    def _give(self, track: StreamState, frames: int) -> None:
         stops_at = self.tracks[track].stops_at
         if track.decoded < stops_at <= track.decoded + frames:
             track.room = READER_FRAMES

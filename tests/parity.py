@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 
 from polyvox.engine.config import PAGE
-from polyvox.engine.kv import PagedKV
+from polyvox.engine.kv_cache import KVCache
 from polyvox.kernels.noise import keyed_noise
-from polyvox.models.protocol import ENDED, Pack, Prepared
+from polyvox.models.protocol import ENDED, PrefillMetadata, PreparedRequest
 from polyvox.models.qwen3_tts.config import CONTROL_IDS
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.predictor import Draw
 from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
 from polyvox.models.qwen3_tts.sampling import GeneratorNoise, Noise
-from polyvox.models.qwen3_tts.speech import NEVER, Own, Speech
+from polyvox.models.qwen3_tts.speech_model import NEVER, Own, Qwen3TTSModel
 from polyvox.models.request import Layout, Sampling
 from polyvox.tts import TTS
 from reference.cases import EMBEDDED, FRAMES, Case, Utterance
@@ -136,7 +136,7 @@ class Batch:
 
     def __init__(
         self,
-        speech: Speech,
+        speech: Qwen3TTSModel,
         prompts: list[torch.Tensor],
         texts: list[torch.Tensor],
         sampling: Sequence[Sampling],
@@ -148,18 +148,18 @@ class Batch:
         pages = -(-(self.span + frames) // PAGE)
         self.seats = speech.new_slots(count, max(map(len, texts)), ring=8)
         self.slots = self.seats.rows
-        self.cache = PagedKV(speech.kv_shape, count * pages, count, pages, speech.device, speech.dtype)
+        self.cache = KVCache(speech.kv_shape, count * pages, count, pages, speech.device, speech.dtype)
         self.index = torch.arange(count, device=speech.device)
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
             own = Own(seeds[i] if seeds else 0, 0, params, NEVER, None)
             # Pages of different streams alternate, as they do in an engine.
             self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
-            self.seats.seat(i, Prepared(prompt, text, frames, False, len(text), own))
+            self.seats.seat(i, PreparedRequest(prompt, text, frames, False, len(text), own))
         packed = torch.cat([prompt[:-1] for prompt in prompts])
         counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
         owner = self.index.repeat_interleave(counts)
         column = torch.cat([torch.arange(len(prompt) - 1, device=speech.device) for prompt in prompts])
-        pack = Pack(self.index, owner, column, self.span - 1)
+        pack = PrefillMetadata(self.index, owner, column, self.span - 1)
         self.model.prefill(packed, owner, column, self.cache, self.span - 1, pack)
 
     def frame(self, noise: Noise = keyed_noise) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from polyvox.audio import read_audio
-from polyvox.cli import main
+from polyvox.cli.main import main
 
 
 def polyvox(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

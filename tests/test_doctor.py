@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from polyvox.audio import compressed
-from polyvox.cli import main
-from polyvox.commands import doctor
-from polyvox.commands.doctor import Finding
+from polyvox.cli import doctor
+from polyvox.cli.doctor import Finding
+from polyvox.cli.main import main
 from polyvox.errors import CheckpointError
 
 

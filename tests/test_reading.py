@@ -12,9 +12,9 @@ from conftest import Loaded
 from polyvox.audio.clip import Samples
 from polyvox.audio.loudness import levelled, loudness
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.local import LocalEngine
+from polyvox.engine.engine import LocalEngine
 from polyvox.models.request import Request
-from polyvox.reading import Line, Reading, Shelf, Spoken, subtitles
+from polyvox.reading import Line, Reading, ResumeStore, Spoken, subtitles
 from polyvox.tts import TTS
 
 HOW = Request("", "serena", "english", seed=3, max_frames=12)
@@ -24,7 +24,7 @@ LINES = [Line(text, pause) for text, pause in zip(TEXTS, (0.3, 0, 0.1, 0.5, 0), 
 
 @pytest.fixture
 def engine(loaded: Loaded) -> Iterator[LocalEngine]:
-    engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(slots=4))
+    engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(max_streams=4))
     yield engine
     engine.close()
 
@@ -68,24 +68,24 @@ def test_loudness_does_not_count_pauses() -> None:
 def test_a_reading_goes_on_where_it_was_interrupted(engine: LocalEngine, tmp_path: Path) -> None:
     settings: dict[str, object] = {"seed": 3}
     uninterrupted = whole(list(Reading(engine, LINES, HOW, 2)))
-    reading = iter(Reading(engine, LINES, HOW, 2, Shelf(tmp_path / "parts", settings)))
+    reading = iter(Reading(engine, LINES, HOW, 2, ResumeStore(tmp_path / "parts", settings)))
     first = list(islice(reading, 2))
     reading.close()  # type: ignore[attr-defined]
     (tmp_path / "parts" / "000004.partial").write_bytes(b"half of it")
-    shelf = Shelf(tmp_path / "parts", settings)
+    shelf = ResumeStore(tmp_path / "parts", settings)
     assert len(shelf) == 2
     with mock.patch.object(engine, "submit", wraps=engine.submit) as submit:
         spoken = list(Reading(engine, LINES, HOW, 2, shelf))
     assert submit.call_count == 3
     assert np.array_equal(whole(spoken), uninterrupted)
     assert np.array_equal(spoken[1].samples, first[1].samples)
-    assert len(Shelf(tmp_path / "parts", {"seed": 4})) == 0
+    assert len(ResumeStore(tmp_path / "parts", {"seed": 4})) == 0
     shelf.clear()
     assert not (tmp_path / "parts").exists()
 
 
 def test_a_reading_waits_for_a_place_and_leaves_none_taken(loaded: Loaded) -> None:
-    engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(slots=1, queue=0))
+    engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(max_streams=1, max_queue=0))
     try:
         held = engine.submit(Request("hello", "serena", live=True, max_frames=200))
         reading = Reading(engine, LINES[:2], HOW, 2)

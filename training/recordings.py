@@ -25,7 +25,9 @@ from training.sentences import TEST
 LAYOUTS: tuple[Layout, ...] = ("whole", "streaming")
 CROWD = 16
 # Nobody listens, so nobody is in a hurry; half of the slots are for those who listen.
-ENGINE = EngineConfig(slots=2 * CROWD, queue=8 * CROWD, queue_seconds=3600, buffer_seconds=300, reader_seconds=3600)
+ENGINE = EngineConfig(
+    max_streams=2 * CROWD, max_queue=8 * CROWD, max_queue_seconds=3600, buffer_seconds=300, reader_timeout=3600
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

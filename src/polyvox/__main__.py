@@ -1,5 +1,5 @@
 """python -m polyvox"""
 
-from polyvox.cli import main
+from polyvox.cli.main import main
 
 main()

@@ -136,7 +136,7 @@ class Reading:
     lines: list[Line]
     request: Request
     at_once: int
-    shelf: "Shelf | None" = None
+    shelf: "ResumeStore | None" = None
     speed: float = 1.0
     notes: list[Note] = field(default_factory=list)  # what was left out of the text
 
@@ -200,7 +200,7 @@ def _finished(samples: Samples, sample_rate: int, speed: float) -> Samples:
     return samples
 
 
-class Shelf:
+class ResumeStore:
     """Lines that were spoken already, in a folder: a reading that was interrupted goes on where it was.
 
     It belongs to one reading: another text, voice, seed or model finds it empty. Where no seed is asked for, the

@@ -17,17 +17,17 @@ from polyvox.audio.clip import FinishReason, Samples
 from polyvox.audio.read import read_audio
 from polyvox.audio.stretch import Stretcher
 from polyvox.engine.config import EngineConfig
+from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Result
-from polyvox.engine.local import LocalEngine
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import EngineDown, InvalidRequest
-from polyvox.models.identity import ModelIdentity
+from polyvox.models.info import ModelIdentity
 from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
 from polyvox.models.qwen3_tts.identity import read_identity
-from polyvox.models.qwen3_tts.speech import Speech
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
-from polyvox.reading import Reading, Shelf, lines_of
+from polyvox.reading import Reading, ResumeStore, lines_of
 from polyvox.text import TextRules
 from polyvox.voices import VoiceLibrary
 
@@ -53,7 +53,7 @@ def load(
     folder = EMBEDDED_VOICE if path_or_id is None else find_checkpoint(path_or_id)
     model = load_model(folder, *place, progress)
     identity = read_identity(folder, model.config, "embedded" if path_or_id is None else path_or_id)
-    speech = Speech(model, TextTokenizer(folder, model.config), identity)
+    speech = Qwen3TTSModel(model, TextTokenizer(folder, model.config), identity)
     return TTS(speech, config, VoiceLibrary() if voices is None else voices, identity)
 
 
@@ -62,7 +62,7 @@ class TTS:
 
     def __init__(
         self,
-        speech: Speech,
+        speech: Qwen3TTSModel,
         config: EngineConfig | None = None,
         voices: VoiceLibrary | None = None,
         identity: ModelIdentity | None = None,
@@ -185,11 +185,11 @@ class TTS:
         shelf = None
         if keep is not None:
             settings = (lines, _told(how.voice), language, instructions, sampling, speed, str(self.identity))
-            shelf = Shelf(keep, settings, seed)
+            shelf = ResumeStore(keep, settings, seed)
             how = replace(how, seed=shelf.seed)
         elif seed is None:
             how = replace(how, seed=secrets.randbelow(2**32))
-        return Reading(self.engine, lines, how, max(1, self.engine.config.slots // 2), shelf, speed, notes)
+        return Reading(self.engine, lines, how, max(1, self.engine.config.max_streams // 2), shelf, speed, notes)
 
     def close(self) -> None:
         """Ends the engine and whatever it still speaks."""

@@ -69,7 +69,7 @@ def wav_header(size: int = 0xFFFFFFFF, rate: int = RATE) -> bytes:
 
 
 @dataclass(frozen=True)
-class Script:
+class SegmentQueue:
     """What happens with one request: seconds to wait, then bytes, again and again; then how it ends."""
 
     pieces: list[tuple[float, bytes]] = field(default_factory=lambda: [(0.1, tone(200))])
@@ -84,12 +84,12 @@ class Script:
 class FakeServer:
     """Its scripts by text; every other text gets the standard one."""
 
-    scripts: Mapping[str, Script] = field(default_factory=dict)
-    standard: Script = field(default_factory=Script)
+    scripts: Mapping[str, SegmentQueue] = field(default_factory=dict)
+    standard: SegmentQueue = field(default_factory=SegmentQueue)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     address: str = ""
 
-    def script(self, text: str) -> Script:
+    def script(self, text: str) -> SegmentQueue:
         return self.scripts.get(text, self.standard)
 
     async def speech(self, request: web.Request) -> web.StreamResponse:
@@ -142,7 +142,7 @@ class FakeServer:
                 break
         return socket
 
-    async def _flush(self, socket: web.WebSocketResponse, script: Script) -> None:
+    async def _flush(self, socket: web.WebSocketResponse, script: SegmentQueue) -> None:
         await asyncio.sleep(script.accept_after)
         await socket.send_json({"type": "audio.start", "utterance_index": 0, "sentence_index": 0, "format": "pcm"})
         for seconds, data in script.pieces:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.fake_server import FakeServer, Script, serving, tone
+from bench.fake_server import FakeServer, SegmentQueue, serving, tone
 from polyvox import tts
 from polyvox.bench import weights
-from polyvox.cli import main
+from polyvox.cli.main import main
 from polyvox.engine.memory import CPU_SLOTS
 from polyvox.models.qwen3_tts import synthetic
 
@@ -31,7 +31,7 @@ SHORT = ("--seconds", "0.4", "--warmup", "0.1", "--repeats", "1")
 @pytest.fixture(scope="module")
 def server() -> Iterator[FakeServer]:
     # The second chunk is 240 ms late for a player without a buffer; much, as machines that run tests are busy.
-    with serving(FakeServer(standard=Script([(0.01, tone(60)), (0.3, tone(300))]))) as served:
+    with serving(FakeServer(standard=SegmentQueue([(0.01, tone(60)), (0.3, tone(300))]))) as served:
         yield served
 
 
@@ -140,7 +140,7 @@ def test_as_on_a_gpu_the_engine_has_a_process_of_its_own_and_tells_its_slots(ben
     asked = ("--in-process", "--device", "cpu", "--rate", "4", "--seconds", "2", "--warmup", "0", "--frames", "4")
     assert bench("serve", *asked, "-o", "r.json") == 0
     told = json.loads(Path("r.json").read_text())
-    assert told["conditions"]["engine"]["slots"] == CPU_SLOTS
+    assert told["conditions"]["engine"]["max_streams"] == CPU_SLOTS
     assert told["runs"][0]["summary"]["failed"] == 0
     assert told["runs"][0]["summary"]["length"]["mean"] == pytest.approx(0.32)
 

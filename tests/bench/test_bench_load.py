@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from bench.fake_server import FakeServer, Script, serving, tone
+from bench.fake_server import FakeServer, SegmentQueue, serving, tone
 from polyvox.bench.clients import Target
 from polyvox.bench.inprocess import EngineClient, engine_client
 from polyvox.bench.load import Load, lag_of, run, run_here
@@ -16,7 +16,7 @@ from polyvox.tts import TTS
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with serving(FakeServer(standard=Script([(0.02, tone(100)), (0.02, tone(100))]))) as served:
+    with serving(FakeServer(standard=SegmentQueue([(0.02, tone(100)), (0.02, tone(100))]))) as served:
         yield served
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from polyvox.bench.capacity import Limit, Search, breaches, parse_slo
 from polyvox.bench.metrics import Trace
 from polyvox.bench.summary import Summary, summarise
-from polyvox.commands.bench import verdict
+from polyvox.cli.bench import verdict
 from polyvox.errors import InvalidRequest
 
 RATE = 24_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.fake_server import FakeServer, Script, run_virtual, silence, tone, wav_header
+from bench.fake_server import FakeServer, SegmentQueue, run_virtual, silence, tone, wav_header
 from polyvox.bench.clients import Protocols, Target, connected
 from polyvox.bench.ear import Ear, Failure
 from polyvox.bench.load import Load, Part, drive
@@ -26,7 +26,7 @@ async def heard(server: FakeServer, target: Target, load: Load, texts: tuple[str
 
 
 def traces(
-    script: Script, protocol: Protocols, load: Load | None = None, **target: Any
+    script: SegmentQueue, protocol: Protocols, load: Load | None = None, **target: Any
 ) -> tuple[list[Trace], FakeServer]:
     server = FakeServer(standard=script)
     load = load or Load("closed", 1, warmup=0.0, requests=1, timeout=2)
@@ -34,7 +34,7 @@ def traces(
     return run_virtual(heard(server, asked, load, (TEXT,))), server
 
 
-def measures(script: Script, protocol: Protocols, **target: Any) -> Measures:
+def measures(script: SegmentQueue, protocol: Protocols, **target: Any) -> Measures:
     (trace,), _ = traces(script, protocol, **target)
     assert trace.error is None, trace.detail
     found = measure(trace, 0.2)
@@ -51,7 +51,7 @@ def test_delays_gaps_and_leading_silence_are_found_as_they_were_scripted(protoco
         (0.10, tone(500)),
         (0.1, tone(20)),
     ]
-    found = measures(Script(pieces, end_after=0.07), protocol)
+    found = measures(SegmentQueue(pieces, end_after=0.07), protocol)
     assert found.ttfp == pytest.approx(0.25, abs=1e-5)
     assert found.silence == pytest.approx(0.11)  # the window from 110 ms on holds 10 ms of the tone
     assert found.ttfa == pytest.approx(0.25 + 0.11, abs=1e-5)
@@ -67,7 +67,7 @@ def test_delays_gaps_and_leading_silence_are_found_as_they_were_scripted(protoco
 
 
 def test_a_header_alone_is_a_byte_and_no_audio() -> None:
-    found = measures(Script([(0.1, wav_header()), (0.2, tone(100)), (0.05, tone(100))]), "http", form="wav")
+    found = measures(SegmentQueue([(0.1, wav_header()), (0.2, tone(100)), (0.05, tone(100))]), "http", form="wav")
     assert found.ttfb == pytest.approx(0.1, abs=1e-5)
     assert found.ttfp == found.ttfa == pytest.approx(0.3, abs=1e-5)
     assert found.audio == pytest.approx(0.2)
@@ -76,45 +76,45 @@ def test_a_header_alone_is_a_byte_and_no_audio() -> None:
 def test_a_wav_file_tells_its_rate_and_its_length() -> None:
     sound = tone(200)
     header = wav_header(len(sound), 48_000)
-    half = measures(Script([(0.1, header[:20]), (0.1, header[20:] + sound + b"LIST")]), "http", form="wav")
+    half = measures(SegmentQueue([(0.1, header[:20]), (0.1, header[20:] + sound + b"LIST")]), "http", form="wav")
     assert half.audio == pytest.approx(0.1)
     assert half.ttfp == pytest.approx(0.2, abs=1e-5)
-    (short,), _ = traces(Script([(0.1, wav_header(len(sound) + 2) + sound)]), "http", form="wav")
+    (short,), _ = traces(SegmentQueue([(0.1, wav_header(len(sound) + 2) + sound)]), "http", form="wav")
     assert short.error == "early end"
 
 
 def test_a_sound_file_in_the_wrong_place_is_not_taken_for_sound() -> None:
     sound = tone(200)
     file = wav_header(len(sound)) + sound
-    (twice,), _ = traces(Script([(0.1, file), (0.1, file[:2]), (0.1, file[2:])]), "http", form="wav")
+    (twice,), _ = traces(SegmentQueue([(0.1, file), (0.1, file[:2]), (0.1, file[2:])]), "http", form="wav")
     assert (twice.error, "second WAV file" in (twice.detail or "")) == ("told", True)
-    (unasked,), _ = traces(Script([(0.1, file)]), "http")
+    (unasked,), _ = traces(SegmentQueue([(0.1, file)]), "http")
     assert (unasked.error, "--format" in (unasked.detail or "")) == ("told", True)
 
 
 def test_the_sound_of_the_first_requests_is_kept_where_it_is_wanted() -> None:
     load = Load("closed", 1, warmup=0.0, requests=3, timeout=2, keep=2)
-    found, _ = traces(Script([(0.1, tone(100)), (0.1, tone(50))]), "sse", load)
+    found, _ = traces(SegmentQueue([(0.1, tone(100)), (0.1, tone(50))]), "sse", load)
     assert [trace.sound for trace in found] == [bytearray(tone(100) + tone(50))] * 2 + [None]
 
 
 def test_the_rate_of_pcm_is_what_the_answer_says_or_the_option() -> None:
-    script = Script([(0.1, tone(200))], content_type="audio/pcm;rate=48000;channels=1")
+    script = SegmentQueue([(0.1, tone(200))], content_type="audio/pcm;rate=48000;channels=1")
     assert measures(script, "http").audio == pytest.approx(0.1)
-    assert measures(Script([(0.1, tone(200))]), "http", sample_rate=12_000).audio == pytest.approx(0.4)
+    assert measures(SegmentQueue([(0.1, tone(200))]), "http", sample_rate=12_000).audio == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
-        (Script(end="cut"), "early end"),
-        (Script([]), "no audio"),
-        (Script([(0.1, tone(100) + b"x")]), "early end"),
-        (Script(end="never"), "timeout"),
+        (SegmentQueue(end="cut"), "early end"),
+        (SegmentQueue([]), "no audio"),
+        (SegmentQueue([(0.1, tone(100) + b"x")]), "early end"),
+        (SegmentQueue(end="never"), "timeout"),
     ],
 )
-def test_what_goes_wrong_is_counted_by_its_kind(script: Script, kind: str, protocol: Protocols) -> None:
+def test_what_goes_wrong_is_counted_by_its_kind(script: SegmentQueue, kind: str, protocol: Protocols) -> None:
     (trace,), _ = traces(script, protocol)
     assert trace.error == kind, trace.detail
     if kind == "timeout":
@@ -123,20 +123,20 @@ def test_what_goes_wrong_is_counted_by_its_kind(script: Script, kind: str, proto
 
 @pytest.mark.parametrize("protocol", ["http", "sse"])
 def test_a_refusal_is_counted_by_its_status(protocol: Protocols) -> None:
-    (trace,), _ = traces(Script(status=503), protocol)
+    (trace,), _ = traces(SegmentQueue(status=503), protocol)
     assert trace.error == "http 503"
     assert "scripted" in (trace.detail or "")
 
 
 @pytest.mark.parametrize("protocol", ["sse", "ws"])
 def test_an_error_inside_the_stream_is_a_failure(protocol: Protocols) -> None:
-    (trace,), _ = traces(Script(end="error"), protocol)
+    (trace,), _ = traces(SegmentQueue(end="error"), protocol)
     assert trace.error == "told"
     assert "scripted" in (trace.detail or "")
 
 
 def test_a_stream_that_is_refused_does_not_ask_again_at_once() -> None:
-    found, server = traces(Script(status=503), "http", Load("closed", 2, seconds=2, warmup=0.5, timeout=2))
+    found, server = traces(SegmentQueue(status=503), "http", Load("closed", 2, seconds=2, warmup=0.5, timeout=2))
     assert [trace.sent for trace in found] == pytest.approx([0, 0, 1, 1, 2, 2], abs=0.05)
     assert len(server.bodies) == len(found)
 
@@ -144,7 +144,7 @@ def test_a_stream_that_is_refused_does_not_ask_again_at_once() -> None:
 @pytest.mark.parametrize("kind", ["application/json", "audio/mpeg", "audio/ogg"])
 def test_an_answer_of_another_kind_is_not_taken_for_sound(kind: str) -> None:
     for protocol in PROTOCOLS[:2]:
-        (trace,), _ = traces(Script(content_type=kind), protocol)
+        (trace,), _ = traces(SegmentQueue(content_type=kind), protocol)
         assert trace.error == "told"
 
 
@@ -159,13 +159,15 @@ def test_nobody_at_the_address_is_a_failure_of_each_request() -> None:
 
 
 def test_the_body_is_what_servers_of_the_field_take_and_can_be_changed() -> None:
-    _, server = traces(Script(), "http", model="m", voice="v", seeds=True, extra={"stream": None, "language": "en"})
+    _, server = traces(
+        SegmentQueue(), "http", model="m", voice="v", seeds=True, extra={"stream": None, "language": "en"}
+    )
     (body,) = server.bodies
     seed = body.pop("seed")
     assert isinstance(seed, int)
     asked = {"input": TEXT, "model": "m", "voice": "v", "language": "en"}
     assert body == asked | {"response_format": "pcm", "stream_format": "audio"}
-    _, server = traces(Script(), "ws", voice="v")
+    _, server = traces(SegmentQueue(), "ws", voice="v")
     assert server.bodies == [{"type": "session.config", "response_format": "pcm", "stream_audio": True, "voice": "v"}]
 
 
@@ -198,13 +200,13 @@ def test_an_ear_refuses_what_is_not_16_bit_mono() -> None:
         Ear(Trace(0, 0, 1, True, 0.0), lambda: 0.0, "wav").hear(bytes(stereo))
 
 
-def told(script: Script, load: Load, protocol: Protocols = "http") -> tuple[Summary, list[Trace]]:
+def told(script: SegmentQueue, load: Load, protocol: Protocols = "http") -> tuple[Summary, list[Trace]]:
     found, _ = traces(script, protocol, load)
     return summarise(found), found
 
 
 def test_a_closed_loop_keeps_its_streams_under_way() -> None:
-    script = Script([(0.1, tone(300)), (0.3, tone(100))], end_after=0.1)  # half a second each
+    script = SegmentQueue([(0.1, tone(300)), (0.3, tone(100))], end_after=0.1)  # half a second each
     summary, found = told(script, Load("closed", 4, seconds=2.9, warmup=0.9))
     assert summary.peak == 4
     assert summary.requests == 24
@@ -217,19 +219,19 @@ def test_a_closed_loop_keeps_its_streams_under_way() -> None:
 
 
 def test_a_ramp_spreads_the_first_streams_and_requests_bound_a_run() -> None:
-    _, found = told(Script([(3.0, tone(100))]), Load("closed", 4, seconds=60, warmup=2.0, ramp=2.0, requests=6))
+    _, found = told(SegmentQueue([(3.0, tone(100))]), Load("closed", 4, seconds=60, warmup=2.0, ramp=2.0, requests=6))
     first = sorted(trace.sent for trace in found)[:4]
     assert first == pytest.approx([0.0, 0.5, 1.0, 1.5], abs=1e-5)
     assert sum(trace.measured for trace in found) == 6
 
 
 def test_each_stream_of_a_closed_loop_is_measured_however_slow_the_server_is() -> None:
-    summary, found = told(Script([(7.0, tone(100))]), Load("closed", 3, seconds=1.0, warmup=1.0, timeout=60))
+    summary, found = told(SegmentQueue([(7.0, tone(100))]), Load("closed", 3, seconds=1.0, warmup=1.0, timeout=60))
     assert (summary.requests, len(found)) == (3, 6)
 
 
 def test_an_open_loop_begins_when_requests_are_due_whatever_the_server_does() -> None:
-    slow = Script(accept_after=5.0)
+    slow = SegmentQueue(accept_after=5.0)
     summary, found = told(slow, Load("open", 10.0, seconds=5.0, warmup=1.0))
     assert summary.late is not None
     assert summary.late.most == pytest.approx(0, abs=1e-5)
@@ -240,7 +242,7 @@ def test_an_open_loop_begins_when_requests_are_due_whatever_the_server_does() ->
 
 
 def test_an_open_loop_drops_what_is_too_much_and_tells_it() -> None:
-    summary, _ = told(Script(accept_after=5.0), Load("open", 10.0, seconds=5.0, warmup=0.0, max_in_flight=7))
+    summary, _ = told(SegmentQueue(accept_after=5.0), Load("open", 10.0, seconds=5.0, warmup=0.0, max_in_flight=7))
     assert summary.peak == 7
     assert summary.dropped == summary.requests - 7 > 20
     assert summary.failed == 0

@@ -119,7 +119,7 @@ def test_a_tokenizer_that_is_not_there_counts(loaded: Loaded) -> None:
 
 def test_random_weights_speak_for_as_long_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "published_files", lambda _size, kind: synthetic.tiny_files(kind))
-    with random_tts("1.7B", "cpu", "float32", EngineConfig(slots=4, queue_seconds=60), tokens=30) as tts:
+    with random_tts("1.7B", "cpu", "float32", EngineConfig(max_streams=4, max_queue_seconds=60), tokens=30) as tts:
         client = EngineClient(tts.engine, tts.speech.config.sampling, frames=20)
         texts = ("One text.", "Another one.")
         out = run_here(partial(engine_client, client), Load("closed", 4, warmup=0.0, requests=8, seconds=60), texts)

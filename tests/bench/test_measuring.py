@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from polyvox.bench.load import Lag, Load
 from polyvox.bench.metrics import Trace
 from polyvox.bench.results import Run
-from polyvox.commands.measuring import Measurement, Measuring
+from polyvox.cli.measuring import Measurement, Measuring
 
 
 def run(level: float) -> Run:

@@ -6,7 +6,7 @@ import numpy as np
 
 from audio.signals import decoded
 from conformance.serve import Served
-from hosting.hosted import eventually
+from ipc.engine_processes import eventually
 from polyvox.audio.clip import Samples
 from polyvox.audio.resample import resample
 

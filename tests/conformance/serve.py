@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from hosting.hosted import eventually
+from ipc.engine_processes import eventually
 from polyvox.audio.clip import Samples
 
 TIMEOUT = 120.0  # of one request, on a machine that may be busy

@@ -7,10 +7,10 @@ import av.error
 import pytest
 
 from audio.signals import decoded
-from hosting.fake_engine import CHUNK_SAMPLES, SAMPLE_RATE
+from ipc.fake_engine import CHUNK_SAMPLES, SAMPLE_RATE
 from polyvox.audio.formats import FORMATS
 from server.fakes import HeldEngine
-from server.serving import Serving, serving
+from server.live_server import Serving, serving
 
 SECONDS = CHUNK_SAMPLES / SAMPLE_RATE  # of a chunk
 PUSHED = round(0.32 / SECONDS)  # chunks from one hold to the next

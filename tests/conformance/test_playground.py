@@ -14,11 +14,11 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from conformance.serve import Served
-from hosting.hosted import eventually
+from ipc.engine_processes import eventually
 from polyvox.audio import read_audio
 from polyvox.server.settings import Settings
 from server.fakes import CUSTOM, DESIGN, HeldEngine
-from server.serving import serving
+from server.live_server import serving
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [

@@ -10,11 +10,11 @@ import torch
 
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.local import LocalEngine
-from polyvox.engine.step import Seat, Sound
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.model_runner import PendingAudio, SlotAllocation
 from polyvox.engine.stream import LocalStream
-from polyvox.models.protocol import Prepared
-from polyvox.models.qwen3_tts.speech import Speech
+from polyvox.models.protocol import PreparedRequest
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
 
 PATIENCE = 60  # seconds that no test should need
@@ -31,9 +31,9 @@ def spoken(stream: LocalStream) -> Samples:
 
 
 @cache
-def solo(speech: Speech, request: Request) -> Samples:
+def solo(speech: Qwen3TTSModel, request: Request) -> Samples:
     """What a request says alone on an engine that nobody else ever used."""
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         return spoken(engine.submit(request))
     finally:
@@ -46,9 +46,9 @@ def assert_all_free(engine: LocalEngine) -> None:
         assert engine._work.wait_for(lambda: not engine._crowd.streams, PATIENCE)
     stats = engine.stats()
     assert stats["streams"] == stats["waiting"] == 0
-    assert stats["slots_free"] == engine.config.slots
+    assert stats["slots_free"] == engine.config.max_streams
     assert stats["pages_free"] == engine.config.pages == engine.scheduler.pages_free
-    assert sorted(engine._stepper.free_slots) == list(range(engine.config.slots))
+    assert sorted(engine._stepper.free_slots) == list(range(engine.config.max_streams))
     assert sorted(engine._stepper.free_pages) == list(range(1, engine.config.pages + 1))
 
 
@@ -71,8 +71,8 @@ class Alone:
 
 
 @cache
-def alone(speech: Speech, request: Request) -> Alone:
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+def alone(speech: Qwen3TTSModel, request: Request) -> Alone:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         codes = note_codes(engine)
         stream = engine.submit(request)
@@ -89,14 +89,14 @@ def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
     ring: torch.Tensor = rows.rows.codes  # type: ignore[attr-defined]
     seat, decode = stepper.seat, stepper.decode
     found: defaultdict[LocalStream, Codes] = defaultdict(list)
-    sitting: dict[Seat, LocalStream] = {}
+    sitting: dict[SlotAllocation, LocalStream] = {}
 
-    def seated(prepared: Prepared, pages: int) -> Seat:
+    def seated(prepared: PreparedRequest, pages: int) -> SlotAllocation:
         place = seat(prepared, pages)
         sitting[place] = next(stream for stream in engine._crowd.streams.values() if stream.prepared is prepared)
         return place
 
-    def decoded(work: list[tuple[Seat, int, int]]) -> Sound:
+    def decoded(work: list[tuple[SlotAllocation, int, int]]) -> PendingAudio:
         for place, first, count in work:
             codes = found[sitting[place]]
             assert len(codes) == first, "a frame is decoded once, in order"

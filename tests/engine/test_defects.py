@@ -14,23 +14,23 @@ import torch
 from conftest import Loaded
 from engine.speaking import PATIENCE, request, solo, spoken, wait_for_end
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.local import LocalEngine
-from polyvox.engine.step import Sound
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.model_runner import PendingAudio
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
-from polyvox.models.qwen3_tts.speech import Speech
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
 from polyvox.tts import TTS
 
 
 @pytest.fixture
-def speech(loaded: Loaded) -> Speech:
+def speech(loaded: Loaded) -> Qwen3TTSModel:
     return loaded("custom_voice", "float64").speech
 
 
-def test_a_dead_device_still_tells_every_reader(speech: Speech) -> None:
+def test_a_dead_device_still_tells_every_reader(speech: Qwen3TTSModel) -> None:
     """A step fails, and then the slots cannot be freed either."""
-    engine = LocalEngine(speech, EngineConfig(slots=2))
+    engine = LocalEngine(speech, EngineConfig(max_streams=2))
     told: set[LocalStream] = set()
     dead = RuntimeError("the device is gone")
     with (
@@ -47,8 +47,8 @@ def test_a_dead_device_still_tells_every_reader(speech: Speech) -> None:
     engine.close()
 
 
-def test_a_callback_that_exits_ends_its_own_stream_only(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=2))
+def test_a_callback_that_exits_ends_its_own_stream_only(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=2))
     try:
         bad = engine.submit(request(), mock.Mock(side_effect=SystemExit))
         wait_for_end(bad)
@@ -57,8 +57,8 @@ def test_a_callback_that_exits_ends_its_own_stream_only(speech: Speech) -> None:
         engine.close()
 
 
-def test_a_stream_without_a_word_is_not_taken_by_an_engine_that_closes(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+def test_a_stream_without_a_word_is_not_taken_by_an_engine_that_closes(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     make = speech.growing_text
 
     def slowly(asked: Request) -> Any:
@@ -69,25 +69,25 @@ def test_a_stream_without_a_word_is_not_taken_by_an_engine_that_closes(speech: S
         engine.submit(Request("", "serena", live=True))
 
 
-def test_a_start_that_is_refused_is_told_whatever_else_is_wrong(speech: Speech) -> None:
+def test_a_start_that_is_refused_is_told_whatever_else_is_wrong(speech: Qwen3TTSModel) -> None:
     with pytest.raises(InvalidRequest, match="trace"):
         LocalEngine(speech, EngineConfig(trace="/nowhere/at/all.json"))
     with (
-        pytest.raises(InvalidRequest, match="slots"),
+        pytest.raises(InvalidRequest, match="max_streams"),
         mock.patch("polyvox.engine.trace.Trace.write", side_effect=OSError),
     ):
-        LocalEngine(speech, EngineConfig(slots=100_000_000, trace="trace.json"))
+        LocalEngine(speech, EngineConfig(max_streams=100_000_000, trace="trace.json"))
 
 
-def test_a_trace_that_cannot_be_written_hangs_nobody(speech: Speech, tmp_path: Path) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1, trace=str(tmp_path / "trace.json")))
+def test_a_trace_that_cannot_be_written_hangs_nobody(speech: Qwen3TTSModel, tmp_path: Path) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, trace=str(tmp_path / "trace.json")))
     with mock.patch("polyvox.engine.trace.Trace.write", side_effect=OSError("full")):
         engine.close()
     assert not engine._thread.is_alive()
 
 
-def test_live_text_is_bounded_and_what_is_refused_changes_nothing(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+def test_live_text_is_bounded_and_what_is_refused_changes_nothing(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         stream = engine.submit(request("hello ", live=True, guard=False))
         with pytest.raises(InvalidRequest, match="10,000"):
@@ -104,8 +104,8 @@ def test_live_text_is_bounded_and_what_is_refused_changes_nothing(speech: Speech
         engine.close()
 
 
-def test_rows_come_after_the_text_that_was_held_back(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+def test_rows_come_after_the_text_that_was_held_back(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         ids = speech.tokenizer.text("hello there on and on")
         before = len(speech.tokenizer.text("hello there"))
@@ -117,8 +117,8 @@ def test_rows_come_after_the_text_that_was_held_back(speech: Speech) -> None:
         engine.close()
 
 
-def test_an_engine_that_broke_lets_go_of_its_memory(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyvox.engine.local.log.disabled", True)  # what is logged is kept by the test itself
+def test_an_engine_that_broke_lets_go_of_its_memory(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyvox.engine.engine.log.disabled", True)  # what is logged is kept by the test itself
     with TTS(speech) as tts:
         broken = weakref.ref(tts.engine)
         with mock.patch.object(tts.engine._stepper.rows, "frame", side_effect=RuntimeError("injected")):
@@ -130,8 +130,8 @@ def test_an_engine_that_broke_lets_go_of_its_memory(speech: Speech, monkeypatch:
         assert broken() is None
 
 
-def test_a_prompt_that_can_never_fit_is_refused_for_good(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1, context=256))
+def test_a_prompt_that_can_never_fit_is_refused_for_good(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, context=256))
     try:
         with pytest.raises(InvalidRequest, match="larger context"):
             engine.submit(Request("hello there " * 63, "serena", max_frames=10, layout="whole"))
@@ -139,8 +139,8 @@ def test_a_prompt_that_can_never_fit_is_refused_for_good(speech: Speech) -> None
         engine.close()
 
 
-def test_whoever_must_be_refused_is_refused_before_any_work(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1, queue=0))
+def test_whoever_must_be_refused_is_refused_before_any_work(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, max_queue=0))
     try:
         held = engine.submit(request("hello ", live=True))
         with engine.lock:
@@ -153,8 +153,8 @@ def test_whoever_must_be_refused_is_refused_before_any_work(speech: Speech) -> N
         engine.close()
 
 
-def test_a_first_word_that_finds_no_place_says_when_to_come_back(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1, queue=0))
+def test_a_first_word_that_finds_no_place_says_when_to_come_back(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, max_queue=0))
     try:
         waiting = engine.submit(request("", live=True))
         held = engine.submit(request("hello ", live=True))
@@ -169,9 +169,9 @@ def test_a_first_word_that_finds_no_place_says_when_to_come_back(speech: Speech)
         engine.close()
 
 
-def test_a_step_that_hangs_does_not_hang_who_closes(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyvox.engine.local.CLOSE_SECONDS", 0.1)
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+def test_a_step_that_hangs_does_not_hang_who_closes(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyvox.engine.engine.CLOSE_SECONDS", 0.1)
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     hangs, goes_on = threading.Event(), threading.Event()
 
     def hang(*_: object) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_a_step_that_hangs_does_not_hang_who_closes(speech: Speech, monkeypatch:
     assert not engine._thread.is_alive()
 
 
-def test_a_closed_tts_says_so(speech: Speech) -> None:
+def test_a_closed_tts_says_so(speech: Qwen3TTSModel) -> None:
     tts = TTS(speech)
     tts.close()
     with pytest.raises(EngineDown, match="load it again"):
@@ -197,10 +197,10 @@ def test_a_closed_tts_says_so(speech: Speech) -> None:
 
 def test_what_is_trimmed_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
     speech = loaded("embedded", "float32").speech
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     decode = engine._stepper.decode
 
-    def quiet_at_first(work: Any) -> Sound:
+    def quiet_at_first(work: Any) -> PendingAudio:
         """Silence for a frame and three windows."""
         made = decode(work)
         for group, pending in made.groups:
@@ -221,8 +221,8 @@ def test_what_is_trimmed_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
         engine.close()
 
 
-def test_pages_that_a_finished_text_cannot_need_are_given_back(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1, context=2048, poison=True))
+def test_pages_that_a_finished_text_cannot_need_are_given_back(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, context=2048, poison_freed=True))
     try:
         stream = engine.submit(Request("hello", "serena", seed=1, live=True))
         stream.finish_text()
@@ -236,16 +236,16 @@ def test_pages_that_a_finished_text_cannot_need_are_given_back(speech: Speech) -
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("slots", "4"), ("slots", 2.5), ("slots", True), ("queue_seconds", np.nan)]
+    ("field", "value"), [("max_streams", "4"), ("max_streams", 2.5), ("max_streams", True), ("max_queue_seconds", np.nan)]
 )
 def test_a_configuration_of_the_wrong_type_is_refused(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=field):
         EngineConfig(**{field: value}).check()  # type: ignore[arg-type]
 
 
-def test_threads_are_left_as_they_were(speech: Speech) -> None:
+def test_threads_are_left_as_they_were(speech: Qwen3TTSModel) -> None:
     before = torch.get_num_threads()
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     seen: list[int] = []
     try:
         spoken(engine.submit(request(), lambda _: seen.append(torch.get_num_threads())))

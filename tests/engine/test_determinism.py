@@ -16,13 +16,13 @@ from torch import Tensor
 
 from conftest import Loaded
 from engine.speaking import Codes, note_codes, request, spoken
-from engine.stepped import CHEAP
+from engine.stepped_engine import CHEAP
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.local import LocalEngine
+from polyvox.engine.engine import LocalEngine
 from polyvox.kernels import sampler
 from polyvox.models.qwen3_tts import model
-from polyvox.models.qwen3_tts.speech import Speech
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request, Sampling
 
 log = logging.getLogger(__name__)
@@ -67,9 +67,9 @@ def first_difference(one: Codes, other: Codes) -> tuple[int, int] | None:
     return None if len(one) == len(other) else (min(len(one), len(other)), 0)
 
 
-def said_alone(speech: Speech, asked: list[Request]) -> list[tuple[Codes, Samples, list[float]]]:
+def said_alone(speech: Qwen3TTSModel, asked: list[Request]) -> list[tuple[Codes, Samples, list[float]]]:
     """One after the other, on an engine that has room for one."""
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         codes, found = note_codes(engine), []
         for one in asked:
@@ -82,9 +82,9 @@ def said_alone(speech: Speech, asked: list[Request]) -> list[tuple[Codes, Sample
         engine.close()
 
 
-def said_in_crowds(speech: Speech, asked: list[Request], chance: random.Random) -> list[tuple[Codes, Samples]]:
+def said_in_crowds(speech: Qwen3TTSModel, asked: list[Request], chance: random.Random) -> list[tuple[Codes, Samples]]:
     """All of them, in crowds of random sizes, some of which begin while the last one still speaks."""
-    engine = LocalEngine(speech, EngineConfig(slots=SLOTS, queue=len(asked)))
+    engine = LocalEngine(speech, EngineConfig(max_streams=SLOTS, max_queue=len(asked)))
     try:
         codes = note_codes(engine)
         with engine.lock:

@@ -12,22 +12,22 @@ import pytest
 from conftest import Loaded
 from engine.speaking import PATIENCE, assert_all_free, request, solo, spoken
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.local import LocalEngine
-from polyvox.engine.step import Seat
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.model_runner import SlotAllocation
 from polyvox.errors import StreamFailed
-from polyvox.models.qwen3_tts.speech import Speech
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
 
 SMALL_RING = 24  # text rows
 
 
 @pytest.fixture(scope="module")
-def speech(loaded: Loaded) -> Speech:
+def speech(loaded: Loaded) -> Qwen3TTSModel:
     return loaded("custom_voice", "float64").speech
 
 
-def test_a_small_batch_after_a_large_one_reads_nothing_of_it(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=4, poison=True))
+def test_a_small_batch_after_a_large_one_reads_nothing_of_it(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=4, poison_freed=True))
     try:
         for stream in [engine.submit(request(voice="vivian", seed=i, frames=9)) for i in range(4)]:
             spoken(stream)
@@ -37,9 +37,9 @@ def test_a_small_batch_after_a_large_one_reads_nothing_of_it(speech: Speech) -> 
         engine.close()
 
 
-def test_poison_is_found_out_where_something_is_read_before_it_is_written(speech: Speech) -> None:
+def test_poison_is_found_out_where_something_is_read_before_it_is_written(speech: Qwen3TTSModel) -> None:
     """The switch itself works: a seat that forgets to clear the codec's past is heard."""
-    engine = LocalEngine(speech, EngineConfig(slots=1, poison=True))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
     rows = engine._stepper.rows
     seat = rows.seat
 
@@ -56,8 +56,8 @@ def test_poison_is_found_out_where_something_is_read_before_it_is_written(speech
         engine.close()
 
 
-def test_a_wake_up_between_append_and_wait_is_not_lost(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=2))
+def test_a_wake_up_between_append_and_wait_is_not_lost(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=2))
     words = ["the", "other", "assistant,", "the", "other", "user,", "on", "and", "on", "it", "goes", ""]
     asked = request(" ".join(words), layout="streaming", guard=False, frames=30)
 
@@ -78,10 +78,10 @@ def test_a_wake_up_between_append_and_wait_is_not_lost(speech: Speech) -> None:
         engine.close()
 
 
-def test_text_that_was_read_is_not_kept_alive(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_was_read_is_not_kept_alive(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that wait for room are a tensor of their own, not a window on all of the text."""
-    monkeypatch.setattr("polyvox.engine.step.TEXT_ROWS", SMALL_RING)
-    engine = LocalEngine(speech, EngineConfig(slots=1, context=4096))
+    monkeypatch.setattr("polyvox.engine.model_runner.TEXT_ROWS", SMALL_RING)
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, context=4096))
     try:
         long = "a b " * 50
         with engine.lock:
@@ -98,12 +98,14 @@ def test_text_that_was_read_is_not_kept_alive(speech: Speech, monkeypatch: pytes
         engine.close()
 
 
-def test_a_text_longer_than_a_slots_memory_is_read_to_its_end(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_longer_than_a_slots_memory_is_read_to_its_end(
+    speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More rows than the ring holds: they follow the frames, and the ring's old rows are not read again."""
     long = request("a b " * 50, layout="streaming", guard=False, frames=255, seed=2)
     whole = solo(speech, long)
-    monkeypatch.setattr("polyvox.engine.step.TEXT_ROWS", SMALL_RING)
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+    monkeypatch.setattr("polyvox.engine.model_runner.TEXT_ROWS", SMALL_RING)
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         assert len(whole) > 2 * SMALL_RING * speech.samples_per_frame
         np.testing.assert_allclose(spoken(engine.submit(long)), whole, atol=1e-6)
@@ -111,9 +113,9 @@ def test_a_text_longer_than_a_slots_memory_is_read_to_its_end(speech: Speech, mo
         engine.close()
 
 
-def test_the_end_is_told_where_no_sample_is_left(speech: Speech) -> None:
+def test_the_end_is_told_where_no_sample_is_left(speech: Qwen3TTSModel) -> None:
     """Every length of speech, also those that end with a chunk, has one final chunk and all of its samples."""
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         for frames in range(1, 20):
             asked = request(frames=frames, seed=2)
@@ -124,8 +126,8 @@ def test_the_end_is_told_where_no_sample_is_left(speech: Speech) -> None:
         engine.close()
 
 
-def test_a_long_prompt_does_not_keep_others_waiting_for_ever(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=4, context=2048))
+def test_a_long_prompt_does_not_keep_others_waiting_for_ever(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=4, context=2048))
     try:
         with engine.lock:
             object.__setattr__(engine.scheduler.limits, "prefill_rows", 16)
@@ -137,8 +139,8 @@ def test_a_long_prompt_does_not_keep_others_waiting_for_ever(speech: Speech) -> 
         engine.close()
 
 
-def test_rows_are_refused_where_text_is_not_open(speech: Speech) -> None:
-    engine = LocalEngine(speech, EngineConfig(slots=1))
+def test_rows_are_refused_where_text_is_not_open(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         stream = engine.submit(Request("hello", "serena", seed=1, max_frames=3))
         with pytest.raises(Exception, match="live"):
@@ -149,14 +151,14 @@ def test_rows_are_refused_where_text_is_not_open(speech: Speech) -> None:
 
 
 def test_text_that_fails_frees_its_slot_from_the_engines_thread_alone(
-    speech: Speech, monkeypatch: pytest.MonkeyPatch
+    speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slot that another thread frees may be in the step that runs: the next stream would share it."""
-    engine = LocalEngine(speech, EngineConfig(slots=1, poison=True))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
     freed: list[str] = []
     leave = engine._stepper.leave
 
-    def noted(seat: Seat) -> None:
+    def noted(seat: SlotAllocation) -> None:
         freed.append(threading.current_thread().name)
         leave(seat)
 

@@ -8,12 +8,12 @@ import torch
 
 from conftest import Loaded
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.local import LocalEngine
-from polyvox.engine.memory import CPU_SLOTS, MOST_GPU_SLOTS, Share, fitted, table
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.memory import CPU_SLOTS, MAX_GPU_SLOTS, MemoryUsage, fitted, table
 from polyvox.errors import InvalidRequest
 
 STREAM = 100_000_000  # bytes
-UNTOLD = EngineConfig(slots=0)
+UNTOLD = EngineConfig(max_streams=0)
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -30,27 +30,28 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         (UNTOLD, 170),  # 90 % of 20 GB, less one
         (replace(UNTOLD, memory_gb=2.05), 20),
         (replace(UNTOLD, memory_gb=50), 170),
-        (EngineConfig(slots=3), 3),
-        (EngineConfig(slots=200), 200),  # who asks for all of it gets it
-        (EngineConfig(slots=10, memory_gb=2), 10),
+        (EngineConfig(max_streams=3), 3),
+        (EngineConfig(max_streams=200), 200),  # who asks for all of it gets it
+        (EngineConfig(max_streams=10, memory_gb=2), 10),
     ],
 )
 def test_a_gpu_takes_the_streams_that_were_asked_for_or_that_fit(config: EngineConfig, slots: int) -> None:
-    assert fitted(config, GPU, STREAM) == replace(config, slots=slots)
+    assert fitted(config, GPU, STREAM) == replace(config, max_streams=slots)
 
 
 @pytest.mark.usefixtures("card")
 def test_no_engine_takes_more_than_it_has_use_for_unless_it_is_told() -> None:
-    assert fitted(UNTOLD, GPU, 1000).slots == MOST_GPU_SLOTS
-    assert fitted(UNTOLD, CPU, 1000).slots == CPU_SLOTS
-    assert fitted(EngineConfig(slots=300), GPU, 1000).slots == 300
+    assert fitted(UNTOLD, GPU, 1000).max_streams == MAX_GPU_SLOTS
+    assert fitted(UNTOLD, CPU, 1000).max_streams == CPU_SLOTS
+    assert fitted(EngineConfig(max_streams=300), GPU, 1000).max_streams == 300
 
 
 @pytest.mark.usefixtures("card")
-@pytest.mark.parametrize("config", [EngineConfig(slots=201), EngineConfig(slots=3, memory_gb=0.29)])
+@pytest.mark.parametrize("config", [EngineConfig(max_streams=201), EngineConfig(max_streams=3, memory_gb=0.29)])
 def test_streams_that_cannot_fit_are_refused_with_how_many_do(config: EngineConfig) -> None:
     most = 200 if config.memory_gb is None else 2
-    with pytest.raises(InvalidRequest, match=rf"slots: {config.slots} .*at most {most} with a context of 1024"):
+    expected = rf"max_streams: {config.max_streams} .*at most {most} with a context of 1024"
+    with pytest.raises(InvalidRequest, match=expected):
         fitted(config, GPU, STREAM)
 
 
@@ -61,7 +62,12 @@ def test_where_not_one_stream_fits_that_is_said() -> None:
 
 
 def test_the_table_is_aligned_and_adds_up() -> None:
-    shown = table([Share("weights", 4_510_000_000, "bfloat16"), Share("keys and values", 12_000_000_000, "64 streams")])
+    shown = table(
+        [
+            MemoryUsage("weights", 4_510_000_000, "bfloat16"),
+            MemoryUsage("keys and values", 12_000_000_000, "64 streams"),
+        ]
+    )
     assert shown.splitlines() == [
         "  weights             4.51 GB  bfloat16",
         "  keys and values    12.00 GB  64 streams",
@@ -70,7 +76,7 @@ def test_the_table_is_aligned_and_adds_up() -> None:
 
 
 def test_an_engine_tells_at_its_start_where_the_memory_goes(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "polyvox.engine.local")
+    caplog.set_level(logging.INFO, "polyvox.engine.engine")
     engine = LocalEngine(loaded("custom_voice", "float32").speech, replace(UNTOLD, context=320))
     engine.close()
     [told] = [record.getMessage() for record in caplog.records if "memory" in record.message]
@@ -78,6 +84,6 @@ def test_an_engine_tells_at_its_start_where_the_memory_goes(loaded: Loaded, capl
     assert list(rows)[:3] == ["weights", "keys and values", "slots"]
     assert list(rows)[-1] == "in all"
     assert "float32" in rows["weights"]
-    assert f"{engine.config.slots} streams (max_streams) × 320 positions (context)" in rows["keys and values"]
+    assert f"{engine.config.max_streams} streams (max_streams) × 320 positions (context)" in rows["keys and values"]
     assert f"{engine.config.pages} pages of 16" in rows["keys and values"]
-    assert engine.stats()["slots"] == engine.config.slots > 0
+    assert engine.stats()["slots"] == engine.config.max_streams > 0

@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from polyvox.engine.cost import FOLLOW, CostModel
+from polyvox.engine.cost_model import FOLLOW, CostModel
 from polyvox.engine.scheduler import CROWD, GIVE_UP, Scheduler, _Look
-from polyvox.engine.track import CHUNKS, Limits, Plan, Track
+from polyvox.engine.stream_state import CHUNKS, SchedulerLimits, StepPlan, StreamState
 from polyvox.errors import InvalidRequest, Overloaded
 
 FRAME = 0.08
-LIMITS = Limits(
+LIMITS = SchedulerLimits(
     frame_seconds=FRAME,
     slots=64,
     pages=4096,
     page_size=16,
     ring=64,
-    queue=8,
-    queue_seconds=2.0,
+    max_queue=8,
+    max_queue_seconds=2.0,
     prefill_rows=512,
     batch=512,
 )
@@ -37,11 +37,11 @@ def scheduler(cost: CostModel = GPU, **changes: Any) -> Scheduler:
 _ids = iter(range(1, 1_000_000))
 
 
-def track(arrived: float = 0.0, prompt_rows: int = 1, max_frames: int = 500, **fields: Any) -> Track:
-    return Track(next(_ids), arrived, prompt_rows, max_frames, **fields)
+def track(arrived: float = 0.0, prompt_rows: int = 1, max_frames: int = 500, **fields: Any) -> StreamState:
+    return StreamState(next(_ids), arrived, prompt_rows, max_frames, **fields)
 
 
-def playing(lead: float, now: float = 10.0, **fields: Any) -> Track:
+def playing(lead: float, now: float = 10.0, **fields: Any) -> StreamState:
     """A stream in the middle of speech that has so much lead at `now`, and everything made is given."""
     values: dict[str, Any] = {"made": 20, "started": 20, "decoded": 20, "first_audio": 0.0, "given": now + lead}
     found = track(**(values | fields))
@@ -49,14 +49,14 @@ def playing(lead: float, now: float = 10.0, **fields: Any) -> Track:
     return found
 
 
-def let_in(engine: Scheduler, *tracks: Track, now: float = 0.0) -> None:
+def let_in(engine: Scheduler, *tracks: StreamState, now: float = 0.0) -> None:
     for one in tracks:
         engine.offer(one, now)
         admitted, _ = engine.admit(now)
         assert admitted == [one]
 
 
-def running(*tracks: Track, cost: CostModel = GPU, **changes: Any) -> Scheduler:
+def running(*tracks: StreamState, cost: CostModel = GPU, **changes: Any) -> Scheduler:
     """A scheduler in which these run, whatever the door would have said."""
     engine = scheduler(cost, **changes)
     for one in tracks:
@@ -93,9 +93,9 @@ def test_a_prompt_longer_than_a_step_takes_several_and_no_frame_before_its_end()
     new = track(prompt_rows=1000)
     engine = running(new)
     plan = engine.plan(0.0)
-    assert plan == Plan(prefill=((new, 512),))
+    assert plan == StepPlan(prefill=((new, 512),))
     new.prefilled = 512
-    assert engine.plan(0.1) == Plan(prefill=((new, 487),), frame=(new,))
+    assert engine.plan(0.1) == StepPlan(prefill=((new, 487),), frame=(new,))
 
 
 # The lead cap and files
@@ -149,7 +149,7 @@ def test_one_stream_on_an_idle_engine_runs_in_every_step_to_its_end() -> None:
 def test_files_never_take_the_place_of_a_live_stream_nor_its_time(
     leads: list[float], files: int, waiting: int, rows: int
 ) -> None:
-    def streams() -> list[Track]:
+    def streams() -> list[StreamState]:
         return [playing(lead, made=20 + i % 3, started=23) for i, lead in enumerate(leads)]
 
     live, alone = streams(), streams()
@@ -157,7 +157,7 @@ def test_files_never_take_the_place_of_a_live_stream_nor_its_time(
     with_files, without = running(*others, *live, batch=16), running(*alone, batch=16)
     plan, bare = with_files.plan(10.0), without.plan(10.0)
 
-    def near(tracks: list[Track], frame: tuple[Track, ...]) -> list[int]:
+    def near(tracks: list[StreamState], frame: tuple[StreamState, ...]) -> list[int]:
         return [tracks.index(one) for one in frame if one.live and one.lead(10.0) < LIMITS.lead_cap]
 
     assert near(live, plan.frame) == near(alone, bare.frame)
@@ -203,7 +203,7 @@ def test_requests_are_let_in_in_the_order_they_came_and_live_ones_before_files()
 
 
 def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
-    engine = scheduler(slots=1, queue=3, queue_seconds=30.0)
+    engine = scheduler(slots=1, max_queue=3, max_queue_seconds=30.0)
     let_in(engine, track())
     for _ in range(3):
         engine.offer(track(), 5.0)
@@ -214,7 +214,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
 
 
 def test_who_would_wait_too_long_is_refused_at_once_and_told_when_to_come_back() -> None:
-    engine = scheduler(slots=4, queue=100, queue_seconds=3.5)
+    engine = scheduler(slots=4, max_queue=100, max_queue_seconds=3.5)
     let_in(engine, *(track() for _ in range(4)))
     for _ in range(4):  # streams hold their place for 3 s as long as none has ended: one of four ends every 0.75 s
         engine.look(live=True, continues=False, now=0.0)
@@ -227,7 +227,7 @@ def test_who_would_wait_too_long_is_refused_at_once_and_told_when_to_come_back()
 
 
 def test_the_wait_is_foreseen_by_how_long_streams_held_their_places() -> None:
-    engine = scheduler(slots=1, queue=100, queue_seconds=100.0)
+    engine = scheduler(slots=1, max_queue=100, max_queue_seconds=100.0)
     now = 0.0
     for _ in range(100):
         one = track(arrived=now)
@@ -244,7 +244,7 @@ def test_the_wait_is_foreseen_by_how_long_streams_held_their_places() -> None:
 
 
 def test_the_next_sentence_of_an_utterance_is_never_refused_for_its_wait_and_goes_first() -> None:
-    engine = scheduler(slots=2, queue=2, queue_seconds=3.0)
+    engine = scheduler(slots=2, max_queue=2, max_queue_seconds=3.0)
     speaking = track()
     let_in(engine, speaking, track())
     newcomers = [track(), track()]
@@ -276,14 +276,14 @@ def test_the_next_sentence_has_a_place_also_where_the_machine_became_slower() ->
 
 
 def test_without_a_queue_a_free_place_is_still_given() -> None:
-    engine = scheduler(queue=0, slots=1)
+    engine = scheduler(max_queue=0, slots=1)
     let_in(engine, track())
     with pytest.raises(Overloaded):
         engine.offer(track(), 0.0)
 
 
 def test_a_request_that_waited_too_long_is_given_up() -> None:
-    engine = scheduler(slots=1, queue_seconds=5.0)
+    engine = scheduler(slots=1, max_queue_seconds=5.0)
     let_in(engine, track())
     late = track(arrived=1.0)
     engine.offer(late, 1.0)
@@ -298,7 +298,7 @@ def test_a_request_larger_than_the_memory_is_refused_for_good() -> None:
 
 
 def test_files_leave_half_of_the_engine_and_of_the_queue_to_live_streams() -> None:
-    engine = scheduler(slots=4, queue=4, queue_seconds=10.0)
+    engine = scheduler(slots=4, max_queue=4, max_queue_seconds=10.0)
     for _ in range(4):
         engine.offer(track(live=False), 0.0)
     assert len(engine.admit(0.0)[0]) == 2
@@ -308,7 +308,7 @@ def test_files_leave_half_of_the_engine_and_of_the_queue_to_live_streams() -> No
 
 
 def test_a_burst_on_an_idle_engine_is_not_refused_for_the_length_of_the_queue() -> None:
-    engine = scheduler(slots=64, queue=2)
+    engine = scheduler(slots=64, max_queue=2)
     for _ in range(66):
         engine.offer(track(), 0.0)
     with pytest.raises(Overloaded):
@@ -329,7 +329,7 @@ def test_who_comes_when_another_has_just_ended_finds_its_place() -> None:
     """Also within the time for which a look at all streams is good."""
     slow = CostModel(step=0.03, stream=0.02, prefill_row=1e-4, codec=0.01, codec_frame=0.005)
     one = playing(1.0)
-    engine = running(one, cost=slow, queue_seconds=0.0)
+    engine = running(one, cost=slow, max_queue_seconds=0.0)
     assert engine.capacity() == 1
     engine.plan(10.0)
     with pytest.raises(Overloaded):
@@ -348,7 +348,7 @@ def test_a_first_chunk_is_one_frame_where_steps_are_quick() -> None:
 
 def test_a_first_chunk_counts_all_who_begin_together() -> None:
     for many, frames in ((1, 1), (400, 2)):
-        engine, tracks = scheduler(slots=512, pages=20_000, queue=512), [track(first_chunk=0) for _ in range(many)]
+        engine, tracks = scheduler(slots=512, pages=20_000, max_queue=512), [track(first_chunk=0) for _ in range(many)]
         for one in tracks:
             engine.offer(one, 0.0)
         assert engine.admit(0.0) == (tracks, [])
@@ -385,7 +385,7 @@ def test_a_slower_machine_has_less_capacity_and_a_larger_batch_more(factor: floa
 
 def test_streams_beyond_capacity_wait() -> None:
     slow = CostModel(step=0.02, stream=0.005, prefill_row=1e-4, codec=0.01, codec_frame=0.005)
-    engine = scheduler(slow, queue=20, queue_seconds=10.0)
+    engine = scheduler(slow, max_queue=20, max_queue_seconds=10.0)
     for _ in range(10):
         engine.offer(track(), 0.0)
     assert len(engine.admit(0.0)[0]) == engine.capacity() == 3
@@ -429,7 +429,7 @@ def test_prompts_and_codec_calls_count_in_the_capacity() -> None:
     engine = scheduler(slots=5000)
     before = engine.capacity()
     streams = tuple(playing(1.0) for _ in range(512))
-    plan = Plan(((streams[0], 500),), streams, tuple((one, 1 + one.id % 2) for one in streams))
+    plan = StepPlan(((streams[0], 500),), streams, tuple((one, 1 + one.id % 2) for one in streams))
     for _ in range(int(3 / FOLLOW)):
         engine.observe(plan, engine.cost.seconds(*plan.sizes()))
     assert engine.capacity() < before * 0.9
@@ -496,7 +496,7 @@ def test_a_crowd_is_decoded_in_few_calls() -> None:
     assert plan.sizes()[2] >= 400
 
 
-def speak(engine: Scheduler, tracks: list[Track], stall: float = 0.0) -> None:
+def speak(engine: Scheduler, tracks: list[StreamState], stall: float = 0.0) -> None:
     """Runs all to their ends, each step as long as it was foreseen; one stalls."""
     now = 0.0
     while plan := engine.plan(now):
@@ -639,14 +639,14 @@ def test_a_reader_that_stopped_makes_a_few_frames_ahead_and_then_rests() -> None
 # Accounts
 
 
-class Door(RuleBasedStateMachine):
+class EngineEndpoint(RuleBasedStateMachine):
     """Requests come, run, end and are given up in any order: slots and pages always add up."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = scheduler(slots=5, pages=60, queue=4, queue_seconds=1.0)
+        self.engine = scheduler(slots=5, pages=60, max_queue=4, max_queue_seconds=1.0)
         self.now = 0.0
-        self.inside: list[Track] = []
+        self.inside: list[StreamState] = []
 
     @rule(rows=st.integers(1, 300), frames=st.integers(1, 800), live=st.booleans(), continues=st.booleans())
     def offer(self, rows: int, frames: int, live: bool, continues: bool) -> None:
@@ -712,7 +712,7 @@ class Door(RuleBasedStateMachine):
         assert engine.file_pages == sum(engine.pages(one) for one in engine.running if not one.live)
 
 
-TestDoor = Door.TestCase
+TestDoor = EngineEndpoint.TestCase
 TestDoor.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from polyvox.engine.cost import CostModel
+from polyvox.engine.cost_model import CostModel
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.track import Plan
+from polyvox.engine.stream_state import StepPlan
 
 
 def benchmark() -> ModuleType:
@@ -63,7 +63,7 @@ def test_at_overload_the_machine_is_used(outcomes: dict[float, Any], load: float
 def test_first_audio_stays_early_and_waiting_is_bounded(outcomes: dict[float, Any]) -> None:
     assert outcomes[0.5][0].first_audio[1] < 0.12
     assert outcomes[0.9][0].first_audio[1] < 0.3
-    assert outcomes[2.0][0].queue_wait[1] <= scheduling.LIMITS.queue_seconds
+    assert outcomes[2.0][0].queue_wait[1] <= scheduling.LIMITS.max_queue_seconds
     assert outcomes[2.0][0].first_audio[1] < 1.0
 
 
@@ -81,9 +81,9 @@ def test_with_the_same_streams_the_other_ways_are_worse(outcomes: dict[float, An
     assert semaphore.first_audio[1] > 2 * mine.first_audio[1]
 
 
-def run(utterances: list[Any], slower: float = 1.0, queue: int = scheduling.LIMITS.queue) -> Any:
+def run(utterances: list[Any], slower: float = 1.0, queue: int = scheduling.LIMITS.max_queue) -> Any:
     simulation = scheduling.Simulation(
-        Scheduler(replace(scheduling.LIMITS, queue=queue), scheduling.calibrated()),
+        Scheduler(replace(scheduling.LIMITS, max_queue=queue), scheduling.calibrated()),
         scheduling.Gpu(random.Random(SEED), slower=slower),
         utterances,
     )
@@ -104,7 +104,7 @@ def test_at_four_times_the_load_nobody_is_refused_after_having_waited() -> None:
     assert simulation.expired == 0
     assert sum(track.underruns for track in simulation.done) == 0
     waits = [track.admitted - track.arrived for track in simulation.done]
-    assert scheduling.share_of(waits, 0.95) <= 1.5 * scheduling.LIMITS.queue_seconds
+    assert scheduling.share_of(waits, 0.95) <= 1.5 * scheduling.LIMITS.max_queue_seconds
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class Cpu:
     cost: CostModel
     random: random.Random
 
-    def seconds(self, plan: Plan) -> float:
+    def seconds(self, plan: StepPlan) -> float:
         seconds = self.cost.seconds(*plan.sizes()) * self.random.uniform(0.8, 1.2)
         return seconds * (3.0 if self.random.random() < 0.01 else 1.0)
 
@@ -166,7 +166,7 @@ def test_a_plan_for_two_thousand_streams_costs_little_of_a_step() -> None:
     times = {}
     for streams in (500, 2000):
         draw = random.Random(SEED)
-        scheduler = Scheduler(replace(scheduling.LIMITS, headroom=5.0, queue=4000), scheduling.calibrated())
+        scheduler = Scheduler(replace(scheduling.LIMITS, headroom=5.0, max_queue=4000), scheduling.calibrated())
         many = [scheduling.utterance(draw, 0.0, 0.0) for _ in range(streams)]
         simulation = scheduling.Simulation(scheduler, scheduling.Gpu(draw), many)
         for _ in range(40):

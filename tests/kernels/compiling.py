@@ -10,15 +10,15 @@ from triton.compiler import ASTSource
 
 from polyvox import kernels
 from polyvox.kernels.attention import paged_attention
-from polyvox.kernels.decode import FEW_ROWS, rotary_attention
-from polyvox.kernels.finish import Record, finish_frame
-from polyvox.kernels.gated import silu_mul
-from polyvox.kernels.inputs import next_inputs
-from polyvox.kernels.lazy import Kernel
+from polyvox.kernels.decode_attention import FEW_ROWS, rotary_attention
+from polyvox.kernels.frame_end import Record, finish_frame
+from polyvox.kernels.lazy_triton import Kernel
+from polyvox.kernels.next_inputs import next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.sampler import Draws, FirstRules, draw_keyed
-from polyvox.kernels.skinny import MOST_ROWS, VECTOR_ROWS, Norm, project
+from polyvox.kernels.silu_mul import silu_mul
+from polyvox.kernels.small_batch_linear import MAX_ROWS, VECTOR_ROWS, Norm, project
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 227 * 1024  # that a block may have
@@ -84,7 +84,7 @@ def launch_all() -> None:
         draw_keyed(zeros(2, 2048), book, draws)
     record = Record(torch.zeros(2, 32, 16, dtype=torch.int64), rules.seen, whole, whole, whole)
     finish_frame(torch.zeros(2, 16, dtype=torch.int64), whole, record, 2150)
-    for rows in (1, VECTOR_ROWS, MOST_ROWS):
+    for rows in (1, VECTOR_ROWS, MAX_ROWS):
         for inputs, inner in ((2048, 6144), (1024, 3072)):
             norm = Norm(zeros(inputs), 1e-6)
             project(zeros(rows, inputs), zeros(4096, inputs), norm)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyvox import kernels
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_plain
-from polyvox.kernels.ring import Ring
+from polyvox.kernels.ring_attention import Ring
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.synthetic import tiny_files

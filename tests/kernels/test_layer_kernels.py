@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyvox.kernels.decode import rotary_attention, rotary_attention_plain
-from polyvox.kernels.gated import silu_mul, silu_mul_plain
+from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_plain
 from polyvox.kernels.norm import add_rms_norm, add_rms_norm_plain, rms_norm, rms_norm_plain
 from polyvox.kernels.rotary import rotary_store, rotary_store_plain
+from polyvox.kernels.silu_mul import silu_mul, silu_mul_plain
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

@@ -12,7 +12,7 @@ from conftest import Loaded
 from polyvox.audio.clip import Samples
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.cloning import PAUSE_SECONDS, RECORDINGS_KEPT, Cloner
-from polyvox.models.qwen3_tts.kept import Kept
+from polyvox.models.qwen3_tts.content_cache import Kept
 from polyvox.tts import TTS
 from reference.signals import signal
 

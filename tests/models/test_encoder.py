@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 from conftest import Loaded
 from parity import TOLERANCE, golden, relative_error
-from polyvox.models.qwen3_tts import encoder as encoder_code
-from polyvox.models.qwen3_tts import speaker as speaker_code
+from polyvox.models.qwen3_tts import codec_encoder as encoder_code
+from polyvox.models.qwen3_tts import speaker_encoder as speaker_code
 from polyvox.models.qwen3_tts.checkpoint import empty_model
 from polyvox.models.qwen3_tts.cloning import Cloner
+from polyvox.models.qwen3_tts.codec_encoder import EncoderQuantizer, EncoderQuantizerLayer, PaddedConv
 from polyvox.models.qwen3_tts.config import parse_config
-from polyvox.models.qwen3_tts.encoder import EncoderQuantizer, EncoderQuantizerLayer, PaddedConv
 from polyvox.models.qwen3_tts.model import Encoders, Slots
-from polyvox.models.qwen3_tts.speaker import mel_bank, mel_spectrogram
+from polyvox.models.qwen3_tts.speaker_encoder import mel_bank, mel_spectrogram
 from polyvox.models.qwen3_tts.synthetic import Size, published_files
 from polyvox.models.qwen3_tts.transformer import file_tensors
 from polyvox.models.request import ClonedVoice

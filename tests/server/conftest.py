@@ -6,10 +6,10 @@ from contextlib import closing
 import httpx
 import pytest
 
-from hosting.hosted import eventually
+from ipc.engine_processes import eventually
 from polyvox.server.settings import Settings
 from server.fakes import PLACES, HeldEngine
-from server.serving import Serving, serving
+from server.live_server import Serving, serving
 
 
 @pytest.fixture(scope="module")

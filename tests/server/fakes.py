@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from hosting.fake_engine import ABOUT, FakeEngine, FakeStream
+from ipc.fake_engine import ABOUT, FakeEngine, FakeStream
 from polyvox.errors import Overloaded
-from polyvox.models.identity import ModelFacts, ModelIdentity
+from polyvox.models.info import ModelIdentity, ModelInfo
 from polyvox.models.request import Request
 
 PLACES = 1000  # more than any test takes
@@ -29,7 +29,7 @@ class HeldEngine(FakeEngine):
 
     def __init__(
         self,
-        about: ModelFacts = CUSTOM,
+        about: ModelInfo = CUSTOM,
         allowed: int | None = None,
         places: int = PLACES,
         step_seconds: float = 0.0,
@@ -38,7 +38,7 @@ class HeldEngine(FakeEngine):
         self.asked: list[Request] = []
         super().__init__(step_seconds)
 
-    def about(self) -> ModelFacts:
+    def info(self) -> ModelInfo:
         return self.facts
 
     def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:

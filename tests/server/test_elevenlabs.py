@@ -10,14 +10,14 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from hosting.fake_engine import LENGTH
-from hosting.hosted import eventually
+from ipc.engine_processes import eventually
+from ipc.fake_engine import LENGTH
 from polyvox.audio import read_audio
-from polyvox.server.elevenlabs import OUTPUT_FORMATS
+from polyvox.server.api.elevenlabs import OUTPUT_FORMATS
 from polyvox.server.settings import Settings
 from server.fakes import PLACES, HeldEngine
-from server.serving import Serving, serving
-from server.talking import Talk, talking
+from server.live_server import Serving, serving
+from server.websocket_clients import Talk, talking
 
 SPEECH = "/v1/text-to-speech/heart"
 ONE = f"{SPEECH}/stream-input?output_format=pcm_24000&seed=7"

@@ -5,14 +5,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from hosting.fake_engine import LENGTH
-from hosting.hosted import eventually
+from ipc.engine_processes import eventually
+from ipc.fake_engine import LENGTH
 from polyvox.engine.config import EngineConfig
 from polyvox.server.settings import Settings
 from polyvox.tts import TTS
-from server.crowds import begin, storm
 from server.fakes import HeldEngine
-from server.serving import Serving, serving
+from server.live_server import Serving, serving
+from server.load_storms import begin, storm
 
 HELD = 24  # chunks that are made of every stream until it is let go
 
@@ -57,7 +57,7 @@ def test_a_real_slot_is_free_again_when_its_client_has_gone(embedded: TTS) -> No
         connection = begin(server, "This one goes on for a while, and then for a while more.")
         connection.recv(1000)
         connection.close()
-        eventually(lambda: embedded.engine.stats()["slots_free"] == embedded.engine.config.slots)
+        eventually(lambda: embedded.engine.stats()["slots_free"] == embedded.engine.config.max_streams)
 
 
 def test_a_slow_reader_pauses_only_its_own_stream(engine: HeldEngine) -> None:
@@ -196,7 +196,7 @@ def test_what_is_not_finished_in_time_is_cut_and_not_ended(engine: HeldEngine) -
 
 
 def test_a_full_engine_with_a_real_voice_says_when_to_come_back(embedded: TTS) -> None:
-    config = EngineConfig(slots=1, queue=0)
+    config = EngineConfig(max_streams=1, max_queue=0)
     with TTS(embedded.speech, config) as small, serving(small.engine) as server, server.client() as client:
         held = small.stream("Hello", live=True)
         held.append(" there, my friend.")

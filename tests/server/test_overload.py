@@ -6,9 +6,9 @@ from contextlib import closing, suppress
 from polyvox.errors import Overloaded
 from polyvox.models.request import Request
 from polyvox.server.settings import Settings
+from server.live_server import serving
 from server.overload import Flooded, flood, rate_of
-from server.paced import PacedEngine
-from server.serving import serving
+from server.paced_engine import PacedEngine
 
 
 def test_nobody_is_refused_after_having_waited_and_those_admitted_are_fed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyvox.commands.serve import _tell
+from polyvox.cli.serve import _tell
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
 from polyvox.server.settings import Settings, read_settings

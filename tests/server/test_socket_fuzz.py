@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from server.fakes import HeldEngine
-from server.nonsense import babble
-from server.serving import serving
+from server.live_server import serving
+from server.malformed_messages import babble
 
 
 def test_nonsense_is_answered_and_leaves_nothing_behind(caplog: pytest.LogCaptureFixture, engine: HeldEngine) -> None:

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hosting.fake_engine import CHUNK_SAMPLES, LENGTH, SAMPLE_RATE, chunk_samples
+from ipc.fake_engine import CHUNK_SAMPLES, LENGTH, SAMPLE_RATE, chunk_samples
 from polyvox.audio import FORMATS, Encoder, read_audio
 from polyvox.audio.pcm import to_pcm
 from polyvox.errors import PolyvoxError
-from polyvox.server.openai import Speech
+from polyvox.server.api.openai import Speech
 from polyvox.server.settings import Settings
 from polyvox.tts import TTS
 from server.fakes import DESIGN, HeldEngine
-from server.serving import Serving, serving
+from server.live_server import Serving, serving
 
 FIRST = 24  # chunks, 480 ms: from so much every format has given some sound
 LONG = 60

@@ -8,34 +8,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosting.fake_engine import LENGTH
-from hosting.hosted import eventually
+from ipc.engine_processes import eventually
+from ipc.fake_engine import LENGTH
 from polyvox.errors import InvalidRequest
-from polyvox.server.outcomes import Outcome
-from polyvox.server.script import Script, Sentence
+from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
-from polyvox.server.speaker import Speaker
-from polyvox.server.utterance import Utterance
-from polyvox.server.wanted import Wanted
+from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.segments import Segment, SegmentQueue
+from polyvox.server.synthesis.service import SynthesisService
+from polyvox.server.synthesis.utterance import Utterance
 from polyvox.text import TextRules
 from server.fakes import CUSTOM, HeldEngine
 
 CHUNK = 960  # bytes
 TEXT = "First one. Then [pause:0.5s] two, and 3 cats. Last."
 SENTENCES = [
-    Sentence("First one."),
-    Sentence("Then", 0.25),
-    Sentence("two, and three cats.", 0.5),
-    Sentence("Last.", 0.25),
+    Segment("First one."),
+    Segment("Then", 0.25),
+    Segment("two, and three cats.", 0.5),
+    Segment("Last.", 0.25),
 ]
 
 
-def spoken(engine: HeldEngine, test: Callable[[Speaker], Awaitable[None]]) -> list[Outcome]:
+def spoken(engine: HeldEngine, test: Callable[[SynthesisService], Awaitable[None]]) -> list[RequestRecord]:
     """Runs a test on a speaker in an event loop of its own; what it told of utterances."""
-    ended: list[Outcome] = []
+    ended: list[RequestRecord] = []
 
     async def run() -> None:
-        speaker = Speaker(engine, CUSTOM, lambda voice: voice, Settings(), ended.append)
+        speaker = SynthesisService(engine, CUSTOM, lambda voice: voice, Settings(), ended.append)
         try:
             await test(speaker)
             assert not speaker.open
@@ -50,7 +50,7 @@ async def all_of(utterance: Utterance) -> bytes:
     return b"".join([part async for part in utterance.sound()])
 
 
-async def drained(script: Script) -> list[Sentence]:
+async def drained(script: SegmentQueue) -> list[Segment]:
     found = []
     while (sentence := await script.next()) is not None:
         found.append(sentence)
@@ -59,8 +59,8 @@ async def drained(script: Script) -> list[Sentence]:
 
 @given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6))
 def test_text_in_any_pieces_gives_the_same_sentences(cuts: list[int]) -> None:
-    async def grow() -> list[Sentence]:
-        script = Script(TextRules())
+    async def grow() -> list[Segment]:
+        script = SegmentQueue(TextRules())
         places = [0, *sorted(cuts), len(TEXT)]
         for start, end in itertools.pairwise(places):
             script.append(TEXT[start:end])
@@ -72,15 +72,15 @@ def test_text_in_any_pieces_gives_the_same_sentences(cuts: list[int]) -> None:
 
 
 def test_a_text_that_is_all_there_gives_them_too() -> None:
-    assert asyncio.run(drained(Script.whole(TEXT, TextRules()))) == SENTENCES
-    late = Script.whole("[pause:1s] Hello. [pause:2s]", TextRules())
-    assert asyncio.run(drained(late)) == [Sentence("Hello.", 1.0)]
+    assert asyncio.run(drained(SegmentQueue.whole(TEXT, TextRules()))) == SENTENCES
+    late = SegmentQueue.whole("[pause:1s] Hello. [pause:2s]", TextRules())
+    assert asyncio.run(drained(late)) == [Segment("Hello.", 1.0)]
     assert late.ending == 2.0
 
 
 def test_live_text_is_said_as_it_comes(engine: HeldEngine) -> None:
-    async def test(speaker: Speaker) -> None:
-        utterance = await speaker.start(Wanted(live=True, format="pcm", seed=1), "live")
+    async def test(speaker: SynthesisService) -> None:
+        utterance = await speaker.start(SynthesisOptions(live=True, format="pcm", seed=1), "live")
         parts = utterance.sound()
         for piece in ("Hel", "lo there. How ", "are"):
             utterance.append(piece)
@@ -97,8 +97,8 @@ def test_live_text_is_said_as_it_comes(engine: HeldEngine) -> None:
 
 
 def test_live_text_without_a_word_ends_at_once(engine: HeldEngine) -> None:
-    async def test(speaker: Speaker) -> None:
-        utterance = await speaker.start(Wanted(live=True, format="pcm"), "empty")
+    async def test(speaker: SynthesisService) -> None:
+        utterance = await speaker.start(SynthesisOptions(live=True, format="pcm"), "empty")
         utterance.finish()
         assert await all_of(utterance) == b""
 
@@ -108,9 +108,9 @@ def test_live_text_without_a_word_ends_at_once(engine: HeldEngine) -> None:
 
 @pytest.mark.parametrize("text", ["Hello there.", "One. Two. Three."])
 def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_place(text: str, engine: HeldEngine) -> None:
-    async def test(speaker: Speaker) -> None:
+    async def test(speaker: SynthesisService) -> None:
         engine.let_go(3)
-        utterance = await speaker.start(Wanted(text, format="pcm"), "cancelled")
+        utterance = await speaker.start(SynthesisOptions(text, format="pcm"), "cancelled")
         parts = utterance.sound()
         assert len(await anext(parts)) == CHUNK
         utterance.cancel()
@@ -124,8 +124,8 @@ def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_place(text: s
 
 
 def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: HeldEngine) -> None:
-    async def test(speaker: Speaker) -> None:
-        utterance = await speaker.start(Wanted(live=True, format="mp3"), "waits")
+    async def test(speaker: SynthesisService) -> None:
+        utterance = await speaker.start(SynthesisOptions(live=True, format="mp3"), "waits")
         reading = asyncio.create_task(all_of(utterance))
         await asyncio.sleep(0)
         utterance.cancel()
@@ -136,9 +136,9 @@ def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: HeldE
 
 
 def test_a_reader_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> None:
-    async def test(speaker: Speaker) -> None:
+    async def test(speaker: SynthesisService) -> None:
         engine.let_go(3)
-        utterance = await speaker.start(Wanted("One. Two.", format="opus"), "reader")
+        utterance = await speaker.start(SynthesisOptions("One. Two.", format="opus"), "reader")
         reading = asyncio.create_task(all_of(utterance))
         while not utterance.outcome.audio_seconds:
             await asyncio.sleep(0.01)
@@ -152,9 +152,9 @@ def test_a_reader_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) ->
 
 
 def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> None:
-    async def test(speaker: Speaker) -> None:
+    async def test(speaker: SynthesisService) -> None:
         for turns in range(8):
-            starting = asyncio.create_task(speaker.start(Wanted("Hello.", format="pcm"), "start"))
+            starting = asyncio.create_task(speaker.start(SynthesisOptions("Hello.", format="pcm"), "start"))
             for _ in range(turns):
                 await asyncio.sleep(0)
             starting.cancel()
@@ -170,10 +170,10 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> 
 
 
 def test_nothing_to_say_is_refused_before_the_engine_is_asked(engine: HeldEngine) -> None:
-    async def test(speaker: Speaker) -> None:
+    async def test(speaker: SynthesisService) -> None:
         for text in ("", "  ", "<think>hm</think>"):
             with pytest.raises(InvalidRequest, match="something that can be said"):
-                await speaker.start(Wanted(text), "nothing")
+                await speaker.start(SynthesisOptions(text), "nothing")
 
     assert spoken(engine, test) == []
     assert engine.asked == []

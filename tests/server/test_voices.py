@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from conftest import Loaded
-from hosting.fake_engine import ABOUT
+from ipc.fake_engine import ABOUT
 from polyvox.audio import encode
 from polyvox.models.request import ClonedVoice
 from polyvox.server.settings import Settings
 from server.fakes import HeldEngine
-from server.serving import Serving, serving
+from server.live_server import Serving, serving
 from voices.making import MODEL, cloned
 
 

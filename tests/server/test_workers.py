@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 
-from hosting.hosted import await_another, eventually, send
+from ipc.engine_processes import await_another, eventually, send
 from polyvox.server.settings import Settings
-from server.crowds import begin, heard, is_whole, status_of, storm
 from server.fakes import HeldEngine, built_slowly
-from server.several import Several, several
+from server.load_storms import begin, heard, is_whole, status_of, storm
+from server.multi_worker import Several, several
 
 CHUNKS = 150  # of a stream that lasts
 SECONDS = 3.0  # as long as this

@@ -11,11 +11,11 @@ import pytest
 
 from conftest import Loaded
 from engine.speaking import request
-from hosting.hosted import TIMEOUT, children, eventually, folders
-from hosting.hosted_speaking import ENDLESS, SLOTS, assert_survives_a_kill, build
-from polyvox.hosting.process import Hosting
-from polyvox.hosting.remote import RemoteEngine, RemoteStream
-from polyvox.hosting.supervisor import EngineProcess
+from ipc.engine_processes import TIMEOUT, children, eventually, folders
+from ipc.speech_processes import ENDLESS, SLOTS, assert_survives_a_kill, build
+from polyvox.ipc.client import RemoteEngine, RemoteStream
+from polyvox.ipc.supervisor import EngineProcess
+from polyvox.ipc.worker import EngineProcessConfig
 
 KILLS = 20
 STREAMS = 1000
@@ -27,7 +27,7 @@ GROWTH = 4 << 20  # bytes that a thousand streams may cost, where one of them ho
 @pytest.fixture
 def process(checkpoints: Path) -> Iterator[EngineProcess]:
     before = children(), folders()
-    hosting = Hosting(failures=2 * KILLS)
+    hosting = EngineProcessConfig(failures=2 * KILLS)
     with EngineProcess(partial(build, checkpoints / "custom_voice", "float32"), hosting) as running:
         yield running
     assert (children(), folders()) == before

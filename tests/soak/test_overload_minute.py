@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from polyvox.engine.interface import Hosted
-from polyvox.server.running import build_engine
+from polyvox.engine.interface import InProcessEngine
 from polyvox.server.settings import Settings
+from polyvox.server.workers import build_engine
+from server.multi_worker import several
 from server.overload import LOAD, Flooded, ask, flood, rate_of
-from server.paced import PacedEngine
-from server.several import several
+from server.paced_engine import PacedEngine
 
 SECONDS = 60
 REFUSED_WITHIN = 0.1  # seconds
@@ -29,7 +29,7 @@ SETTINGS = Settings(device="cpu", workers=2, slo=1.0, max_streams=STREAMS, queue
     ],
 )
 def test_at_four_times_the_load_those_admitted_are_fed_and_the_others_told_at_once(
-    engine: Callable[[], Hosted],
+    engine: Callable[[], InProcessEngine],
 ) -> None:
     with several(engine, SETTINGS) as server:
         for seed in range(5):

@@ -4,10 +4,10 @@ import sys
 from functools import partial
 
 from polyvox.server.settings import Settings
-from server.crowds import seconds_until, storm
 from server.fakes import HeldEngine
-from server.serving import serving
-from server.several import several
+from server.live_server import serving
+from server.load_storms import seconds_until, storm
+from server.multi_worker import several
 
 CLIENTS = 1000
 FREE_WITHIN = 1.0  # seconds

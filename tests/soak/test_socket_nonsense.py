@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from server.fakes import HeldEngine
-from server.nonsense import babble
-from server.serving import serving
+from server.live_server import serving
+from server.malformed_messages import babble
 
 
 @pytest.mark.parametrize("seed", range(2))

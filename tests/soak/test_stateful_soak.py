@@ -5,7 +5,7 @@ import os
 import pytest
 
 from conftest import Loaded
-from engine.crowd import play
+from engine.random_operations import play
 
 # Examples of each of the four; about a third of a second each on one core.
 EXAMPLES = int(os.environ.get("POLYVOX_SOAK_EXAMPLES", "400"))

@@ -19,7 +19,7 @@ from polyvox.voices.library import PARTIAL
 from voices.making import add, version
 
 WRITERS, NAMES, SHARED = 2, 3, "Shared"
-MOST_SECONDS = 0.02  # from a writer's first step to its end
+MAX_SECONDS = 0.02  # from a writer's first step to its end
 
 
 def environment() -> dict[str, str]:
@@ -98,7 +98,7 @@ def _write(library: VoiceLibrary, writer: int, first: int, chance: random.Random
 
 
 def _kill_later(pid: int, chance: random.Random) -> None:
-    select.select([], [], [], chance.random() * MOST_SECONDS)
+    select.select([], [], [], chance.random() * MAX_SECONDS)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 

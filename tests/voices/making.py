@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polyvox.models.identity import ModelIdentity
+from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
 from polyvox.voices import Voice, VoiceLibrary
 

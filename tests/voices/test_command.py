@@ -18,8 +18,8 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from polyvox.audio.clip import Samples
-from polyvox.cli import main
-from polyvox.commands import terminal
+from polyvox.cli import terminal
+from polyvox.cli.main import main
 from polyvox.errors import InvalidRequest
 from polyvox.models.request import ClonedVoice
 from polyvox.tts import TTS
@@ -200,7 +200,7 @@ def test_voices_are_removed_exported_and_imported(shell: Shell, tmp_path: Path) 
     assert "Removed anna" in shell.err
     shell.refused("allowed is one of bob", "voice", "rm", "anna")
     shell.ok("voice", "import", "out.safetensors")
-    assert library.get("anna").about() == kept.about()
+    assert library.get("anna").info() == kept.info()
     shell.refused("a whole file of `polyvox voice export`", "voice", "import", "anna.wav")
     shell.refused("a file that can be read", "voice", "import", "nowhere")
     shell.refused("a place that can be written", "voice", "export", "bob", "nowhere/out")

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save
 
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists, VoiceLibraryError
-from polyvox.models.identity import ModelIdentity
+from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
 from polyvox.voices import VoiceLibrary
 from polyvox.voices.library import PARTIAL, SWEEP_SECONDS
@@ -28,7 +28,7 @@ def test_a_voice_comes_back_as_it_was_kept(library: VoiceLibrary) -> None:
     kept = add(library, "Anna", 7)
     found = VoiceLibrary(library.folder).get("anna")
     assert version(found) == 7
-    assert found.about() == kept.about()
+    assert found.info() == kept.info()
     assert (found.name, found.created.utcoffset()) == ("Anna", kept.created.utcoffset())
 
 
@@ -37,7 +37,7 @@ def test_a_voice_may_be_a_vector_alone(library: VoiceLibrary) -> None:
     voice = library.get("anna").cloned_for(MODEL)
     assert voice.codes is None
     assert voice.transcript is None
-    assert library.get("anna").about()["mode"] == "vector"
+    assert library.get("anna").info()["mode"] == "vector"
 
 
 def test_the_folder_is_made_by_the_first_write_and_is_its_owners_alone(library: VoiceLibrary) -> None:
@@ -329,7 +329,7 @@ def test_a_voice_goes_to_another_library_in_one_file(library: VoiceLibrary, tmp_
     kept = add(library, "Anna", 5)
     library.export("anna", tmp_path / "anna.safetensors")
     other = VoiceLibrary(tmp_path / "other")
-    assert other.import_(tmp_path / "anna.safetensors").about() == kept.about()
+    assert other.import_(tmp_path / "anna.safetensors").info() == kept.info()
     assert version(other.get("anna")) == 5
     assert other.import_(tmp_path / "anna.safetensors", "Bob").id == kept.id
     assert [voice.name for voice in other.list()] == ["Anna", "Bob"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists
-from polyvox.models.identity import ModelIdentity
+from polyvox.models.info import ModelIdentity
 from polyvox.voices import VoiceLibrary
 from polyvox.voices.voice import MAX_NAME, Voice, from_bytes, name_key, new_voice, to_bytes
 from voices.making import add, cloned, version
@@ -111,7 +111,7 @@ def test_any_voice_is_the_same_after_a_file(
     consent, description, model = texts
     identity = ModelIdentity(model or "", "base-1")
     voice = new_voice("Anna", cloned(number, in_context), identity, consent, None, seconds, description)
-    assert from_bytes(to_bytes(voice)).about() == voice.about()
+    assert from_bytes(to_bytes(voice)).info() == voice.info()
 
 
 WHOLE = to_bytes(new_voice("anna", cloned(3), ModelIdentity("a model", "base-1"), "yes", "a.wav", 1.0, None))

@@ -16,7 +16,7 @@ from polyvox.errors import InvalidRequest
 FLAC_BLOCK = Fraction(1, 100)  # of a streamed one: FFmpeg's reader gives nothing out until it has seen ten
 OPUS_BLOCK = Fraction(1, 50)
 BITS_A_SAMPLE = 4  # 96 kbit/s at 24 kHz: speech that nobody tells from the original, without a bit reservoir too
-MOST_BITS = 128_000
+MAX_BITS = 128_000
 OPUS_BITS = 48_000
 
 
@@ -62,7 +62,7 @@ CODECS = {
         {"movflags": "faststart"},
     ),
 }
-LEAST_SECONDS = Fraction(1, 50)  # of silence, where nothing was said and the format has no empty file
+MIN_SECONDS = Fraction(1, 50)  # of silence, where nothing was said and the format has no empty file
 
 
 class Packer:
@@ -78,7 +78,7 @@ class Packer:
             if streaming:
                 options["frame_size"] = str(int(sample_rate * FLAC_BLOCK))
         else:
-            usual = OPUS_BITS if name == "opus" else min(sample_rate * BITS_A_SAMPLE, MOST_BITS)
+            usual = OPUS_BITS if name == "opus" else min(sample_rate * BITS_A_SAMPLE, MAX_BITS)
             options["b"] = str(bit_rate or usual)
         self._container = av.open(
             self._sink,
@@ -117,7 +117,7 @@ class Packer:
 
     def finish(self) -> bytes:
         if not self._samples and self._codec.encoder != "flac":
-            self.push(np.zeros(int(self._rate * LEAST_SECONDS), np.float32))
+            self.push(np.zeros(int(self._rate * MIN_SECONDS), np.float32))
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._sink.rest()

@@ -16,8 +16,8 @@ from polyvox.audio.resample import HIGHEST_RATE, LOWEST_RATE
 
 MEMORY_BYTES = 1 << 30
 CPU_SECONDS = 20
-MOST_CHANNELS = 16
-MOST_DAMAGED = 100  # packets in a file, before it is given up
+MAX_CHANNELS = 16
+MAX_DAMAGED = 100  # packets in a file, before it is given up
 SALVAGED_SECONDS = 0.5  # of a damaged file, what can be decoded is taken from this length on
 READABLE = "wav, flac, mp3, ogg (opus, vorbis), aac, m4a, mp4, webm, mkv, aiff, caf, au or amr"
 # None of these opens a second file; playlists, image sequences and devices are not among them.
@@ -64,14 +64,14 @@ def _parts(container: av.container.InputContainer, max_seconds: float) -> tuple[
     for frame in _frames(container):
         if frame is None:
             damaged += 1
-            if damaged > MOST_DAMAGED:
+            if damaged > MAX_DAMAGED:
                 break
             continue
         rate = rate or frame.sample_rate
         if not LOWEST_RATE <= frame.sample_rate <= HIGHEST_RATE or frame.sample_rate != rate:
             raise Unreadable(f"{frame.sample_rate} Hz", f"one rate of {LOWEST_RATE} to {HIGHEST_RATE} Hz")
-        if frame.layout.nb_channels > MOST_CHANNELS:
-            raise Unreadable(f"{frame.layout.nb_channels} channels", f"at most {MOST_CHANNELS}")
+        if frame.layout.nb_channels > MAX_CHANNELS:
+            raise Unreadable(f"{frame.layout.nb_channels} channels", f"at most {MAX_CHANNELS}")
         part = _mono(frame)
         length += len(part)
         if length > max_seconds * rate:

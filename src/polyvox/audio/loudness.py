@@ -7,7 +7,7 @@ from polyvox.audio.clip import Samples
 WINDOW_SECONDS = 0.05
 GATE = 10 ** (-20 / 20)  # windows so far below the loudest tenth are pauses and do not count
 TARGET = 10 ** (-22 / 20)  # of full scale, in speech: room for its peaks
-MOST_GAIN = 10 ** (30 / 20)
+MAX_GAIN = 10 ** (30 / 20)
 KNEE = 0.8  # of full scale: peaks above it are rounded off, below it nothing is changed
 
 
@@ -25,7 +25,7 @@ def loudness(samples: Samples, sample_rate: int) -> float:
 def levelled(samples: Samples, sample_rate: int) -> Samples:
     """The same speech at the loudness that all lines have; a copy."""
     measured = loudness(samples, sample_rate)
-    louder = samples * np.float32(min(TARGET / measured, MOST_GAIN) if measured > 0 else 1.0)
+    louder = samples * np.float32(min(TARGET / measured, MAX_GAIN) if measured > 0 else 1.0)
     over = np.abs(louder) > KNEE
     louder[over] = np.sign(louder[over]) * (KNEE + (1 - KNEE) * np.tanh((np.abs(louder[over]) - KNEE) / (1 - KNEE)))
     return louder

@@ -18,7 +18,7 @@ METRICS = (
 )  # fmt: skip
 NEUTRAL = ("length_mean", "per_word_mean")  # neither more nor less of these is better
 BY_RUN = ("throughput",)  # one value a run; the others have one a request
-LEAST_RUNS, LEAST_REQUESTS = 2, 10  # of which resamples tell anything: one value has no spread
+MIN_RUNS, MIN_REQUESTS = 2, 10  # of which resamples tell anything: one value has no spread
 RESAMPLES = 2000
 AT_ONCE = 4_000_000  # values that are drawn together, for the sake of memory
 COVERAGE = 95  # percent of the resamples that the interval holds
@@ -85,7 +85,7 @@ def _by_load(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
 def _verdict(name: str, first: Sequence[Run], second: Sequence[Run]) -> Verdict:
     a, b = _mean(name, first), _mean(name, second)
     ours, theirs = _samples(name, first), _samples(name, second)
-    least = LEAST_RUNS if name in BY_RUN else LEAST_REQUESTS
+    least = MIN_RUNS if name in BY_RUN else MIN_REQUESTS
     if min(sum(map(len, ours)), sum(map(len, theirs))) < least:
         return Verdict(name, a, b, None, None)
     statistic = _statistic(name)

@@ -16,11 +16,11 @@ from polyvox.bench.plots import Line, Plot
 from polyvox.bench.summary import percentile
 from polyvox.engine.config import PAGE
 from polyvox.engine.graphs import Program
-from polyvox.engine.kv import PagedKV
-from polyvox.engine.step import MOST_ROWS
-from polyvox.models.protocol import Pack
+from polyvox.engine.kv_cache import KVCache
+from polyvox.engine.model_runner import MAX_ROWS
+from polyvox.models.protocol import PrefillMetadata
 from polyvox.models.qwen3_tts.model import Qwen3TTS
-from polyvox.models.qwen3_tts.speech import NEVER
+from polyvox.models.qwen3_tts.speech_model import NEVER
 
 Call = Literal["prefill", "frame", "codec", "both"]
 CALLS: tuple[Call, ...] = ("prefill", "frame", "codec", "both")
@@ -39,15 +39,17 @@ class Crowd:
         pages = -(-(context + frames) // PAGE)
         kv = (shape.layers, shape.kv_heads, shape.head_dim)
         self.rows = model.new_slots(batch, 1, RING)
-        self.cache = PagedKV(kv, batch * pages, batch, pages, model.device, model.dtype)
+        self.cache = KVCache(kv, batch * pages, batch, pages, model.device, model.dtype)
         for slot in range(batch):
             self.cache.give(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
         self.slots = torch.arange(batch, device=model.device)
         self.first = torch.zeros_like(self.slots)
-        rows = min(batch * context, MOST_ROWS)  # of one prefill, as in the engine
+        rows = min(batch * context, MAX_ROWS)  # of one prefill, as in the engine
         self.prompt = torch.zeros(rows, shape.hidden_size, device=model.device, dtype=model.dtype)
         each = torch.arange(rows, device=model.device)
-        self.pack = Pack(self.slots[: -(-rows // context)], each // context, each % context, min(rows, context))
+        self.pack = PrefillMetadata(
+            self.slots[: -(-rows // context)], each // context, each % context, min(rows, context)
+        )
         self.span = context + frames
         self.rows.position += context
         self.rows.least += NEVER

@@ -15,7 +15,7 @@ from polyvox.models.request import Request, Sampling
 
 if TYPE_CHECKING:
     from polyvox.engine.interface import Engine
-    from polyvox.hosting.wire import Door
+    from polyvox.ipc.messages import EngineEndpoint
 
 
 # Streams that one process reads behind a door; each process has threads with the engine, which want its interpreter.
@@ -65,17 +65,17 @@ async def engine_client(client: EngineClient) -> AsyncIterator[Client]:
 class DoorClient:
     """Connects to an engine in a process of its own; a value, so that several processes may."""
 
-    door: "Door"
+    door: "EngineEndpoint"
     voice: str | None
     frames: int | None
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[Client]:
-        from polyvox.hosting.remote import RemoteEngine
+        from polyvox.ipc.client import RemoteEngine
 
         engine = RemoteEngine(self.door)
         try:
-            sampling = (await asyncio.to_thread(engine.about)).sampling
+            sampling = (await asyncio.to_thread(engine.info)).sampling
             yield EngineClient(engine, sampling, self.voice, self.frames)
         finally:
             await asyncio.to_thread(engine.close)

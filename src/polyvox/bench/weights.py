@@ -38,10 +38,10 @@ def random_weights(size: str, device: str, dtype: str) -> "Qwen3TTS":
 
 def random_tts(size: str, device: str, dtype: str, config: "EngineConfig", tokens: int | None) -> "TTS":
     """The same behind an engine."""
-    from polyvox.models.identity import ModelIdentity
-    from polyvox.models.qwen3_tts.speech import Speech
+    from polyvox.models.info import ModelIdentity
+    from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
     from polyvox.tts import TTS
 
     model = random_weights(size, device, dtype)
     identity = ModelIdentity(f"random-{size}", f"random-{size}")
-    return TTS(Speech(model, CountedTokens(model.config, tokens), identity), config)
+    return TTS(Qwen3TTSModel(model, CountedTokens(model.config, tokens), identity), config)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyvox.engine.track import CHUNKS
+from polyvox.engine.stream_state import CHUNKS
 from polyvox.models.protocol import Cache, SlotRows, SpeechModel
 
-LEAST_ROWS = 16  # of a prefill
+MIN_ROWS = 16  # of a prefill
 Report = Callable[[int, int], None]  # captured so far, and in all
 
 
@@ -79,10 +79,10 @@ class Graphs:
             return [most] if one_size else sizes(most, least)
 
         self._frames = {size: Program(self._frame, index(size)) for size in family(slots)}
-        hidden = torch.zeros(max(prompt, LEAST_ROWS), model.hidden_size, dtype=model.dtype, device=model.device)
+        hidden = torch.zeros(max(prompt, MIN_ROWS), model.hidden_size, dtype=model.dtype, device=model.device)
         self._prefills = {
             size: Program(self._prefill, hidden[:size], index(size), torch.zeros_like(index(size)))
-            for size in family(max(prompt, LEAST_ROWS), LEAST_ROWS)
+            for size in family(max(prompt, MIN_ROWS), MIN_ROWS)
         }
         self._codecs = {
             frames: {

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.errors import Overloaded, StreamFailed
-from polyvox.models.identity import ModelFacts
+from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
 
@@ -95,7 +95,7 @@ class Engine(Protocol):
         result. Raises EngineDown where the engine cannot take anything.
         """
 
-    def about(self) -> ModelFacts:
+    def info(self) -> ModelInfo:
         """What the engine speaks with, and what may be asked of it."""
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
@@ -111,7 +111,7 @@ class Engine(Protocol):
         """Ends all streams and leaves nothing running; any number of times."""
 
 
-class Hosted(Engine, Protocol):
+class InProcessEngine(Engine, Protocol):
     """An engine in this process, which others may be let in to."""
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:

@@ -13,13 +13,13 @@ from polyvox.errors import InvalidRequest
 
 # Slots of an engine that was not told how many. A CPU keeps few listeners fed; on a GPU what is captured, and the
 # time that takes, grow with them.
-CPU_SLOTS, MOST_GPU_SLOTS = 8, 256
+CPU_SLOTS, MAX_GPU_SLOTS = 8, 256
 # Of what is free on a GPU, for its graphs and workspaces: 0.6 GB were measured with 16 slots, and they grow with them.
 SPARE_SHARE, SPARE_BYTES = 0.1, 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemoryUsage:
     """A part of the memory, and what decides how large it is."""
 
     name: str
@@ -27,9 +27,9 @@ class Share:
     decided: str
 
 
-def table(shares: Sequence[Share]) -> str:
+def table(shares: Sequence[MemoryUsage]) -> str:
     """One line for each, in GB, and one for all of them."""
-    lines = [*shares, Share("in all", sum(share.size for share in shares), "")]
+    lines = [*shares, MemoryUsage("in all", sum(share.size for share in shares), "")]
     wide = max(len(line.name) for line in lines)
     return "\n".join(f"  {line.name:{wide}}  {line.size / 1e9:7.2f} GB  {line.decided}".rstrip() for line in lines)
 
@@ -45,12 +45,12 @@ def fitted(config: EngineConfig, device: torch.device, stream: int) -> EngineCon
     if config.memory_gb is not None:
         there = min(there, int(config.memory_gb * 1e9))
     fit = min(spared, there) // stream
-    slots = config.slots or max(1, min(fit, MOST_GPU_SLOTS if cuda else CPU_SLOTS))
+    slots = config.max_streams or max(1, min(fit, MAX_GPU_SLOTS if cuda else CPU_SLOTS))
     if stream * slots > there:
         needed = f"{stream * slots / 1e9:.1f} GB are needed and {there / 1e9:.1f} GB are there"
         most = f"at most {there // stream} with a context of {config.context}, or a smaller context ({needed})"
-        raise InvalidRequest("slots", slots, most)
-    return replace(config, slots=slots)
+        raise InvalidRequest("max_streams", slots, most)
+    return replace(config, max_streams=slots)
 
 
 def machine_memory() -> int:

@@ -11,8 +11,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from math import ceil, inf
 
-from polyvox.engine.cost import FOLLOW, CostModel
-from polyvox.engine.track import CHUNKS, FIRST_CHUNK, Limits, Plan, Track
+from polyvox.engine.cost_model import FOLLOW, CostModel
+from polyvox.engine.stream_state import CHUNKS, FIRST_CHUNK, SchedulerLimits, StepPlan, StreamState
 from polyvox.errors import InvalidRequest, Overloaded
 
 # A step may last so many times what was predicted (a stall of 3, noise of 1.2) before the shortest lead is used up.
@@ -76,10 +76,10 @@ class _Look:
 
 @dataclass(slots=True)
 class Scheduler:
-    limits: Limits
+    limits: SchedulerLimits
     cost: CostModel
-    running: list[Track] = field(default_factory=list)
-    waiting: deque[Track] = field(default_factory=deque)
+    running: list[StreamState] = field(default_factory=list)
+    waiting: deque[StreamState] = field(default_factory=deque)
     pages_free: int = field(init=False)
     longest: int = field(init=False)  # chunk; the other half of the ring is for the frames made meanwhile
     files: int = 0  # of those that run
@@ -96,7 +96,7 @@ class Scheduler:
 
     # The door
 
-    def offer(self, track: Track, now: float) -> None:
+    def offer(self, track: StreamState, now: float) -> None:
         """Takes a request into the queue, or refuses it at once with the time to come back."""
         if self.pages(track) > self.limits.pages:
             most = self.limits.pages * self.limits.page_size
@@ -109,7 +109,7 @@ class Scheduler:
         """Raises Overloaded where one that comes now will be refused however small it is."""
         self._check_door(live, continues, 0, now)
 
-    def admit(self, now: float) -> tuple[list[Track], list[Track]]:
+    def admit(self, now: float) -> tuple[list[StreamState], list[StreamState]]:
         """Those who may begin now, and those who waited too long.
 
         The next sentence of an utterance goes first, as somebody hears it already; then live ones, then files, each
@@ -119,7 +119,7 @@ class Scheduler:
         for track in expired:
             self.waiting.remove(track)
         relaxed = bool(self.waiting) and self._relaxed(now)
-        admitted: list[Track] = []
+        admitted: list[StreamState] = []
         shut: set[bool] = set()
         for track in sorted(self.waiting, key=lambda track: (not track.live, not track.continues)):
             if track.live in shut or not self._places(track.live, track.continues, self.pages(track), relaxed, now):
@@ -139,7 +139,7 @@ class Scheduler:
     @property
     def give_up_seconds(self) -> float:
         """After which one that was let into the queue is sent away all the same."""
-        return self.limits.queue_seconds + GIVE_UP
+        return self.limits.max_queue_seconds + GIVE_UP
 
     def wait(self, live: bool, pages: int, now: float) -> float:
         """Seconds until one that comes now may begin: by how many go before it, and how long places are held."""
@@ -154,12 +154,12 @@ class Scheduler:
         ages = sum(now - track.admitted for track in holding if track.admitted is not None)
         return missing * self.ends[live].seconds(ages) / max(len(holding) + max(free, 0), 1)
 
-    def ends_now(self, track: Track) -> None:
+    def ends_now(self, track: StreamState) -> None:
         """Nothing more of a stream will be heard, so nothing is made or decoded for it, and its place may be taken."""
         track.ended, track.made = True, track.decoded + track.sent
         self._seen = None
 
-    def release(self, track: Track, now: float) -> None:
+    def release(self, track: StreamState, now: float) -> None:
         """A stream that is over, for whatever reason; also one that still waits."""
         if track in self.running:
             self.running.remove(track)
@@ -170,11 +170,11 @@ class Scheduler:
         elif track in self.waiting:
             self.waiting.remove(track)
 
-    def pages(self, track: Track) -> int:
+    def pages(self, track: StreamState) -> int:
         """Reserved for all that the stream may come to: prompt, frames, and one frame made too late to stop."""
         return ceil((track.prompt_rows + track.max_frames + 1) / self.limits.page_size)
 
-    def shrink(self, track: Track) -> int:
+    def shrink(self, track: StreamState) -> int:
         """Its longest became shorter: gives back what it no longer needs, and says what it keeps."""
         kept = min(track.pages, self.pages(track))
         self._count(track, -1)
@@ -199,7 +199,7 @@ class Scheduler:
 
     def retry_after(self, live: bool, now: float) -> float:
         """Seconds until one that comes then may be let into the queue."""
-        return max(1.0, self.wait(live, 0, now) - self.limits.queue_seconds)
+        return max(1.0, self.wait(live, 0, now) - self.limits.max_queue_seconds)
 
     def leads(self, now: float) -> list[float]:
         """Of those who listen, the shortest first."""
@@ -211,12 +211,12 @@ class Scheduler:
         The next sentence of an utterance was promised with its first.
         """
         places = self._places(live, continues, pages, self._relaxed(now), now)  # who waits for these waits no longer
-        queue = self.limits.queue + (self.limits.slots if continues else 0)
+        queue = self.limits.max_queue + (self.limits.slots if continues else 0)
         files = sum(not track.live for track in self.waiting)
         if len(self.waiting) >= places + queue or (not live and files >= places + FILES * queue):
             raise Overloaded("all streams are taken and the queue is full", self.retry_after(live, now))
-        if not continues and self.wait(live, pages, now) > self.limits.queue_seconds:
-            allowed = f"a place would not come free within {self.limits.queue_seconds:g} s"
+        if not continues and self.wait(live, pages, now) > self.limits.max_queue_seconds:
+            allowed = f"a place would not come free within {self.limits.max_queue_seconds:g} s"
             raise Overloaded(f"all streams are taken, and {allowed}", self.retry_after(live, now))
 
     def _free(self, live: bool, now: float) -> int:
@@ -253,7 +253,7 @@ class Scheduler:
             self._seen = _Look(now, sum(track.live for track in owing), leads)
         return self._seen
 
-    def _count(self, track: Track, sign: int) -> None:
+    def _count(self, track: StreamState, sign: int) -> None:
         self.pages_free -= sign * track.pages
         if not track.live:
             self.files += sign
@@ -267,12 +267,12 @@ class Scheduler:
 
     # The step
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> StepPlan:
         """What the next step does; nothing only where no stream can do anything."""
         limits, cost = self.limits, self.cost
-        ready: list[tuple[float, float, int, Track]] = []
-        chunks: list[tuple[float, int, Track]] = []
-        prompts: list[Track] = []
+        ready: list[tuple[float, float, int, StreamState]] = []
+        chunks: list[tuple[float, int, StreamState]] = []
+        prompts: list[StreamState] = []
         leads: list[float] = []
         live = 0
         for track in self.running:  # all in one pass: with a thousand streams, time is short
@@ -311,9 +311,9 @@ class Scheduler:
             behind += sum(track.live for track in complete)
             count = min(count, max(behind, self._streams_in(QUICK * limits.frame_seconds - spent)))
         frame = [entry[3] for entry in sorted(ready)[: min(count, limits.batch)]]
-        return Plan(tuple(prefill), tuple(frame), tuple(codec))
+        return StepPlan(tuple(prefill), tuple(frame), tuple(codec))
 
-    def observe(self, plan: Plan, seconds: float) -> None:
+    def observe(self, plan: StepPlan, seconds: float) -> None:
         """How long a planned step took."""
         streams, rows, frames, calls = plan.sizes()
         self.cost.observe(streams, rows, frames, calls, seconds)
@@ -322,7 +322,7 @@ class Scheduler:
         weight = FOLLOW * streams / min(self.limits.batch, self.limits.slots)
         self.rows += weight * (rows / max(streams, 1) - self.rows)
 
-    def gave(self, track: Track, frames: float, now: float) -> None:
+    def gave(self, track: StreamState, frames: float, now: float) -> None:
         """Audio of so many frames, already counted in `decoded`, has reached the reader's buffer."""
         late = now - track.deadline
         resumes = track.waited is not None and track.decoded > track.waited
@@ -337,7 +337,7 @@ class Scheduler:
         track.deadline += frames * self.limits.frame_seconds
         track.held = 0
 
-    def due(self, track: Track, now: float) -> bool:
+    def due(self, track: StreamState, now: float) -> bool:
         """Whether the frames that are held are given now; each chunk costs the host, however short it is."""
         if track.room < 1 or track.held >= self.longest or track.needs_text:
             return True
@@ -350,13 +350,13 @@ class Scheduler:
             return track.held >= self.chunk(track, now)
         return 2 * track.held * self.limits.frame_seconds >= lead
 
-    def chunk(self, track: Track, now: float) -> int:
+    def chunk(self, track: StreamState, now: float) -> int:
         """Frames that a stream's next chunk waits for: half of its lead may pass while they are made."""
         if track.starts(now):
             return min(track.first_chunk, self.longest)
         return _whole(min(max(1.0, track.lead(now) / 2 / self.limits.frame_seconds), self.longest))
 
-    def _hold(self, track: Track, now: float) -> None:
+    def _hold(self, track: StreamState, now: float) -> None:
         """Stops the clock of a stream that has given all it can: its text or its reader is late, not the engine."""
         hungry = track.needs_text
         if track.first_audio is not None and now < track.deadline:
@@ -372,7 +372,7 @@ class Scheduler:
         if track.first_audio is not None:
             track.deadline = max(track.deadline, now)
 
-    def _can_make(self, track: Track) -> bool:
+    def _can_make(self, track: StreamState) -> bool:
         return (
             not track.ended
             and track.started < track.max_frames
@@ -404,7 +404,9 @@ class Scheduler:
         each = self.cost.growing * self.cost.stream
         return int(max(0.0, min(seconds / each, self.limits.batch))) if each else self.limits.batch
 
-    def _prefill(self, prompts: list[Track], budget: float, free: float, files: float) -> list[tuple[Track, int]]:
+    def _prefill(
+        self, prompts: list[StreamState], budget: float, free: float, files: float
+    ) -> list[tuple[StreamState, int]]:
         """Prompt rows of this step: what nobody's playback can feel; of live ones at least what headroom keeps."""
         row = max(self.cost.growing * self.cost.prefill_row, 1e-9)
         kept = max(free, row, (1 - self.limits.headroom) * budget)
@@ -419,10 +421,10 @@ class Scheduler:
         return chosen
 
     def _codec(
-        self, chunks: list[tuple[Track, int]], seconds: float, files: float
-    ) -> tuple[list[tuple[Track, int]], float]:
+        self, chunks: list[tuple[StreamState, int]], seconds: float, files: float
+    ) -> tuple[list[tuple[StreamState, int]], float]:
         """As many of the chunks as there is time for, and what they cost; the first one whatever it costs."""
-        chosen: list[tuple[Track, int]] = []
+        chosen: list[tuple[StreamState, int]] = []
         sizes: set[int] = set()
         total, most = 0, max(self.limits.batch, CHUNKS[-1])
         call, each = self.cost.fixed * self.cost.codec, self.cost.growing * self.cost.codec_frame
@@ -441,10 +443,12 @@ class Scheduler:
             total += frames
         return chosen, self.cost.seconds(0, 0, total, len(sizes))
 
-    def _sized(self, chunks: list[tuple[float, int, Track]], busy: bool, now: float) -> list[tuple[Track, int]]:
+    def _sized(
+        self, chunks: list[tuple[float, int, StreamState]], busy: bool, now: float
+    ) -> list[tuple[StreamState, int]]:
         """Chunks worth decoding now. Every size is a call of its own, so a busy step has few of them."""
         worth = self.cost.codec / self.cost.codec_frame if busy and self.cost.codec_frame else 0.0
-        found: list[tuple[float, Track, int, bool]] = []
+        found: list[tuple[float, StreamState, int, bool]] = []
         urgent: Counter[int] = Counter()  # frames by size
         easy: Counter[int] = Counter()
         for need, _, track in chunks:
@@ -473,7 +477,7 @@ class Scheduler:
         return chosen
 
 
-def _need(track: Track, now: float) -> float:
+def _need(track: StreamState, now: float) -> float:
     """What orders streams, the smallest first: those that start, then by lead, then files."""
     return -inf if track.starts(now) else track.lead(now)
 

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.audio.silence import first_sound, window_of
 from polyvox.engine.interface import Chunk, Result
-from polyvox.engine.reader import ReadStream
-from polyvox.engine.step import Seat
-from polyvox.engine.track import Track
+from polyvox.engine.model_runner import SlotAllocation
+from polyvox.engine.stream_reader import StreamReader
+from polyvox.engine.stream_state import StreamState
 from polyvox.errors import InvalidRequest
-from polyvox.models.protocol import Growing, Prepared
+from polyvox.models.protocol import PreparedRequest, StreamingTokenizer
 from polyvox.models.request import Request
 
 if TYPE_CHECKING:
-    from polyvox.engine.local import LocalEngine
+    from polyvox.engine.engine import LocalEngine
 
 ROW_BYTES = 4  # of text that a row of another model stands for, as a token does
 
@@ -28,7 +28,7 @@ OnReady = Callable[["LocalStream"], None]
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class BufferedChunk:
     """A chunk as it was made: its parts may lie in memory that all of a step share."""
 
     parts: list[Samples]
@@ -50,7 +50,7 @@ class Piece:
 _NOTHING: Samples = torch.zeros(0).numpy()
 
 
-class LocalStream(ReadStream):
+class LocalStream(StreamReader):
     """The `Stream` of an engine in the same process.
 
     All of its state is guarded by the engine's one lock, so a wake-up cannot fall between a look and a wait. The
@@ -58,7 +58,7 @@ class LocalStream(ReadStream):
     """
 
     def __init__(
-        self, engine: "LocalEngine", request: Request, growing: Growing | None, on_ready: OnReady | None
+        self, engine: "LocalEngine", request: Request, growing: StreamingTokenizer | None, on_ready: OnReady | None
     ) -> None:
         assert request.seed is not None
         self._engine, self.request, self.seed, self.on_ready = engine, request, request.seed, on_ready
@@ -71,9 +71,9 @@ class LocalStream(ReadStream):
         self.retry_after: float | None = None  # seconds, where it was for want of a place
         # The engine's own notes
         self.arrived = engine.clock()
-        self.prepared: Prepared | None = None
-        self.track: Track | None = None
-        self.seat: Seat | None = None
+        self.prepared: PreparedRequest | None = None
+        self.track: StreamState | None = None
+        self.seat: SlotAllocation | None = None
         self._growing = growing
         self._text_lock = threading.Lock()  # one piece of text at a time; taken before the engine's lock
         self.text = torch.empty(0)  # rows that have not found room in the slot yet
@@ -101,7 +101,7 @@ class LocalStream(ReadStream):
         with self._engine.lock:  # the engine must not come between the taking and its note
             return super().pop(most)
 
-    def _took(self, taken: list[Piece]) -> None:
+    def _took(self, taken: list[BufferedChunk]) -> None:
         self.buffered -= sum(piece.size for piece in taken)
         self._engine.changed(self)
 
@@ -164,7 +164,7 @@ class LocalStream(ReadStream):
     # The engine's side, under its lock
 
     @property
-    def seated(self) -> Seat:
+    def seated(self) -> SlotAllocation:
         """The slot of a stream that runs."""
         assert self.seat is not None
         return self.seat
@@ -182,7 +182,7 @@ class LocalStream(ReadStream):
         """Gives the reader what was held; how many samples that was."""
         parts, size = (self._held, self.held) if not self.silent else ([], 0)
         self._held, self.held, self.trims = [], 0, False
-        self._push(Piece(parts, size, self._chunks, final))
+        self._push(BufferedChunk(parts, size, self._chunks, final))
         return size
 
     @property
@@ -200,7 +200,7 @@ class LocalStream(ReadStream):
             held = held[start if start is not None else -window_of(sample_rate) :]
             self._held, self.held = [held], len(held)
 
-    def _push(self, piece: Piece) -> None:
+    def _push(self, piece: BufferedChunk) -> None:
         self._own_the_last()
         if self._buffer or piece.final:
             piece.own()
@@ -230,4 +230,4 @@ class LocalStream(ReadStream):
             self._buffer.clear()
             self.buffered, self._closed = 0, False
         if not self._closed:
-            self._push(Piece([], 0, self._chunks, final=True))
+            self._push(BufferedChunk([], 0, self._chunks, final=True))

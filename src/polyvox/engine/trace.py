@@ -13,17 +13,17 @@ from polyvox.errors import InvalidRequest
 if TYPE_CHECKING:
     from polyvox.engine.stream import LocalStream
 
-MOST_EVENTS = 500_000  # the oldest are dropped
+MAX_EVENTS = 500_000  # the oldest are dropped
 
 
-class Trace:
+class TraceWriter:
     """Collects events and writes them in the Trace Event Format, which ui.perfetto.dev opens."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         if not os.access(self._path.absolute().parent, os.W_OK):
             raise InvalidRequest("trace", path, "a file in a folder that can be written")
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
 
     def step(self, sizes: dict[str, float], now: float, scheduler: Scheduler) -> None:
         leads, seconds = scheduler.leads(now), sizes["seconds"]

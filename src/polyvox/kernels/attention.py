@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels.lazy import Kernel, power_of_2
-from polyvox.kernels.overlap import overlap, wait
+from polyvox.kernels.launch_overlap import overlap, wait
+from polyvox.kernels.lazy_triton import Kernel, power_of_2
 
 if TYPE_CHECKING:
     import triton.language as tl

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.snake import snaked
 from polyvox.kernels.tiles import card, choose_tile
 

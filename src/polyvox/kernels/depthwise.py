@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox.kernels.conv import causal_conv_plain, columns_first, remember
-from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.lazy_triton import Kernel, power_of_2
 
 if TYPE_CHECKING:
     import triton.language as tl

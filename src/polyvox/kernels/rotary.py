@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.launch_overlap import overlap, wait
+from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.norm import rms_norm_plain
-from polyvox.kernels.overlap import overlap, wait
 
 if TYPE_CHECKING:
     import triton.language as tl

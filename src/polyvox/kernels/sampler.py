@@ -24,15 +24,15 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels.lazy import Kernel, power_of_2
+from polyvox.kernels.launch_overlap import overlap, wait
+from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.noise import keyed_noise
-from polyvox.kernels.overlap import overlap, wait
 
 if TYPE_CHECKING:
     import triton.language as tl
 
 LANES = 256  # tokens for each warp
-MOST_TOKENS = 1 << 15  # counts of tokens are added in 16 bits
+MAX_TOKENS = 1 << 15  # counts of tokens are added in 16 bits
 TEMPERATURE, TOP_K, TOP_P, PENALTY = range(4)  # columns of a row of parameters
 
 
@@ -67,7 +67,7 @@ def draw_keyed(logits: Tensor, book: int, draws: Draws, first: FirstRules | None
     codes = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
         return codes
-    assert vocab <= MOST_TOKENS, vocab
+    assert vocab <= MAX_TOKENS, vocab
     assert logits.stride(1) == draws.slots.stride(0) == draws.segment.stride(0) == draws.frame.stride(0) == 1
     assert draws.params.stride() == (4, 1), draws.params.stride()
     assert draws.key.stride() == (2, 1), draws.key.stride()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyvox.kernels.lazy import Kernel
+from polyvox.kernels.lazy_triton import Kernel
 
 SNAKE_EPS = 1e-9
 

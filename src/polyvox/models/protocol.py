@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
-from polyvox.kernels.finish import ENDED as ENDED  # the flags of a frame, for whoever reads them
-from polyvox.kernels.finish import STILL as STILL
-from polyvox.kernels.pages import Pages
-from polyvox.models.identity import ModelFacts
+from polyvox.kernels.frame_end import ENDED as ENDED  # the flags of a frame, for whoever reads them
+from polyvox.kernels.frame_end import REPETITION_LOOP as REPETITION_LOOP
+from polyvox.kernels.paged_kv import Pages
+from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class PreparedRequest:
     """A request that has passed every check, as the rows that a model reads."""
 
     rows: Tensor  # [T, hidden]: the prompt
@@ -27,7 +27,7 @@ class Prepared:
     own: Any  # what the model itself wants to find again when it takes the slot
 
 
-class Growing(Protocol):
+class StreamingTokenizer(Protocol):
     """Text that comes in pieces: the ids that are certain so far, then the rest."""
 
     def append(self, piece: str) -> list[int]: ...
@@ -44,7 +44,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor] | Pages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pack:
+class PrefillMetadata:
     """Several rows of each of some slots, behind one another: row i is number column[i] of slot slots[owner[i]]."""
 
     slots: Tensor  # [B]
@@ -57,7 +57,7 @@ class Cache(Protocol):
     """Where the keys and values of all slots are kept."""
 
     def at(
-        self, slots: Tensor, positions: Tensor, span: int, pack: Pack | None = None, alone: bool = False
+        self, slots: Tensor, positions: Tensor, span: int, pack: PrefillMetadata | None = None, alone: bool = False
     ) -> Attend | Pages:
         """Attention for rows at positions [N] of these slots [N].
 
@@ -71,7 +71,7 @@ class SlotRows(Protocol):
 
     nbytes: int  # of all of it
 
-    def seat(self, slot: int, prepared: Prepared) -> None:
+    def seat(self, slot: int, prepared: PreparedRequest) -> None:
         """Writes all of a slot that a stream reads before it writes it."""
 
     def write_text(self, slot: int, start: int, text: Tensor) -> None:
@@ -81,7 +81,7 @@ class SlotRows(Protocol):
         """No more text will come, and it was so many bytes in all; the frames that it can need at most."""
 
     def prefill(
-        self, rows: Tensor, slots: Tensor, positions: Tensor, cache: Cache, span: int, pack: Pack | None
+        self, rows: Tensor, slots: Tensor, positions: Tensor, cache: Cache, span: int, pack: PrefillMetadata | None
     ) -> None:
         """Reads prompt rows [N,hidden] into the cache, each at its position [N] of its slot [N].
 
@@ -111,19 +111,19 @@ class SpeechModel(Protocol):
     dtype: torch.dtype
     nbytes: int  # of the weights
 
-    def about(self) -> ModelFacts:
+    def info(self) -> ModelInfo:
         """What it is, and what may be asked of it."""
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
         """The voice of a recording at the model's sample rate, in the caller's thread; raises InvalidRequest."""
 
-    def prepare(self, request: Request, ids: list[int] | None = None) -> Prepared:
+    def prepare(self, request: Request, ids: list[int] | None = None) -> PreparedRequest:
         """Checks a request, which has a seed, and makes its rows; ids are the first of a text that grows.
 
         Raises InvalidRequest.
         """
 
-    def growing_text(self, request: Request) -> Growing:
+    def growing_text(self, request: Request) -> StreamingTokenizer:
         """For a request whose text comes in pieces; raises InvalidRequest."""
 
     def text_rows(self, ids: list[int], last: bool) -> Tensor:

@@ -21,7 +21,7 @@ SAMPLING_BOUNDS = {
     "min_frames": (0, 1_000_000),
 }
 # Below it scores overflow; ask for 0, which is greedy.
-LEAST_TEMPERATURE = 1e-3
+MIN_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Sampling:
             value, whole = getattr(self, field.name), field.type is int
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise InvalidRequest(field.name, value, "a whole number" if whole else "a number")
-            if not low <= value <= high or (field.name.endswith("temperature") and 0 < value < LEAST_TEMPERATURE):
+            if not low <= value <= high or (field.name.endswith("temperature") and 0 < value < MIN_TEMPERATURE):
                 raise InvalidRequest(field.name, value, f"from {low:g} to {high:g}")
 
 

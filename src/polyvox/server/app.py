@@ -14,18 +14,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from polyvox import __version__
 from polyvox.engine.interface import Engine
 from polyvox.errors import PolyvoxError
-from polyvox.server import batch, contexts, elevenlabs, livetext, openai, operation, page, voices
-from polyvox.server.answers import Refused, error_answer, fields_of, request_id_of
-from polyvox.server.description import FAILURES
-from polyvox.server.desk import Desk
+from polyvox.server.api import (
+    batch,
+    elevenlabs,
+    elevenlabs_websocket,
+    openai,
+    ops,
+    playground,
+    voices,
+    websocket,
+)
+from polyvox.server.app_state import AppState
 from polyvox.server.health import Health
 from polyvox.server.metrics import Metrics
-from polyvox.server.outcomes import Outcomes
+from polyvox.server.middleware.auth import AuthMiddleware
+from polyvox.server.openapi import FAILURES
 from polyvox.server.recordings import Recordings
-from polyvox.server.safety import Guard
+from polyvox.server.request_log import RequestLog
+from polyvox.server.responses import Refused, error_answer, fields_of, request_id_of
 from polyvox.server.settings import Settings
-from polyvox.server.speaker import Speaker
-from polyvox.server.voicebook import VoiceBook
+from polyvox.server.synthesis.service import SynthesisService
+from polyvox.server.voice_catalog import VoiceCatalog
 from polyvox.voices import VoiceLibrary
 
 EXPOSED = ["x-request-id", "x-seed", "x-polyvox-model", "x-polyvox-ignored", "retry-after", "retry-after-ms"]
@@ -45,10 +54,10 @@ def create_app(engine: Engine, settings: Settings | None = None, shared: Path | 
 
     app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=FAILURES)
     app.state.desk = desk
-    for face in (openai, batch, livetext, elevenlabs, contexts, voices, operation, page):
+    for face in (openai, batch, websocket, elevenlabs, elevenlabs_websocket, voices, ops, playground):
         app.include_router(face.router)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Guard, settings=settings, shared=shared, refused=desk.refused)
+    app.add_middleware(AuthMiddleware, settings=settings, shared=shared, refused=desk.refused)
     if settings.cors_origins:  # outermost, so that refusals can be read by pages too
         app.add_middleware(
             CORSMiddleware,
@@ -100,14 +109,14 @@ def _allowed(app: FastAPI, scope: Scope) -> str:
     return ", ".join(sorted([*found, "HEAD"] if "GET" in found else found))
 
 
-def open_desk(engine: Engine, settings: Settings, shared: Path | None) -> Desk:
-    facts = engine.about()
+def open_desk(engine: Engine, settings: Settings, shared: Path | None) -> AppState:
+    facts = engine.info()
     library = VoiceLibrary() if settings.voices is None else VoiceLibrary(settings.voices)
-    book = VoiceBook(library, facts, settings.aliases)
+    book = VoiceCatalog(library, facts, settings.aliases)
     metrics = Metrics()
-    speaker = Speaker(engine, facts, book.resolve, settings)
-    outcomes = Outcomes(None if shared is None else shared / "outcomes")
+    speaker = SynthesisService(engine, facts, book.resolve, settings)
+    outcomes = RequestLog(None if shared is None else shared / "outcomes")
     recordings, health = Recordings(engine, settings), Health(speaker, facts, metrics)
-    desk = Desk(settings, engine, facts, speaker, book, recordings, outcomes, metrics, health)
+    desk = AppState(settings, engine, facts, speaker, book, recordings, outcomes, metrics, health)
     speaker.on_end = desk.ended
     return desk

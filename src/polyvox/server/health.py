@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from polyvox.errors import PolyvoxError
-from polyvox.models.identity import ModelFacts
+from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
 from polyvox.server.metrics import Metrics
-from polyvox.server.speaker import Speaker
-from polyvox.server.wanted import Wanted
+from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.service import SynthesisService
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ TRIAL_FRAMES = 4  # of the trial: enough to go through every part
 class Health:
     """Watches the engine and the event loop, once it is started."""
 
-    def __init__(self, speaker: Speaker, facts: ModelFacts, metrics: Metrics) -> None:
+    def __init__(self, speaker: SynthesisService, facts: ModelInfo, metrics: Metrics) -> None:
         self._speaker, self._facts, self._metrics = speaker, facts, metrics
         self.stats: dict[str, float] = {}  # the engine's, as they were a moment ago
         self.problem: str | None = "it has not spoken yet"  # None: all is well
@@ -66,7 +66,7 @@ class Health:
     async def _try(self) -> None:
         voice = ClonedVoice(np.zeros(self._facts.hidden_size, np.float32)) if self._facts.kind == "base" else None
         instructions = "A calm voice." if self._facts.kind == "voice_design" else None
-        wanted = Wanted("Ready.", voice, instructions=instructions, max_frames=TRIAL_FRAMES, format="pcm")
+        wanted = SynthesisOptions("Ready.", voice, instructions=instructions, max_frames=TRIAL_FRAMES, format="pcm")
         began = time.monotonic()
         script, request, _ = await self._speaker.in_thread(self._speaker.prepare, wanted)
         sentence = script.ready()

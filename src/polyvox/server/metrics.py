@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from polyvox.audio.clip import FinishReason
-from polyvox.server.outcomes import Outcome
+from polyvox.server.request_log import RequestRecord
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # set where several server processes count together
 LATENCIES = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
@@ -51,7 +51,7 @@ class Metrics:
         self.queue_wait = Histogram(
             "polyvox_queue_wait_seconds", "Until a place was free.", buckets=LATENCIES, registry=own
         )
-        self.audio = Counter("polyvox_audio_seconds", "Sound that was made.", registry=own)
+        self.audio = Counter("polyvox_audio_seconds", "Seconds of audio generated.", registry=own)
         self.underruns = Counter("polyvox_playback_underruns", "Times that a player ran dry.", registry=own)
         self.characters = Counter("polyvox_characters", "Text that was said.", registry=own)
         self.active = Gauge(
@@ -64,7 +64,7 @@ class Metrics:
             registry=own,
         )
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RequestRecord) -> None:
         self.requests.labels(outcome.finish_reason or "error").inc()
         self.audio.inc(outcome.audio_seconds)
         self.underruns.inc(outcome.underruns)

@@ -90,13 +90,13 @@ class Settings(BaseModel):
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
-            slots=self.max_streams or 0,
+            max_streams=self.max_streams or 0,
             context=self.context,
-            graphs=self.graphs,
+            cuda_graphs=self.graphs,
             deterministic=self.deterministic,
-            queue=self.queue,
-            queue_seconds=self.slo,
-            reader_seconds=self.reader_seconds,
+            max_queue=self.queue,
+            max_queue_seconds=self.slo,
+            reader_timeout=self.reader_seconds,
             memory_gb=self.memory,
         )
 

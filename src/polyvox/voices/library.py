@@ -19,7 +19,7 @@ from stat import S_ISREG
 from urllib.parse import quote, unquote
 
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists, VoiceLibraryError
-from polyvox.models.identity import ModelIdentity
+from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
 from polyvox.voices.voice import MAX_FILE, Voice, from_bytes, name_key, new_voice, to_bytes
 

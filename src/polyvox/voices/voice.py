@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from polyvox.errors import InvalidRequest
-from polyvox.models.identity import ModelIdentity
+from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -84,7 +84,7 @@ class Voice:
             raise InvalidRequest("voice", self.name, f"a voice made for {model}; this one was made for {self.model}")
         return ClonedVoice(self.vector, self.codes, self.transcript)
 
-    def about(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         """All but the numbers, for lists and JSON."""
         return {
             "name": self.name,

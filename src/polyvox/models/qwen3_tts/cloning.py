@@ -10,7 +10,7 @@ from torch import Tensor
 from polyvox.audio.clip import Samples
 from polyvox.audio.silence import LEVEL, trimmed
 from polyvox.errors import InvalidRequest
-from polyvox.models.qwen3_tts.kept import Kept
+from polyvox.models.qwen3_tts.content_cache import Kept
 from polyvox.models.qwen3_tts.model import Encoders
 from polyvox.models.request import ClonedVoice
 
@@ -20,7 +20,7 @@ PAUSE_SECONDS = 0.5
 # A little over full scale is a hot recording; far over it are whole numbers that nobody scaled.
 LOUDEST = 8.0
 # A quiet recording is not a silent one: what is silence in it is measured from its peak. Below this there is none.
-LEAST_PEAK = 10 ** (-66 / 20)
+MIN_PEAK = 10 ** (-66 / 20)
 RECORDINGS_KEPT = 32
 
 
@@ -69,7 +69,7 @@ class Cloner:
         peak = float(np.abs(samples).max(initial=0.0))
         if peak > LOUDEST:
             raise InvalidRequest("recording", f"a peak of {peak:g}", "samples from -1 to 1")
-        if peak < LEAST_PEAK:
+        if peak < MIN_PEAK:
             raise InvalidRequest("recording", "silence", "a recording of someone who speaks")
         heard = trimmed(samples.astype(np.float32, copy=False), self.sample_rate, LEVEL * peak)
         seconds = len(heard) / self.sample_rate

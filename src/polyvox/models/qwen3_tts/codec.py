@@ -30,7 +30,7 @@ from polyvox.kernels.conv import (
     pack_upsample,
 )
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_plain
-from polyvox.kernels.ring import Ring
+from polyvox.kernels.ring_attention import Ring
 from polyvox.kernels.snake import snake_plain, waves
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import CodecConfig

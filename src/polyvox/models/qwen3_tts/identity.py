@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from polyvox.errors import CheckpointError
-from polyvox.models.identity import ModelIdentity
+from polyvox.models.info import ModelIdentity
 from polyvox.models.qwen3_tts.config import ModelConfig
 
 # The space of the speaker vectors; what the codes stand for. The talker may have been trained further.

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from polyvox import kernels
-from polyvox.kernels.finish import Record, finish_frame
-from polyvox.kernels.inputs import next_inputs
+from polyvox.kernels.frame_end import Record, finish_frame
+from polyvox.kernels.next_inputs import next_inputs
 from polyvox.kernels.noise import keyed_noise
 from polyvox.kernels.sampler import Draws, FirstRules, draw, draw_keyed, first_scores
-from polyvox.models.protocol import Cache, Pack
+from polyvox.models.protocol import Cache, PrefillMetadata
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
+from polyvox.models.qwen3_tts.codec_encoder import CodecEncoder
 from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
-from polyvox.models.qwen3_tts.encoder import CodecEncoder
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig
 from polyvox.models.qwen3_tts.predictor import Draw
 from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt
 from polyvox.models.qwen3_tts.sampling import Noise
-from polyvox.models.qwen3_tts.speaker import SpeakerEncoder
+from polyvox.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from polyvox.models.qwen3_tts.talker import Talker
 from polyvox.models.qwen3_tts.transformer import file_tensors
 
@@ -165,7 +165,7 @@ class Qwen3TTS(nn.Module):
         )
 
     def prefill(
-        self, rows: Tensor, slots: Tensor, positions: Tensor, cache: Cache, span: int, pack: Pack | None
+        self, rows: Tensor, slots: Tensor, positions: Tensor, cache: Cache, span: int, pack: PrefillMetadata | None
     ) -> None:
         """Reads prompt rows [N,hidden] into the cache, each at its position [N] of its slot [N]."""
         self.talker(rows[None], positions[None], cache.at(slots, positions, span, pack))

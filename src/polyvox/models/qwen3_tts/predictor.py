@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels.pages import Pages
+from polyvox.kernels.paged_kv import Pages
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig, PredictorConfig
 from polyvox.models.qwen3_tts.transformer import Rotation, Stacked, Transformer
@@ -60,7 +60,7 @@ class FramePages:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Settled:
+class PrecomputedWeights:
     """What is the same for every frame."""
 
     rotation: Rotation
@@ -87,7 +87,7 @@ class Predictor(nn.Module):
         self.lm_head = Stacked(self.residuals, config.predictor.vocab_size, size)
         # Where both widths are equal (0.6B) the checkpoint has no projection.
         self.small_to_mtp_projection = nn.Linear(talker_size, size) if talker_size != size else nn.Identity()
-        self.settled: Settled | None = None
+        self.settled: PrecomputedWeights | None = None
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -96,7 +96,7 @@ class Predictor(nn.Module):
         rotation = self._rotation(tables)
         if isinstance(self.small_to_mtp_projection, nn.Linear):
             tables = torch.stack([self.small_to_mtp_projection(table) for table in tables])
-        self.settled = Settled(rotation, tables)
+        self.settled = PrecomputedWeights(rotation, tables)
 
     def forward(self, hidden: Tensor, first: Tensor, draw: Draw) -> Tensor:
         """Hidden state and embedding of code 0, each [B, talker width], to codes 1 and up, [B, groups - 1].

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.kernels.pages import Pages
-from polyvox.kernels.skinny import few, project
+from polyvox.kernels.paged_kv import Pages
+from polyvox.kernels.small_batch_linear import few, project
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.qwen3_tts.predictor import Predictor

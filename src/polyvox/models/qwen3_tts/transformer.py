@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox.kernels.attention import paged_attention
-from polyvox.kernels.decode import rotary_attention
-from polyvox.kernels.gated import silu_mul
+from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import add_rms_norm, rms_norm
-from polyvox.kernels.pages import Pages
+from polyvox.kernels.paged_kv import Pages
 from polyvox.kernels.rotary import rotary_store
-from polyvox.kernels.skinny import Norm, few, project
+from polyvox.kernels.silu_mul import silu_mul
+from polyvox.kernels.small_batch_linear import Norm, few, project
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
 

@@ -1,0 +1,1 @@
+"""The HTTP and WebSocket endpoints, one module per API."""

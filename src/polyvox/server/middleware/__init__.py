@@ -1,0 +1,1 @@
+"""Authentication, concurrency limits and connection timeouts."""

@@ -1,0 +1,1 @@
+"""From a parsed request to encoded audio: segments, engine streams, output encoding."""

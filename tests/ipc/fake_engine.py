@@ -1,0 +1,233 @@
+"""An engine without a model: its samples follow from seed and index, its speed and its failures are chosen."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyvox.audio.clip import FinishReason, Samples
+from polyvox.engine.interface import Chunk, Result, Stream
+from polyvox.engine.stream_reader import StreamReader
+from polyvox.errors import EngineDown, InvalidRequest, Overloaded
+from polyvox.models.info import ModelIdentity, ModelInfo
+from polyvox.models.request import ClonedVoice, Request, Sampling
+
+SAMPLE_RATE = 24_000
+CHUNK_SAMPLES = 480
+BUFFER = 4  # chunks that a stream keeps for its reader
+SLOTS = 8  # that it tells of
+LENGTH = 10  # chunks of a stream that asks for no other number
+
+
+ABOUT = ModelInfo(
+    identity=ModelIdentity("Fake-Base", "base-4-2x8-0123456789ab"),
+    kind="base",
+    voices=(),
+    languages=("auto", "english"),
+    takes_instructions=False,
+    hidden_size=4,
+    frame_seconds=CHUNK_SAMPLES / SAMPLE_RATE,
+    sampling=Sampling(),
+)
+
+
+def chunk_samples(seed: int, index: int) -> Samples:
+    """Numbers that need all of their bits: whatever is lost on the way shows."""
+    return np.random.default_rng((seed, index)).uniform(-1, 1, CHUNK_SAMPLES).astype(np.float32)
+
+
+class FakeStream(StreamReader):
+    """Makes one chunk a step: of a live request one for each word and row, of any other max_frames."""
+
+    def __init__(self, engine: "FakeEngine", request: Request, on_ready: Callable[["FakeStream"], None] | None):
+        super().__init__(engine.work)
+        self._engine, self.request, self._on_ready = engine, request, on_ready
+        self.seed = request.seed or 0
+        self.made = 0
+        self.goal = len(request.text.split()) if request.live else request.max_frames or LENGTH
+        self.open = request.live
+        self.cancelled = False
+
+    def _took(self, _: list[Chunk]) -> None:
+        with self._engine.work:
+            self._engine.work.notify_all()
+
+    def append(self, text: str) -> None:
+        if text == "impossible":
+            raise InvalidRequest("text", text, "what can be said")
+        with self._engine.work:
+            self.goal += len(text.split())
+            self._engine.work.notify_all()
+
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
+        with self._engine.work:
+            self._engine.made["rows"] += int(rows.sum())
+            self.goal += len(rows)
+            self.open = self.open and not last
+            self._engine.work.notify_all()
+
+    def finish_text(self) -> None:
+        with self._engine.work:
+            self.open = False
+            self._engine.work.notify_all()
+
+    def cancel(self) -> None:
+        with self._engine.work:
+            self.cancelled = True
+            self._engine.work.notify_all()
+
+    def can_step(self) -> bool:
+        ended = self.made == self.goal and not self.open
+        return self.cancelled or ended or (self.made < self.goal and len(self._buffer) < BUFFER)
+
+    def step(self) -> None:
+        if self.cancelled:
+            self._buffer.clear()
+            self._end("cancelled")
+        elif self.request.text == "expires":
+            self._end("error", "no place came free", retry_after=2.5)
+        elif self.made == self.goal or self.request.text == "silence":  # which is trimmed away
+            self._end("stop")
+        else:
+            self._push(self._samples(), final=self.made + 1 == self.goal and not self.open)
+            if self.made == self.goal and not self.open:
+                self.result = Result("stop", self.seed, frames=self.made)
+
+    def notify(self) -> None:
+        if self._on_ready is not None:
+            self._on_ready(self)
+
+    def _samples(self) -> Samples:
+        voice = self.request.voice
+        return voice.vector if isinstance(voice, ClonedVoice) else chunk_samples(self.seed, self.made)
+
+    def _push(self, samples: Samples, final: bool) -> None:
+        self._buffer.append(Chunk(samples, self.made, final))
+        self._told()
+        self.made += 1
+        self._engine.made[f"made.{self.seed}"] += 1
+
+    def _end(self, reason: FinishReason, error: str | None = None, retry_after: float | None = None) -> None:
+        self.result = Result(reason, self.seed, error, frames=self.made, retry_after=retry_after)
+        self._push(np.zeros(0, np.float32), final=True)
+
+
+class FakeEngine:
+    """Steps all of its streams at once, no faster than once in step_seconds."""
+
+    def __init__(self, step_seconds: float = 0.0, close_seconds: float = 0.0, sample_rate: int = SAMPLE_RATE) -> None:
+        self.sample_rate = sample_rate
+        self.work = threading.Condition()  # guards all that follows
+        self.made: Counter[str] = Counter()
+        self._streams: list[FakeStream] = []
+        self._steps = 0
+        self._asked = 0
+        self._cancelled = 0
+        self._step_began: float | None = None
+        self._closing = threading.Event()
+        self._step_seconds, self._close_seconds = step_seconds, close_seconds
+        self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+        voice = request.voice
+        if isinstance(voice, ClonedVoice) and not (
+            isinstance(voice.vector, np.ndarray) and isinstance(voice.codes, np.ndarray | None)
+        ):
+            raise InvalidRequest("voice", type(voice.vector).__name__, "arrays")
+        if request.text == "invalid":
+            raise InvalidRequest("language", "Klingon", ["english", "chinese"])
+        if request.text == "overloaded":
+            raise Overloaded("all streams are taken", retry_after=2.5)
+        if request.text == "broken":
+            raise EngineDown("the loop has ended", retry_after=1)
+        if request.text.startswith("gate "):
+            Path(request.text.removeprefix("gate ")).read_text()
+        if request.text == "bug":
+            raise ZeroDivisionError("a bug")
+        with self.work:
+            stream = FakeStream(self, request, on_ready)
+            self._streams.append(stream)
+            self.work.notify_all()
+            return stream
+
+    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
+        return [stream.take(most) for stream, most in wanted]
+
+    def info(self) -> ModelInfo:
+        return ABOUT
+
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        if not len(samples):
+            raise InvalidRequest("recording", "silence", "a recording of someone who speaks")
+        vector = np.full(ABOUT.hidden_size, samples.mean(), np.float32)
+        return ClonedVoice(vector, None if transcript is None else np.ones((3, 2), np.int64), transcript)
+
+    def stats(self) -> dict[str, float]:
+        with self.work:
+            self._asked += 1
+            return {
+                "streams": len(self._streams),
+                "slots": SLOTS,
+                "capacity": SLOTS,
+                "steps": self._steps,
+                "asked": self._asked,
+                "cancelled": self._cancelled,
+                "stuck_seconds": time.monotonic() - self._step_began if self._step_began is not None else 0.0,
+                **self.made,
+            }
+
+    def close(self) -> None:
+        self._closing.set()
+        with self.work:
+            self.work.notify_all()
+        self._thread.join()
+        time.sleep(self._close_seconds)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            with self.work:
+                self.work.wait_for(lambda: self._closing.is_set() or any(s.can_step() for s in self._streams))
+                stepping = [stream for stream in self._streams if stream.can_step()]
+                if "deadlocks" in (stream.request.text for stream in stepping):
+                    _for_ever()
+                self._step_began = time.monotonic()
+            if "hangs" in (stream.request.text for stream in stepping):
+                _for_ever()
+            with self.work:
+                for stream in stepping:
+                    stream.step()
+                self._steps += 1
+                self._step_began = None
+                self._cancelled += sum(s.result is not None and s.cancelled for s in stepping)
+                self._streams = [stream for stream in self._streams if stream.result is None]
+            for stream in stepping:
+                stream.notify()
+            if self._step_seconds:
+                self._closing.wait(self._step_seconds)
+
+
+def _for_ever() -> None:
+    threading.Event().wait()
+
+
+def unbuildable() -> FakeEngine:
+    raise ValueError("no such checkpoint")
+
+
+def mortal(flag: str) -> FakeEngine:
+    """Cannot be built any more once the file exists."""
+    if Path(flag).exists():
+        raise ValueError("the checkpoint is gone")
+    return FakeEngine()
+
+
+def gated(gate: str) -> FakeEngine:
+    """Once the pipe exists, waits before it until somebody writes."""
+    if Path(gate).exists():
+        Path(gate).read_text()
+    return FakeEngine()

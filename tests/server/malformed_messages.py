@@ -1,0 +1,140 @@
+"""Clients of the sockets that send anything at all, in any order, and go when they like."""
+
+import json
+import random
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+
+from ipc.engine_processes import eventually
+from server.fakes import HeldEngine
+from server.live_server import Serving
+from server.websocket_clients import Talk, talking
+
+PATHS = (
+    "/v1/audio/speech/stream",
+    "/v1/text-to-speech/heart/stream-input?output_format=pcm_24000",
+    "/v1/text-to-speech/michael/multi-stream-input?output_format=mp3_22050_32&auto_mode=true",
+)
+NAMES: tuple[str, ...] = (
+    "type",
+    "text",
+    "context_id",
+    "contextId",
+    "flush",
+    "close_context",
+    "voice_settings",
+    "xi_api_key",
+    "seed",
+)
+NAMES += (
+    "close_socket",
+    "voice",
+    "response_format",
+    "split_granularity",
+    "stream_audio",
+    "speed",
+    "ref_audio",
+    "\ud800",
+)
+TYPES = ("session.config", "input.text", "input.done", "input.cancel", "session.close", "audio.start", "")
+TEXTS = (
+    "Hello there. ",
+    "How are you? ",
+    "1,0",
+    "00 cats",
+    "\ud83d",
+    "\ud800",
+    "",
+    " ",
+    "[pause:",
+    "```",
+    "\n\n",
+    "。",
+    "é" * 300,
+)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1e308,
+    2**70,
+    [],
+    [[]],
+    {},
+    {"speed": 1.5},
+    {"speed": "x"},
+    "a",
+    "b",
+)
+FRAMES: tuple[str | bytes, ...] = ("", "{", "null", "[]", "7", b"", b"\x00\xff", "NaN", '{"seed": NaN}', "[" * 3000)
+
+
+def message(chance: random.Random) -> str | bytes:
+    """Mostly sense, so that something is said that nonsense can hit."""
+    dice = chance.random()
+    if dice < 0.1:
+        return chance.choice(FRAMES)
+    text, name = chance.choice(TEXTS), chance.choice(("a", "b", "c"))
+    if dice < 0.45:
+        found: dict[str, Any] = {"type": "input.text", "text": text, "context_id": name}
+    elif dice < 0.6:
+        found = {"type": "input.done", "context_id": name, "flush": True}
+    elif dice < 0.7:
+        found = {"type": "input.cancel", "context_id": name, "close_context": True}
+    elif dice < 0.8:
+        granularity = chance.choice(("none", "sentence", "clause", "token"))
+        format = chance.choice(("pcm", "mp3", "wav"))
+        found = {"type": "session.config", "split_granularity": granularity, "response_format": format, "text": " "}
+        found["stream_audio"] = chance.random() < 0.7
+    else:
+        found = {"type": chance.choice(TYPES)}
+    for _ in range(chance.choice((0, 0, 0, 1, 3))):
+        found[chance.choice(NAMES)] = chance.choice((*VALUES, *TEXTS, *TYPES))
+    return json.dumps(found)
+
+
+def babble(server: Serving, engine: HeldEngine, messages: int, seed: int) -> Counter[str]:
+    """So many messages on sockets that come and go; what became of them. The engine is free of them afterwards."""
+    chance = random.Random(seed)
+    counts: Counter[str] = Counter()
+    while counts["messages"] < messages:
+        _babble_on(server, chance, counts, min(chance.randrange(1, 120), messages - counts["messages"]))
+    eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+    return counts
+
+
+def _babble_on(server: Serving, chance: random.Random, counts: Counter[str], messages: int) -> None:
+    with talking(server, chance.choice(PATHS)) as talk:
+        counts["sockets"] += 1
+        if chance.random() < 0.8:
+            talk.tell(
+                type="session.config", response_format="pcm", split_granularity="sentence", text=" ", stream_audio=True
+            )
+        for _ in range(messages):
+            counts["messages"] += 1
+            try:
+                talk.connection.send(message(chance))
+                _listen(talk, counts, chance.choice((0, 0, 0, 0.02)))
+            except ConnectionClosed:
+                break
+        if chance.random() < 0.3:
+            with suppress(OSError):  # it may be closed already
+                talk.connection.socket.shutdown(2)  # without a word
+    code = talk.connection.close_code
+    counts[f"closed {code}"] += 1
+
+
+def _listen(talk: Talk, counts: Counter[str], seconds: float) -> None:
+    """Takes what is there, or comes while one listens."""
+    try:
+        while True:
+            found = talk.connection.recv(timeout=seconds)
+            kind = "sound" if isinstance(found, bytes) or '"audio": "' in found else "told"
+            counts["errors" if kind == "told" and '"message"' in found else kind] += 1
+    except TimeoutError:
+        pass

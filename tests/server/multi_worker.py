@@ -1,0 +1,111 @@
+"""Several server processes on one engine without a model, as `polyvox serve --workers` runs them."""
+
+import multiprocessing
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ipc.engine_processes import eventually
+from polyvox.engine.interface import InProcessEngine
+from polyvox.ipc.client import RemoteEngine
+from polyvox.ipc.supervisor import EngineProcess
+from polyvox.ipc.worker import EngineProcessConfig
+from polyvox.server.settings import Settings
+from polyvox.server.workers import serve_by_workers
+
+TIMEOUT = 60.0
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    address: str
+    port: int
+    parent: SpawnProcess
+    engine_process: EngineProcess
+    engine: RemoteEngine  # the test's own way to the engine
+
+    def client(self, **more: Any) -> httpx.Client:
+        """Each has a connection of its own, to whichever process takes it."""
+        return httpx.Client(base_url=self.address, timeout=TIMEOUT, trust_env=False, **more)
+
+    def workers(self) -> set[int]:
+        children = Path(f"/proc/{self.parent.pid}/task/{self.parent.pid}/children").read_text().split()
+        return {int(pid) for pid in children if b"spawn_main" in _read(f"/proc/{pid}/cmdline")}
+
+    def worker_of(self, connection: socket.socket) -> int:
+        """The process that has taken a connection."""
+        mine = connection.getsockname()[1]
+        found: list[int] = []
+
+        def taken() -> bool:
+            lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            ends = [(int(one[1].split(":")[1], 16), int(one[2].split(":")[1], 16), one[9]) for one in lines]
+            inodes = [f"socket:[{inode}]" for near, far, inode in ends if (near, far) == (self.port, mine)]
+            found.extend(pid for pid in self.workers() if inodes and inodes[0] in _open_files(pid))
+            return bool(found)
+
+        eventually(taken)
+        return found[0]
+
+    def counted(self, name: str) -> dict[str, float]:
+        """A metric by its labels, where it is not 0."""
+        with self.client() as client:
+            lines = client.get("/metrics").text
+        found = re.findall(rf'^{name}\{{\w+="(\w+)"\}} (\S+)', lines, re.MULTILINE)
+        return {label: float(n) for label, n in found if float(n)}
+
+    def ready(self) -> bool:
+        with self.client() as client:
+            return client.get("/readyz").status_code == 200
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:  # it has gone meanwhile
+        return b""
+
+
+def _open_files(pid: int) -> list[str]:
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append(os.readlink(entry))
+        except OSError:  # closed meanwhile
+            continue
+    return found
+
+
+@contextmanager
+def several(factory: Callable[[], InProcessEngine], settings: Settings) -> Iterator[Several]:
+    """factory: the engine, built in its own process."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=2048) as listener,
+        EngineProcess(factory, EngineProcessConfig(window=0.01)) as engine_process,
+    ):
+        port = listener.getsockname()[1]
+        parent = _SPAWN.Process(target=serve_by_workers, args=(engine_process.door, settings, listener))
+        parent.start()
+        engine = RemoteEngine(engine_process.door)
+        server = Several(f"http://127.0.0.1:{port}", port, parent, engine_process, engine)
+        try:
+            eventually(lambda: len(server.workers()) == settings.workers or not parent.is_alive())
+            for _ in range(8 * settings.workers):  # so that each of them has probably answered
+                eventually(server.ready)
+            yield server
+        finally:
+            engine.close()
+            if parent.is_alive():
+                parent.terminate()
+            parent.join(TIMEOUT)
+            assert parent.exitcode in (0, -signal.SIGTERM)

@@ -1,0 +1,373 @@
+"""Who may call and what may be reached: keys, limits, recordings by URL and by file."""
+
+import base64
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from typing import ClassVar
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+from ipc.fake_engine import ABOUT
+from polyvox.errors import InvalidRequest
+from polyvox.server import recordings
+from polyvox.server.recordings import Recordings, is_public
+from polyvox.server.settings import Settings
+from server.fakes import HeldEngine
+from server.live_server import serving
+from server.websocket_clients import talking
+
+
+def test_without_a_key_only_what_is_open_answers(engine: HeldEngine) -> None:
+    settings = Settings(api_keys=["right", "other"], public=["voices"])
+    with serving(engine, settings) as server, server.client() as client:
+        body = {"input": "Hi.", "response_format": "pcm"}
+        wrong = [{}, {"authorization": "Bearer wrong"}, {"authorization": "right"}, {"xi-api-key": "righ"}]
+        wrong += [{"authorization": "Basic right"}]
+        for headers in wrong:
+            refused = client.post("/v1/audio/speech", json=body, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+            assert refused.headers["www-authenticate"] == "Bearer"
+        for headers in ({"authorization": "Bearer right"}, {"xi-api-key": "other"}, {"authorization": "bearer  right"}):
+            assert client.post("/v1/audio/speech", json=body, headers=headers).status_code == 200
+        for path in ("/", "/livez", "/readyz", "/health", "/v1/audio/voices"):
+            assert client.get(path).status_code == 200
+        for path in ("/v1/models", "/metrics", "/docs", "/openapi.json", "/v1/audio/speech/x", "/nowhere"):
+            assert client.get(path).status_code == 401
+        assert client.post("/v1/audio/voices", json={}).status_code == 401  # only the list is public
+        assert client.delete("/v1/audio/voices/x").status_code == 401
+        told = client.get("/metrics", headers={"xi-api-key": "right"}).text
+        assert 'polyvox_requests_total{outcome="refused"} 13.0' in told
+
+
+SOCKETS = ("/v1/audio/speech/stream", *(f"/v1/text-to-speech/heart/{kind}stream-input" for kind in ("", "multi-")))
+
+
+@pytest.mark.parametrize("path", SOCKETS)
+def test_a_page_brings_its_key_as_a_protocol(path: str, engine: HeldEngine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with serving(engine, Settings(api_keys=["sk-right", "a/b (50%)"])) as server:
+        for offered, chosen in (
+            (["polyvox", "polyvox-key.sk-right"], "polyvox"),
+            (["polyvox-key.sk-right", "polyvox"], "polyvox"),
+            (["realtime", "openai-insecure-api-key.sk-right", "other"], "realtime"),
+            (["polyvox", "polyvox-key.a%2Fb%20%2850%25%29"], "polyvox"),
+            (["polyvox-key.sk-right"], None),
+        ):
+            with talking(server, path, subprotocols=[Subprotocol(name) for name in offered]) as talk:
+                assert talk.connection.subprotocol == chosen
+        for wrong in ("polyvox-key.sk-wrong", "sk-right.sk-right", "openai-insecure-api-key.a%2Fb"):
+            names = [Subprotocol("polyvox"), Subprotocol(wrong)]
+            if "key." not in wrong and "text-to-speech" in path:
+                continue  # as good as none, and the first message may have one
+            with pytest.raises(InvalidStatus) as refused, talking(server, path, subprotocols=names):
+                pass
+            assert refused.value.response.status_code == 401
+        with talking(server, f"{path}?api_key=sk-right"):
+            pass
+    told = [record.getMessage() for record in caplog.records if not record.name.startswith("websockets")]
+    assert told
+    assert not any("sk-right" in line for line in told)
+
+
+def test_a_protocol_is_answered_where_no_key_is_needed(engine: HeldEngine) -> None:
+    with serving(engine) as server, talking(server, SOCKETS[0], subprotocols=[Subprotocol("polyvox")]) as talk:
+        assert talk.connection.subprotocol == "polyvox"
+
+
+def test_a_body_that_is_too_large_or_too_slow_is_refused(engine: HeldEngine) -> None:
+    settings = Settings(max_body=2000, body_seconds=0.3)
+    with serving(engine, settings) as server, server.client() as client:
+        assert client.post("/v1/audio/speech", content=b"x" * 3000).status_code == 413
+        unsized = client.post("/v1/audio/speech", content=(b"x" * 500 for _ in range(6)))
+        assert unsized.status_code == 413
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.settimeout(20)
+            slow.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_connection_that_brings_no_request_is_closed(engine: HeldEngine) -> None:
+    answered = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    with serving(engine, Settings(body_seconds=0.3)) as server:
+        for begin in (b"", b"GET /livez HTTP/1.1\r\nho", answered + b"GET /li"):
+            with socket.create_connection(("127.0.0.1", server.port)) as idle:
+                idle.settimeout(20)
+                idle.sendall(begin)
+                heard = b""
+                while part := idle.recv(1000):
+                    heard += part
+                    idle.sendall(b"v")  # drops do not help
+                assert heard.count(b"HTTP/1.1 200") == begin.count(answered)
+        with socket.create_connection(("127.0.0.1", server.port)) as held:  # one that is being answered is left alone
+            engine.let_go(1)
+            body = b'{"input": "Hi.", "response_format": "pcm", "max_new_tokens": 9}'
+            held.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            held.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                list(iter(lambda: held.recv(1000), b""))
+            engine.let_go()
+            held.settimeout(20)
+            assert held.recv(1000)
+
+
+def test_pages_of_the_named_origins_may_call(engine: HeldEngine) -> None:
+    with (
+        serving(engine, Settings(cors_origins=["https://a.example"], api_keys=["k"])) as server,
+        server.client() as client,
+    ):
+        asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        allowed = client.options("/v1/audio/speech", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+        refused = client.post("/v1/audio/speech", json={}, headers={"origin": "https://a.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://a.example"
+        stranger = client.options("/v1/audio/speech", headers={**asked, "origin": "https://b.example"})
+        assert "access-control-allow-origin" not in stranger.headers
+    with serving(engine) as server, server.client() as client:
+        answer = client.get("/livez", headers={"origin": "https://a.example"})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("written", ["/tts", "/tts/", "tts"])
+def test_behind_a_proxy_the_path_before_ours_is_known(written: str, engine: HeldEngine) -> None:
+    with serving(engine, Settings(root_path=written, api_keys=["k"])) as server, server.client() as client:
+        told = client.get("/openapi.json", headers={"xi-api-key": "k"}).json()
+        assert told["servers"] == [{"url": "/tts"}]
+        for before in ("", "/tts"):  # a proxy may take the path away, or leave it
+            assert client.get(f"{before}/livez").status_code == 200
+            assert client.get(f"{before}/").status_code == 200
+            assert client.get(f"{before}/metrics").status_code == 401
+            assert client.get(f"{before}/metrics", headers={"xi-api-key": "k"}).status_code == 200
+            with talking(server, f"{before}{SOCKETS[1]}") as talk:
+                talk.tell(text=" ", xi_api_key="k")
+        assert client.get("/tts").headers["location"] == f"{server.address}/tts/"
+        for path in ("/ttsx/livez", "/tts/tts/livez", "/tts/nowhere"):
+            assert client.get(path, headers={"xi-api-key": "k"}).status_code == 404
+
+
+# Recordings
+
+
+class Site(BaseHTTPRequestHandler):
+    """What some web site answers, by path."""
+
+    hits: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.hits.append(self.path)
+        place = {"/twice": "/sound", "/inside": "http://inside.example/secret", "/file": "file:///etc/hostname"}
+        place |= {"/loop": "/loop", "/elsewhere": "http://other.example/sound"}
+        if self.path in place:
+            self.send_response(302)
+            self.send_header("location", place[self.path])
+            self.end_headers()
+        elif self.path == "/large":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(bytes(5000))
+        elif self.path == "/sound":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"the sound")
+        else:
+            self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def site() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        Site.hits.clear()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+class Names:
+    """A name server: what each name means, one answer after the other."""
+
+    def __init__(self, **names: list[str]) -> None:
+        self.names = {name.replace("_", "."): answers for name, answers in names.items()}
+        self.asked: list[str] = []
+
+    def __call__(self, host: str, _: int) -> list[str]:
+        self.asked.append(host)
+        answers = self.names[host]
+        return [answers.pop(0) if len(answers) > 1 else answers[0]]
+
+
+def reader(engine: HeldEngine, names: Names, **more: object) -> Recordings:
+    """Only 127.0.0.1 counts as public here, as the site is there."""
+    settings = Settings(ref_audio_domains=["a.example", "inside.example", ".b.example"], max_audio=1000, **more)  # type: ignore[arg-type]
+    return Recordings(engine, settings, names, lambda address: str(address) == "127.0.0.1")
+
+
+def test_an_allowed_site_is_fetched_and_its_redirects_followed(engine: HeldEngine, site: int) -> None:
+    names = Names(a_example=["127.0.0.1"], deep_b_example=["127.0.0.1"])
+    assert reader(engine, names).find(f"http://a.example:{site}/twice") == b"the sound"
+    assert reader(engine, names).find(f"http://deep.b.example:{site}/sound") == b"the sound"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/inside", "all public"),
+        ("/file", "a URL at"),
+        ("/loop", "redirects"),
+        ("/elsewhere", "a URL at"),
+        ("/large", "1,000 bytes"),
+        ("/none", "404"),
+    ],
+)
+def test_what_a_site_may_not_do(path: str, told: str, engine: HeldEngine, site: int) -> None:
+    names = Names(a_example=["127.0.0.1"], inside_example=["10.0.0.1"], other_example=["127.0.0.1"])
+    with pytest.raises(InvalidRequest, match=told):
+        reader(engine, names).find(f"http://a.example:{site}{path}")
+    assert "/secret" not in Site.hits
+
+
+def test_a_name_that_changes_its_meaning_is_asked_once_and_pinned(engine: HeldEngine, site: int) -> None:
+    names = Names(a_example=["127.0.0.1", "10.0.0.1"])
+    assert reader(engine, names).find(f"http://a.example:{site}/sound") == b"the sound"
+    assert names.asked == ["a.example"]
+    with pytest.raises(InvalidRequest, match="all public"):
+        reader(engine, names).find(f"http://a.example:{site}/sound")
+
+
+def test_one_inner_address_among_others_is_enough_to_refuse(engine: HeldEngine) -> None:
+    both = Recordings(engine, Settings(ref_audio_domains=["a.example"]), lambda *_: ["8.8.8.8", "10.0.0.1"])
+    with pytest.raises(InvalidRequest, match="all public"):
+        both.find("http://a.example/sound")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://c.example/x",
+        "http://b.example.evil/x",
+        "http://xb.example/x",
+        "http://a.example@c.example/x",
+        "http://me@a.example/x",
+        "http://[::1]/x",
+        "http://127.0.0.1/x",
+        "http://2130706433/x",
+        "http://a.example:99999999/x",
+        "http://",
+        "ftp://a.example/x",
+        "gopher://a.example/x",
+        "/etc/hostname",
+        "C:/x.wav",
+    ],
+)
+def test_what_was_not_allowed_by_name_is_not_even_looked_up(url: str, engine: HeldEngine) -> None:
+    names = Names()
+    with pytest.raises(InvalidRequest):
+        reader(engine, names).find(url)
+    assert names.asked == []
+
+
+def test_urls_are_off_unless_allowed(engine: HeldEngine) -> None:
+    with pytest.raises(InvalidRequest, match="comes with the request"):
+        Recordings(engine, Settings()).find("https://a.example/x.wav")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "192.0.2.1",
+        "198.18.0.1",
+        "::1",
+        "::",
+        "fe80::1",
+        "fc00::1",
+        "ff02::1",
+        "2001:db8::1",
+        "2002:7f00:1::",
+        "::ffff:127.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::7f00:1",
+    ],
+)
+def test_inner_addresses_are_not_public(address: str) -> None:
+    assert not is_public(ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808"])
+def test_others_are(address: str) -> None:
+    assert is_public(ip_address(address))
+
+
+def test_a_site_that_drips_is_left_in_time(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordings, "FETCH_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                while not stop.wait(0.05):
+                    try:
+                        connection.sendall(b"H")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(InvalidRequest, match="can be fetched"):
+            reader(engine, Names(a_example=["127.0.0.1"])).find(f"http://a.example:{listener.getsockname()[1]}/")
+        stop.set()
+        thread.join()
+
+
+def test_files_only_from_the_named_folder(engine: HeldEngine, tmp_path: Path) -> None:
+    root, outside = tmp_path / "media", tmp_path / "outside.wav"
+    root.mkdir()
+    outside.write_bytes(b"secret")
+    (root / "a b.wav").write_bytes(b"the sound")
+    (root / "large.wav").write_bytes(bytes(1001))
+    (root / "link.wav").symlink_to(outside)
+    (tmp_path / "media-2").mkdir()
+    (tmp_path / "media-2/x.wav").write_bytes(b"secret")
+    inside = reader(engine, Names(), media_root=root)
+    assert inside.find(f"file://{root}/a%20b.wav") == b"the sound"
+    assert inside.find(f"file://localhost{root}/a%20b.wav") == b"the sound"
+    for path in (f"{root}/../outside.wav", f"{root}/%2e%2e/outside.wav", f"{root}/link.wav", f"{root}", outside):
+        with pytest.raises(InvalidRequest, match="a file under media_root"):
+            inside.find(f"file://{path}")
+    for path in (f"{tmp_path}/media-2/x.wav", f"{root}/none.wav", f"{root}/a%00.wav"):
+        with pytest.raises(InvalidRequest, match="a file under media_root"):
+            inside.find(f"file://{path}")
+    with pytest.raises(InvalidRequest, match="1,000 bytes"):
+        inside.find(f"file://{root}/large.wav")
+    for url in (f"file://{root}/a%20b.wav", "file://host/x.wav"):
+        with pytest.raises(InvalidRequest, match="no folder is open"):
+            Recordings(engine, Settings()).find(url)
+
+
+def test_a_refused_recording_reaches_the_client_as_such() -> None:
+    with closing(HeldEngine(ABOUT)) as base, serving(base) as server, server.client() as client:
+        for source in ("https://a.example/x.wav", "file:///etc/hostname", base64.b64encode(b"noise").decode()):
+            refused: httpx.Response = server.speak(client, ref_audio=source)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "ref_audio"

@@ -1,0 +1,298 @@
+"""For those who run it: health, models, metrics, logs, and processes that share an engine."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from ipc.engine_processes import await_another, eventually, send
+from ipc.fake_engine import ABOUT, FakeEngine
+from polyvox.errors import EngineDown
+from polyvox.ipc.client import RemoteEngine
+from polyvox.ipc.supervisor import EngineProcess
+from polyvox.ipc.worker import EngineProcessConfig
+from polyvox.server.logs import Lines
+from polyvox.server.middleware.auth import AuthMiddleware
+from polyvox.server.request_log import RequestLog, RequestRecord
+from polyvox.server.settings import Settings
+from server.fakes import HeldEngine
+from server.live_server import Serving, serving
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def test_a_server_process_has_no_torch_in_it() -> None:
+    code = "import sys, polyvox.server.workers, polyvox.cli.serve; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SOURCE)}, check=True)
+
+
+class DownEngine(HeldEngine):
+    down = False
+
+    def stats(self) -> dict[str, float]:
+        if self.down:
+            raise EngineDown("the engine is being started again", retry_after=1)
+        return super().stats()
+
+
+def test_ready_means_that_something_was_said_and_the_engine_is_there() -> None:
+    with closing(DownEngine()) as engine:
+        engine.allowed = 0
+        with serving(engine, wait=False) as server, server.client() as client:
+            assert client.get("/livez").status_code == 200
+            assert client.get("/readyz").status_code == 503
+            assert client.get("/readyz").json()["problem"] == "it has not spoken yet"
+            engine.let_go()
+            eventually(lambda: client.get("/readyz").status_code == 200)
+            assert engine.asked[0].text == "Ready."
+            engine.down = True
+            eventually(lambda: client.get("/health").status_code == 503)
+            assert "started again" in client.get("/health").json()["problem"]
+            before = len(engine.asked)
+            engine.down = False
+            eventually(lambda: client.get("/health").status_code == 200)
+            assert len(engine.asked) == before + 1  # it was tried again
+            assert server.desk.health.ready
+
+
+def test_models_as_clients_ask_for_them(server: Serving) -> None:
+    with server.client() as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert (model["id"], model["object"], model["kind"]) == ("Fake-CustomVoice", "model", "custom_voice")
+        assert client.get("/v1/audio/models").json() == {"models": [model]}
+        assert client.get("/v1/models/Fake-CustomVoice").json() == model
+        assert client.get("/v1/models/other/name").status_code == 404
+        assert client.get("/nowhere").json()["error"]["code"] == "not_found"
+        assert client.put("/v1/audio/speech").status_code == 405
+        assert "curl" in client.get("/").text
+        assert client.get("/docs").status_code == 200
+        assert "/v1/audio/speech" in client.get("/openapi.json").json()["paths"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/audio/voices", "GET, HEAD, POST"),
+        ("PUT", "/v1/audio/voices/x", "DELETE, GET, HEAD"),
+        ("GET", "/v1/audio/speech", "POST"),
+        ("DELETE", "/v1/audio/speech/batch", "GET, HEAD, POST"),  # an id may be called batch
+        ("POST", "/livez", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_is_not_there_is_answered_with_all_that_are(
+    method: str, path: str, allowed: str, engine: HeldEngine
+) -> None:
+    for root_path in ("", "/tts"):
+        with serving(engine, Settings(root_path=root_path)) as server, server.client() as client:
+            refused = client.request(method, path)
+            assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/v1/models", "/metrics", "/docs", "/web/main.js"])
+def test_what_can_be_read_can_be_asked_for_by_head(path: str, server: Serving) -> None:
+    with server.client() as client:
+        found, told = client.head(path), client.get(path)
+        assert (found.status_code, found.content) == (200, b"")
+        assert found.headers["content-type"] == told.headers["content-type"]
+        assert client.head("/v1/models/other").status_code == 404
+
+
+def test_metrics_count_what_happened(engine: HeldEngine) -> None:
+    with serving(engine) as server, server.client() as client:
+        before = client.get("/metrics").text
+        server.speak(client)
+        server.speak(client, voice="bob")
+        server.speak(client, "overloaded")
+        server.desk.speaker._refusals.clear()
+        engine.let_go(24)
+        with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "max_new_tokens": 99}) as response:
+            parts = response.iter_raw()  # held, as it closes the connection when it goes
+            next(parts)
+            eventually(lambda: bool(server.desk.health.stats))
+            during = client.get("/metrics").text
+            response.close()
+        engine.let_go()
+        eventually(lambda: not server.desk.speaker.open)
+        told = client.get("/metrics").text
+    assert 'polyvox_requests_total{outcome="stop"} 0.0' in before
+    assert 'polyvox_aborts_total{reason="disconnect"} 0.0' in before
+    assert "polyvox_streams_active 1.0" in during
+    assert "polyvox_streams_active 0.0" in told
+    for line in (
+        'polyvox_requests_total{outcome="stop"} 1.0',
+        'polyvox_requests_total{outcome="refused"} 1.0',
+        'polyvox_requests_total{outcome="overloaded"} 1.0',
+        'polyvox_requests_total{outcome="cancelled"} 1.0',
+        'polyvox_aborts_total{reason="disconnect"} 1.0',
+        "polyvox_ttfa_seconds_count 2.0",
+        "polyvox_rtf_count 1.0",
+        "polyvox_playback_underruns_total 0.0",
+        "polyvox_engine_steps_total ",
+        "polyvox_event_loop_lag_seconds ",
+        "polyvox_queue_wait_seconds_count 2.0",
+    ):
+        assert line in told
+    names = re.findall(r"^# TYPE (\w+)", told, re.MULTILINE)
+    assert len(names) == len(set(names))
+
+
+def test_outcomes_are_kept_up_to_a_number_also_between_processes(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        kept, other = RequestLog(folder, kept=2), RequestLog(folder, kept=2)
+        for name in ("a", "b", "c"):
+            kept.put(RequestRecord(name, "model", 0.0, seed=1))
+        assert kept.get("a") is None
+        found = kept.get("c")
+        assert found is not None
+        assert found["request_id"] == "c"
+        assert (other.get("c") is not None) == (folder is not None)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_lines_of_the_log_have_names_and_values() -> None:
+    record = logging.makeLogRecord(
+        {"msg": "said %s", "args": ("it",), "levelname": "INFO", "request_id": "a b", "n": 1}
+    )
+    assert Lines(as_json=False).format(record).endswith('info said it request_id="a b" n=1')
+    told = json.loads(Lines(as_json=True).format(record))
+    assert (told["message"], told["request_id"], told["n"], told["level"]) == ("said it", "a b", 1, "info")
+
+
+# Real processes
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """`polyvox serve`, its address, and what it tells."""
+    line = [sys.executable, "-m", "polyvox", "serve", "--port", "0", "--device", "cpu", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "POLYVOX_LOG_FORMAT": "json"}
+    with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        told: list[str] = []
+        found: list[str] = []
+        assert process.stderr is not None
+        errors = process.stderr
+
+        def listen() -> None:
+            for text in errors:
+                told.append(text)
+                if place := re.search(r"Listening on (http://[\d.]+:\d+)", text):
+                    found.append(place[1])
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            eventually(lambda: bool(found) or process.poll() is not None or threading.Event().wait(0.05))
+            assert found, "".join(told)
+            yield process, found[0], told
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait(60)
+            thread.join()
+
+
+def test_two_workers_share_engine_voices_counts_and_outcomes(checkpoints: Path, tmp_path: Path) -> None:
+    config = tmp_path / "polyvox.yaml"
+    config.write_text(f"workers: 2\nvoices: {tmp_path / 'voices'}\nmax_streams: 4\n")
+    with command("--config", str(config), "--model", str(checkpoints / "base")) as (process, address, told):
+        hidden = 0
+        for attempt in range(40):  # each on a connection of its own, so that both processes are met
+            with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+                if attempt == 0:
+                    wrong = client.post("/v1/audio/voices", json={"name": "anna", "speaker_embedding": [1.0]})
+                    hidden = int(re.findall(r"(\d+) numbers", wrong.json()["error"]["message"])[-1])
+                    body = {"name": "anna", "speaker_embedding": [0.1] * hidden}
+                    assert client.post("/v1/audio/voices", json=body).status_code == 201
+                asked = {"input": "hello", "voice": "anna", "response_format": "pcm", "max_new_tokens": 2}
+                spoken = client.post("/v1/audio/speech", json=asked, headers={"x-request-id": f"r{attempt}"})
+                assert spoken.status_code == 200
+                if attempt:
+                    before = client.get(f"/v1/audio/speech/r{attempt - 1}")
+                    assert before.json()["finish_reason"] in ("stop", "length", "runaway")
+        with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+            counted = client.get("/metrics").text
+        assert sum(float(n) for n in re.findall(r"polyvox_requests_total\{outcome=\"\w+\"\} (\S+)", counted)) == 41
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert sum("a server process has started" in line for line in told) == 2
+    assert any("listeners fed at once" in line for line in told)
+    assert any("room for 4 streams" in line for line in told)
+    assert any("max_streams: 4" in line for line in told)
+    assert sum("keys and values" in line for line in told) == 1  # the table of the engine's process
+
+
+def test_a_signal_ends_the_server_after_what_is_under_way() -> None:
+    with command() as (process, address, told), httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+        body = {"input": "This one is still being said when the signal comes.", "response_format": "wav"}
+        with client.stream("POST", "/v1/audio/speech", json=body) as response:
+            parts = response.iter_raw()
+            heard = next(parts)
+            process.send_signal(signal.SIGTERM)
+            heard += b"".join(parts)  # to its clean end
+        assert len(heard) > 10_000
+        assert process.wait(60) == 0
+    said = [json.loads(line) for line in told if line.startswith("{") and '"said"' in line]
+    assert said[-1]["finish_reason"] != "cancelled"
+    assert said[-1]["request_id"] == response.headers["x-request-id"]
+
+
+def test_an_engine_that_dies_is_told_in_band_and_waited_for() -> None:
+    factory = partial(FakeEngine, step_seconds=0.01)
+    with EngineProcess(factory, EngineProcessConfig(window=0.01)) as process:
+        remote = RemoteEngine(process.door)
+        try:
+            with serving(remote) as server, server.client() as client:
+                voice: dict[str, Any] = {"speaker_embedding": [0.1] * ABOUT.hidden_size, "max_new_tokens": 100_000}
+                body = {"input": "Hi.", "response_format": "pcm", **voice}
+                with client.stream("POST", "/v1/audio/speech", json=body) as response:
+                    parts = response.iter_raw()
+                    next(parts)
+                    killed = send(process)
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        list(parts)
+                told = client.get(f"/v1/audio/speech/{response.headers['x-request-id']}").json()
+                assert "ended before this stream did" in told["error"]
+                refused = server.speak(client, **voice)
+                assert refused.status_code == 503
+                assert int(refused.headers["retry-after-ms"]) > 0
+                assert client.get("/livez").status_code == 200
+                await_another(process, killed, remote)
+                eventually(lambda: client.get("/readyz").status_code == 200)
+                assert server.speak(client, **{**voice, "max_new_tokens": 2}).status_code == 200
+        finally:
+            remote.close()
+
+
+def test_a_socket_without_a_key_is_closed_before_it_opens() -> None:
+    reached: list[str] = []
+    sent: list[Message] = []
+
+    async def inside(scope: Scope, _: Receive, __: Send) -> None:
+        reached.append(scope["query_string"].decode())
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    async def nothing() -> Message:
+        return {"type": "websocket.connect"}
+
+    guard = AuthMiddleware(inside, Settings(api_keys=["k"]))
+    for query, headers in (("", []), ("api_key=x", []), ("api_key=k", []), ("h", [(b"xi-api-key", b"k")])):
+        scope = {"type": "websocket", "path": "/v1/audio/speech/stream", "query_string": query.encode()}
+        asyncio.run(guard({**scope, "headers": headers, "client": ("1.2.3.4", 5)}, nothing, keep))
+    assert reached == ["api_key=k", "h"]
+    assert [message["code"] for message in sent] == [1008, 1008]

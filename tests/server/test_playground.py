@@ -1,0 +1,124 @@
+"""The playground's page: its files, what they may load, and what it is told of the loaded checkpoint."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ipc.fake_engine import ABOUT, SLOTS
+from polyvox.models.info import ModelInfo
+from polyvox.server.api.playground import assets
+from polyvox.server.settings import Settings
+from server.fakes import CUSTOM, DESIGN, HeldEngine
+from server.live_server import Serving, serving
+
+ROOT = Path(__file__).parents[2]
+WEB = ROOT / "src/polyvox/server/web"
+
+
+def linked() -> set[str]:
+    """The files that the page's files name."""
+    names = set(re.findall(r'(?:src|href)="web/([^"]+)"', (WEB / "index.html").read_text()))
+    for script in WEB.glob("*.js"):
+        names |= set(re.findall(r'from "\./([^"]+)"', script.read_text()))
+        names |= set(re.findall(r'new URL\("([^"]+)", import', script.read_text()))
+    return names
+
+
+def test_every_file_of_the_page_is_served_and_named(server: Serving) -> None:
+    assert linked() | {"index.html"} == {file.name for file in WEB.iterdir()} == set(assets())
+    with server.client() as client:
+        assert client.get("/").content == (WEB / "index.html").read_bytes()
+        for name in sorted(linked()):
+            answer = client.get(f"/web/{name}")
+            assert answer.content == (WEB / name).read_bytes()
+            kind = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}[Path(name).suffix]
+            assert answer.headers["content-type"].startswith(kind)
+            assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2fpage.py", "%2e%2e/page.py", "../page.py", "a/b.js"])
+def test_there_is_nothing_else_below_web(server: Serving, name: str) -> None:
+    with server.client() as client:
+        assert client.get(f"/web/{name}").status_code == 404
+
+
+def test_the_page_loads_nothing_from_elsewhere(server: Serving) -> None:
+    with server.client() as client:
+        policy = client.get("/").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"https?:|\*", policy)
+    for file in WEB.iterdir():
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|[\"'(]//", text), file.name
+    page = (WEB / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page), "the policy forbids what is inline"
+
+
+def test_a_file_is_kept_and_asked_for_again(server: Serving) -> None:
+    with server.client() as client:
+        first = client.get("/web/main.js")
+        assert first.headers["cache-control"] == "no-cache"
+        again = client.get("/web/main.js", headers={"if-none-match": f'"other", W/{first.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.get("/web/main.js", headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_a_path_may_stand_before_the_page(engine: HeldEngine) -> None:
+    for file in (WEB / "index.html", *WEB.glob("*.js")):
+        assert not re.search(r'(?:src|href)="/|fetch\("/|call\([`"]/', file.read_text()), file.name
+    with serving(engine, Settings(root_path="/voice")) as server, server.client(follow_redirects=True) as client:
+        for path in ("/", "/web/main.js", "/v1/playground"):
+            assert client.get(path).status_code == 200
+
+
+def test_the_page_is_told_the_engines_streams_where_no_number_was_set() -> None:
+    engine = HeldEngine()
+    try:
+        with serving(engine, Settings()) as server, server.client() as client:
+            assert client.get("/v1/playground").json()["limits"]["streams"] == SLOTS
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("about", [CUSTOM, DESIGN, replace(ABOUT, languages=("auto", "english", "german"))])
+def test_the_page_is_told_what_the_checkpoint_can_do(about: ModelInfo) -> None:
+    with (
+        closing(HeldEngine(about)) as engine,
+        serving(engine, Settings(max_text=70, max_streams=3)) as server,
+        server.client() as client,
+    ):
+        told = client.get("/v1/playground").json()
+    assert told["model"]["kind"] == about.kind
+    assert told["model"]["takes_instructions"] == about.takes_instructions
+    assert told["model"]["clones"] == (about.kind == "base")
+    assert told["model"]["languages"] == list(about.languages)
+    assert told["model"]["sample_rate"] == 24_000
+    assert [voice["name"] for voice in told["voices"]] == list(about.voices)
+    assert {"name": "mp3", "ending": ".mp3", "media_type": "audio/mpeg"} in told["formats"]
+    assert (told["limits"]["text"], told["limits"]["streams"], told["needs_key"]) == (70, 3, False)
+
+
+def test_the_page_comes_without_a_key_and_the_facts_do_not(engine: HeldEngine) -> None:
+    with serving(engine, Settings(api_keys=["secret"])) as server, server.client() as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/web/main.js").status_code == 200
+        assert client.get("/v1/playground").status_code == 401
+        assert client.get("/web/../v1/playground").status_code == 401
+        told = client.get("/v1/playground", headers={"authorization": "Bearer secret"}).json()
+        assert told["needs_key"] is True
+        assert "secret" not in str(told)
+
+
+def test_the_page_is_in_the_wheel(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"polyvox/server/web/{name}" for name in assets()} <= set(names)

@@ -1,0 +1,71 @@
+"""Clients of the server's sockets."""
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from server.live_server import TIMEOUT, Serving
+
+
+class Talk:
+    """One socket, with what came back in the order it came."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+
+    def tell(self, **message: Any) -> None:
+        self.connection.send(json.dumps(message))
+
+    def hear(self) -> dict[str, Any] | bytes:
+        found = self.connection.recv(timeout=TIMEOUT)
+        return found if isinstance(found, bytes) else json.loads(found)
+
+    def told(self) -> dict[str, Any]:
+        """The next message that is not sound."""
+        while isinstance(found := self.hear(), bytes):
+            pass
+        return found
+
+    def until(self, kind: str) -> tuple[list[dict[str, Any]], bytes]:
+        """All messages up to one of a kind, and all the sound before it."""
+        messages, sound = list[dict[str, Any]](), b""
+        while True:
+            found = self.hear()
+            if isinstance(found, bytes):
+                sound += found
+                continue
+            messages.append(found)
+            if found["type"] == kind:
+                return messages, sound
+
+    def final(self, context: str | None = None) -> tuple[list[dict[str, Any]], bytes]:
+        """The same as ElevenLabs' sockets tell it: up to the end of a context."""
+        messages, sound = list[dict[str, Any]](), b""
+        while True:
+            found = self.hear()
+            assert isinstance(found, dict)
+            messages.append(found)
+            if found.get("contextId") == context and found.get("audio"):
+                sound += base64.b64decode(found["audio"])
+            if found.get("contextId") == context and (found.get("isFinal") or "error" in found):
+                return messages, sound
+
+    def closed(self) -> int:
+        """Waits for the other side to close; its code."""
+        with suppress(ConnectionClosed):
+            while True:
+                self.connection.recv(timeout=TIMEOUT)
+        code = self.connection.close_code
+        assert code is not None
+        return code
+
+
+@contextmanager
+def talking(server: Serving, path: str, **more: Any) -> Iterator[Talk]:
+    with connect(f"ws://127.0.0.1:{server.port}{path}", max_size=None, proxy=None, **more) as connection:
+        yield Talk(connection)
