@@ -74,14 +74,14 @@ def test_a_start_that_is_refused_is_told_whatever_else_is_wrong(speech: Qwen3TTS
         LocalEngine(speech, EngineConfig(trace="/nowhere/at/all.json"))
     with (
         pytest.raises(InvalidRequest, match="max_streams"),
-        mock.patch("polyvox.engine.trace.Trace.write", side_effect=OSError),
+        mock.patch("polyvox.engine.trace.TraceWriter.write", side_effect=OSError),
     ):
         LocalEngine(speech, EngineConfig(max_streams=100_000_000, trace="trace.json"))
 
 
 def test_a_trace_that_cannot_be_written_hangs_nobody(speech: Qwen3TTSModel, tmp_path: Path) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=1, trace=str(tmp_path / "trace.json")))
-    with mock.patch("polyvox.engine.trace.Trace.write", side_effect=OSError("full")):
+    with mock.patch("polyvox.engine.trace.TraceWriter.write", side_effect=OSError("full")):
         engine.close()
     assert not engine._thread.is_alive()
 
@@ -236,7 +236,8 @@ def test_pages_that_a_finished_text_cannot_need_are_given_back(speech: Qwen3TTSM
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("max_streams", "4"), ("max_streams", 2.5), ("max_streams", True), ("max_queue_seconds", np.nan)]
+    ("field", "value"),
+    [("max_streams", "4"), ("max_streams", 2.5), ("max_streams", True), ("max_queue_seconds", np.nan)],
 )
 def test_a_configuration_of_the_wrong_type_is_refused(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=field):
