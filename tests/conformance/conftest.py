@@ -1,31 +1,32 @@
-"""The servers that all clients talk to: one on the embedded voice, one on a tiny checkpoint that clones."""
+# SPDX-License-Identifier: Apache-2.0
+"""The servers under test: one on the embedded voice, one on a tiny Base checkpoint."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conformance.serve import Served, served
+from conformance.server_process import ServerProcess, run_server
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """On the embedded voice."""
-    with served(tmp_path_factory.mktemp("voices")) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server on the embedded voice."""
+    with run_server(tmp_path_factory.mktemp("voices")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def cloning(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """On a tiny Base checkpoint with random weights."""
-    with served(tmp_path_factory.mktemp("library"), "--model", str(checkpoints / "base")) as running:
+def cloning(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server on a tiny Base checkpoint with random weights, for cloning."""
+    with run_server(tmp_path_factory.mktemp("library"), "--model", str(checkpoints / "base")) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def _no_failures(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No test leaves an error in the log of a server that it used, or something that is still being said."""
+def _no_errors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test leaves an error in the log of a server that it used."""
     yield
     for name in {"server", "cloning"} & set(request.fixturenames):
-        running: Served = request.getfixturevalue(name)
-        assert running.failures() == []
+        running: ServerProcess = request.getfixturevalue(name)
+        assert running.errors() == []

@@ -1,4 +1,5 @@
-"""A pipeline of Pipecat's with one speech service in it and an ear behind."""
+# SPDX-License-Identifier: Apache-2.0
+"""A Pipecat pipeline of one speech service and an audio sink."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,59 +10,61 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
 
-from conformance.hearing import RATE, Hearing
-from conformance.serve import TIMEOUT
+from conformance.capture import SAMPLE_RATE, StreamCapture
+from conformance.server_process import TIMEOUT
 
 
-class Ear(FrameProcessor):  # type: ignore[misc]
-    """Hands on what it hears; tells when the service has stopped speaking."""
+class AudioSink(FrameProcessor):  # type: ignore[misc]
+    """Captures the audio and signals its begin and end."""
 
-    def __init__(self, hearing: Hearing) -> None:
+    def __init__(self, capture: StreamCapture) -> None:
         super().__init__()
-        self._hearing = hearing
-        self.begun, self.stopped = asyncio.Event(), asyncio.Event()
+        self._capture = capture
+        self.started, self.stopped = asyncio.Event(), asyncio.Event()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
         if isinstance(frame, TTSAudioRawFrame):
-            assert (frame.sample_rate, frame.num_channels) == (RATE, 1)
-            self._hearing.hear(frame.audio)
-            self.begun.set()
+            assert (frame.sample_rate, frame.num_channels) == (SAMPLE_RATE, 1)
+            self._capture.add(frame.audio)
+            self.started.set()
         elif isinstance(frame, TTSStoppedFrame):
             self.stopped.set()
         await self.push_frame(frame, direction)
 
 
-async def speak(service: FrameProcessor, hearing: Hearing, frames: Sequence[Frame], then: Frame | None = None) -> None:
-    """Sends the frames and hears the service until it stops; then: what is sent as soon as it is heard."""
-    ear, errors = Ear(hearing), list[ErrorFrame]()
+async def run_pipeline(
+    service: FrameProcessor, capture: StreamCapture, frames: Sequence[Frame], on_audio: Frame | None = None
+) -> None:
+    """Send the frames and capture until the service stops; on_audio: a frame to send at the first audio."""
+    sink, errors = AudioSink(capture), list[ErrorFrame]()
     worker = PipelineWorker(
-        Pipeline([service, ear]),
+        Pipeline([service, sink]),
         cancel_on_idle_timeout=False,
         enable_rtvi=False,
-        params=PipelineParams(audio_out_sample_rate=RATE),
+        params=PipelineParams(audio_out_sample_rate=SAMPLE_RATE),
     )
     started = asyncio.Event()
 
     @worker.event_handler("on_pipeline_started")  # type: ignore[untyped-decorator]
-    async def start(*_: object) -> None:
+    async def on_started(*_: object) -> None:
         started.set()
 
     @worker.event_handler("on_pipeline_error")  # type: ignore[untyped-decorator]
-    async def fail(_: object, error: ErrorFrame) -> None:
+    async def on_error(_: object, error: ErrorFrame) -> None:
         errors.append(error)
-        ear.begun.set()
-        ear.stopped.set()
+        sink.started.set()
+        sink.stopped.set()
 
     async def send() -> None:
         await started.wait()
         for frame in frames:
             await worker.queue_frame(frame)
-        await ear.begun.wait()
-        if then is not None:
-            await worker.queue_frame(then)
+        await sink.started.wait()
+        if on_audio is not None:
+            await worker.queue_frame(on_audio)
         else:
-            await ear.stopped.wait()
+            await sink.stopped.wait()
         await worker.queue_frame(EndFrame())
 
     runner = WorkerRunner(handle_sigint=False)

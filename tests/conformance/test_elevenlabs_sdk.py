@@ -1,4 +1,5 @@
-"""ElevenLabs' own package: whole answers, streams, text that is still being written, its lists."""
+# SPDX-License-Identifier: Apache-2.0
+"""The elevenlabs package: whole files, streams, streamed text input, lists."""
 
 import base64
 from collections.abc import Iterator
@@ -8,10 +9,10 @@ from elevenlabs import VoiceSettings
 from elevenlabs.client import ElevenLabs
 from elevenlabs.core import ApiError
 
-from conformance.hearing import TEXT, Hearing
-from conformance.serve import Served
+from conformance.capture import TEXT, StreamCapture
+from conformance.server_process import ServerProcess
 
-# What is asked for, what a decoder is told, the rate.
+# output_format, the decoder's format, sample rate
 FORMATS = [
     ("pcm_24000", "pcm", 24_000),
     ("pcm_16000", "pcm", 16_000),
@@ -22,68 +23,68 @@ FORMATS = [
 
 
 @pytest.fixture
-def client(server: Served) -> ElevenLabs:
+def client(server: ServerProcess) -> ElevenLabs:
     client = ElevenLabs(base_url=server.url, api_key="none")
-    # The package takes wss whatever the address is, and we leave TLS to a proxy.
+    # The package always uses wss, and TLS is left to a proxy.
     client.text_to_speech._ws_base_url = server.url.replace("http://", "ws://")
     return client
 
 
 def words() -> Iterator[str]:
-    """The text as a language model writes it."""
+    """The text as a language model streams it."""
     for word in TEXT.split(" "):
         yield f"{word} "
 
 
 @pytest.mark.parametrize(("name", "format", "rate"), FORMATS)
-def test_a_stream_begins_early_and_is_the_whole(
-    name: str, format: str, rate: int, server: Served, client: ElevenLabs
+def test_a_stream_starts_early_and_is_complete(
+    name: str, format: str, rate: int, server: ServerProcess, client: ElevenLabs
 ) -> None:
-    with Hearing(server) as hearing:
-        for part in client.text_to_speech.stream("heart", text=TEXT, output_format=name, seed=3):
-            hearing.hear(part)
-    assert hearing.seed == 3
-    hearing.check(format=format, sample_rate=rate, voice="heart")
+    with StreamCapture(server) as capture:
+        for chunk in client.text_to_speech.stream("heart", text=TEXT, output_format=name, seed=3):
+            capture.add(chunk)
+    assert capture.seed == 3
+    capture.check(format=format, sample_rate=rate, voice="heart")
 
 
-def test_a_file_is_the_whole(server: Served, client: ElevenLabs) -> None:
-    with Hearing(server, early=False) as hearing:
-        for part in client.text_to_speech.convert("heart", text=TEXT, output_format="pcm_24000", seed=3):
-            hearing.hear(part)
-    hearing.check(voice="heart")
+def test_a_file_is_complete(server: ServerProcess, client: ElevenLabs) -> None:
+    with StreamCapture(server, early=False) as capture:
+        for chunk in client.text_to_speech.convert("heart", text=TEXT, output_format="pcm_24000", seed=3):
+            capture.add(chunk)
+    capture.check(voice="heart")
 
 
-def test_sound_with_times_begins_early_and_invents_none(server: Served, client: ElevenLabs) -> None:
-    with Hearing(server) as hearing:
-        ask = client.text_to_speech.stream_with_timestamps
-        for part in ask("heart", text=TEXT, output_format="pcm_24000", seed=3):
-            assert part.alignment is part.normalized_alignment is None
-            hearing.hear(base64.b64decode(part.audio_base_64))
-    hearing.check(voice="heart")
+def test_a_stream_with_timestamps_starts_early_and_has_no_alignment(server: ServerProcess, client: ElevenLabs) -> None:
+    with StreamCapture(server) as capture:
+        stream = client.text_to_speech.stream_with_timestamps
+        for chunk in stream("heart", text=TEXT, output_format="pcm_24000", seed=3):
+            assert chunk.alignment is chunk.normalized_alignment is None
+            capture.add(base64.b64decode(chunk.audio_base_64))
+    capture.check(voice="heart")
     whole = client.text_to_speech.convert_with_timestamps("heart", text="Hello.", output_format="pcm_24000", seed=3)
     assert base64.b64decode(whole.audio_base_64)
 
 
 @pytest.mark.parametrize(("name", "format", "rate"), FORMATS)
-def test_words_that_come_one_by_one_are_said_early_and_as_the_whole(
-    name: str, format: str, rate: int, server: Served, client: ElevenLabs
+def test_words_sent_one_by_one_start_early_and_are_complete(
+    name: str, format: str, rate: int, server: ServerProcess, client: ElevenLabs
 ) -> None:
     settings = VoiceSettings(stability=0.5, similarity_boost=0.8)
-    with Hearing(server) as hearing:
+    with StreamCapture(server) as capture:
         speak = client.text_to_speech.convert_realtime
-        for part in speak("heart", text=words(), model_id="any", output_format=name, voice_settings=settings):
-            hearing.hear(part)
-    hearing.check(format=format, sample_rate=rate, voice="heart")
+        for chunk in speak("heart", text=words(), model_id="any", output_format=name, voice_settings=settings):
+            capture.add(chunk)
+    capture.check(format=format, sample_rate=rate, voice="heart")
 
 
-def test_lists_and_errors_are_what_the_package_reads(client: ElevenLabs) -> None:
+def test_lists_and_errors_have_the_format_of_the_package(client: ElevenLabs) -> None:
     voices = client.voices.get_all().voices
     assert [voice.voice_id for voice in voices] == ["heart", "michael"]
     assert client.voices.get("michael").name == "michael"
     assert [voice.voice_id for voice in client.voices.search().voices] == ["heart", "michael"]
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError) as rejected:
         list(client.text_to_speech.stream("bob", text="Hello."))
-    assert refused.value.status_code == 404
-    with pytest.raises(ApiError) as refused:
+    assert rejected.value.status_code == 404
+    with pytest.raises(ApiError) as rejected:
         list(client.text_to_speech.stream("heart", text=" "))
-    assert refused.value.status_code == 400
+    assert rejected.value.status_code == 400

@@ -1,11 +1,12 @@
-"""The clients are those that were asked for, and Polyvox runs on what it is tested with."""
+# SPDX-License-Identifier: Apache-2.0
+"""The environment has the pinned client packages, and Polyvox's dependencies in their usual versions."""
 
 import re
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OTHERS = {"soxr"}  # pipecat-ai takes no newer one
+DIFFERENT = {"soxr"}  # pipecat-ai requires an older version
 
 
 def pins(file: Path) -> dict[str, str]:
@@ -13,13 +14,13 @@ def pins(file: Path) -> dict[str, str]:
     return {re.sub(r"[_.]", "-", name).lower(): pin for name, pin in found}
 
 
-def test_every_package_is_there_in_its_version() -> None:
+def test_every_package_has_its_pinned_version() -> None:
     for name, pin in pins(Path(__file__).with_name("requirements.txt")).items():
         assert version(name).split("+")[0] == pin, name
 
 
-def test_polyvox_has_the_versions_of_its_own_environment() -> None:
-    own, here = pins(ROOT / "constraints.txt"), pins(Path(__file__).with_name("requirements.txt"))
-    shared = own.keys() & here.keys()
+def test_shared_packages_have_the_versions_of_the_constraints() -> None:
+    constraints, installed = pins(ROOT / "constraints.txt"), pins(Path(__file__).with_name("requirements.txt"))
+    shared = constraints.keys() & installed.keys()
     assert len(shared) > 40
-    assert {name for name in shared if own[name] != here[name]} == OTHERS
+    assert {name for name in shared if constraints[name] != installed[name]} == DIFFERENT

@@ -1,4 +1,5 @@
-"""What a listener can play of each format before the server has more: real sockets, an engine that is held back."""
+# SPDX-License-Identifier: Apache-2.0
+"""How much of each format a client can decode while the engine is paused, over real sockets."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,11 +14,11 @@ from server.fakes import HeldEngine
 from server.live_server import Serving, serving
 
 SECONDS = CHUNK_SAMPLES / SAMPLE_RATE  # of a chunk
-PUSHED = round(0.32 / SECONDS)  # chunks from one hold to the next
-HOLDS = 5
-PATIENCE = 20.0  # seconds until what has not come is taken for held back
-# Seconds that may be missing: of AAC three frames, which are being filled, with the encoder and with the container.
-BEHIND = {"m4a": 0.13}
+PUSHED = round(0.32 / SECONDS)  # chunks from one pause to the next
+PAUSES = 5
+READ_TIMEOUT = 20.0  # seconds after which missing data counts as buffered by the server
+# Seconds that may be missing. AAC: three frames, one being filled, one in the encoder and one in the container.
+MAX_DELAY = {"m4a": 0.13}
 
 
 @pytest.fixture
@@ -28,33 +29,33 @@ def engine() -> Iterator[HeldEngine]:
 
 
 @pytest.fixture
-def held(engine: HeldEngine) -> Iterator[Serving]:
+def server(engine: HeldEngine) -> Iterator[Serving]:
     with serving(engine, wait=False) as running:
         yield running
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_of_320_ms_at_least_200_can_be_heard_before_the_next_push(
-    format: str, engine: HeldEngine, held: Serving
+def test_of_320_ms_at_least_200_can_be_decoded_before_the_next_push(
+    format: str, engine: HeldEngine, server: Serving
 ) -> None:
-    body = {"input": "Hello.", "response_format": format, "seed": 7, "max_new_tokens": HOLDS * PUSHED}
+    body = {"input": "Hello.", "response_format": format, "seed": 7, "max_new_tokens": PAUSES * PUSHED}
     rate = FORMATS[format].rate_for(SAMPLE_RATE)
-    heard, seconds = b"", 0.0
+    received, seconds = b"", 0.0
     with (
-        held.client() as client,
-        client.stream("POST", "/v1/audio/speech", json=body, timeout=PATIENCE) as answer,
+        server.client() as client,
+        client.stream("POST", "/v1/audio/speech", json=body, timeout=READ_TIMEOUT) as response,
     ):
-        assert answer.status_code == 200
-        parts = answer.iter_raw()
-        for hold in range(1, HOLDS):
-            least = max(0.2, 0.32 * hold - BEHIND.get(format, 0.12))
-            while seconds < least:  # no end of the body and no more of it: a ReadTimeout
-                heard += next(parts)
-                with suppress(av.error.EOFError, av.error.InvalidDataError):  # a header, a frame of mp3
-                    back, found = decoded(heard, format, rate)
-                    seconds = len(back) / found
+        assert response.status_code == 200
+        chunks = response.iter_raw()
+        for pause in range(1, PAUSES):
+            min_seconds = max(0.2, 0.32 * pause - MAX_DELAY.get(format, 0.12))
+            while seconds < min_seconds:  # raises ReadTimeout if no more data arrives
+                received += next(chunks)
+                with suppress(av.error.EOFError, av.error.InvalidDataError):  # only a header, or part of an mp3 frame
+                    samples, decoded_rate = decoded(received, format, rate)
+                    seconds = len(samples) / decoded_rate
             assert engine.streams == 1
-            engine.let_go(PUSHED * (hold + 1))
-        heard += b"".join(parts)
-    back, found = decoded(heard, format, rate)
-    assert len(back) / found == pytest.approx(0.32 * HOLDS, abs=0.13)
+            engine.let_go(PUSHED * (pause + 1))
+        received += b"".join(chunks)
+    samples, decoded_rate = decoded(received, format, rate)
+    assert len(samples) / decoded_rate == pytest.approx(0.32 * PAUSES, abs=0.13)

@@ -1,15 +1,16 @@
-"""LiveKit's OpenAI plugin: mp3 as events by default, as a stream for tts-1, and the formats that it can be told."""
+# SPDX-License-Identifier: Apache-2.0
+"""LiveKit's OpenAI plugin: mp3 as events by default, as a stream for tts-1, and every format it can request."""
 
 import asyncio
 
 import pytest
 from livekit.plugins import openai
 
-from conformance.hearing import RATE, TEXT, Hearing
-from conformance.serve import Served
+from conformance.capture import SAMPLE_RATE, TEXT, StreamCapture
+from conformance.server_process import ServerProcess
 
-WHOLE_FRAMES = 0.02  # the plugin fills its last frame
-DROPPED = {"flac": 0.01}  # its decoder throws away the packets that it has looked at (nobuffer): one of our blocks
+PADDING = 0.02  # seconds: the plugin pads its last frame
+DROPPED = {"flac": 0.01}  # seconds: its decoder (nobuffer) discards the packets it probed, one of our blocks
 
 
 @pytest.mark.parametrize(
@@ -24,20 +25,20 @@ DROPPED = {"flac": 0.01}  # its decoder throws away the packets that it has look
         ("tts-1", "pcm"),
     ],
 )
-def test_an_utterance_begins_early_and_is_the_whole(model: str, format: str, server: Served) -> None:
-    async def run(hearing: Hearing) -> None:
+def test_an_utterance_starts_early_and_is_complete(model: str, format: str, server: ServerProcess) -> None:
+    async def run(capture: StreamCapture) -> None:
         speech = openai.TTS(
             model=model, voice="alloy", response_format=format, base_url=f"{server.url}/v1", api_key="none"
         )
         speech.prewarm()
         try:
             async for event in speech.synthesize(TEXT):
-                assert (event.frame.sample_rate, event.frame.num_channels) == (RATE, 1)
-                hearing.hear(bytes(event.frame.data))
+                assert (event.frame.sample_rate, event.frame.num_channels) == (SAMPLE_RATE, 1)
+                capture.add(bytes(event.frame.data))
         finally:
             await speech.aclose()
 
-    with Hearing(server) as hearing:
-        asyncio.run(run(hearing))
+    with StreamCapture(server) as capture:
+        asyncio.run(run(capture))
     lossy = format not in ("flac", "wav", "pcm")
-    hearing.check(lossy=lossy, dropped=DROPPED.get(format, 0.0), padding=WHOLE_FRAMES, voice="heart")
+    capture.check(lossy=lossy, dropped=DROPPED.get(format, 0.0), padding=PADDING, voice="heart")

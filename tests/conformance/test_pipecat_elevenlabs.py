@@ -1,4 +1,5 @@
-"""Pipecat's ElevenLabs services: by WebSocket, with text as it is written and interruptions, and by HTTP."""
+# SPDX-License-Identifier: Apache-2.0
+"""Pipecat's ElevenLabs services: WebSocket with streamed text and interruptions, and HTTP."""
 
 import asyncio
 
@@ -14,68 +15,71 @@ from pipecat.frames.frames import (
 from pipecat.services.elevenlabs.tts import ElevenLabsHttpTTSService, ElevenLabsTTSService
 from pipecat.services.tts_service import TextAggregationMode
 
-from conformance.hearing import TEXT, Hearing
-from conformance.pipeline import speak
-from conformance.serve import Served
+from conformance.capture import SAMPLE_RATE, TEXT, StreamCapture
+from conformance.pipeline import run_pipeline
+from conformance.server_process import ServerProcess
 
 
-def by_socket(server: Served, mode: TextAggregationMode = TextAggregationMode.SENTENCE) -> ElevenLabsTTSService:
+def websocket_service(
+    server: ServerProcess, mode: TextAggregationMode = TextAggregationMode.SENTENCE
+) -> ElevenLabsTTSService:
     settings = ElevenLabsTTSService.Settings(voice="heart")
-    address = server.url.replace("http://", "ws://")
-    return ElevenLabsTTSService(api_key="none", url=address, settings=settings, text_aggregation_mode=mode)
+    url = server.url.replace("http://", "ws://")
+    return ElevenLabsTTSService(api_key="none", url=url, settings=settings, text_aggregation_mode=mode)
 
 
-def written() -> list[Frame]:
-    """The text as a language model writes it."""
+def llm_frames() -> list[Frame]:
+    """The text as a language model streams it."""
     words = [LLMTextFrame(word if first == 0 else f" {word}") for first, word in enumerate(TEXT.split(" "))]
     return [LLMFullResponseStartFrame(), *words, LLMFullResponseEndFrame()]
 
 
-def test_an_utterance_begins_early_and_is_the_whole(server: Served) -> None:
-    async def run(hearing: Hearing) -> None:
-        await speak(by_socket(server), hearing, [TTSSpeakFrame(TEXT)])
+def test_an_utterance_starts_early_and_is_complete(server: ServerProcess) -> None:
+    async def run(capture: StreamCapture) -> None:
+        await run_pipeline(websocket_service(server), capture, [TTSSpeakFrame(TEXT)])
 
-    with Hearing(server) as hearing:
-        asyncio.run(run(hearing))
-    hearing.check(voice="heart")
-
-
-def test_sentences_of_an_answer_that_is_still_written_are_one_utterance(server: Served) -> None:
-    async def run(hearing: Hearing) -> None:
-        await speak(by_socket(server), hearing, written())
-
-    with Hearing(server) as hearing:
-        asyncio.run(run(hearing))
-    hearing.check(voice="heart")
+    with StreamCapture(server) as capture:
+        asyncio.run(run(capture))
+    capture.check(voice="heart")
 
 
-def test_words_of_an_answer_that_is_still_written_are_one_utterance(server: Served) -> None:
-    async def run(hearing: Hearing) -> None:
-        await speak(by_socket(server, TextAggregationMode.TOKEN), hearing, written())
+def test_a_streamed_response_sent_by_sentence_is_one_utterance(server: ServerProcess) -> None:
+    async def run(capture: StreamCapture) -> None:
+        await run_pipeline(websocket_service(server), capture, llm_frames())
 
-    with Hearing(server) as hearing:
-        asyncio.run(run(hearing))
-    hearing.check(voice="heart")
-
-
-def test_an_interruption_ends_the_utterance(server: Served) -> None:
-    async def run(hearing: Hearing) -> None:
-        await speak(by_socket(server), hearing, [TTSSpeakFrame(TEXT)], then=InterruptionFrame())
-
-    with Hearing(server, end="cancelled") as hearing:
-        asyncio.run(run(hearing))
-    assert server.said()[-1]["audio_seconds"] < 0.9 * len(server.one_shot(TEXT, hearing.seed, voice="heart")) / 24_000
+    with StreamCapture(server) as capture:
+        asyncio.run(run(capture))
+    capture.check(voice="heart")
 
 
-def test_by_http_an_utterance_begins_early_and_is_the_whole(server: Served) -> None:
-    async def run(hearing: Hearing) -> None:
+def test_a_streamed_response_sent_by_token_is_one_utterance(server: ServerProcess) -> None:
+    async def run(capture: StreamCapture) -> None:
+        await run_pipeline(websocket_service(server, TextAggregationMode.TOKEN), capture, llm_frames())
+
+    with StreamCapture(server) as capture:
+        asyncio.run(run(capture))
+    capture.check(voice="heart")
+
+
+def test_an_interruption_ends_the_utterance(server: ServerProcess) -> None:
+    async def run(capture: StreamCapture) -> None:
+        await run_pipeline(websocket_service(server), capture, [TTSSpeakFrame(TEXT)], on_audio=InterruptionFrame())
+
+    with StreamCapture(server, finish_reason="cancelled") as capture:
+        asyncio.run(run(capture))
+    complete = len(server.one_shot(TEXT, capture.seed, voice="heart")) / SAMPLE_RATE
+    assert server.finished_requests()[-1]["audio_seconds"] < 0.9 * complete
+
+
+def test_an_utterance_over_http_starts_early_and_is_complete(server: ServerProcess) -> None:
+    async def run(capture: StreamCapture) -> None:
         async with aiohttp.ClientSession() as session:
             settings = ElevenLabsHttpTTSService.Settings(voice="heart")
             service = ElevenLabsHttpTTSService(
                 api_key="none", base_url=server.url, aiohttp_session=session, settings=settings
             )
-            await speak(service, hearing, [TTSSpeakFrame(TEXT)])
+            await run_pipeline(service, capture, [TTSSpeakFrame(TEXT)])
 
-    with Hearing(server) as hearing:
-        asyncio.run(run(hearing))
-    hearing.check(voice="heart")
+    with StreamCapture(server) as capture:
+        asyncio.run(run(capture))
+    capture.check(voice="heart")

@@ -1,4 +1,4 @@
-// The server as the page sees it. Addresses are relative to the page, so any path may stand before them.
+// The HTTP API as the page uses it. URLs are relative to the page, so it works below any path prefix.
 
 const KEY = "polyvox-key";
 
@@ -7,35 +7,35 @@ export const apiKey = {
   set: (key) => sessionStorage.setItem(KEY, key),
 };
 
-export class Refusal extends Error {
+export class ApiError extends Error {
   constructor(status, message, retryAfter = null) {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter; // seconds
   }
 
-  get full() {
+  get overloaded() {
     return this.status === 503 || this.status === 429;
   }
 }
 
-export function inWords(error) {
-  if (error instanceof Refusal) {
-    if (error.status === 401) return "This server needs an API key, and this is not one of its keys.";
-    const again = error.retryAfter ? ` Try again in ${seconds(error.retryAfter)}.` : "";
-    if (error.status === 503) return `The server is full just now: ${sentence(error.message)}${again}`;
-    if (error.status === 429) return `You have reached your share: ${sentence(error.message)}${again}`;
-    return capital(sentence(error.message));
+export function errorMessage(error) {
+  if (error instanceof ApiError) {
+    if (error.status === 401) return "Invalid API key.";
+    const retry = error.retryAfter ? ` Retry in ${seconds(error.retryAfter)}.` : "";
+    if (error.status === 503) return `The server is at capacity: ${sentence(error.message)}${retry}`;
+    if (error.status === 429) return `Too many concurrent requests: ${sentence(error.message)}${retry}`;
+    return capitalized(sentence(error.message));
   }
-  if (error instanceof TypeError) return "The server cannot be reached.";
-  return capital(sentence(error.message));
+  if (error instanceof TypeError) return "The server is unreachable.";
+  return capitalized(sentence(error.message));
 }
 
-export const facts = async () => (await call("v1/playground")).json();
+export const playgroundInfo = async () => (await call("v1/playground")).json();
 export const readiness = async () => (await fetch("readyz")).json();
-export const outcome = async (id) => (await call(`v1/audio/speech/${encodeURIComponent(id)}`)).json();
+export const speechResult = async (id) => (await call(`v1/audio/speech/${encodeURIComponent(id)}`)).json();
 
-export function speech(body, signal) {
+export function createSpeech(body, signal) {
   const headers = { "content-type": "application/json" };
   return call("v1/audio/speech", { method: "POST", headers, body: JSON.stringify(body), signal });
 }
@@ -47,21 +47,21 @@ export async function addVoice(fields, recording, fileName) {
   return (await call("v1/audio/voices", { method: "POST", body: form })).json();
 }
 
-async function call(address, options = {}) {
+async function call(url, options = {}) {
   const headers = new Headers(options.headers);
   if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get()}`);
-  const answer = await fetch(address, { ...options, headers });
-  if (!answer.ok) throw await refusal(answer);
-  return answer;
+  const response = await fetch(url, { ...options, headers });
+  if (!response.ok) throw await errorFrom(response);
+  return response;
 }
 
-async function refusal(answer) {
-  const told = await answer.json().catch(() => null);
-  const message = told?.error?.message ?? `the server answered ${answer.status} ${answer.statusText}`;
-  const wait = Number(answer.headers.get("retry-after-ms")) / 1000;
-  return new Refusal(answer.status, message, wait || null);
+async function errorFrom(response) {
+  const body = await response.json().catch(() => null);
+  const message = body?.error?.message ?? `HTTP ${response.status} ${response.statusText}`;
+  const retryAfter = Number(response.headers.get("retry-after-ms")) / 1000;
+  return new ApiError(response.status, message, retryAfter || null);
 }
 
 const seconds = (value) => (value < 10 ? `${value.toFixed(1)} s` : `${Math.round(value)} s`);
 const sentence = (text) => (/[.!?…]$/.test(text) ? text : `${text}.`);
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+const capitalized = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,13 +1,13 @@
-// The player's lead over time, with the moments when it ran dry.
+// The player's lead over time, with its underruns marked.
 
-import { Trace, area, surface } from "./canvas.js";
+import { TimeSeries, area, surface } from "./canvas.js";
 
-const MOST_POINTS = 1500;
-const LEAST_SECONDS = 4;
+const MAX_POINTS = 1500;
+const MIN_SECONDS = 4;
 const LEFT = 34;
 const BOTTOM = 22;
 const TOP = 8;
-const DRY_PIXELS = 18; // the height of a mark
+const UNDERRUN_PIXELS = 18; // height of a mark
 
 export class LeadChart {
   #canvas;
@@ -18,65 +18,67 @@ export class LeadChart {
   }
 
   reset() {
-    this.trace = new Trace(MOST_POINTS);
-    this.dry = []; // when
-    this.first = null; // when the first sound came
+    this.series = new TimeSeries(MAX_POINTS);
+    this.underruns = []; // times
+    this.firstAudio = null; // time
     this.draw();
   }
 
   draw() {
-    const { pen, width, height, colour, font } = surface(this.#canvas);
-    const last = this.trace.points.at(-1)?.[0] ?? 0;
-    const seconds = Math.max(LEAST_SECONDS, last * 1.04);
-    const highest = round(Math.max(1, this.trace.highest * 1.1));
-    const floor = height - BOTTOM;
-    const x = (at) => LEFT + (at / seconds) * (width - LEFT - 4);
-    const y = (lead) => floor - (lead / highest) * (floor - TOP);
-    pen.font = `11px ${font}`;
+    const { context, width, height, colour, font } = surface(this.#canvas);
+    const last = this.series.points.at(-1)?.[0] ?? 0;
+    const seconds = Math.max(MIN_SECONDS, last * 1.04);
+    const maxLead = roundUp(Math.max(1, this.series.max * 1.1));
+    const bottom = height - BOTTOM;
+    const x = (time) => LEFT + (time / seconds) * (width - LEFT - 4);
+    const y = (lead) => bottom - (lead / maxLead) * (bottom - TOP);
+    context.font = `11px ${font}`;
 
-    pen.strokeStyle = colour("line");
-    pen.fillStyle = colour("quiet");
-    pen.lineWidth = 1;
-    pen.textAlign = "right";
-    pen.textBaseline = "middle";
-    for (const lead of [0, highest / 2, highest]) {
-      line(pen, LEFT, y(lead), width, y(lead));
-      pen.fillText(`${+lead.toFixed(1)} s`, LEFT - 7, y(lead));
+    context.strokeStyle = colour("line");
+    context.fillStyle = colour("quiet");
+    context.lineWidth = 1;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    for (const lead of [0, maxLead / 2, maxLead]) {
+      line(context, LEFT, y(lead), width, y(lead));
+      context.fillText(`${+lead.toFixed(1)} s`, LEFT - 7, y(lead));
     }
-    pen.textAlign = "center";
-    pen.textBaseline = "alphabetic";
-    const step = round(seconds / 8);
-    for (let at = step; at < seconds * 0.97; at += step) pen.fillText(`${+at.toFixed(1)}`, x(at), height - 6);
+    context.textAlign = "center";
+    context.textBaseline = "alphabetic";
+    const step = roundUp(seconds / 8);
+    for (let time = step; time < seconds * 0.97; time += step) {
+      context.fillText(`${+time.toFixed(1)}`, x(time), height - 6);
+    }
 
-    area(pen, this.trace.points.map(([at, lead]) => [x(at), y(lead)]), floor, colour("accent"));
-    if (this.first !== null) {
-      pen.fillStyle = colour("accent");
-      dot(pen, x(this.first), floor);
+    area(context, this.series.points.map(([time, lead]) => [x(time), y(lead)]), bottom, colour("accent"));
+    if (this.firstAudio !== null) {
+      context.fillStyle = colour("accent");
+      dot(context, x(this.firstAudio), bottom);
     }
-    pen.strokeStyle = pen.fillStyle = colour("warn");
-    pen.lineWidth = 1.5;
-    for (const at of this.dry) {
-      line(pen, x(at), floor - DRY_PIXELS, x(at), floor);
-      dot(pen, x(at), floor);
+    context.strokeStyle = context.fillStyle = colour("warn");
+    context.lineWidth = 1.5;
+    for (const time of this.underruns) {
+      line(context, x(time), bottom - UNDERRUN_PIXELS, x(time), bottom);
+      dot(context, x(time), bottom);
     }
   }
 }
 
-function line(pen, fromX, fromY, toX, toY) {
-  pen.beginPath();
-  pen.moveTo(fromX, Math.round(fromY) + 0.5);
-  pen.lineTo(toX, Math.round(toY) + 0.5);
-  pen.stroke();
+function line(context, fromX, fromY, toX, toY) {
+  context.beginPath();
+  context.moveTo(fromX, Math.round(fromY) + 0.5);
+  context.lineTo(toX, Math.round(toY) + 0.5);
+  context.stroke();
 }
 
-function dot(pen, x, y) {
-  pen.beginPath();
-  pen.arc(x, y, 3.5, 0, 2 * Math.PI);
-  pen.fill();
+function dot(context, x, y) {
+  context.beginPath();
+  context.arc(x, y, 3.5, 0, 2 * Math.PI);
+  context.fill();
 }
 
-// The next of 1, 2, 5, 10, 20, 50 …
-function round(value) {
+// Rounds up to 1, 2, 5, 10, 20, 50 …
+function roundUp(value) {
   const size = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].find((n) => n * size >= value * 0.999) * size;
 }

@@ -1,21 +1,21 @@
-// The form: it shows what the loaded checkpoint can do, and gives the request that it stands for.
+// The request form. It offers what the loaded checkpoint supports and builds the request.
 
 const EXAMPLES = {
   "A greeting": "Good morning! It is lovely to hear from you. How did you sleep?",
-  "A story": "The lighthouse had been dark for years. Then, one evening in autumn, somebody lit the lamp again. Nobody in the village could say who it was.",
-  "Numbers": "Dr. Lee has 3 cats, owes $12.50, and leaves at 9:45 on May 3rd, 2027.",
+  "A story": "The lighthouse had been dark for years. Then, one evening in autumn, a light burned at the top again. The village gathered at the harbour to see it.",
+  "Numbers": "Dr. Lee has 3 cats, paid $12.50, and leaves at 9:45 on May 3rd, 2027.",
 };
-const DESIGN_HINT = "A warm, low voice of an older man who has told this story many times.";
-const STYLE_HINT = "Softly, as if somebody were asleep next door.";
+const DESIGN_HINT = "A warm, low voice of an older man, unhurried and clear.";
+const STYLE_HINT = "Softly and slowly, almost whispering.";
 
 const $ = (id) => document.getElementById(id);
 
 export class Composer {
-  #facts = null;
+  #info = null;
 
-  show(facts) {
-    this.#facts = facts;
-    const { model, voices, formats, limits } = facts;
+  show(info) {
+    this.#info = info;
+    const { model, voices, formats, limits } = info;
     const design = model.kind === "voice_design";
     $("text").maxLength = limits.text;
     if (!$("text").value) $("text").value = Object.values(EXAMPLES)[0];
@@ -25,31 +25,31 @@ export class Composer {
     $("new-voice").hidden = !model.clones;
     this.showVoices(voices, this.voice);
     $("instructions-field").hidden = !model.takes_instructions;
-    $("instructions-label").textContent = design ? "Describe the voice" : "How to say it";
+    $("instructions-label").textContent = design ? "Describe the voice" : "Instructions";
     $("instructions").placeholder = design ? DESIGN_HINT : STYLE_HINT;
     if (design && !$("instructions").value) $("instructions").value = DESIGN_HINT;
     $("language-field").hidden = model.languages.filter((name) => name !== "auto").length < 2;
-    $("language").replaceChildren(...model.languages.map((name) => new Option(capital(name), name)));
+    $("language").replaceChildren(...model.languages.map((name) => new Option(capitalized(name), name)));
     $("format").replaceChildren(...formats.map(({ name }) => new Option(name.toUpperCase(), name)));
-    this.#count();
+    this.#showCount();
   }
 
   listen() {
-    $("text").addEventListener("input", () => this.#count());
+    $("text").addEventListener("input", () => this.#showCount());
     $("speed").addEventListener("input", () => {
-      $("speed-shown").textContent = `${Number($("speed").value).toFixed(2)}×`;
+      $("speed-value").textContent = `${Number($("speed").value).toFixed(2)}×`;
     });
     document.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !$("voice-dialog").open) $("composer").requestSubmit();
     });
   }
 
-  showVoices(voices, chosen) {
-    this.#facts.voices = voices;
-    $("no-voices").hidden = this.#facts.model.kind === "voice_design" || voices.length > 0;
-    $("voices").replaceChildren(...voices.map((voice) => choice(voice.name)));
+  showVoices(voices, selected) {
+    this.#info.voices = voices;
+    $("no-voices").hidden = this.#info.model.kind === "voice_design" || voices.length > 0;
+    $("voices").replaceChildren(...voices.map((voice) => voiceChip(voice.name)));
     const inputs = [...$("voices").querySelectorAll("input")];
-    const checked = inputs.find((input) => input.value === chosen) ?? inputs[0];
+    const checked = inputs.find((input) => input.value === selected) ?? inputs[0];
     if (checked) checked.checked = true;
   }
 
@@ -58,10 +58,10 @@ export class Composer {
   }
 
   get format() {
-    return this.#facts.formats.find(({ name }) => name === $("format").value);
+    return this.#info.formats.find(({ name }) => name === $("format").value);
   }
 
-  // What POST /v1/audio/speech is asked, without what the checkpoint would have chosen itself.
+  // The body of POST /v1/audio/speech, without fields that have their default.
   request() {
     const body = { input: $("text").value };
     const instructions = $("instructions").value.trim();
@@ -73,11 +73,11 @@ export class Composer {
     return body;
   }
 
-  // What is missing, in words; null where nothing is.
+  // The validation error to show; null for a valid form.
   problem() {
-    if (!$("text").value.trim()) return "There is nothing to say yet: type something.";
-    if (!$("seed").checkValidity()) return "A seed is a whole number.";
-    if (this.#facts.model.clones && !this.voice) return "This model has no voice of its own: record or upload one first.";
+    if (!$("text").value.trim()) return "Enter a text first.";
+    if (!$("seed").checkValidity()) return "The seed must be an integer.";
+    if (this.#info.model.clones && !this.voice) return "This model has no built-in voices: record or upload one first.";
     return null;
   }
 
@@ -86,25 +86,25 @@ export class Composer {
     Object.assign(button, { type: "button", className: "chip", textContent: name });
     button.addEventListener("click", () => {
       $("text").value = text;
-      this.#count();
+      this.#showCount();
       $("text").focus();
     });
     return button;
   }
 
-  #count() {
+  #showCount() {
     const count = $("text").value.length;
     $("count").textContent = `${count.toLocaleString("en")} ${count === 1 ? "character" : "characters"}`;
   }
 }
 
-function choice(name) {
+function voiceChip(name) {
   const label = document.createElement("label");
   label.className = "chip voice";
   const input = Object.assign(document.createElement("input"), { type: "radio", name: "voice", value: name });
-  const shown = Object.assign(document.createElement("span"), { textContent: name });
-  label.append(input, shown);
+  const caption = Object.assign(document.createElement("span"), { textContent: name });
+  label.append(input, caption);
   return label;
 }
 
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+const capitalized = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,148 +1,149 @@
-// The page: who is asked, what is heard, and the crowd.
+// The playground: connects the form, the playback panel and the load test.
 
-import { apiKey, facts as askFacts, inWords, readiness, speech } from "./api.js";
+import { apiKey, createSpeech, errorMessage, playgroundInfo, readiness } from "./api.js";
 import { Composer } from "./composer.js";
-import { Crowd } from "./crowd.js";
-import { Heard, say } from "./heard.js";
+import { LoadTest } from "./load_test.js";
 import { save, wavFile } from "./pcm.js";
+import { PlaybackPanel, showStatus } from "./playback_panel.js";
 import { Player } from "./player.js";
-import { Recording } from "./recording.js";
 import { asCurl, asPython, copy } from "./snippets.js";
 import { Utterance } from "./utterance.js";
+import { VoiceDialog } from "./voice_dialog.js";
 
-const LOOK_AGAIN_MS = 1500; // at a server that is not ready yet
+const RETRY_MS = 1500; // while the server is not ready
+const COPIED_MS = 1500;
 const $ = (id) => document.getElementById(id);
-const address = new URL(".", location.href).href;
+const baseUrl = new URL(".", location.href).href;
 
 const player = new Player();
 const composer = new Composer();
-let facts = null;
-let heard = null;
+let info = null;
+let panel = null;
 let utterance = null;
-let crowd = null;
+let loadTest = null;
 
-function notice(problem) {
+function showNotice(problem) {
   $("notice").hidden = problem === null;
   $("notice").textContent = problem ?? "";
 }
 
 async function open() {
   try {
-    facts = await askFacts();
+    info = await playgroundInfo();
   } catch (error) {
     $("key-form").hidden = error.status !== 401;
-    if (error.status !== 401 || apiKey.get()) notice(inWords(error));
+    if (error.status !== 401 || apiKey.get()) showNotice(errorMessage(error));
     if (error.status === 401) $("key").focus();
-    else setTimeout(open, LOOK_AGAIN_MS);
+    else setTimeout(open, RETRY_MS);
     return;
   }
-  notice(null);
+  showNotice(null);
   $("key-form").hidden = true;
-  $("model").textContent = facts.model.id;
-  $("version").textContent = `Polyvox ${facts.version}`;
+  $("model").textContent = info.model.id;
+  $("version").textContent = `Polyvox ${info.version}`;
   $("playground").hidden = false;
-  composer.show(facts);
-  if (heard === null) {
-    heard = new Heard();
+  composer.show(info);
+  if (panel === null) {
+    panel = new PlaybackPanel();
     composer.listen();
-    if (facts.model.clones) new Recording(facts.limits, showNewVoice);
+    if (info.model.clones) new VoiceDialog(info.limits, showNewVoice);
   }
-  look();
+  pollReadiness();
 }
 
-async function look() {
-  const told = await readiness().catch(() => ({ status: "cannot be reached" }));
-  const ready = told.status === "ready";
+async function pollReadiness() {
+  const { status } = await readiness().catch(() => ({ status: "unreachable" }));
+  const ready = status === "ready";
   $("model").dataset.ready = ready;
-  $("model").title = ready ? "Ready" : `The server is ${told.status}`;
-  if (!ready) setTimeout(look, LOOK_AGAIN_MS);
+  $("model").title = ready ? "Ready" : `Server status: ${status}`;
+  if (!ready) setTimeout(pollReadiness, RETRY_MS);
 }
 
 async function showNewVoice(name) {
-  composer.showVoices((await askFacts()).voices, name);
-  say(`${name} is here. Let it speak.`);
+  composer.showVoices((await playgroundInfo()).voices, name);
+  showStatus(`Voice ${name} added.`);
 }
 
 async function speak() {
   const problem = composer.problem();
-  if (problem) return say(problem, true);
+  if (problem) return showStatus(problem, true);
   stopAll();
-  const mine = (utterance = new Utterance(composer.request(), facts.model.sample_rate, player));
-  heard.begin(mine);
-  if (matchMedia("(max-width: 820px)").matches) $("heard").scrollIntoView({ block: "nearest" });
+  const current = (utterance = new Utterance(composer.request(), info.model.sample_rate, player));
+  panel.begin(current);
+  if (matchMedia("(max-width: 820px)").matches) $("playback").scrollIntoView({ block: "nearest" });
   $("stop").disabled = false;
   $("download").disabled = true;
-  await mine.run((samples) => {
-    if (mine !== utterance) return; // another one has begun
-    heard.update(samples);
-    $("download").disabled = mine.received === 0 || ["asking", "speaking"].includes(mine.state);
+  await current.run((samples) => {
+    if (current !== utterance) return; // replaced by a newer one
+    panel.update(samples);
+    $("download").disabled = current.received === 0 || ["requesting", "streaming"].includes(current.state);
   });
-  if (mine === utterance) $("stop").disabled = true;
-  $("keep-seed").hidden = mine.seed === null;
-  if (mine.error?.status === 401) open();
+  if (current === utterance) $("stop").disabled = true;
+  $("keep-seed").hidden = current.seed === null;
+  if (current.error?.status === 401) open();
 }
 
 function stopAll() {
-  if (utterance && !utterance.over) utterance.stop();
-  if (crowd && !crowd.over) crowd.stop();
+  if (utterance && !utterance.done) utterance.stop();
+  if (loadTest && !loadTest.done) loadTest.stop();
 }
 
 async function download() {
   const format = composer.format;
   const name = `speech${format.ending}`;
   if (format.name === "wav" || format.name === "pcm") {
-    save(format.name === "wav" ? wavFile(utterance.parts, utterance.rate) : new Blob(utterance.parts), name);
+    save(format.name === "wav" ? wavFile(utterance.chunks, utterance.sampleRate) : new Blob(utterance.chunks), name);
     return;
   }
   $("download").disabled = true;
   try {
     const body = { ...utterance.body, seed: utterance.seed, response_format: format.name, stream: false };
-    save(await (await speech(body)).blob(), name);
+    save(await (await createSpeech(body)).blob(), name);
   } catch (error) {
-    say(inWords(error), true);
+    showStatus(errorMessage(error), true);
   } finally {
     $("download").disabled = false;
   }
 }
 
-async function copied(button, text) {
-  const word = button.textContent;
+async function copyFrom(button, text) {
+  const caption = button.textContent;
   await copy(text);
   button.textContent = "Copied";
-  say(`${word.replace("Copy as", "The request as")} is on the clipboard.`);
-  setTimeout(() => (button.textContent = word), LOOK_AGAIN_MS);
+  showStatus(`Copied the request ${caption.replace("Copy ", "")}.`);
+  setTimeout(() => (button.textContent = caption), COPIED_MS);
 }
 
-// The request as it stands; where it is the one that was heard, with its seed.
-function shown() {
+// The request of the form; with the seed of the last utterance if that had the same request.
+function currentRequest() {
   const body = composer.request();
-  const heardIt = utterance?.seed != null && JSON.stringify(utterance.body) === JSON.stringify(body);
-  return { ...body, ...(heardIt ? { seed: utterance.seed } : {}), response_format: composer.format.name };
+  const repeated = utterance?.seed != null && JSON.stringify(utterance.body) === JSON.stringify(body);
+  return { ...body, ...(repeated ? { seed: utterance.seed } : {}), response_format: composer.format.name };
 }
 
-async function startCrowd() {
+async function startLoadTest() {
   const problem = composer.problem();
-  if (problem) return say(problem, true);
+  if (problem) return showStatus(problem, true);
   stopAll();
   const body = composer.request();
-  const voices = facts.voices.map((voice) => voice.name);
-  const bodies = Array.from({ length: Number($("crowd-size").value) }, (_, i) => ({
+  const voices = info.voices.map((voice) => voice.name);
+  const bodies = Array.from({ length: Number($("load-size").value) }, (_, i) => ({
     ...body,
     ...(voices.length ? { voice: voices[(voices.indexOf(body.voice) + i) % voices.length] } : {}),
     ...(body.seed === undefined ? {} : { seed: body.seed + i }),
   }));
-  const mine = (crowd = new Crowd($("lanes"), player, facts.model.sample_rate));
-  $("crowd-stop").disabled = false;
+  const current = (loadTest = new LoadTest($("streams"), player, info.model.sample_rate));
+  $("load-stop").disabled = false;
   $("legend").hidden = false;
-  await mine.run(bodies, ({ text, problem }) => {
-    if (mine !== crowd) return;
-    $("crowd-status").textContent = text;
-    $("crowd-problem").hidden = problem === "";
-    $("crowd-problem").textContent = problem;
+  await current.run(bodies, ({ text, problem }) => {
+    if (current !== loadTest) return;
+    $("load-status").textContent = text;
+    $("load-problem").hidden = problem === "";
+    $("load-problem").textContent = problem;
   });
-  if (mine !== crowd) return;
-  $("crowd-stop").disabled = true;
-  $("crowd-told").textContent = `${$("crowd-status").textContent} ${$("crowd-problem").textContent}`;
+  if (current !== loadTest) return;
+  $("load-stop").disabled = true;
+  $("load-announcement").textContent = `${$("load-status").textContent} ${$("load-problem").textContent}`;
 }
 
 function onSubmit(id, act) {
@@ -153,24 +154,24 @@ function onSubmit(id, act) {
 }
 
 onSubmit("composer", speak);
-onSubmit("crowd-form", startCrowd);
+onSubmit("load-form", startLoadTest);
 onSubmit("key-form", () => {
   apiKey.set($("key").value.trim());
   open();
 });
 $("keep-seed").addEventListener("click", () => ($("seed").value = utterance.seed));
 $("stop").addEventListener("click", stopAll);
-$("crowd-stop").addEventListener("click", stopAll);
+$("load-stop").addEventListener("click", stopAll);
 $("download").addEventListener("click", download);
 $("copy-curl").addEventListener("click", (event) =>
-  copied(event.currentTarget, asCurl(address, shown(), facts.needs_key, composer.format.ending)),
+  copyFrom(event.currentTarget, asCurl(baseUrl, currentRequest(), info.needs_key, composer.format.ending)),
 );
 $("copy-python").addEventListener("click", (event) =>
-  copied(event.currentTarget, asPython(address, shown(), facts.needs_key, composer.format.ending, facts.model.id)),
+  copyFrom(event.currentTarget, asPython(baseUrl, currentRequest(), info.needs_key, composer.format.ending, info.model.id)),
 );
-$("crowd-size").addEventListener("input", () => {
-  $("crowd-shown").textContent = $("crowd-size").value;
-  $("crowd-start").textContent = `Start ${$("crowd-size").value}`;
+$("load-size").addEventListener("input", () => {
+  $("load-size-value").textContent = $("load-size").value;
+  $("load-start").textContent = `Start ${$("load-size").value}`;
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("voice-dialog").open) stopAll();

@@ -1,64 +1,64 @@
-// The loudspeaker: one utterance at a time, gapless, at the model's own rate.
+// Audio output: one utterance at a time, gapless, at the model's sample rate.
 
-import { Playout } from "./playout.js";
+import { PlaybackBuffer } from "./playback_buffer.js";
 
-const OLD_BLOCK = 1024; // samples of a block where there is no worklet
+const SCRIPT_BLOCK = 1024; // samples of a block without an audio worklet
 
 export class Player {
   #context = null;
-  #tell = null; // sends a message to the playout
+  #post = null; // sends a message to the playback buffer
   #utterance = 0;
   #onReport = () => {};
 
-  // Call it from a click: browsers let no page speak unasked. onReport gets {queued, played, underruns, peak, finished}.
-  async begin(rate, onReport) {
+  // Must be called from a click: browsers block audio without one. onReport gets {queued, played, underruns, peak, finished}.
+  async begin(sampleRate, onReport) {
     const utterance = ++this.#utterance;
     this.#onReport = onReport;
-    if (this.#context === null || this.#context.sampleRate !== rate) {
+    if (this.#context === null || this.#context.sampleRate !== sampleRate) {
       await this.#context?.close();
-      this.#context = new AudioContext({ sampleRate: rate, latencyHint: "interactive" });
-      this.#tell = await this.#connect();
+      this.#context = new AudioContext({ sampleRate, latencyHint: "interactive" });
+      this.#post = await this.#connect();
     }
-    this.#tell({ begin: utterance, utterance });
-    this.#context.resume(); // settles only once the browser lets it, so nobody waits for it
+    this.#post({ begin: utterance, utterance });
+    this.#context.resume(); // not awaited: it settles only once the browser allows audio
     return utterance;
   }
 
   push(utterance, samples) {
-    this.#tell({ utterance, samples });
+    this.#post({ utterance, samples });
   }
 
   end(utterance) {
-    this.#tell({ utterance, end: true });
+    this.#post({ utterance, end: true });
   }
 
-  // Silent at once, unless another utterance has taken its place.
+  // Silences the utterance at once, unless another one has replaced it.
   stop(utterance) {
     if (utterance !== this.#utterance) return;
     this.#utterance += 1;
     this.#onReport = () => {};
-    this.#tell?.({ begin: this.#utterance, utterance: this.#utterance });
+    this.#post?.({ begin: this.#utterance, utterance: this.#utterance });
   }
 
   async #connect() {
     const context = this.#context;
-    const heard = (report) => report.utterance === this.#utterance && this.#onReport(report);
+    const onReport = (report) => report.utterance === this.#utterance && this.#onReport(report);
     if (context.audioWorklet) {
-      await context.audioWorklet.addModule(new URL("playout.js", import.meta.url));
-      const node = new AudioWorkletNode(context, "polyvox-playout", { numberOfInputs: 0, outputChannelCount: [1] });
-      node.port.onmessage = (event) => heard(event.data);
+      await context.audioWorklet.addModule(new URL("playback_buffer.js", import.meta.url));
+      const node = new AudioWorkletNode(context, "polyvox-playback", { numberOfInputs: 0, outputChannelCount: [1] });
+      node.port.onmessage = (event) => onReport(event.data);
       node.connect(context.destination);
       return (message) => node.port.postMessage(message);
     }
-    // Pages that came over plain http from another machine have no worklet.
-    const playout = new Playout(context.sampleRate);
-    const node = context.createScriptProcessor(OLD_BLOCK, 0, 1);
+    // Pages loaded over plain http from another machine have no worklet.
+    const buffer = new PlaybackBuffer(context.sampleRate);
+    const node = context.createScriptProcessor(SCRIPT_BLOCK, 0, 1);
     node.onaudioprocess = (event) => {
-      playout.fill(event.outputBuffer.getChannelData(0));
-      const report = playout.report();
-      if (report) heard(report);
+      buffer.fill(event.outputBuffer.getChannelData(0));
+      const report = buffer.report();
+      if (report) onReport(report);
     };
     node.connect(context.destination);
-    return (message) => playout.take(message);
+    return (message) => buffer.receive(message);
   }
 }

@@ -1,51 +1,51 @@
-// A stream over a WebSocket. Browsers open six HTTP connections to a server and let the seventh request wait, which
-// would be measured as the server's time; sockets they open by the hundred.
+// A stream over a WebSocket. Browsers limit HTTP connections to six per server and queue the seventh request, which
+// would be measured as server time; WebSockets have no such limit.
 
-import { Refusal, apiKey } from "./api.js";
+import { ApiError, apiKey } from "./api.js";
 
 const OPEN_SECONDS = 10;
-const BROKEN = "the stream broke off before its end";
+const CLOSED = "the stream ended early";
 
 export class SpeechSocket {
   #socket;
   #opened;
-  #messages = []; // that nobody has read yet
+  #messages = []; // not read yet
   #wake = () => {};
 
   constructor() {
-    const address = new URL("v1/audio/speech/stream", document.baseURI);
-    address.protocol = address.protocol.replace("http", "ws");
-    this.#socket = new WebSocket(address, apiKey.get() ? ["polyvox", `polyvox-key.${asToken(apiKey.get())}`] : []);
+    const url = new URL("v1/audio/speech/stream", document.baseURI);
+    url.protocol = url.protocol.replace("http", "ws");
+    this.#socket = new WebSocket(url, apiKey.get() ? ["polyvox", `polyvox-key.${asToken(apiKey.get())}`] : []);
     this.#socket.binaryType = "arraybuffer";
-    this.#socket.onmessage = ({ data }) => this.#came(typeof data === "string" ? JSON.parse(data) : new Int16Array(data));
-    this.#socket.onclose = () => this.#came({ type: "error", message: BROKEN });
+    this.#socket.onmessage = ({ data }) => this.#enqueue(typeof data === "string" ? JSON.parse(data) : new Int16Array(data));
+    this.#socket.onclose = () => this.#enqueue({ type: "error", message: CLOSED });
     this.#opened = new Promise((resolve, reject) => {
       this.#socket.onopen = resolve;
-      const refused = () => reject(new Refusal(0, "the server took no more connections"));
-      this.#socket.onerror = refused;
-      setTimeout(refused, OPEN_SECONDS * 1000);
+      const fail = () => reject(new ApiError(0, "the connection failed"));
+      this.#socket.onerror = fail;
+      setTimeout(fail, OPEN_SECONDS * 1000);
     });
-    this.#opened.catch(() => {}); // whoever asks for it hears of it
+    this.#opened.catch(() => {}); // reported where it is awaited
   }
 
   opened() {
     return this.#opened;
   }
 
-  // The sound of a request as it comes; throws a Refusal.
-  async *samples({ input, ...how }, signal) {
-    signal.addEventListener("abort", () => this.#came({ type: "error", message: "stopped" }));
+  // The samples of a request as they arrive; throws an ApiError.
+  async *samples({ input, ...options }, signal) {
+    signal.addEventListener("abort", () => this.#enqueue({ type: "error", message: "stopped" }));
     try {
       await this.#opened;
       signal.throwIfAborted();
-      this.#send({ type: "session.config", ...how, response_format: "pcm", stream_audio: true });
+      this.#send({ type: "session.config", ...options, response_format: "pcm", stream_audio: true });
       this.#send({ type: "input.text", text: input });
       this.#send({ type: "input.done" });
       for (;;) {
         signal.throwIfAborted();
         const message = await this.#next();
         if (message instanceof Int16Array) yield message;
-        else if (message.type === "error") throw refusal(message);
+        else if (message.type === "error") throw errorFrom(message);
         else if (message.type === "session.done") return;
       }
     } finally {
@@ -57,7 +57,7 @@ export class SpeechSocket {
     this.#socket.send(JSON.stringify(message));
   }
 
-  #came(message) {
+  #enqueue(message) {
     this.#messages.push(message);
     this.#wake();
   }
@@ -68,13 +68,13 @@ export class SpeechSocket {
   }
 }
 
-// A page can give a socket no headers, but protocols; their names may have only some characters.
+// Browsers cannot set headers on a WebSocket, so the key is a subprotocol, which allows only some characters.
 function asToken(key) {
   return encodeURIComponent(key).replaceAll("(", "%28").replaceAll(")", "%29");
 }
 
 const STATUS = { overloaded: 503, too_many_requests: 429, invalid_api_key: 401 };
 
-function refusal({ message, code, retry_after: wait }) {
-  return new Refusal(STATUS[code] ?? (wait ? 503 : 400), message, wait ?? null);
+function errorFrom({ message, code, retry_after: retryAfter }) {
+  return new ApiError(STATUS[code] ?? (retryAfter ? 503 : 400), message, retryAfter ?? null);
 }

@@ -1,31 +1,31 @@
-// One utterance: asked for, heard while it comes, measured.
+// One utterance: requested, played while it streams, measured.
 
-import { Refusal, inWords, outcome, speech } from "./api.js";
+import { ApiError, createSpeech, errorMessage, speechResult } from "./api.js";
 import { samplesOf } from "./pcm.js";
 
-// Sound that is fetched ahead of the ear. Past it the page reads no faster than it plays, and the server waits.
-const MOST_LEAD = 60;
-const LOOK_MS = 100;
+// Seconds of audio to buffer. Past it the page reads at playback speed, and backpressure pauses the server.
+const MAX_LEAD = 60;
+const POLL_MS = 100;
 
 export class Utterance {
-  state = "asking"; // then speaking, playing out, finished; or stopped, refused, failed
+  state = "requesting"; // then streaming, playing, finished; or stopped, rejected, failed
   problem = null;
-  parts = [];
+  chunks = [];
   received = 0; // samples
   played = 0;
   underruns = 0;
   peak = 0;
-  firstSound = null; // seconds from the request, as is everything below
-  lastSound = null;
+  firstAudio = null; // seconds since the request, as is lastAudio
+  lastAudio = null;
   seed = null;
-  #waited = 0; // seconds in which we did not read
-  #playing = null; // its number at the player
+  #paused = 0; // seconds in which the page did not read
+  #playing = null; // its number in the player
   #stop = new AbortController();
   #began = performance.now();
 
-  constructor(body, rate, player) {
+  constructor(body, sampleRate, player) {
     this.body = body;
-    this.rate = rate;
+    this.sampleRate = sampleRate;
     this.player = player;
   }
 
@@ -33,52 +33,52 @@ export class Utterance {
     return (performance.now() - this.#began) / 1000;
   }
 
-  // Seconds of work for a second of sound, from the request to the last sound that came.
+  // Real-time factor: seconds from the request to the last audio, per second of audio.
   get rtf() {
-    return this.received ? (this.lastSound - this.#waited) / (this.received / this.rate) : null;
+    return this.received ? (this.lastAudio - this.#paused) / (this.received / this.sampleRate) : null;
   }
 
   get lead() {
-    return (this.received - this.played) / this.rate;
+    return (this.received - this.played) / this.sampleRate;
   }
 
-  get over() {
-    return !["asking", "speaking", "playing out"].includes(this.state);
+  get done() {
+    return !["requesting", "streaming", "playing"].includes(this.state);
   }
 
-  // Settles when the last sample was heard, or when it was stopped or failed. onChange: something is new.
+  // Settles when the last sample was played, or on stop or failure. onChange is called after every change.
   async run(onChange) {
     let id = null;
     try {
-      const heard = signal();
-      const utterance = (this.#playing = await this.player.begin(this.rate, (report) => {
+      const playback = deferred();
+      const utterance = (this.#playing = await this.player.begin(this.sampleRate, (report) => {
         Object.assign(this, { played: report.played, underruns: report.underruns, peak: report.peak });
-        if (report.finished) heard.resolve();
+        if (report.finished) playback.resolve();
         onChange();
       }));
       this.#stop.signal.throwIfAborted();
       this.#began = performance.now();
-      const response = await speech({ ...this.body, response_format: "pcm" }, this.#stop.signal);
+      const response = await createSpeech({ ...this.body, response_format: "pcm" }, this.#stop.signal);
       this.seed = Number(response.headers.get("x-seed"));
       id = response.headers.get("x-request-id");
       for await (const samples of samplesOf(response)) {
         if (this.#stop.signal.aborted) break;
-        this.#arrived(samples);
+        this.#receive(samples);
         this.player.push(utterance, samples);
         onChange(samples);
-        await this.#room();
+        await this.#limitLead();
       }
       this.#stop.signal.throwIfAborted();
       this.player.end(utterance);
-      this.state = "playing out";
+      this.state = "playing";
       onChange();
-      this.#stop.signal.addEventListener("abort", heard.resolve);
-      if (this.received) await heard.promise;
+      this.#stop.signal.addEventListener("abort", playback.resolve);
+      if (this.received) await playback.promise;
       this.#stop.signal.throwIfAborted();
       this.state = "finished";
     } catch (error) {
       this.player.stop(this.#playing);
-      await this.#failed(error, id);
+      await this.#fail(error, id);
     }
     onChange();
   }
@@ -88,40 +88,40 @@ export class Utterance {
     this.player.stop(this.#playing);
   }
 
-  #arrived(samples) {
-    this.lastSound = this.elapsed;
-    this.firstSound ??= this.lastSound;
-    this.state = "speaking";
-    this.parts.push(samples);
+  #receive(samples) {
+    this.lastAudio = this.elapsed;
+    this.firstAudio ??= this.lastAudio;
+    this.state = "streaming";
+    this.chunks.push(samples);
     this.received += samples.length;
   }
 
-  async #room() {
+  async #limitLead() {
     const since = this.elapsed;
-    while (this.lead > MOST_LEAD && !this.#stop.signal.aborted) await pause(LOOK_MS);
-    this.#waited += this.elapsed - since;
+    while (this.lead > MAX_LEAD && !this.#stop.signal.aborted) await sleep(POLL_MS);
+    this.#paused += this.elapsed - since;
   }
 
-  async #failed(error, id) {
+  async #fail(error, id) {
     if (this.#stop.signal.aborted) {
       this.state = "stopped";
       return;
     }
-    this.state = error instanceof Refusal ? "refused" : "failed";
+    this.state = error instanceof ApiError ? "rejected" : "failed";
     this.error = error;
-    this.problem = id === null ? inWords(error) : await whyBroken(id);
+    this.problem = id === null ? errorMessage(error) : await incompleteMessage(id);
   }
 }
 
-// A body that broke off tells nothing; the server does when asked.
-async function whyBroken(id) {
-  const told = await outcome(id).catch(() => null);
-  return `The stream broke off before its end${told?.error ? `: ${told.error}` : "."}`;
+// An incomplete body has no error in it; the server reports it by request id.
+async function incompleteMessage(id) {
+  const result = await speechResult(id).catch(() => null);
+  return `The stream ended early${result?.error ? `: ${result.error}` : "."}`;
 }
 
-export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-function signal() {
+function deferred() {
   const made = {};
   made.promise = new Promise((resolve) => (made.resolve = resolve));
   return made;

@@ -1,4 +1,5 @@
-"""Takes the pictures of the playground for the documentation: pictures.py http://127.0.0.1:8000 docs/playground."""
+# SPDX-License-Identifier: Apache-2.0
+"""Take the documentation's screenshots of the playground: screenshots.py http://127.0.0.1:8000 docs/playground."""
 
 import sys
 from pathlib import Path
@@ -7,10 +8,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 ARGUMENTS = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
 WAIT_MS = 120_000
-HEARD_MS = 2_500  # of the story, before the phone's picture is taken
+PLAYED_MS = 2_500  # of the story, before the phone screenshot
 
 
-def opened(browser: Browser, address: str, width: int, height: int, scheme: str) -> Page:
+def open_page(browser: Browser, address: str, width: int, height: int, scheme: str) -> Page:
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
     page.goto(address)
     page.wait_for_selector("#playground:not([hidden])")
@@ -22,18 +23,18 @@ def main(address: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
-        desktop = opened(browser, address, 1000, 800, "light")
+        desktop = open_page(browser, address, 1000, 800, "light")
         desktop.click("#speak")
-        desktop.wait_for_selector("#heard[data-state=finished]", timeout=WAIT_MS)
+        desktop.wait_for_selector("#playback[data-state=finished]", timeout=WAIT_MS)
         desktop.get_by_role("button", name="A greeting").click()
-        desktop.locator("#crowd-size").fill("6")
-        desktop.click("#crowd-start")
-        desktop.wait_for_selector("#crowd-status:has-text('finished')", timeout=WAIT_MS)
+        desktop.locator("#load-size").fill("6")
+        desktop.click("#load-start")
+        desktop.wait_for_selector("#load-status:has-text('finished')", timeout=WAIT_MS)
         desktop.screenshot(path=folder / "desktop.png", full_page=True)
-        phone = opened(browser, address, 390, 844, "dark")
+        phone = open_page(browser, address, 390, 844, "dark")
         phone.click("#speak")
-        phone.wait_for_selector("#heard[data-state=speaking]", timeout=WAIT_MS)
-        phone.wait_for_timeout(HEARD_MS)
+        phone.wait_for_selector("#playback[data-state=streaming]", timeout=WAIT_MS)
+        phone.wait_for_timeout(PLAYED_MS)
         phone.screenshot(path=folder / "phone.png", full_page=True, clip={"x": 0, "y": 0, "width": 390, "height": 1300})
         browser.close()
 
