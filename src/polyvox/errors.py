@@ -1,50 +1,79 @@
-"""Every error that Polyvox raises on purpose; each knows its HTTP status and its code."""
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions that Polyvox raises. Each has an HTTP status, an error code and a message for the user."""
 
 from collections.abc import Iterable
+from typing import Final
+
+MAX_SHOWN_VALUE = 80  # characters of a value in a message
+
+
+class _NotShown:
+    pass
+
+
+NOT_SHOWN: Final = _NotShown()  # pass it as a value to leave "(got …)" out of the message
+
+
+def shorten(value: object) -> str:
+    """The repr of a value, cut to the length that messages show."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 3] + "…"
+
+
+def invalid_value(field: str, value: object, requirement: str | Iterable[str], hint: str = "") -> str:
+    """The message for an invalid value: `Invalid value for 'speed': must be between 0.25 and 4 (got 9).`
+
+    requirement: a predicate such as "must be an integer", or the values that are allowed. hint: one more sentence that
+    says how to fix it.
+    """
+    if not isinstance(requirement, str):
+        requirement = "must be one of " + ", ".join(requirement)
+    got = "" if value is NOT_SHOWN else f" (got {shorten(value)})"
+    message = f"Invalid value for '{field}': {requirement}{got}."
+    return f"{message} {hint}" if hint else message
 
 
 class PolyvoxError(Exception):
-    """The base of all of them. The message is one sentence for the user, with what to do."""
+    """Base class. The message is for the user and says what to do."""
 
     status = 500
     code = "internal_error"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Crosses a process border with its class, message and fields; not by constructors, which all differ."""
-        return _bare, (type(self), str(self)), vars(self)
+        """Pickles the class, message and attributes, because the constructors of subclasses differ."""
+        return _restore, (type(self), str(self)), vars(self)
 
 
-def _bare(kind: type[PolyvoxError], message: str) -> PolyvoxError:
-    return kind.__new__(kind, message)
-
-
-def short(value: object) -> str:
-    """A value as messages show it."""
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "…"
+def _restore(cls: type[PolyvoxError], message: str) -> PolyvoxError:
+    return cls.__new__(cls, message)
 
 
 class InvalidRequest(PolyvoxError):
-    """A request field has a value that cannot be served; nothing was computed for it."""
+    """A field has an invalid value. Nothing was computed for the request.
+
+    The arguments are those of `invalid_value`.
+    """
 
     status = 400
     code = "invalid_request"
 
-    def __init__(self, field: str, value: object, allowed: str | Iterable[str]) -> None:
-        if not isinstance(allowed, str):
-            allowed = "one of " + ", ".join(allowed)
-        super().__init__(f"{field}: {short(value)} is not possible; allowed is {allowed}")
+    def __init__(self, field: str, value: object, requirement: str | Iterable[str], hint: str = "") -> None:
+        super().__init__(invalid_value(field, value, requirement, hint))
         self.field = field
+
+    def message_for(self, name: str) -> str:
+        """The message with another name for the field, such as the one that an HTTP API uses."""
+        return str(self).replace(f"'{self.field}'", f"'{name}'", 1)
 
 
 class CheckpointError(PolyvoxError):
-    """A checkpoint is missing, damaged, or of a kind that Polyvox does not speak."""
+    """A checkpoint is missing, damaged or of an unsupported type."""
 
     code = "bad_checkpoint"
 
 
 class Overloaded(PolyvoxError):
-    """Everything is busy; the same request may be sent again later."""
+    """No capacity is free. The same request may succeed after `retry_after` seconds."""
 
     status = 503
     code = "overloaded"
@@ -55,32 +84,32 @@ class Overloaded(PolyvoxError):
 
 
 class StreamFailed(PolyvoxError):
-    """A stream that had begun could not be finished."""
+    """A stream failed after it had started."""
 
     code = "stream_failed"
 
 
 class EngineDown(Overloaded):
-    """The engine is being started again; nothing can be taken meanwhile."""
+    """The engine is restarting or closed and accepts no requests."""
 
     code = "engine_down"
 
 
 class UnknownVoice(InvalidRequest):
-    """A voice that neither the model nor the library has."""
+    """Neither the model nor the voice library has this voice."""
 
     status = 404
     code = "voice_not_found"
 
 
 class VoiceExists(InvalidRequest):
-    """A name that another voice has already."""
+    """The voice library already has a voice with this name."""
 
     status = 409
     code = "voice_exists"
 
 
 class VoiceLibraryError(PolyvoxError):
-    """A file of the voice library is damaged, or its folder cannot be used; the message names it."""
+    """A file of the voice library is damaged, or the folder cannot be read or written."""
 
     code = "voice_library"

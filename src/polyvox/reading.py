@@ -73,7 +73,7 @@ def lines_of(text: str, rules: TextRules) -> tuple[list[Line], list[Note]]:
             if lines and paragraph.strip():
                 lines[-1] = replace(lines[-1], pause=PARAGRAPH_SECONDS)
     if not any(line.text for line in lines):
-        raise InvalidRequest("text", text, "something that can be said")
+        raise InvalidRequest("text", text, "must have something to say")
     if natural:
         lines[-1] = replace(lines[-1], pause=0.0)
     return lines, words.notes

@@ -285,9 +285,9 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
-        raise InvalidRequest("device", name, "auto, cpu, cuda or cuda:N") from None
+        raise InvalidRequest("device", name, "must be auto, cpu, cuda or cuda:N") from None
     if name != "cpu" and device.type != "cuda":
-        raise InvalidRequest("device", name, "auto, cpu, cuda or cuda:N")
+        raise InvalidRequest("device", name, "must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest("device", name, f"cpu: this machine has {torch.cuda.device_count()} CUDA devices")
+        raise InvalidRequest("device", name, f"this machine has {torch.cuda.device_count()} CUDA devices")
     return device

@@ -196,26 +196,26 @@ def test_files_that_are_no_sound_are_refused() -> None:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("a.wav", bytes(10_000_000))
     for data in (page, picture, archive.getvalue(), gzip.compress(bytes(10_000_000)), b"\0" * 5000, b"MZ" * 999):
-        refused(data, "allowed|wav, flac")
+        refused(data, "wav, flac")
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as out:
         pictures = out.add_stream("mpeg4", rate=10)
         pictures.width, pictures.height = 64, 64
         out.mux(pictures.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))))
         out.mux(pictures.encode(None))
-    refused(file.getvalue(), "without an audio track")
+    refused(file.getvalue(), "no audio track")
 
 
 def test_values_that_are_no_numbers_are_refused() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         sound = speech(1.0)
         sound[5000] = bad
-        refused(float_wav(sound), "not numbers")
+        refused(float_wav(sound), "NaN or infinite")
 
 
 @pytest.mark.parametrize(
     ("rate", "channels", "told"),
-    [(0, 1, ""), (1, 1, "1 Hz"), (4_294_967_295, 1, ""), (400_000, 1, "400000 Hz"), (RATE, 0, ""), (RATE, 200, "")],
+    [(0, 1, ""), (1, 1, "got 1"), (4_294_967_295, 1, ""), (400_000, 1, "got 400000"), (RATE, 0, ""), (RATE, 200, "")],
 )
 def test_absurd_headers_are_refused(rate: int, channels: int, told: str) -> None:
     refused(float_wav(speech(0.5), rate, channels), told)

@@ -106,5 +106,5 @@ def test_it_is_fifty_times_faster_than_speech() -> None:
 
 @pytest.mark.parametrize("speed", [0.0, 0.2, 4.1, -1.0, float("nan")])
 def test_other_speeds_are_refused(speed: float) -> None:
-    with pytest.raises(InvalidRequest, match=r"0\.25 to 4"):
+    with pytest.raises(InvalidRequest, match=r"between 0\.25 and 4"):
         Stretcher(speed, RATE)

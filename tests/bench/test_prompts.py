@@ -73,5 +73,5 @@ def test_other_texts_can_be_given_and_are_told_apart(tmp_path: Path) -> None:
     assert fingerprint(prompts(path)) != fingerprint(prompts())
     (tmp_path / "empty.txt").write_text("\n")
     for name in ("empty.txt", "missing.txt"):
-        with pytest.raises(InvalidRequest, match="one text in each line"):
+        with pytest.raises(InvalidRequest, match=r"one text per line|one line of text"):
             prompts(tmp_path / name)

@@ -94,7 +94,7 @@ def test_live_text_is_bounded_and_what_is_refused_changes_nothing(speech: Qwen3T
             stream.append("x" * 10_000)
         with pytest.raises(InvalidRequest, match="surrogate"):
             stream.append("\ud800")
-        with pytest.raises(InvalidRequest, match="rows that wait"):
+        with pytest.raises(InvalidRequest, match="rows may be pending"):
             stream.append_rows(np.zeros((100_000, speech.hidden_size), np.float32))
         stream.append("there")
         stream.finish_text()
@@ -133,7 +133,7 @@ def test_an_engine_that_broke_lets_go_of_its_memory(speech: Qwen3TTSModel, monke
 def test_a_prompt_that_can_never_fit_is_refused_for_good(speech: Qwen3TTSModel) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=1, context=256))
     try:
-        with pytest.raises(InvalidRequest, match="larger context"):
+        with pytest.raises(InvalidRequest, match="raise the engine's context"):
             engine.submit(Request("hello there " * 63, "serena", max_frames=10, layout="whole"))
     finally:
         engine.close()

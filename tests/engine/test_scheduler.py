@@ -293,7 +293,7 @@ def test_a_request_that_waited_too_long_is_given_up() -> None:
 
 
 def test_a_request_larger_than_the_memory_is_refused_for_good() -> None:
-    with pytest.raises(InvalidRequest, match="larger context"):
+    with pytest.raises(InvalidRequest, match="raise the engine's context"):
         scheduler(pages=4).offer(track(max_frames=100), 0.0)
 
 

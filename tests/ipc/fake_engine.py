@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.stream_reader import StreamReader
-from polyvox.errors import EngineDown, InvalidRequest, Overloaded
+from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, Overloaded
 from polyvox.models.info import ModelIdentity, ModelInfo
 from polyvox.models.request import ClonedVoice, Request, Sampling
 
@@ -58,7 +58,7 @@ class FakeStream(StreamReader):
 
     def append(self, text: str) -> None:
         if text == "impossible":
-            raise InvalidRequest("text", text, "what can be said")
+            raise InvalidRequest("text", text, "must have something to say")
         with self._engine.work:
             self.goal += len(text.split())
             self._engine.work.notify_all()
@@ -138,7 +138,7 @@ class FakeEngine:
         if isinstance(voice, ClonedVoice) and not (
             isinstance(voice.vector, np.ndarray) and isinstance(voice.codes, np.ndarray | None)
         ):
-            raise InvalidRequest("voice", type(voice.vector).__name__, "arrays")
+            raise InvalidRequest("voice", type(voice.vector).__name__, "must be an array")
         if request.text == "invalid":
             raise InvalidRequest("language", "Klingon", ["english", "chinese"])
         if request.text == "overloaded":
@@ -163,7 +163,7 @@ class FakeEngine:
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
         if not len(samples):
-            raise InvalidRequest("recording", "silence", "a recording of someone who speaks")
+            raise InvalidRequest("recording", NOT_SHOWN, "must have speech, not only silence")
         vector = np.full(ABOUT.hidden_size, samples.mean(), np.float32)
         return ClonedVoice(vector, None if transcript is None else np.ones((3, 2), np.int64), transcript)
 

@@ -85,7 +85,7 @@ def test_a_bad_request_is_refused_as_it_is_at_home(engine: RemoteEngine) -> None
     with pytest.raises(InvalidRequest, match="serena, eric, vivian") as caught:
         engine.submit(Request("hello", "nobody"))
     assert caught.value.field == "voice"
-    with pytest.raises(InvalidRequest, match="only Base models clone"):
+    with pytest.raises(InvalidRequest, match="Base model"):
         engine.submit(Request("hello", ClonedVoice(np.zeros(48, np.float32))))
 
 

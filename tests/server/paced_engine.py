@@ -41,13 +41,13 @@ class PacedStream(StreamReader):
         """It keeps all that was made, however slow its reader."""
 
     def append(self, text: str) -> None:
-        raise InvalidRequest("append", text, "nothing: these texts are whole")
+        raise InvalidRequest("append", text, "is not supported by this engine")
 
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
-        raise InvalidRequest("append", f"{len(rows)} rows, {last}", "nothing: these texts are whole")
+        raise InvalidRequest("append", f"{len(rows)} rows, {last}", "is not supported by this engine")
 
     def finish_text(self) -> None:
-        raise InvalidRequest("append", "an end", "nothing: these texts are whole")
+        raise InvalidRequest("append", "an end", "is not supported by this engine")
 
     def cancel(self) -> None:
         with self._work:
@@ -97,7 +97,7 @@ class PacedEngine:
         return CUSTOM
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
-        raise InvalidRequest("recording", f"{len(samples)} samples, {transcript}", "none on this engine")
+        raise InvalidRequest("recording", f"{len(samples)} samples, {transcript}", "is not supported by this engine")
 
     def stats(self) -> dict[str, float]:
         with self.work:

@@ -38,14 +38,14 @@ def test_the_environment_can_say_lists_and_aliases() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("prot: 1", "prot of .*polyvox.yaml: 1 is not possible; allowed is one of host, port"),
-        ("port: 99999", "port of .*polyvox.yaml: 99999 .*less than or equal to 65535"),
-        ("port: x", "port of .*polyvox.yaml: 'x'"),
-        ("public: [everything]", "public of"),
-        ("slo: .nan", "slo of"),
+        ("prot: 1", r"must be one of host, port.* \(got 'prot'\)\. Source: .*polyvox.yaml"),
+        ("port: 99999", r"'port': must be less than or equal to 65535 \(got 99999\)\. Source: .*polyvox.yaml"),
+        ("port: x", "'port': must be a valid integer.*got 'x'"),
+        ("public: [everything]", "'public'"),
+        ("slo: .nan", "'slo'"),
         ("- 1", "lines such as"),
-        ("a: [", "a YAML file"),
-        ("api_keys: [7]", "api_keys of .*'a key'"),
+        ("a: [", "a readable YAML file"),
+        ("api_keys: [7]", "'api_keys'.*valid string. Source"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(text: str, told: str, tmp_path: Path) -> None:

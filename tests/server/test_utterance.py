@@ -172,7 +172,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> 
 def test_nothing_to_say_is_refused_before_the_engine_is_asked(engine: HeldEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         for text in ("", "  ", "<think>hm</think>"):
-            with pytest.raises(InvalidRequest, match="something that can be said"):
+            with pytest.raises(InvalidRequest, match="must have something to say"):
                 await speaker.start(SynthesisOptions(text), "nothing")
 
     assert spoken(engine, test) == []

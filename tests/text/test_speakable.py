@@ -112,10 +112,10 @@ def test_a_lexicon_file_has_a_word_a_line_and_comments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a = b\nSQL sequel\n", "line 2: 'SQL sequel'"),
+        ("a = b\nSQL sequel\n", "line 2.*'SQL sequel'"),
         ("SQL =\n", "line 1"),
         ("= x\n", "line 1"),
-        ("sql = a\nSQL = b\n", "line 2.*already on line 1"),
+        ("sql = a\nSQL = b\n", "line 2.*already defined on line 1"),
     ],
 )
 def test_a_lexicon_file_that_cannot_be_read_names_the_line(tmp_path: Path, text: str, message: str) -> None:

@@ -99,7 +99,7 @@ def test_a_voice_is_added_and_speaks(shell: Shell, tmp_path: Path) -> None:
     shell.ok("say", "Hello.", "--voice", "anna", "--model", shell.base, "-o", "said.wav")
     with wave.open("said.wav") as file:
         assert file.getnframes() > 0
-    shell.refused("voice: 'carl' is not possible; allowed is one of Anna", "say", "x", "-v", "carl", "-m", shell.base)
+    shell.refused("Invalid value for 'voice': must be one of Anna", "say", "x", "-v", "carl", "-m", shell.base)
 
 
 def test_a_voice_without_a_transcript_says_what_would_be_better(shell: Shell, tmp_path: Path) -> None:
@@ -119,14 +119,14 @@ def test_mistakes_are_told_before_anything_is_loaded(shell: Shell, tmp_path: Pat
     Path("binary.txt").write_bytes(b"\xff\xfe\xff")
     texts = ["anna", "anna.wav", "--text-file"]
     cases = {
-        "name: '../x' is not possible; allowed is up to 60 bytes": ["../x", "anna.wav"],
-        "name: 'Bob' is not possible; allowed is a name that is free": ["Bob", "anna.wav"],
-        "file: 'nowhere.wav' is not possible; allowed is a sound file": ["anna", "nowhere.wav"],
-        "--text-file: 'said.txt' is not possible; allowed is one of --text": [*texts, "said.txt", "--text", "x"],
-        "--text-file: 'said.txt' is not possible; allowed is a text file": [*texts, "said.txt"],
-        "--text-file: 'binary.txt' is not": [*texts, "binary.txt"],
-        "--text: ' ' is not possible": [*texts, "empty.txt"],
-        "--model: None is not possible; allowed is a Base checkpoint": ["anna", "anna.wav"],
+        "Invalid value for 'name': must be up to 60 bytes": ["../x", "anna.wav"],
+        "Invalid value for 'name': a voice with this name exists (got 'Bob')": ["Bob", "anna.wav"],
+        "must be an existing audio file (got 'nowhere.wav')": ["anna", "nowhere.wav"],
+        "Invalid value for '--text-file': cannot be combined with --text": [*texts, "said.txt", "--text", "x"],
+        "Invalid value for '--text-file': must be a UTF-8 text file: [Errno 2]": [*texts, "said.txt"],
+        "Invalid value for '--text-file': must be a UTF-8 text file: 'utf-8'": [*texts, "binary.txt"],
+        "Invalid value for '--text': must not be empty": [*texts, "empty.txt"],
+        "Invalid value for '--model': must be a Base checkpoint": ["anna", "anna.wav"],
         "Qwen/Qwen3-TTS-12Hz-1.7B-Base": ["anna", "anna.wav", "--model", shell.custom],
     }  # fmt: skip
     for told, arguments in cases.items():
@@ -139,10 +139,10 @@ def test_a_recording_that_cannot_be_cloned_leaves_nothing(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(_: TTS, path: Path, __: str | None = None) -> ClonedVoice:
-        raise InvalidRequest("recording", str(path), "one in which someone speaks")
+        raise InvalidRequest("recording", str(path), "must have speech")
 
     monkeypatch.setattr(TTS, "clone", silent, raising=False)
-    shell.refused("someone speaks", "voice", "add", "anna", "anna.wav", "--model", shell.base)
+    shell.refused("must have speech", "voice", "add", "anna", "anna.wav", "--model", shell.base)
     assert not (tmp_path / "home").exists()
 
 
@@ -173,7 +173,7 @@ def test_lists_are_plain_in_a_pipe_and_json_for_programs(shell: Shell, tmp_path:
     shell.ok("voice", "show", "bob", "--json")
     assert json.loads(shell.out)["consent"] == "a\nb\tc"
     shell.refused("'carl' cannot be read", "voice", "show", "carl", status=1)
-    shell.refused("allowed is one of Anna, bob", "voice", "show", "dora")
+    shell.refused("must be one of Anna, bob", "voice", "show", "dora")
 
 
 def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,12 +198,12 @@ def test_voices_are_removed_exported_and_imported(shell: Shell, tmp_path: Path) 
     assert library.get("bob").id == kept.id
     shell.ok("voice", "rm", "anna")
     assert "Removed anna" in shell.err
-    shell.refused("allowed is one of bob", "voice", "rm", "anna")
+    shell.refused("must be one of bob", "voice", "rm", "anna")
     shell.ok("voice", "import", "out.safetensors")
     assert library.get("anna").info() == kept.info()
-    shell.refused("a whole file of `polyvox voice export`", "voice", "import", "anna.wav")
-    shell.refused("a file that can be read", "voice", "import", "nowhere")
-    shell.refused("a place that can be written", "voice", "export", "bob", "nowhere/out")
+    shell.refused("must be a file from `polyvox voice export`", "voice", "import", "anna.wav")
+    shell.refused("cannot be read", "voice", "import", "nowhere")
+    shell.refused("cannot be written", "voice", "export", "bob", "nowhere/out")
 
 
 def test_a_designed_voice_is_kept_where_a_base_model_is_given(shell: Shell, tmp_path: Path) -> None:
@@ -220,12 +220,12 @@ def test_a_designed_voice_is_kept_where_a_base_model_is_given(shell: Shell, tmp_
     voice = VoiceLibrary(tmp_path / "home/voices").get("anna")
     assert (voice.description, voice.transcript, voice.source) == ("a warm old narrator", "Hello there.", "sample.wav")
     assert "Try: polyvox say" in shell.err
-    shell.refused("a name that is free", *words)
+    shell.refused("a voice with this name exists", *words)
     other = [*words[:4], "bob", *words[5:]]
-    shell.refused("allowed is a Base checkpoint", *other, "--base", shell.custom)
-    shell.refused("allowed is a name that ends in .wav", *other, "-o", "x.mp3")
+    shell.refused("must be a Base checkpoint", *other, "--base", shell.custom)
+    shell.refused("must end in .wav", *other, "-o", "x.mp3")
     other[other.index(shell.designer)] = shell.base
-    shell.refused("allowed is a VoiceDesign checkpoint", *other)
+    shell.refused("must be a VoiceDesign checkpoint", *other)
 
 
 def test_the_real_command_shares_its_library_with_others(tmp_path: Path) -> None:

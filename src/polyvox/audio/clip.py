@@ -63,4 +63,4 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError, ValueError):
             partial.unlink()
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest("path", str(path), f"a place that can be written ({reason})") from None
+        raise InvalidRequest("path", str(path), f"cannot be written: {reason}") from None

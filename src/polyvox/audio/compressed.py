@@ -11,7 +11,7 @@ from av.audio.stream import AudioStream
 
 from polyvox.audio.clip import Samples
 from polyvox.audio.pcm import to_pcm
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 
 FLAC_BLOCK = Fraction(1, 100)  # of a streamed one: FFmpeg's reader gives nothing out until it has seen ten
 OPUS_BLOCK = Fraction(1, 50)
@@ -100,8 +100,8 @@ class Packer:
             self._container.start_encoding()
         except av.FFmpegError as error:
             self._container.close()
-            allowed = f"a rate and a bit rate that {name} has ({error.strerror})"
-            raise InvalidRequest("format", f"{name} {sample_rate} Hz {options.get('b', '')}", allowed) from None
+            requirement = f"{name} cannot encode {sample_rate} Hz at {options.get('b', 'its')} bit/s: {error.strerror}"
+            raise InvalidRequest("format", NOT_SHOWN, requirement) from None
 
     def push(self, samples: Samples) -> bytes:
         if len(samples):

@@ -19,19 +19,19 @@ CPU_SECONDS = 20
 MAX_CHANNELS = 16
 MAX_DAMAGED = 100  # packets in a file, before it is given up
 SALVAGED_SECONDS = 0.5  # of a damaged file, what can be decoded is taken from this length on
-READABLE = "wav, flac, mp3, ogg (opus, vorbis), aac, m4a, mp4, webm, mkv, aiff, caf, au or amr"
+SUPPORTED = "supported formats are wav, flac, mp3, ogg (opus, vorbis), aac, m4a, mp4, webm, mkv, aiff, caf, au or amr"
 # None of these opens a second file; playlists, image sequences and devices are not among them.
 DEMUXERS = "wav,w64,flac,mp3,ogg,aac,mov,matroska,aiff,caf,au,amr"
 
 
 class Unreadable(Exception):
-    """What the file is, and what is allowed instead."""
+    """The file cannot be decoded; the message says why."""
 
 
 def decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
     """The first audio track as one channel, and its rate. Nothing but these bytes is read."""
     if not data:
-        raise Unreadable("an empty file", READABLE)
+        raise Unreadable(f"the file is empty; {SUPPORTED}")
     try:
         container = av.open(
             io.BytesIO(data),
@@ -41,20 +41,20 @@ def decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
             io_open=_refuse,
         )
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise Unreadable(f"a file that begins with {data[:12]!r}", f"{READABLE} ({error})") from None
+        raise Unreadable(f"the file begins with {data[:12]!r} and is not supported ({error}); {SUPPORTED}") from None
     with container:
         if not container.streams.audio:
-            raise Unreadable("a file without an audio track", READABLE)
+            raise Unreadable(f"the file has no audio track; {SUPPORTED}")
         if container.streams.audio[0].codec_context is None:  # whatever its type says
-            raise Unreadable("an audio track in a codec that is not known here", READABLE)
+            raise Unreadable(f"the codec of the audio track is not supported; {SUPPORTED}")
         parts, rate, damaged = _parts(container, max_seconds)
     samples = np.concatenate([np.zeros(0, np.float32), *parts])
     if damaged and len(samples) < SALVAGED_SECONDS * (rate or 1):
-        raise Unreadable("a damaged or truncated file", f"{READABLE}, whole")
+        raise Unreadable("the file is damaged or truncated")
     if not len(samples) or rate is None:
-        raise Unreadable("a file without any sound in it", READABLE)
+        raise Unreadable(f"the file has no samples; {SUPPORTED}")
     if not np.isfinite(samples).all():
-        raise Unreadable("a file with samples that are not numbers", "finite samples")
+        raise Unreadable("the file has samples that are NaN or infinite")
     return samples, rate
 
 
@@ -69,13 +69,16 @@ def _parts(container: av.container.InputContainer, max_seconds: float) -> tuple[
             continue
         rate = rate or frame.sample_rate
         if not LOWEST_RATE <= frame.sample_rate <= HIGHEST_RATE or frame.sample_rate != rate:
-            raise Unreadable(f"{frame.sample_rate} Hz", f"one rate of {LOWEST_RATE} to {HIGHEST_RATE} Hz")
+            raise Unreadable(
+                f"the sample rate must be constant and between {LOWEST_RATE} and {HIGHEST_RATE} Hz "
+                f"(got {frame.sample_rate})"
+            )
         if frame.layout.nb_channels > MAX_CHANNELS:
-            raise Unreadable(f"{frame.layout.nb_channels} channels", f"at most {MAX_CHANNELS}")
+            raise Unreadable(f"the file must have at most {MAX_CHANNELS} channels (got {frame.layout.nb_channels})")
         part = _mono(frame)
         length += len(part)
         if length > max_seconds * rate:
-            raise Unreadable("a longer recording", f"at most {max_seconds:g} s")
+            raise Unreadable(f"the recording must be at most {max_seconds:g} s long")
         parts.append(part)
     return parts, rate, damaged > 0
 
@@ -133,9 +136,9 @@ def main() -> None:
         samples, rate = decode(sys.stdin.buffer.read(), float(sys.argv[1]))
         answer = {"rate": rate}
     except Unreadable as error:
-        answer = {"error": error.args}
+        answer = {"error": str(error)}
     except MemoryError:
-        answer = {"error": ("a file that takes too much memory", READABLE)}
+        answer = {"error": "decoding needs too much memory"}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + samples.tobytes())
 
 

@@ -67,7 +67,7 @@ def format_of(path: str | os.PathLike[str]) -> Format:
         if ending in entry.endings:
             return entry
     endings = ", ".join(entry.endings[0] for entry in FORMATS.values())
-    raise InvalidRequest("path", str(path), f"a name that ends in one of {endings}")
+    raise InvalidRequest("path", str(path), f"must end in one of {endings}")
 
 
 class Encoder:
@@ -86,12 +86,12 @@ class Encoder:
         self.sample_rate = self.format.rate_for(sample_rate) if out_rate is None else out_rate
         if self.sample_rate not in self.format.rates:
             rates = ", ".join(map(str, self.format.rates))
-            raise InvalidRequest("sample_rate", out_rate, f"{rates} Hz for {self.format.name}")
+            raise InvalidRequest("sample_rate", out_rate, f"must be one of {rates} for {self.format.name}")
         if bit_rate is not None and not self.format.lossy:
             lossy = ", ".join(name for name, entry in FORMATS.items() if entry.lossy)
-            raise InvalidRequest("bit_rate", bit_rate, f"none for {self.format.name}, only for {lossy}")
+            raise InvalidRequest("bit_rate", bit_rate, f"is not supported by {self.format.name}, only by {lossy}")
         if bit_rate is not None and bit_rate not in BIT_RATES:
-            raise InvalidRequest("bit_rate", bit_rate, f"{BIT_RATES[0]} to {BIT_RATES[-1]} for {self.format.name}")
+            raise InvalidRequest("bit_rate", bit_rate, f"must be between {BIT_RATES[0]} and {BIT_RATES[-1]}")
         same = self.sample_rate == sample_rate
         self._resampler = None if same else Resampler(sample_rate, self.sample_rate)
         self._writer = _writer(self.format, self.sample_rate, streaming, bit_rate)

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyvox.audio.clip import Samples
 from polyvox.audio.resample import resample
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ def read_audio(
 
 
 def _bytes(source: str | Path | bytes | BinaryIO, max_bytes: int) -> bytes:
-    allowed = f"at most {max_bytes / 1e6:g} MB"
     if isinstance(source, bytes):
         data = source
     elif isinstance(source, str | Path):
@@ -45,15 +44,15 @@ def _bytes(source: str | Path | bytes | BinaryIO, max_bytes: int) -> bytes:
                 source, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
             ) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise InvalidRequest("audio", str(source), "a regular file")
+                    raise InvalidRequest("audio", str(source), "must be a regular file")
                 data = file.read(max_bytes + 1)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise InvalidRequest("audio", str(source), f"a file that can be read ({reason})") from None
+            raise InvalidRequest("audio", str(source), f"cannot be read: {reason}") from None
     else:
         data = source.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise InvalidRequest("audio", "a larger file", allowed)
+        raise InvalidRequest("audio", NOT_SHOWN, f"must be at most {max_bytes / 1e6:g} MB")
     return data
 
 
@@ -67,14 +66,14 @@ def _decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
     except subprocess.TimeoutExpired:
-        raise InvalidRequest("audio", "this file", f"one that is decoded within {DECODE_SECONDS} s") from None
+        raise InvalidRequest("audio", NOT_SHOWN, f"decoding took longer than {DECODE_SECONDS} s") from None
     head, _, body = done.stdout.partition(b"\n")
     if done.returncode:
         log.warning(
             "the decoder ended with %d: %s", done.returncode, done.stderr.decode(errors="replace").strip()[-500:]
         )
-        raise InvalidRequest("audio", "this file", "one that is decoded within the limits of memory and time")
+        raise InvalidRequest("audio", NOT_SHOWN, "decoding exceeded its memory or time limit")
     answer = json.loads(head)
     if "error" in answer:
-        raise InvalidRequest("audio", *answer["error"])
+        raise InvalidRequest("audio", NOT_SHOWN, answer["error"])
     return np.frombuffer(body, np.float32), answer["rate"]

@@ -17,7 +17,7 @@ class Resampler:
     def __init__(self, in_rate: int, out_rate: int) -> None:
         for rate in (in_rate, out_rate):
             if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-                raise InvalidRequest("sample_rate", rate, f"{LOWEST_RATE} to {HIGHEST_RATE} Hz")
+                raise InvalidRequest("sample_rate", rate, f"must be between {LOWEST_RATE} and {HIGHEST_RATE}")
         self.in_rate, self.out_rate = in_rate, out_rate
         self._stream = soxr.ResampleStream(in_rate, out_rate, 1, dtype="float32", quality=QUALITY)
         self._taken = self._given = 0

@@ -22,7 +22,7 @@ class Stretcher:
 
     def __init__(self, speed: float, sample_rate: int) -> None:
         if not SLOWEST <= speed <= FASTEST:
-            raise InvalidRequest("speed", speed, f"{SLOWEST} to {FASTEST}")
+            raise InvalidRequest("speed", speed, f"must be between {SLOWEST:g} and {FASTEST:g}")
         self.speed = speed
         self._block = max(1, round(BLOCK_SECONDS * sample_rate))
         self._reach = round(REACH_SECONDS * sample_rate)

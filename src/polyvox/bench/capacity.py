@@ -48,17 +48,18 @@ def parse_slo(text: str) -> list[Limit]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         found = re.fullmatch(r"(\w+)\s*(?:=|<=|>=)\s*([\d.]+)\s*(ms|s|%|)", part)
         if not found:
-            raise InvalidRequest("slo", part, "a metric and its bound, such as ttfa_p95=100ms or underrun=0")
+            raise InvalidRequest("slo", part, "must be a metric and its bound, such as ttfa_p95=100ms or underrun=0")
         name, number, unit = found.groups()
         check_name(name)
         if in_seconds(name) != (unit in ("ms", "s")):
-            raise InvalidRequest("slo", part, "a time with its unit, ms or s" if in_seconds(name) else "a plain number")
+            requirement = "must be a time in ms or s" if in_seconds(name) else "must be a number without a unit"
+            raise InvalidRequest("slo", part, requirement)
         try:
             limits[name] = Limit(name, float(number) * UNITS[unit])
         except ValueError:
-            raise InvalidRequest("slo", part, "a number") from None
+            raise InvalidRequest("slo", part, "must be a number") from None
     if not limits:
-        raise InvalidRequest("slo", text, "one bound or more, such as underrun=0,ttfa_p95=100ms")
+        raise InvalidRequest("slo", text, "must have at least one bound, such as underrun=0,ttfa_p95=100ms")
     return [Limit(name, 0.0) for name in ALWAYS if name not in limits] + list(limits.values())
 
 

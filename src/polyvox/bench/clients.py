@@ -50,9 +50,9 @@ class Target:
     def check(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest("base-url", self.base_url, "an address such as http://127.0.0.1:8000")
+            raise InvalidRequest("base-url", self.base_url, "must be a URL such as http://127.0.0.1:8000")
         if self.protocol == "ws" and self.form != "pcm":
-            raise InvalidRequest("format", self.form, "pcm over a WebSocket")
+            raise InvalidRequest("format", self.form, "must be pcm over a WebSocket")
 
     @property
     def url(self) -> str:

@@ -10,7 +10,7 @@ from polyvox.bench.load import Load
 from polyvox.bench.metrics import Measures, measure
 from polyvox.bench.results import Conditions, Run
 from polyvox.bench.summary import MORE_IS_BETTER, WER, metric
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 
 METRICS = (
     "success", "ttfb_p50", "ttfp_p50", "ttfp_p95", "ttfa_p50", "ttfa_p95", "e2e_p50", "e2e_p95", "rtf_p50",
@@ -71,7 +71,7 @@ def compare(first: Sequence[Run], second: Sequence[Run]) -> list[Group]:
             groups.append(Group(runs[0].label, (len(runs), len(others)), verdicts))
     if not groups:
         had = ", ".join(run[0].label for run in ours.values())
-        raise InvalidRequest("files", "no load in common", f"two results with the same loads (the first has {had})")
+        raise InvalidRequest("files", NOT_SHOWN, f"the results have no load in common; the first one has {had}")
     return groups
 
 

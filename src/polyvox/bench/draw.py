@@ -37,13 +37,13 @@ def write(path: Path, title: str, plots: Sequence[Plot], tables: Sequence[Rows],
     elif path.suffix in (".html", ".htm"):
         path.write_text(page(title, plots, tables, notes), encoding="utf-8")
     else:
-        raise InvalidRequest("plot", str(path), "a name that ends in .html or .png")
+        raise InvalidRequest("plot", str(path), "must end in .html or .png")
 
 
 def check_path(path: Path) -> None:
     """Refuses early what could not be written after an hour of measuring."""
     if path.suffix not in (".html", ".htm", ".png"):
-        raise InvalidRequest("plot", str(path), "a name that ends in .html or .png")
+        raise InvalidRequest("plot", str(path), "must end in .html or .png")
     if path.suffix == ".png":
         _pyplot()
 

@@ -79,7 +79,7 @@ def check_command(command: str) -> None:
     except ValueError:
         words = []
     if not words or shutil.which(words[0]) is None:
-        raise InvalidRequest("wer", command, "a command that can be run, such as 'python hear.py'")
+        raise InvalidRequest("wer", command, "must be a command on the PATH, such as 'python hear.py'")
 
 
 def hear(

@@ -53,21 +53,21 @@ class Load:
 
     def check(self) -> None:
         if not 0 < self.level < inf or (self.mode == "closed" and self.level != int(self.level)):
-            what = "a whole number of streams, 1 or more" if self.mode == "closed" else "a rate above 0"
-            raise InvalidRequest("level", self.level, what)
+            requirement = "must be a positive integer" if self.mode == "closed" else "must be above 0"
+            raise InvalidRequest("level", self.level, requirement)
         for name in ("seconds", "timeout"):
             if not 0 < getattr(self, name) < inf:
-                raise InvalidRequest(name, getattr(self, name), "more than 0")
+                raise InvalidRequest(name, getattr(self, name), "must be above 0")
         if not 0 <= self.warmup < inf:
-            raise InvalidRequest("warmup", self.warmup, "0 or more seconds")
+            raise InvalidRequest("warmup", self.warmup, "must be at least 0")
         if not 0 <= self.ramp <= self.warmup:
-            raise InvalidRequest("ramp", self.ramp, f"from 0 to the warm-up, {self.warmup:g} s")
+            raise InvalidRequest("ramp", self.ramp, f"must be between 0 and the warm-up of {self.warmup:g} s")
         if self.requests is not None and self.requests < 1:
-            raise InvalidRequest("requests", self.requests, "1 or more")
+            raise InvalidRequest("requests", self.requests, "must be at least 1")
         if self.max_in_flight < 1:
-            raise InvalidRequest("max_in_flight", self.max_in_flight, "1 or more")
+            raise InvalidRequest("max_in_flight", self.max_in_flight, "must be at least 1")
         if self.keep < 0:
-            raise InvalidRequest("keep", self.keep, "0 or more")
+            raise InvalidRequest("keep", self.keep, "must be at least 0")
 
     @property
     def label(self) -> str:

@@ -20,10 +20,10 @@ def prompts(path: Path = PROMPTS) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("prompts", str(path), f"a file with one text in each line ({error})") from None
+        raise InvalidRequest("prompts", str(path), f"must be a UTF-8 file with one text per line: {error}") from None
     texts = tuple(line.strip() for line in lines if line.strip())
     if not texts:
-        raise InvalidRequest("prompts", str(path), "a file with one text in each line (this is empty)")
+        raise InvalidRequest("prompts", str(path), "must have at least one line of text")
     return texts
 
 

@@ -91,9 +91,9 @@ def read(path: Path) -> tuple[Conditions, list[Run]]:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidRequest("file", str(path), f"a result of polyvox bench serve ({error})") from None
+        raise InvalidRequest("file", str(path), f"must be a result of polyvox bench serve: {error}") from None
     if not isinstance(told, dict) or told.get("format") != FORMAT:
-        raise InvalidRequest("file", str(path), f"a result of polyvox bench serve, of the format {FORMAT}")
+        raise InvalidRequest("file", str(path), f"must be a result of polyvox bench serve in format {FORMAT}")
     runs = []
     try:
         for run in told["runs"]:
@@ -107,4 +107,6 @@ def read(path: Path) -> tuple[Conditions, list[Run]]:
             runs.append(Run(Load(**run["load"]), lag, traces, run["start_buffer"]))
         return told["conditions"], runs
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest("file", str(path), f"a whole result of polyvox bench serve ({error!r})") from None
+        raise InvalidRequest(
+            "file", str(path), f"must be a complete result of polyvox bench serve: {error!r}"
+        ) from None

@@ -202,7 +202,7 @@ def check_name(name: str) -> None:
     pattern = rf"({'|'.join(SPREADS)})_({'|'.join(STATISTICS)})"
     if name not in SINGLE and not re.fullmatch(pattern, name):
         spreads = f"{', '.join(SPREADS)} with _{', _'.join(STATISTICS)}"
-        raise InvalidRequest("metric", name, f"{', '.join(SINGLE)}; {spreads}")
+        raise InvalidRequest("metric", name, f"must be one of {', '.join(SINGLE)}; {spreads}")
 
 
 def in_seconds(name: str) -> bool:

@@ -86,7 +86,7 @@ def capacity(
         most = max(first, MAX_IN_PROCESS if asked.in_process else MOST)
     basis, highest = asked.load(mode, first), asked.load(mode, most)
     if most < first:
-        raise InvalidRequest("most", most, f"a load of {first:g} or more, which is --first")
+        raise InvalidRequest("most", most, f"must be at least --first, which is {first:g}")
     least = 1.0 if mode == "closed" else min(first, MIN_REQUESTS / asked.seconds)
     with ExitStack() as stack:
         measuring = Measuring(asked, [highest], stack, slo)
@@ -229,12 +229,12 @@ def _numbers(name: str, text: str | None) -> list[float]:
     try:
         return [float(part) for part in (text or "").split(",") if part.strip()]
     except ValueError:
-        raise InvalidRequest(name, text, "numbers with commas, such as 1,2,4") from None
+        raise InvalidRequest(name, text, "must be numbers separated by commas, such as 1,2,4") from None
 
 
 def _whole(name: str, number: float) -> int:
     if number < 1 or number != int(number):
-        raise InvalidRequest(name, number, "whole numbers, 1 or more")
+        raise InvalidRequest(name, number, "must be a positive integer")
     return int(number)
 
 

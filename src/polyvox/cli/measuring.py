@@ -66,7 +66,7 @@ class Measuring:
         from polyvox.bench.hearing import check_command
 
         if not 0 <= asked.start_buffer < inf:
-            raise InvalidRequest("start-buffer", asked.start_buffer, "0 or more milliseconds")
+            raise InvalidRequest("start-buffer", asked.start_buffer, "must be at least 0")
         check_files(asked.output, asked.plot)
         if asked.wer is not None:
             check_command(asked.wer)
@@ -133,7 +133,7 @@ def check_files(output: Path | None, plots: Sequence[Path] | None) -> None:
 
     for path in (output, *(plots or ())):
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            raise InvalidRequest("file", str(path), "a name in a folder that can be written to")
+            raise InvalidRequest("file", str(path), "the folder does not exist or is not writable")
     for path in plots or ():
         draw.check_path(path)
 

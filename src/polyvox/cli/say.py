@@ -16,7 +16,7 @@ from polyvox.audio.clip import Samples, write_whole
 from polyvox.audio.formats import Encoder, format_of
 from polyvox.audio.play import Player
 from polyvox.cli.terminal import Device, Dtype, Model, console, load
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.reading import Reading, Spoken, lines_of
 from polyvox.reading import subtitles as times
 from polyvox.text import TextRules, load_lexicon
@@ -131,23 +131,26 @@ def _to_stdout(data: bytes) -> None:
         sys.stdout.buffer.flush()
     except (OSError, ValueError) as error:
         sys.stdout = None  # or the interpreter tries to flush it again
-        raise InvalidRequest("output", "-", f"a stdout that takes all of it ({error})") from None
+        raise InvalidRequest("output", "-", f"cannot write to stdout: {error}") from None
 
 
 def _text(text: str | None, file: Path | None) -> str:
     if text is not None and text != "-" and file is not None:
-        raise InvalidRequest("file", str(file), "a file or a text, not both")
+        raise InvalidRequest("file", str(file), "cannot be combined with a text argument")
     try:
         if file is not None:
             return file.read_text(encoding="utf-8")
         if text in (None, "-"):
             if sys.stdin.isatty():
-                raise InvalidRequest("text", "nothing", 'a text: polyvox say "Hello there.", --file, or a pipe')
+                hint = 'Try: polyvox say "Hello there."'
+                raise InvalidRequest("text", NOT_SHOWN, "must be an argument, a --file or stdin", hint)
             return sys.stdin.buffer.read().decode("utf-8")
     except OSError as error:
-        raise InvalidRequest("file", str(file), f"a file that can be read ({error.strerror})") from None
+        raise InvalidRequest("file", str(file), f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise InvalidRequest("file" if file else "text", str(file or "stdin"), f"UTF-8 ({error.reason})") from None
+        raise InvalidRequest(
+            "file" if file else "text", str(file or "stdin"), f"must be UTF-8: {error.reason}"
+        ) from None
     assert text is not None
     return text
 
@@ -156,19 +159,19 @@ def _check_places(output: str | None, rate: int | None, subtitles: Path | None) 
     """Before anything is loaded: whether all of it can be written."""
     if output == "-":
         if sys.stdout.isatty():
-            raise InvalidRequest("output", output, "a file, or - where stdout is a pipe")
+            raise InvalidRequest("output", output, "must be a file when stdout is a terminal")
     elif output is not None:
         _check_folder("output", Path(output))
         Encoder(format_of(output).name, 24_000, rate).close()
     if subtitles is not None:
         _check_folder("subtitles", subtitles)
         if subtitles.suffix.lower() not in SUBTITLES:
-            raise InvalidRequest("subtitles", str(subtitles), "a name that ends in .srt or .vtt")
+            raise InvalidRequest("subtitles", str(subtitles), "must end in .srt or .vtt")
 
 
 def _check_folder(field: str, path: Path) -> None:
     if not path.absolute().parent.is_dir():
-        raise InvalidRequest(field, str(path), "a file in a folder that is there")
+        raise InvalidRequest(field, str(path), "the folder does not exist")
 
 
 def _tell(reading: Reading) -> None:

@@ -126,9 +126,9 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise InvalidRequest("host", host, f"an address of this machine ({error.strerror})") from None
+        raise InvalidRequest("host", host, f"must be an address of this machine: {error.strerror}") from None
     try:
         return socket.create_server(place[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        allowed = f"an address and a port that are free here ({error.strerror}): see --host and --port"
-        raise InvalidRequest("address", f"{host}:{port}", allowed) from None
+        hint = "Choose another --host or --port."
+        raise InvalidRequest("address", f"{host}:{port}", f"cannot be bound: {error.strerror}", hint) from None

@@ -99,13 +99,13 @@ class Subject:
 
     def driver(self, texts: tuple[str, ...], loads: Sequence[Load], buffer: float, stack: ExitStack) -> Driver:
         if self.in_process == (self.base_url is not None):
-            raise InvalidRequest("base-url", self.base_url, "the address of a server, or else --in-process")
+            raise InvalidRequest("base-url", self.base_url, "exactly one of --base-url and --in-process is required")
         conditions = machine() | {"prompts": f"{len(texts)} texts, {fingerprint(texts)}", "note": self.note}
         if self.in_process:
             return self._engine(texts, loads, buffer, stack, conditions)
         for name in ("frames", "tokens", "slots"):
             if getattr(self, name) is not None:
-                raise InvalidRequest(name, getattr(self, name), "none with a server: it is for --in-process")
+                raise InvalidRequest(name, getattr(self, name), "requires --in-process")
         target = self.target()
         shown = asdict(target)
         del shown["headers"]  # a key may be in them
@@ -128,7 +128,7 @@ class Subject:
         except ValueError:
             extra = None
         if not isinstance(extra, dict):
-            raise InvalidRequest("extra-body", self.extra_body, "a JSON object")
+            raise InvalidRequest("extra-body", self.extra_body, "must be a JSON object")
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         target = Target(
             self.base_url or "", self.protocol, self.endpoint, self.model, self.voice, self.form,  # type: ignore[arg-type]
@@ -183,12 +183,12 @@ class Subject:
         config = EngineConfig(max_streams=slots, context=context, max_queue=4096, max_queue_seconds=patience)
         if self.model in SIZES:
             if self.frames is None:
-                raise InvalidRequest("frames", None, "a number of frames: random weights do not end by themselves")
+                raise InvalidRequest("frames", None, "is required with random weights, which do not end by themselves")
             from polyvox.bench.weights import random_tts
 
             return random_tts(str(self.model), self.device, self.dtype, config, self.tokens)
         if self.tokens is not None:
-            raise InvalidRequest("tokens", self.tokens, "none with a checkpoint, which has its own tokenizer")
+            raise InvalidRequest("tokens", self.tokens, "requires random weights; a checkpoint has its own tokenizer")
         return load(self.model, self.device, self.dtype, config)
 
 

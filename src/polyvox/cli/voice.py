@@ -43,7 +43,7 @@ def add(
     if not replace:
         library.check_free(name)
     if not file.is_file():
-        raise InvalidRequest("file", str(file), "a sound file that is there")
+        raise InvalidRequest("file", str(file), "must be an existing audio file")
     said = _transcript(text, text_file)
     base = _check_kind("model", model, "base", BASE_MODELS)
     with load(base, device, dtype) as tts:
@@ -150,7 +150,7 @@ def design(
         library.check_free(name)
     sample = output or Path(f"{name}.wav")
     if sample.suffix.lower() != ".wav" or not sample.absolute().parent.is_dir():
-        raise InvalidRequest("output", str(sample), "a name that ends in .wav, in a folder that is there")
+        raise InvalidRequest("output", str(sample), "must end in .wav and its folder must exist")
     designer = _check_kind("model", model, "voice_design", DESIGN_MODELS)
     keeper = None if base is None else _check_kind("base", base, "base", BASE_MODELS)
     with load(designer, device, dtype) as tts:
@@ -190,28 +190,28 @@ def design(
     _next(voice, keeper)
 
 
-def _check_kind(field: str, model: str | None, kind: str, allowed: str) -> str:
+def _check_kind(field: str, model: str | None, kind: str, required: str) -> str:
     """The model, if it is one of this kind; found out before its weights are read."""
     if model is None:
-        raise InvalidRequest(f"--{field}", model, allowed)
+        raise InvalidRequest(f"--{field}", model, f"must be {required}")
     with console.status("Starting …"):
         from polyvox.models.qwen3_tts.checkpoint import find_checkpoint
         from polyvox.models.qwen3_tts.config import read_config
     if read_config(find_checkpoint(model)).kind != kind:
-        raise InvalidRequest(f"--{field}", model, allowed)
+        raise InvalidRequest(f"--{field}", model, f"must be {required}")
     return model
 
 
 def _transcript(text: str | None, file: Path | None) -> str | None:
     if text is not None and file is not None:
-        raise InvalidRequest("--text-file", str(file), "one of --text and --text-file")
+        raise InvalidRequest("--text-file", str(file), "cannot be combined with --text")
     if file is not None:
         try:
             text = file.read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
-            raise InvalidRequest("--text-file", str(file), f"a text file in UTF-8 ({error})") from None
+            raise InvalidRequest("--text-file", str(file), f"must be a UTF-8 text file: {error}") from None
     if text is not None and not text.strip():
-        raise InvalidRequest("--text", text, "what is said in the recording, or nothing at all")
+        raise InvalidRequest("--text", text, "must not be empty")
     return None if text is None else " ".join(text.split())
 
 

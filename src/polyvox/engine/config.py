@@ -46,16 +46,20 @@ class EngineConfig:
             if field.type not in (int, float):
                 continue
             if isinstance(value, bool) or not isinstance(value, int if field.type is int else int | float):
-                raise InvalidRequest(field.name, value, "a whole number" if field.type is int else "a number")
+                raise InvalidRequest(
+                    field.name, value, "must be an integer" if field.type is int else "must be a number"
+                )
             if not low <= value < inf:
-                raise InvalidRequest(field.name, value, f"{low} or more")
+                raise InvalidRequest(field.name, value, f"must be at least {low}")
         if self.buffer_seconds < 2:
-            raise InvalidRequest("buffer_seconds", self.buffer_seconds, "2 or more: the largest chunk is 1.3 s")
+            raise InvalidRequest(
+                "buffer_seconds", self.buffer_seconds, "must be at least 2, because the largest chunk is 1.3 s"
+            )
         if self.min_streams_to_pipeline is not None and (
             not isinstance(self.min_streams_to_pipeline, int) or self.min_streams_to_pipeline < 0
         ):
             raise InvalidRequest(
-                "min_streams_to_pipeline", self.min_streams_to_pipeline, "a whole number of streams, 0 or more"
+                "min_streams_to_pipeline", self.min_streams_to_pipeline, "must be a non-negative integer"
             )
 
     @property

@@ -47,9 +47,9 @@ def fitted(config: EngineConfig, device: torch.device, stream: int) -> EngineCon
     fit = min(spared, there) // stream
     slots = config.max_streams or max(1, min(fit, MAX_GPU_SLOTS if cuda else CPU_SLOTS))
     if stream * slots > there:
-        needed = f"{stream * slots / 1e9:.1f} GB are needed and {there / 1e9:.1f} GB are there"
-        most = f"at most {there // stream} with a context of {config.context}, or a smaller context ({needed})"
-        raise InvalidRequest("max_streams", slots, most)
+        requirement = f"must be at most {there // stream} with a context of {config.context}"
+        needed = f"{stream * slots / 1e9:.1f} GB are required and {there / 1e9:.1f} GB are available."
+        raise InvalidRequest("max_streams", slots, requirement, needed)
     return replace(config, max_streams=slots)
 
 

@@ -100,8 +100,9 @@ class Scheduler:
         """Takes a request into the queue, or refuses it at once with the time to come back."""
         if self.pages(track) > self.limits.pages:
             most = self.limits.pages * self.limits.page_size
-            allowed = f"a prompt and speech of at most {most} rows on this engine: a larger context has more"
-            raise InvalidRequest("text", f"{track.prompt_rows + track.max_frames} rows", allowed)
+            requirement = f"prompt and speech must fit into {most} positions"
+            hint = "Shorten the text or raise the engine's context."
+            raise InvalidRequest("text", track.prompt_rows + track.max_frames, requirement, hint)
         self._check_door(track.live, track.continues, self.pages(track), now)
         self.waiting.append(track)
 

@@ -15,7 +15,7 @@ from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.model_runner import SlotAllocation
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.engine.stream_state import StreamState
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.protocol import PreparedRequest, StreamingTokenizer
 from polyvox.models.request import Request
 
@@ -112,9 +112,9 @@ class LocalStream(StreamReader):
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
         size, most = self._engine.model.hidden_size, self._engine.model.max_positions
         if rows.ndim != 2 or rows.shape[1] != size or not np.isfinite(rows).all():
-            raise InvalidRequest("append_rows", list(rows.shape), f"rows of {size} finite numbers")
+            raise InvalidRequest("append_rows", list(rows.shape), f"must be rows of {size} finite numbers")
         if len(self.text) + len(rows) > most:
-            raise InvalidRequest("append_rows", len(rows), f"at most {most} rows that wait to be read")
+            raise InvalidRequest("append_rows", len(rows), f"at most {most} rows may be pending")
         self._grow("", last, rows)
 
     def finish_text(self) -> None:
@@ -139,7 +139,7 @@ class LocalStream(StreamReader):
             ids = self._growing.append(text) if text else []
             try:
                 if rows is not None and self.track is None and not self._growing.begun:
-                    raise InvalidRequest("append_rows", "the first of the text", "rows after a first word of text")
+                    raise InvalidRequest("append_rows", NOT_SHOWN, "requires a first word of text")
                 ids += self._growing.finish() if last or rows is not None else []
                 prepared = model.prepare(self.request, ids) if ids and self.track is None else None
                 more = model.text_rows([] if prepared else ids, last and rows is None)
@@ -159,7 +159,7 @@ class LocalStream(StreamReader):
 
     def _check_open(self) -> None:
         if not self.text_open:
-            raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
+            raise InvalidRequest("append", NOT_SHOWN, "requires a live request whose text is not finished")
 
     # The engine's side, under its lock
 

@@ -22,7 +22,7 @@ class TraceWriter:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         if not os.access(self._path.absolute().parent, os.W_OK):
-            raise InvalidRequest("trace", path, "a file in a folder that can be written")
+            raise InvalidRequest("trace", path, "the folder does not exist or is not writable")
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
 
     def step(self, sizes: dict[str, float], now: float, scheduler: Scheduler) -> None:

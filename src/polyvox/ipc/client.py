@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyvox.audio.clip import Samples
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.stream_reader import StreamReader
-from polyvox.errors import EngineDown, InvalidRequest, PolyvoxError
+from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, PolyvoxError
 from polyvox.ipc import messages
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
@@ -53,7 +53,7 @@ class RemoteStream(StreamReader):
 
     def _append(self, message: messages.Append) -> None:
         if not self._text_open:
-            raise InvalidRequest("append", "more text", "text before finish_text, and for live requests only")
+            raise InvalidRequest("append", NOT_SHOWN, "requires a live request whose text is not finished")
         self._text_open = not message.last
         self._connection.wire.send(message)
 

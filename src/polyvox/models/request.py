@@ -43,9 +43,9 @@ class Sampling:
             low, high = SAMPLING_BOUNDS[field.name.removeprefix("predictor_")]
             value, whole = getattr(self, field.name), field.type is int
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise InvalidRequest(field.name, value, "a whole number" if whole else "a number")
+                raise InvalidRequest(field.name, value, "must be an integer" if whole else "must be a number")
             if not low <= value <= high or (field.name.endswith("temperature") and 0 < value < MIN_TEMPERATURE):
-                raise InvalidRequest(field.name, value, f"from {low:g} to {high:g}")
+                raise InvalidRequest(field.name, value, f"must be between {low:g} and {high:g}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from polyvox.audio.read import read_audio
 from polyvox.engine.interface import Engine
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.request import ClonedVoice
 from polyvox.server.settings import Settings
 
@@ -62,20 +62,19 @@ class Recordings:
         if data := DATA.match(source):
             source = source[data.end() :]
         elif ":" in source[:20] or "/" in source[:1]:
-            allowed = "a data URI, base64, an allowed https:// URL or a file:// under media_root"
-            raise InvalidRequest(FIELD, source, allowed)
+            requirement = "must be a data URI, base64, an allowed https:// URL or a file:// URL under media_root"
+            raise InvalidRequest(FIELD, source, requirement)
         self._check_size((len(source) - 4) * 3 / 4)
         try:
             return base64.b64decode("".join(source.split()), validate=True)
         except (binascii.Error, ValueError):
-            raise InvalidRequest(FIELD, source, "whole base64, a data URI, or a URL") from None
+            raise InvalidRequest(FIELD, source, "must be complete base64, a data URI or a URL") from None
 
     def _open(self, url: str) -> bytes:
         root = self._settings.media_root
         parts = urlsplit(url)
         if root is None or parts.netloc not in ("", "localhost"):
-            allowed = "a recording that comes with the request: no folder is open here (media_root)"
-            raise InvalidRequest(FIELD, url, allowed)
+            raise InvalidRequest(FIELD, url, "file:// URLs are disabled", "Set media_root to allow a folder.")
         try:
             path = Path(unquote(parts.path)).resolve(strict=True)  # through every link
             if not path.is_relative_to(root.resolve()) or not path.is_file():
@@ -84,7 +83,7 @@ class Recordings:
                 data = file.read(self._settings.max_audio + 1)
         except (OSError, ValueError, RuntimeError):
             # One answer for all of it: it tells nobody which files there are.
-            raise InvalidRequest(FIELD, url, "a file under media_root") from None
+            raise InvalidRequest(FIELD, url, "must be a file under media_root") from None
         self._check_size(len(data))
         return data
 
@@ -95,7 +94,7 @@ class Recordings:
             if isinstance(answer, bytes):
                 return answer
             url = urljoin(url, answer)
-        raise InvalidRequest(FIELD, url, f"a URL with at most {REDIRECTS} redirects")
+        raise InvalidRequest(FIELD, url, f"must have at most {REDIRECTS} redirects")
 
     def _ask(self, url: str, until: float) -> bytes | str:
         """What is there, or where it is said to be."""
@@ -103,11 +102,11 @@ class Recordings:
             parts = urlsplit(url)
             host, port = (parts.hostname or "").rstrip(".").lower(), parts.port
         except ValueError:
-            raise InvalidRequest(FIELD, url, "a URL") from None
+            raise InvalidRequest(FIELD, url, "must be a URL") from None
         domains = self._settings.ref_audio_domains
         if parts.scheme not in ("http", "https") or parts.username or not _is_named(host, domains):
-            allowed = f"a URL at {', '.join(domains)}" if domains else "a recording that comes with the request"
-            raise InvalidRequest(FIELD, url, f"{allowed}: others may be allowed by ref_audio_domains")
+            requirement = f"must be a URL at {', '.join(domains)}" if domains else "URLs are disabled"
+            raise InvalidRequest(FIELD, url, requirement, "Set ref_audio_domains to allow other hosts.")
         port = port or (443 if parts.scheme == "https" else 80)
         connection = _Pinned(host, port, self._address(host, port), parts.scheme == "https", until)
         watch = threading.Timer(max(until - time.monotonic(), 0.0), connection.cut)
@@ -118,14 +117,14 @@ class Recordings:
             if response.status in (301, 302, 303, 307, 308):
                 return response.headers.get("location") or ""
             if response.status != 200:
-                raise InvalidRequest(FIELD, url, f"a URL that answers with 200 (this one with {response.status})")
+                raise InvalidRequest(FIELD, url, f"the server responded with status {response.status}")
             data = bytearray()
             while part := response.read1(PART):
                 data += part
                 self._check_size(len(data))
             return bytes(data)
         except (OSError, http.client.HTTPException, UnicodeError) as error:
-            raise InvalidRequest(FIELD, url, f"a URL that can be fetched in {FETCH_SECONDS:g} s ({error})") from None
+            raise InvalidRequest(FIELD, url, f"cannot be fetched within {FETCH_SECONDS:g} s: {error}") from None
         finally:
             watch.cancel()
             connection.close()
@@ -135,14 +134,14 @@ class Recordings:
         try:
             found = self._resolve(host, port)
         except OSError:
-            raise InvalidRequest(FIELD, host, "a host that has an address") from None
+            raise InvalidRequest(FIELD, host, "the host has no address") from None
         if not found or not all(self._allowed(ipaddress.ip_address(address)) for address in found):
-            raise InvalidRequest(FIELD, host, "a host whose addresses are all public")
+            raise InvalidRequest(FIELD, host, "the host must have only public addresses")
         return found[0]
 
     def _check_size(self, size: float) -> None:
         if size > self._settings.max_audio:
-            raise InvalidRequest(FIELD, "a larger recording", f"at most {self._settings.max_audio:,} bytes (max_audio)")
+            raise InvalidRequest(FIELD, NOT_SHOWN, f"must be at most {self._settings.max_audio:,} bytes (max_audio)")
 
 
 class _Pinned(http.client.HTTPConnection):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from polyvox.errors import Overloaded, PolyvoxError, short
+from polyvox.errors import NOT_SHOWN, InvalidRequest, Overloaded, PolyvoxError, invalid_value
 from polyvox.server.settings import Settings
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -70,8 +70,8 @@ def error_body(error: PolyvoxError, fields: Mapping[str, str] = FIELDS) -> dict[
     field: str | None = getattr(error, "field", None)
     param = fields.get(field, field) if field else getattr(error, "param", None)
     message = str(error)
-    if field and param != field:
-        message = message.replace(f"{field}:", f"{param}:", 1)
+    if isinstance(error, InvalidRequest) and param is not None:
+        message = error.message_for(param)
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     if isinstance(error, Overloaded):
         kind = "overloaded"
@@ -152,10 +152,10 @@ def check_body(model: type[Body], found: dict[str, Any]) -> Body:
         # Of a union, which of its kinds was tried says nothing to the caller.
         place = str(first["loc"][0])
         if first["type"] == "missing":
-            raise Refused(422, "missing_field", f"{place}: this field is required", place) from None
-        shown = "this" if model.model_fields[place].repr is False else short(first["input"])
-        allowed = first["msg"].removeprefix("Input should be ")
-        raise Refused(422, "invalid_field", f"{place}: {shown} is not possible; allowed is {allowed}", place) from None
+            raise Refused(422, "missing_field", f"Missing required field '{place}'.", place) from None
+        value = NOT_SHOWN if model.model_fields[place].repr is False else first["input"]
+        requirement = first["msg"].replace("Input should", "must")
+        raise Refused(422, "invalid_field", invalid_value(place, value, requirement), place) from None
 
 
 def unknown_fields(model: type[BaseModel], found: dict[str, Any]) -> list[str]:

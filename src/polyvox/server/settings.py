@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyvox.engine.config import EngineConfig
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 
 PREFIX = "POLYVOX_"
 # Variables with our prefix that are not the server's.
@@ -126,27 +126,27 @@ def read_settings(
     for origin, given in sources.items():
         for key, value in given.items():
             if key not in Settings.model_fields:
-                raise InvalidRequest(f"{key} of {origin}", value, [*Settings.model_fields])
+                raise InvalidRequest("settings", key, [*Settings.model_fields], f"Source: {origin}.")
             values[key], origins[key] = value, origin
     try:
         return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        shown = "a key" if key == "api_keys" else values[key]
-        description = Settings.model_fields[key].description or ""
-        raise InvalidRequest(f"{key} of {origins[key]}", shown, f"{first['msg'].lower()}. {description}") from None
+        shown = NOT_SHOWN if key == "api_keys" else values[key]
+        requirement = first["msg"].replace("Input should", "must")
+        raise InvalidRequest(key, shown, requirement, f"Source: {origins[key]}.") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidRequest("config", str(file), f"a YAML file that can be read ({error})") from None
+        raise InvalidRequest("config", str(file), f"must be a readable YAML file: {error}") from None
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise InvalidRequest("config", str(file), "lines such as `port: 8000`")
+        raise InvalidRequest("config", str(file), "must be a mapping with lines such as `port: 8000`")
     return found
 
 
@@ -164,7 +164,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             values[key] = parts
         elif kind is dict:
             if not all("=" in part for part in parts):
-                raise InvalidRequest(name, value, "name=name, divided by commas")
+                raise InvalidRequest(name, value, "must be name=name pairs separated by commas")
             values[key] = dict(part.split("=", 1) for part in parts)
         else:
             values[key] = value

@@ -24,7 +24,7 @@ OPENAI_NAMES = (
     "marin",
     "cedar",
 )
-NONE_YET = "a ref_audio or a speaker_embedding with the request, or a voice that was added: there is none yet"
+NO_VOICES = "no voice was added yet; send a ref_audio or a speaker_embedding, or add a voice"
 NOBODY = ("", "auto", "default", "none")  # no voice in particular
 
 
@@ -51,7 +51,7 @@ class VoiceCatalog:
         if voice is None or voice.strip().lower() in NOBODY:
             first = self.kept()[:1]
             if model.clones and not first:
-                raise InvalidRequest("voice", voice, NONE_YET)
+                raise InvalidRequest("voice", voice, NO_VOICES)
             return first[0].cloned_for(model) if first else self.library.resolve(None, model, own)
         if self._facts.kind == "voice_design" and voice.lower() in OPENAI_NAMES:
             return None  # clients cannot leave it out
@@ -62,7 +62,7 @@ class VoiceCatalog:
         except UnknownVoice:
             stand_in = self.stand_in(voice)
             if stand_in is None and model.clones and not self.kept():
-                raise UnknownVoice("voice", voice, NONE_YET) from None
+                raise UnknownVoice("voice", voice, NO_VOICES) from None
             if stand_in is None:
                 raise
             return self.library.resolve(stand_in, model, own)

@@ -15,7 +15,7 @@ def load_lexicon(path: str | Path) -> dict[str, str]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("lexicon", str(path), f"a UTF-8 text file that can be read ({error})") from error
+        raise InvalidRequest("lexicon", str(path), f"must be a readable UTF-8 text file: {error}") from error
     entries: dict[str, str] = {}
     seen: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -25,10 +25,10 @@ def load_lexicon(path: str | Path) -> dict[str, str]:
         word, equals, respelling = (piece.strip() for piece in content.partition("="))
         where = f"lexicon {path}, line {number}"
         if not (equals and respelling and any(map(str.isalnum, word))):
-            raise InvalidRequest(where, line.strip(), "word = respelling")
+            raise InvalidRequest(where, line.strip(), "must be word = respelling")
         if word.lower() in seen:
-            raise InvalidRequest(where, word, f"one line for each word; it is already on line {seen[word.lower()]}")
+            raise InvalidRequest(where, word, f"is already defined on line {seen[word.lower()]}")
         if len(entries) == LIMIT:
-            raise InvalidRequest(where, word, f"at most {LIMIT} words")
+            raise InvalidRequest(where, word, f"must have at most {LIMIT} entries")
         entries[word], seen[word.lower()] = respelling, number
     return entries

@@ -53,9 +53,9 @@ class TextRules:
     def __post_init__(self) -> None:
         for word, respelling in self.lexicon.items():
             if not word.strip() or not any(map(str.isalnum, word)) or "\n" in word:
-                raise InvalidRequest("lexicon", word, "words with a letter or digit, each on one line")
+                raise InvalidRequest("lexicon", word, "words must have a letter or digit and be on one line")
             if not respelling.strip():
-                raise InvalidRequest("lexicon", f"{word} = {respelling}", "a respelling that can be said")
+                raise InvalidRequest("lexicon", f"{word} = {respelling}", "the respelling must not be empty")
 
     @property
     def english(self) -> bool:

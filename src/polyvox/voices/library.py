@@ -29,6 +29,7 @@ SWEEP_SECONDS = 3600.0  # a write takes milliseconds: what is older than this wa
 KEPT = 1024  # voices in memory
 SETTLED_NS = 1_000_000_000  # two files written within a tick of the clock, milliseconds, may look the same
 CONTENT_ID = re.compile(r"[0-9a-f]{64}")
+ADD_HINT = "Add a voice with: polyvox voice add NAME FILE --model MODEL."
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of file systems that cannot link
 
 Version = tuple[int, int, int]  # inode, time and size: another file has another one
@@ -99,7 +100,7 @@ class VoiceLibrary:
             with suppress(UnknownVoice):
                 return self.get(voice).cloned_for(model)
         fitting = [kept.name for kept in self.list() if kept.fits(model)] if model.clones else []
-        names = [*own, *fitting] or "a ClonedVoice, or a voice of the library, which has none for this model yet"
+        names = [*own, *fitting] or "must be a ClonedVoice, because the voice library has no voice for this model"
         if isinstance(voice, str) and (own or model.clones):
             raise UnknownVoice("voice", voice, names)
         if voice is None and model.clones:
@@ -147,7 +148,7 @@ class VoiceLibrary:
                 raise
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise InvalidRequest("path", str(path), f"a place that can be written ({reason})") from None
+            raise InvalidRequest("path", str(path), f"cannot be written: {reason}") from None
         return voice
 
     def import_(self, path: str | os.PathLike[str], name: str | None = None, *, replace: bool = False) -> Voice:
@@ -155,9 +156,9 @@ class VoiceLibrary:
         try:
             voice = from_bytes(_bytes(Path(path)))
         except OSError as error:
-            raise InvalidRequest("path", str(path), f"a file that can be read ({error.strerror})") from None
+            raise InvalidRequest("path", str(path), f"cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise InvalidRequest("path", str(path), f"a whole file of `polyvox voice export` ({error})") from None
+            raise InvalidRequest("path", str(path), f"must be a file from `polyvox voice export`: {error}") from None
         if name is not None:
             name_key(name)
             voice = _renamed(voice, name)  # `replace` is an argument here
@@ -258,7 +259,7 @@ class VoiceLibrary:
 
     def _unknown(self, name: str) -> UnknownVoice:
         names = [voice.name for voice in self.list()]
-        return UnknownVoice("voice", name, names or "none yet: the voice library is empty (polyvox voice add)")
+        return UnknownVoice("voice", name, names or "the voice library is empty", "" if names else ADD_HINT)
 
     def _unusable(self, error: OSError) -> VoiceLibraryError:
         return VoiceLibraryError(f"the voice library in {self.folder} cannot be used: {error.strerror or error}")
@@ -329,7 +330,7 @@ def _renamed(voice: Voice, name: str) -> Voice:
 
 
 def _taken(name: str) -> VoiceExists:
-    return VoiceExists("name", name, "a name that is free: this one exists, and stays unless it is replaced (replace)")
+    return VoiceExists("name", name, "a voice with this name exists", "Choose another name, or replace the voice.")
 
 
 def _broken(found: Damaged) -> VoiceLibraryError:

@@ -27,7 +27,7 @@ NAME_MARKS = "-_. "
 # What clients say where they mean no voice in particular.
 RESERVED = ("auto", "default", "none")
 NAME_RULE = (
-    f"up to {MAX_NAME} bytes of letters and digits, with single '-', '_', '.' or spaces between them, "
+    f"must be up to {MAX_NAME} bytes of letters and digits, with single '-', '_', '.' or spaces between them, "
     f"and not {', '.join(RESERVED)}"
 )
 MAX_TEXT = 10_000  # characters of each text of a voice
@@ -78,10 +78,12 @@ class Voice:
     def cloned_for(self, model: ModelIdentity) -> ClonedVoice:
         """What a model speaks with; raises InvalidRequest, with the names of both, for another model's voice."""
         if not model.clones:
-            own = f"a voice of its own with {model.name}, which does not clone; this one was made for {self.model}"
-            raise InvalidRequest("voice", self.name, own)
+            requirement = (
+                f"must be a built-in voice of {model.name}, which cannot clone; this voice is for {self.model}"
+            )
+            raise InvalidRequest("voice", self.name, requirement)
         if not self.fits(model):
-            raise InvalidRequest("voice", self.name, f"a voice made for {model}; this one was made for {self.model}")
+            raise InvalidRequest("voice", self.name, f"must be a voice for {model}; this voice is for {self.model}")
         return ClonedVoice(self.vector, self.codes, self.transcript)
 
     def info(self) -> dict[str, Any]:
@@ -134,15 +136,15 @@ def check(voice: Voice) -> None:
     """Raises InvalidRequest for the first field that no voice may have."""
     name_key(voice.name)
     if (voice.codes is None) != (voice.transcript is None):
-        raise InvalidRequest("voice.transcript", voice.transcript, "codes and transcript together, or neither")
+        raise InvalidRequest("voice.transcript", voice.transcript, "codes and transcript require each other")
     for field in ("transcript", "consent", "source", "description"):
         _check_text(field, getattr(voice, field))
     for field, text in (("model.name", voice.model.name), ("model.fingerprint", voice.model.fingerprint)):
         _check_text(field, text)
     if voice.seconds is not None and not (math.isfinite(voice.seconds) and voice.seconds >= 0):
-        raise InvalidRequest("seconds", voice.seconds, "a length in seconds")
+        raise InvalidRequest("seconds", voice.seconds, "must be a duration in seconds")
     if voice.created.tzinfo is None:
-        raise InvalidRequest("created", str(voice.created), "a time with its zone")
+        raise InvalidRequest("created", str(voice.created), "must be a time with a time zone")
 
 
 def content_id(vector: NDArray[np.float32], codes: NDArray[np.int64] | None, transcript: str | None) -> str:
@@ -230,22 +232,22 @@ def _seal(words: dict[str, str]) -> str:
 
 
 def _vector(value: object) -> NDArray[np.float32]:
-    allowed = f"an array of 1 to {MAX_VECTOR} finite numbers"
+    requirement = f"must be an array of 1 to {MAX_VECTOR} finite numbers"
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.ndim != 1:
-        raise InvalidRequest("voice.vector", _shape(value), allowed)
+        raise InvalidRequest("voice.vector", _shape(value), requirement)
     if not 0 < len(value) <= MAX_VECTOR or not np.isfinite(value).all():
-        raise InvalidRequest("voice.vector", _shape(value), allowed)
+        raise InvalidRequest("voice.vector", _shape(value), requirement)
     return _frozen(value.astype(np.float32))
 
 
 def _codes(value: object) -> NDArray[np.int64] | None:
     if value is None:
         return None
-    allowed = f"an array of whole numbers below {MAX_CODE} in the shape [frames, groups]"
+    requirement = f"must be an array of integers below {MAX_CODE} in the shape [frames, groups]"
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.ndim != 2:
-        raise InvalidRequest("voice.codes", _shape(value), allowed)
+        raise InvalidRequest("voice.codes", _shape(value), requirement)
     if not 0 < value.size <= MAX_CODES or not 0 <= value.min() <= value.max() < MAX_CODE:
-        raise InvalidRequest("voice.codes", _shape(value), allowed)
+        raise InvalidRequest("voice.codes", _shape(value), requirement)
     return _frozen(value.astype(np.int64))
 
 
@@ -263,7 +265,7 @@ def _check_text(field: str, text: object) -> None:
     if text is None:
         return
     if not isinstance(text, str) or len(text) > MAX_TEXT:
-        raise InvalidRequest(field, text, f"a text of at most {MAX_TEXT:,} characters")
+        raise InvalidRequest(field, text, f"must be a text of at most {MAX_TEXT:,} characters")
     # Control characters could tell a terminal what to do; lone surrogates cannot be written.
     if any(unicodedata.category(c) in ("Cc", "Cs") for c in text if c not in "\n\t"):
-        raise InvalidRequest(field, text, "a text without control characters")
+        raise InvalidRequest(field, text, "must not have control characters")

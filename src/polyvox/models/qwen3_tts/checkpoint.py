@@ -35,7 +35,7 @@ HUB_FILES = [
 def find_checkpoint(path_or_id: str | Path) -> Path:
     """A local folder as it is; otherwise a hub id, from the hub's cache or, unless it is switched off, the hub."""
     if not isinstance(path_or_id, str | Path):
-        raise InvalidRequest("model", path_or_id, "a folder or a hub id")
+        raise InvalidRequest("model", path_or_id, "must be a folder or a hub id")
     name = str(path_or_id)
     folder = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves unknown users as they are
     if name and folder.is_dir():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyvox.audio.clip import Samples
 from polyvox.audio.silence import LEVEL, trimmed
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.qwen3_tts.content_cache import Kept
 from polyvox.models.qwen3_tts.model import Encoders
 from polyvox.models.request import ClonedVoice
@@ -62,21 +62,21 @@ class Cloner:
                 f"{samples.dtype} {list(samples.shape)}" if isinstance(samples, np.ndarray) else type(samples).__name__
             )
             raise InvalidRequest(
-                "recording", shown, f"an array of float samples at {self.sample_rate:,} Hz, one channel"
+                "recording", shown, f"must be a mono array of float samples at {self.sample_rate:,} Hz"
             )
         if not np.isfinite(samples).all():
-            raise InvalidRequest("recording", "NaN or infinity", "finite samples")
+            raise InvalidRequest("recording", NOT_SHOWN, "must not have NaN or infinite samples")
         peak = float(np.abs(samples).max(initial=0.0))
         if peak > LOUDEST:
-            raise InvalidRequest("recording", f"a peak of {peak:g}", "samples from -1 to 1")
+            raise InvalidRequest("recording", peak, "samples must be between -1 and 1")
         if peak < MIN_PEAK:
-            raise InvalidRequest("recording", "silence", "a recording of someone who speaks")
+            raise InvalidRequest("recording", NOT_SHOWN, "must have speech, not only silence")
         heard = trimmed(samples.astype(np.float32, copy=False), self.sample_rate, LEVEL * peak)
         seconds = len(heard) / self.sample_rate
         if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
-            allowed = f"{SHORTEST_SECONDS} to {LONGEST_SECONDS} s between the first sound and the last"
-            advice = "take more" if seconds < SHORTEST_SECONDS else "cut a part out of it"
-            raise InvalidRequest("recording", f"{seconds:.2f} s", f"{allowed}: {advice}")
+            requirement = f"must have between {SHORTEST_SECONDS} and {LONGEST_SECONDS} s of speech"
+            hint = "Use a longer recording." if seconds < SHORTEST_SECONDS else "Cut the recording."
+            raise InvalidRequest("recording", f"{seconds:.2f} s", requirement, hint)
         return heard + np.float32(0)  # a copy, and with one zero: -0.0 and 0.0 are the same content
 
 

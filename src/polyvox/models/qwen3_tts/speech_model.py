@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.info import ModelIdentity, ModelInfo
 from polyvox.models.protocol import Cache, PrefillMetadata, PreparedRequest
 from polyvox.models.qwen3_tts.cloning import Cloner
@@ -31,6 +31,7 @@ NEVER = 2**31
 VOICES_KEPT = 32
 MAX_SEGMENT = 2**31 - 1
 MAX_FIRST_CHUNK = 16  # frames, the largest chunk there is
+SPLIT_HINT = "Split the text at sentences."
 
 
 def _bounds(size: int) -> tuple[int, int]:
@@ -40,14 +41,14 @@ def _bounds(size: int) -> tuple[int, int]:
 
 def _check_whole(field: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidRequest(field, value, f"a whole number from {least} to {most}")
+        raise InvalidRequest(field, value, f"must be an integer between {least} and {most}")
 
 
-def _check_array(field: str, value: object, kinds: str, allowed: str, shape: list[int | None]) -> None:
+def _check_array(field: str, value: object, kinds: str, requirement: str, shape: list[int | None]) -> None:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
-        raise InvalidRequest(field, type(value).__name__, f"an array of {allowed}")
+        raise InvalidRequest(field, type(value).__name__, requirement)
     if value.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
-        raise InvalidRequest(field, list(value.shape), f"an array of {allowed}")
+        raise InvalidRequest(field, list(value.shape), requirement)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +115,7 @@ class Qwen3TTSModel:
     def check_clones(self) -> None:
         """Raises InvalidRequest unless this is a checkpoint that clones."""
         if self._cloner is None:
-            raise InvalidRequest("model", self.config.kind, "base: only Base models clone voices")
+            raise InvalidRequest("model", self.config.kind, "must be a Base model, which can clone voices")
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
         """The voice of a recording at this model's sample rate, in the caller's thread.
@@ -125,7 +126,7 @@ class Qwen3TTSModel:
         cloner = self.cloner
         if transcript is not None:
             if not isinstance(transcript, str) or len(transcript) > MAX_TEXT:
-                raise InvalidRequest("transcript", transcript, f"a string of at most {MAX_TEXT:,} characters")
+                raise InvalidRequest("transcript", transcript, f"must be a string of at most {MAX_TEXT:,} characters")
             self.tokenizer.text(transcript, "transcript")
         with self._here():
             return cloner.clone(samples, transcript)
@@ -134,7 +135,7 @@ class Qwen3TTSModel:
 
     def growing_text(self, request: Request) -> StreamingText:
         if request.layout == "whole":
-            raise InvalidRequest("layout", request.layout, "streaming where text is appended")
+            raise InvalidRequest("layout", request.layout, "must be streaming when text is appended")
         self._check(request)
         return StreamingText(self.tokenizer)
 
@@ -158,8 +159,8 @@ class Qwen3TTSModel:
                 warm = self._warm_state(frames)
         said = ids if ids is not None else self.tokenizer.text(request.text)
         if len(said) > config.max_frames:
-            allowed = f"at most {config.max_frames} tokens, a frame each (this is {len(said)}): split it at sentences"
-            raise InvalidRequest("text", request.text, allowed)
+            requirement = f"must have at most {config.max_frames} tokens but has {len(said)}"
+            raise InvalidRequest("text", request.text, requirement, SPLIT_HINT)
         prompt = build_prompt(
             config,
             self.tokenizer.role,
@@ -173,8 +174,10 @@ class Qwen3TTSModel:
         )
         room = config.talker.max_positions - len(prompt) - 1
         if room < 1:
-            allowed = f"text, instructions and reference of fewer than {config.talker.max_positions} tokens in all"
-            raise InvalidRequest("text", request.text, allowed)
+            requirement = (
+                f"text, instructions and reference must be below {config.talker.max_positions} tokens in total"
+            )
+            raise InvalidRequest("text", request.text, requirement)
         asked = min(request.max_frames or config.max_frames, room)
         likely, longest = _bounds(len(request.text.encode()))
         if grows:
@@ -207,13 +210,13 @@ class Qwen3TTSModel:
     def _check(self, request: Request) -> None:
         for field, value in (("text", request.text), ("instructions", request.instructions or "")):
             if not isinstance(value, str):
-                raise InvalidRequest(field, value, "a string")
+                raise InvalidRequest(field, value, "must be a string")
             if len(value) > MAX_TEXT:
-                allowed = f"at most {MAX_TEXT:,} characters (this is {len(value):,}): split it at sentences"
-                raise InvalidRequest(field, value, allowed)
+                requirement = f"must have at most {MAX_TEXT:,} characters but has {len(value):,}"
+                raise InvalidRequest(field, value, requirement, SPLIT_HINT)
         if request.instructions and not self.config.takes_instructions:
-            allowed = "none with this model: VoiceDesign and the 1.7B CustomVoice models take them"
-            raise InvalidRequest("instructions", request.instructions, allowed)
+            hint = "VoiceDesign models and the 1.7B CustomVoice model take instructions."
+            raise InvalidRequest("instructions", request.instructions, "is not supported by this model", hint)
         if not isinstance(request.language, str):
             raise InvalidRequest("language", request.language, self.languages)
         if request.max_frames is not None:
@@ -227,7 +230,7 @@ class Qwen3TTSModel:
             raise InvalidRequest("layout", request.layout, ("whole", "streaming"))
         if request.sampling is not None:
             if not isinstance(request.sampling, Sampling):
-                raise InvalidRequest("sampling", request.sampling, "a Sampling")
+                raise InvalidRequest("sampling", request.sampling, "must be a Sampling")
             request.sampling.check()
         self._voice(request)
 
@@ -236,7 +239,8 @@ class Qwen3TTSModel:
         voice = request.voice
         if self.config.kind == "custom_voice":
             if isinstance(voice, ClonedVoice):
-                raise InvalidRequest("voice", "a cloned voice", f"{', '.join(self.voices)}: only Base models clone")
+                requirement = f"must be one of {', '.join(self.voices)}; only Base models take a cloned voice"
+                raise InvalidRequest("voice", NOT_SHOWN, requirement)
             if voice is None:
                 return self.voices[0], None
             if not isinstance(voice, str) or voice.lower() not in self.voices:
@@ -244,28 +248,31 @@ class Qwen3TTSModel:
             return voice, None
         if self.config.kind == "voice_design":
             if voice is not None:
-                raise InvalidRequest("voice", voice, "none with this model: describe the voice in instructions")
+                hint = "Describe the voice in 'instructions'."
+                raise InvalidRequest("voice", voice, "is not supported by this model", hint)
             return None, None
         if not isinstance(voice, ClonedVoice):
-            raise InvalidRequest("voice", voice, "a ClonedVoice: a Base model has no voices of its own")
+            raise InvalidRequest("voice", voice, "must be a ClonedVoice, because a Base model has no built-in voices")
         self._check_clone(voice)
         return None, voice
 
     def _check_clone(self, voice: ClonedVoice) -> None:
         hidden, groups = self.config.talker.transformer.hidden_size, self.config.talker.code_groups
         size = self.config.predictor.vocab_size
-        _check_array("voice.vector", voice.vector, "f", f"{hidden} finite numbers, for this model", [hidden])
+        _check_array(
+            "voice.vector", voice.vector, "f", f"must be an array of {hidden} finite numbers for this model", [hidden]
+        )
         if not np.isfinite(voice.vector).all():
-            raise InvalidRequest("voice.vector", "NaN or infinity", "finite numbers")
+            raise InvalidRequest("voice.vector", NOT_SHOWN, "must not have NaN or infinite numbers")
         if (voice.codes is None) != (voice.transcript is None):
-            raise InvalidRequest("voice.transcript", voice.transcript, "codes and transcript together, or neither")
+            raise InvalidRequest("voice.transcript", voice.transcript, "codes and transcript require each other")
         if voice.codes is not None:
-            allowed = f"whole numbers from 0 to {size - 1} in the shape [frames, {groups}]"
-            _check_array("voice.codes", voice.codes, "iu", allowed, [None, groups])
+            requirement = f"must be an array of integers from 0 to {size - 1} in the shape [frames, {groups}]"
+            _check_array("voice.codes", voice.codes, "iu", requirement, [None, groups])
             if not len(voice.codes) or not 0 <= voice.codes.min() <= voice.codes.max() < size:
-                raise InvalidRequest("voice.codes", "their values", allowed)
+                raise InvalidRequest("voice.codes", NOT_SHOWN, requirement)
             if not isinstance(voice.transcript, str):
-                raise InvalidRequest("voice.transcript", voice.transcript, "a string")
+                raise InvalidRequest("voice.transcript", voice.transcript, "must be a string")
 
     def _warm_state(self, codes: Tensor) -> CodecState:
         """The codec after a recording, which is what speech continues; kept for the voices used last."""

@@ -30,9 +30,11 @@ class StreamingText:
     def append(self, piece: str) -> list[int]:
         """The ids that this piece makes certain; one that is refused changes nothing."""
         if self._length + len(piece) > MAX_TEXT:
-            raise InvalidRequest("text", piece, f"at most {MAX_TEXT:,} characters in all: begin another stream")
+            raise InvalidRequest(
+                "text", piece, f"must have at most {MAX_TEXT:,} characters in total", "Start another stream."
+            )
         if any("\ud800" <= character <= "\udfff" for character in piece):
-            raise InvalidRequest("text", piece, "valid Unicode (a lone surrogate is not)")
+            raise InvalidRequest("text", piece, "must be valid Unicode without lone surrogates")
         self._length += len(piece)
         text = self._held + piece
         text = unicodedata.normalize("NFC", text if self._begun else text.lstrip())

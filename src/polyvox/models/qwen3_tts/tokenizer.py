@@ -65,11 +65,11 @@ class TextTokenizer:
 def _clean(text: str, field: str) -> str:
     stripped = text.strip()
     if not stripped:
-        raise InvalidRequest(field, text, "text with at least one visible character")
+        raise InvalidRequest(field, text, "must have at least one visible character")
     try:
         stripped.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidRequest(field, text, f"valid Unicode (a lone surrogate at {error.start} is not)") from None
+        raise InvalidRequest(field, text, f"must be valid Unicode (lone surrogate at {error.start})") from None
     return stripped
 
 

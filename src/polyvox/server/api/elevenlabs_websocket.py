@@ -167,7 +167,7 @@ class Contexts:
             if message.flush:  # the end of what could not be said
                 self._failed.remove(name)
             elif text.strip():
-                raise InvalidRequest("context_id", name, "a context that has not failed: flush or close this one first")
+                raise InvalidRequest("context_id", name, "the context has failed; flush or close it first")
             return True
         if not text and name not in self._turns:
             return True  # to keep the socket open
@@ -187,7 +187,7 @@ class Contexts:
         turn = self._turns.get(name)
         if turn is None or turn.ended.is_set():
             if len(self._tasks) >= MAX_CONTEXTS:
-                raise InvalidRequest("context_id", name, f"at most {MAX_CONTEXTS} contexts at once")
+                raise InvalidRequest("context_id", name, f"at most {MAX_CONTEXTS} contexts may be open")
             wanted = replace(self._wanted, speed=speed_of(message.voice_settings))
             turn = UtteranceTurn(self._socket, wanted, f"{self._socket.request_id}.{self._begun}")
             self._begun += 1
@@ -258,5 +258,5 @@ def _late(seconds: float) -> Refused:
 
 def _whole_number(name: str, value: str) -> int:
     if not (value.isascii() and value.isdecimal() and len(value) < 20):
-        raise InvalidRequest(name, value, "a whole number")
+        raise InvalidRequest(name, value, "must be an integer")
     return int(value)

@@ -174,15 +174,15 @@ async def _cloned(body: SpeechParameters, desk: AppState) -> ClonedVoice | None:
     if desk.facts.kind != "base":
         raise _needs(desk.facts, (brought + told)[0], "…", "base")
     if len(brought) != 1:
-        raise InvalidRequest("ref_audio", brought, "a ref_audio or a speaker_embedding, one of them")
+        raise InvalidRequest("ref_audio", brought, "exactly one of ref_audio and speaker_embedding is required")
     if body.speaker_embedding is not None:
         size = desk.facts.hidden_size
         if len(body.speaker_embedding) != size:
-            raise InvalidRequest("speaker_embedding", f"{len(body.speaker_embedding)} numbers", f"{size} numbers")
+            raise InvalidRequest("speaker_embedding", len(body.speaker_embedding), f"must have {size} numbers")
         return ClonedVoice(np.array(body.speaker_embedding, np.float32))
     recordings = [body.ref_audio] if isinstance(body.ref_audio, str) else body.ref_audio or []
     if len(recordings) != 1:
-        raise InvalidRequest("ref_audio", f"{len(recordings)} recordings", "one recording")
+        raise InvalidRequest("ref_audio", len(recordings), "must be one recording")
     transcript = None if body.x_vector_only_mode else body.ref_text or None
     return await desk.speaker.listen(desk.recordings.clone, recordings[0], transcript)
 
@@ -190,4 +190,4 @@ async def _cloned(body: SpeechParameters, desk: AppState) -> ClonedVoice | None:
 def _needs(facts: ModelInfo, field: str, value: str, kind: str) -> InvalidRequest:
     """A refusal that names a model which can."""
     name = facts.identity.name
-    return InvalidRequest(field, value, f"none with {name}, which is loaded here; {PUBLISHED[kind]} can do it")
+    return InvalidRequest(field, value, f"is not supported by {name}", f"Use {PUBLISHED[kind]}.")

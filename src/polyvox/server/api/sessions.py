@@ -192,10 +192,10 @@ class UtteranceTurn:
     def append(self, text: str) -> None:
         """More text; raises InvalidRequest where that is too much, or too late."""
         if self.finished and text:
-            raise InvalidRequest("text", text, "text before the end of the utterance")
+            raise InvalidRequest("text", text, "the utterance has already ended")
         most = self._socket.desk.settings.max_text
         if self._characters + len(text) > most:
-            raise InvalidRequest("text", text, f"at most {most:,} characters for one utterance")
+            raise InvalidRequest("text", text, f"must have at most {most:,} characters per utterance")
         if not text:
             return
         self._characters += len(text)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from polyvox.errors import InvalidRequest, UnknownVoice
+from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
 from polyvox.server.api.openai import PUBLISHED
 from polyvox.server.app_state import AppState, of
@@ -80,10 +80,10 @@ async def add_voice(request: Request) -> JSONResponse:
     ignored = unknown_fields(NewVoice, found)
     desk.ignored(ignored, request_id_of(request))
     if desk.facts.kind != "base":
-        can = f"none with {desk.facts.identity.name}, which is loaded here; {PUBLISHED['base']} can do it"
-        raise InvalidRequest("audio_sample", wanted.name, can)
+        requirement = f"is not supported by {desk.facts.identity.name}"
+        raise InvalidRequest("audio_sample", NOT_SHOWN, requirement, f"Use {PUBLISHED['base']}.")
     if wanted.name.lower() in desk.facts.voices:
-        raise InvalidRequest("name", wanted.name, "a name that no voice of the model has")
+        raise InvalidRequest("name", wanted.name, "is the name of a built-in voice")
     if not wanted.replace:
         await desk.speaker.in_thread(desk.voices.library.check_free, wanted.name)  # before anything is worked out
     voice, seconds = await desk.speaker.listen(_voice, desk, wanted, recording)
@@ -114,7 +114,7 @@ async def show_voice(request: Request, name: str) -> JSONResponse:
 async def remove_voice(request: Request, name: str) -> JSONResponse:
     desk = of(request)
     if name.lower() in desk.facts.voices:
-        raise InvalidRequest("name", name, "a voice of the library: this one belongs to the model")
+        raise InvalidRequest("name", name, "is a built-in voice, which cannot be removed")
     try:
         await desk.speaker.in_thread(desk.voices.library.remove, name)
     except UnknownVoice:
@@ -128,11 +128,12 @@ def _voice(desk: AppState, wanted: NewVoice, recording: bytes | None) -> tuple[C
     """The voice itself, and its recording's length; in a thread, as it takes a while."""
     brought = [recording is not None or wanted.audio_sample is not None, wanted.speaker_embedding is not None]
     if sum(brought) != 1:
-        raise InvalidRequest("audio_sample", wanted.name, "an audio_sample or a speaker_embedding, one of them")
+        requirement = "exactly one of audio_sample and speaker_embedding is required"
+        raise InvalidRequest("audio_sample", NOT_SHOWN, requirement)
     if wanted.speaker_embedding is not None:
         size = desk.facts.hidden_size
         if len(wanted.speaker_embedding) != size:
-            raise InvalidRequest("speaker_embedding", f"{len(wanted.speaker_embedding)} numbers", f"{size} numbers")
+            raise InvalidRequest("speaker_embedding", len(wanted.speaker_embedding), f"must have {size} numbers")
         return ClonedVoice(np.array(wanted.speaker_embedding, np.float32)), None
     data = desk.recordings.find(wanted.audio_sample or "") if recording is None else recording
     return desk.recordings.clone_bytes(data, wanted.ref_text or None)
@@ -158,10 +159,10 @@ async def _read_form(request: Request, desk: AppState) -> tuple[dict[str, Any], 
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 if name != "audio_sample":
-                    raise InvalidRequest(name, "a file", "a file only as audio_sample")
+                    raise InvalidRequest(name, NOT_SHOWN, "must not be a file; only audio_sample is one")
                 recording, source = await value.read(), value.filename
             elif name in found:
-                raise InvalidRequest(name, "twice", "once")
+                raise InvalidRequest(name, NOT_SHOWN, "is given more than once")
             else:
                 found[name] = value
     finally:
@@ -170,7 +171,9 @@ async def _read_form(request: Request, desk: AppState) -> tuple[dict[str, Any], 
         try:
             found["speaker_embedding"] = json.loads(found["speaker_embedding"])
         except ValueError:
-            raise InvalidRequest("speaker_embedding", found["speaker_embedding"], "a JSON list of numbers") from None
+            raise InvalidRequest(
+                "speaker_embedding", found["speaker_embedding"], "must be a JSON list of numbers"
+            ) from None
     if "replace" in found:
         found["replace"] = found["replace"].lower() in ("1", "true", "yes")
     return found, recording, source

@@ -76,7 +76,7 @@ class Session:
     async def _first(self) -> dict[str, Any]:
         message = await self._socket.next(CONFIG_SECONDS)
         if message.get("type") != "session.config":
-            raise InvalidRequest("type", message.get("type"), "session.config as the first message")
+            raise InvalidRequest("type", message.get("type"), "the first message must be session.config")
         return message
 
     async def _read(self) -> None:
@@ -105,14 +105,12 @@ class Session:
         match message.get("type"):
             case "session.config":
                 if self._turn is not None:
-                    raise InvalidRequest(
-                        "type", "session.config", "input.done before it, as an utterance is in progress"
-                    )
+                    raise InvalidRequest("type", "session.config", "requires input.done for the utterance in progress")
                 await self._configure(message)
             case "input.text":
                 text = message.get("text", "")
                 if not isinstance(text, str):
-                    raise InvalidRequest("text", text, "a string")
+                    raise InvalidRequest("text", text, "must be a string")
                 if text:
                     self._current("input.text").append(text)
             case "input.done":
@@ -147,7 +145,7 @@ class Session:
         """The utterance that takes text; a new one where the last has all of its own."""
         if self._turn is None:
             if len(self._open) >= MAX_TURNS:
-                raise InvalidRequest("type", kind, f"at most {MAX_TURNS} utterances that wait to be said")
+                raise InvalidRequest("type", kind, f"at most {MAX_TURNS} utterances may be pending")
             index, self._begun = self._begun, self._begun + 1
             self._turn = UtteranceTurn(self._socket, self._wanted, f"{self._socket.request_id}.{index}", self._whole)
             self._open[index] = self._turn

@@ -75,7 +75,7 @@ class SegmentQueue:
         script.append(text)
         script.finish()
         if not script._waiting:
-            raise InvalidRequest("text", text, "something that can be said")
+            raise InvalidRequest("text", text, "must have something to say")
         return script
 
     @property

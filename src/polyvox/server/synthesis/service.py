@@ -57,10 +57,10 @@ class SynthesisService:
         """Takes an utterance, or raises InvalidRequest or Overloaded; the first sentence is with the engine then."""
         self._check_room(whole_file=not wanted.streaming)
         if not wanted.live and not wanted.text.strip():
-            raise InvalidRequest("text", wanted.text, "something that can be said")
+            raise InvalidRequest("text", wanted.text, "must have something to say")
         if len(wanted.text) > self.settings.max_text:
-            most = f"at most {self.settings.max_text:,} characters (this is {len(wanted.text):,})"
-            raise InvalidRequest("text", wanted.text, most)
+            requirement = f"must have at most {self.settings.max_text:,} characters but has {len(wanted.text):,}"
+            raise InvalidRequest("text", wanted.text, requirement)
         utterance = Utterance(self, wanted, request_id)
         self.open.add(utterance)
         try:
