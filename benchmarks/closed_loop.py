@@ -49,7 +49,7 @@ def at(points: tuple[tuple[int, float], ...], size: int) -> float:
     return (low + (high - low) * (size - a) / (b - a)) / 1e3
 
 
-class Card:
+class DeviceLimits:
     """One queue: a call is over when all before it are."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Later(model_runner.Pending):
         return super().get()
 
 
-CARD = Card()
+CARD = DeviceLimits()
 
 
 def on_a_card(speech: Any, slots: int) -> Any:

@@ -173,7 +173,7 @@ class Launch:
     """One launch of the convolution kernel inside a call."""
 
     name: str
-    taps: conv.Taps
+    taps: conv.PackedConv
     state: Tensor | None
     columns: int  # a frame
     add: bool
@@ -203,7 +203,7 @@ def launches(codec: CodecDecoder) -> Iterator[Launch]:
     state, seen = codec.initial_state(1), []
     names = {id(layer.taps().weight): name for name, layer in codec.named_modules() if dense(layer)}
 
-    def record(x: Tensor, taps: conv.Taps, past: Tensor | None, *rest: object) -> tuple[Tensor, Tensor]:
+    def record(x: Tensor, taps: conv.PackedConv, past: Tensor | None, *rest: object) -> tuple[Tensor, Tensor]:
         add, snake, keep = rest[1], rest[2], rest[3]
         launch = Launch(names[id(taps.weight)], taps, past, x.shape[2], add is not None, snake is not None, bool(keep))
         seen.append(launch)

@@ -25,7 +25,7 @@ from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.next_inputs import next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
-from polyvox.kernels.sampler import Draws, FirstRules, draw_keyed
+from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed
 from polyvox.kernels.silu_mul import silu_mul
 
 CALLS, REPLAYS = 10, 30
@@ -126,10 +126,10 @@ def draws(batch: int, vocab: int, first: bool, top_p: float = 1.0) -> Case:
     rules = None
     if first:
         seen = torch.rand(batch, vocab, device=DEVICE) < 0.1
-        rules = FirstRules(seen, whole(500), whole(500), 0.05, vocab - 900, vocab - 1024)
+        rules = FirstCodeRules(seen, whole(500), whole(500), 0.05, vocab - 900, vocab - 1024)
 
     def call(logits: Tensor, slots: Tensor) -> Tensor:
-        return draw_keyed(logits, 0 if first else 7, Draws(slots, params, key, segment, frame), rules)
+        return draw_keyed(logits, 0 if first else 7, DrawInputs(slots, params, key, segment, frame), rules)
 
     rows = 3 * normal(batch, vocab), torch.arange(batch, device=DEVICE)
     return Case(rows, call, batch * vocab * (3 if first else 2))

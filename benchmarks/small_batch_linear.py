@@ -23,7 +23,15 @@ from torch.nn import functional as F
 from polyvox.bench.summary import percentile
 from polyvox.kernels.norm import rms_norm
 from polyvox.kernels.silu_mul import silu_mul
-from polyvox.kernels.small_batch_linear import LANES, VECTOR_ROWS, Norm, Plan, launch, plan_of, project_plain
+from polyvox.kernels.small_batch_linear import (
+    LANES,
+    VECTOR_ROWS,
+    LaunchPlan,
+    Norm,
+    choose_plan,
+    launch,
+    project_reference,
+)
 
 REPLAYS = 30
 MIN_BYTES = 256 << 20  # of matrices in one graph: several times the card's cache
@@ -65,7 +73,7 @@ class Case:
         self.norm = Norm(gain, 1e-6) if shape.norm else None
         self.add = normal(rows, shape.height) if shape.add else None
 
-    def ours(self, plan: Plan, matrix: Tensor) -> Tensor:
+    def ours(self, plan: LaunchPlan, matrix: Tensor) -> Tensor:
         return launch(self.x, matrix, self.norm, self.add, self.shape.gated, plan)
 
     def by_parts(self, matrix: Tensor) -> Tensor:
@@ -75,9 +83,9 @@ class Case:
             return silu_mul(made)
         return made if self.add is None else self.add + made
 
-    def error(self, plan: Plan) -> float:
+    def error(self, plan: LaunchPlan) -> float:
         matrix = self.matrices[0]
-        theirs = project_plain(self.x, matrix, self.norm, self.add, self.shape.gated).float()
+        theirs = project_reference(self.x, matrix, self.norm, self.add, self.shape.gated).float()
         return float((self.ours(plan, matrix).float() - theirs).abs().max() / theirs.abs().max())
 
     def microseconds(self, call: Callable[[Tensor], Tensor]) -> float:
@@ -110,19 +118,19 @@ def compared(shape: Shape, counts: list[int]) -> str:
     cells, errors = [], []
     for rows in counts:
         case = Case(shape, rows)
-        plan = plan_of(rows, shape.height, shape.inputs)
+        plan = choose_plan(rows, shape.height, shape.inputs)
         errors.append(case.error(plan))
         ours = case.microseconds(partial(case.ours, plan))
         cells.append(f"{ours:6.1f} /{case.microseconds(case.by_parts):5.1f}")
     return " ".join(cells) + f"  {max(errors):.0e}"
 
 
-def plans(rows: int, shape: Shape) -> Iterator[Plan]:
+def plans(rows: int, shape: Shape) -> Iterator[LaunchPlan]:
     """A thread holds at most 64 numbers of the matrix; tensor cores want 8 outputs and 16 columns a warp."""
     for height, depth, warps in product(HEIGHTS, DEPTHS, WARPS):
         fits = height * depth <= 64 * 32 * warps and depth <= max(LANES, shape.inputs)
         if fits and (rows <= VECTOR_ROWS or height >= 8 * (1 + shape.gated)) and height >= 2 * shape.gated:
-            yield Plan(height, depth, warps)
+            yield LaunchPlan(height, depth, warps)
 
 
 def tuned(shape: Shape, rows: int) -> str:

@@ -89,5 +89,5 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_for_numpy_2_4)
-    with kernels.everywhere():
+    with kernels.enabled_on_cpu():
         yield

@@ -152,7 +152,7 @@ class Batch:
         self.index = torch.arange(count, device=speech.device)
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
             own = Own(seeds[i] if seeds else 0, 0, params, NEVER, None)
-            # Pages of different streams alternate, as they do in an engine.
+            # PagedKVView of different streams alternate, as they do in an engine.
             self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
             self.seats.seat(i, PreparedRequest(prompt, text, frames, False, len(text), own))
         packed = torch.cat([prompt[:-1] for prompt in prompts])

@@ -1,4 +1,4 @@
-"""Pages that hold what was measured, and need nothing else."""
+"""PagedKVView that hold what was measured, and need nothing else."""
 
 import xml.etree.ElementTree as ET
 from pathlib import Path

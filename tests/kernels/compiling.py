@@ -1,4 +1,5 @@
-"""Compiles kernels as they are launched on CPU tensors, for a card that is not there; run as a program of its own."""
+# SPDX-License-Identifier: Apache-2.0
+"""Compile kernels, as they are launched on CPU tensors, for a GPU that is not present; run as a separate program."""
 
 import sys
 
@@ -10,18 +11,18 @@ from triton.compiler import ASTSource
 
 from polyvox import kernels
 from polyvox.kernels.attention import paged_attention
-from polyvox.kernels.decode_attention import FEW_ROWS, rotary_attention
-from polyvox.kernels.frame_end import Record, finish_frame
+from polyvox.kernels.decode_attention import SMALL_BATCH_ROWS, rotary_attention
+from polyvox.kernels.frame_end import FrameRecord, finish_frame
 from polyvox.kernels.lazy_triton import Kernel
 from polyvox.kernels.next_inputs import next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
-from polyvox.kernels.sampler import Draws, FirstRules, draw_keyed
+from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed
 from polyvox.kernels.silu_mul import silu_mul
 from polyvox.kernels.small_batch_linear import MAX_ROWS, VECTOR_ROWS, Norm, project
 
 HOPPER = GPUTarget("cuda", 90, 32)
-SHARED_MEMORY = 227 * 1024  # that a block may have
+SHARED_MEMORY = 227 * 1024  # per block
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.bool: "*i1"}
 OPTIONS = ("num_warps", "num_stages")
 
@@ -34,17 +35,17 @@ def compile_instead(self: Kernel, _grid: tuple[int, ...]) -> object:
         if "OVERLAP" in values:
             values["OVERLAP"] = options["launch_pdl"] = True
         signature, constants, aligned = {}, {}, {}
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             value = values[name]
             if name.isupper() or (isinstance(value, int) and value == 1):
-                signature[name], constants[(place,)] = "constexpr", value
+                signature[name], constants[(index,)] = "constexpr", value
                 continue
             if isinstance(value, Tensor):
                 signature[name] = POINTERS[value.dtype]
             else:
                 signature[name] = "i32" if isinstance(value, int) else "fp32"
             if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
-                aligned[(place,)] = [["tt.divisibility", 16]]
+                aligned[(index,)] = [["tt.divisibility", 16]]
         made = triton.compile(ASTSource(self.jit, signature, constants, aligned), target=HOPPER, options=options)
         assert made.metadata.shared <= SHARED_MEMORY, made.metadata.shared
         assert made.asm["cubin"]
@@ -67,7 +68,7 @@ def launch_all() -> None:
         where = torch.zeros(2, width, dtype=torch.int64), whole, whole
         paged_attention(zeros(2, heads, dim), keys, values, *where)
         rotary_store(qkv, norms, 1e-6, *turns, keys, values, *where)
-        for rows in (2, FEW_ROWS + 1):
+        for rows in (2, SMALL_BATCH_ROWS + 1):
             at = torch.zeros(rows, dtype=torch.int64)
             rotary_attention(zeros(rows, qkv.shape[1]), norms, 1e-6, *turns, keys, values, where[0], at, at)
     for size in (1024, 2048):
@@ -77,12 +78,12 @@ def launch_all() -> None:
     tables = zeros(3072, 2048), zeros(15, 2048, 2048)
     slots = whole, zeros(2, 64, 2048), whole, whole, zeros(2048), zeros(2, 2048)
     next_inputs(torch.zeros(2, 16, dtype=torch.int64), *tables, *slots)
-    draws = Draws(whole, torch.zeros(2, 4), torch.zeros(2, 2, dtype=torch.int64), whole, whole)
-    rules = FirstRules(torch.zeros(2, 3072, dtype=torch.bool), whole, whole, 0.05, 2150, 2048)
+    draws = DrawInputs(whole, torch.zeros(2, 4), torch.zeros(2, 2, dtype=torch.int64), whole, whole)
+    rules = FirstCodeRules(torch.zeros(2, 3072, dtype=torch.bool), whole, whole, 0.05, 2150, 2048)
     draw_keyed(zeros(2, 3072), 0, draws, rules)
     for book in (1, 2):
         draw_keyed(zeros(2, 2048), book, draws)
-    record = Record(torch.zeros(2, 32, 16, dtype=torch.int64), rules.seen, whole, whole, whole)
+    record = FrameRecord(torch.zeros(2, 32, 16, dtype=torch.int64), rules.seen, whole, whole, whole)
     finish_frame(torch.zeros(2, 16, dtype=torch.int64), whole, record, 2150)
     for rows in (1, VECTOR_ROWS, MAX_ROWS):
         for inputs, inner in ((2048, 6144), (1024, 3072)):
@@ -94,5 +95,5 @@ def launch_all() -> None:
 
 if __name__ == "__main__":
     Kernel.__getitem__ = compile_instead  # type: ignore[method-assign]
-    with kernels.everywhere(), torch.no_grad():
+    with kernels.enabled_on_cpu(), torch.no_grad():
         launch_all()

@@ -1,10 +1,11 @@
-"""Paged attention against its twin, in Triton's interpreter."""
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention against its reference implementation, in Triton's interpreter."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from polyvox.kernels.attention import paged_attention, paged_attention_plain
+from polyvox.kernels.attention import paged_attention, paged_attention_reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 def case(
     positions: list[int], heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
-    """Rows of as many slots; whatever lies behind a slot's position is NaN, and so are the pages that nobody owns."""
+    """One row per slot; entries after a slot's position and unowned pages are NaN."""
     generator = torch.Generator().manual_seed(len(positions) + dim)
     width = max(positions) // page + 2
     count = len(positions) * width + 3
@@ -38,20 +39,20 @@ def case(
         ([100], 16, 8, 128, 16),
     ],
 )
-def test_it_equals_the_twin_and_reads_nothing_unwritten(
+def test_it_equals_the_reference_and_reads_nothing_unwritten(
     positions: list[int], heads: int, kv_heads: int, dim: int, page: int
 ) -> None:
     given = case(positions, heads, kv_heads, dim, page)
-    torch.testing.assert_close(paged_attention(*given), paged_attention_plain(*given), atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(paged_attention(*given), paged_attention_reference(*given), atol=2e-6, rtol=2e-6)
 
 
 def test_half_precision_is_rounded_at_the_end() -> None:
     given = case([5, 80], 4, 2, 32, 16, torch.float16)
-    wide = paged_attention_plain(*(x.float() if x.is_floating_point() else x for x in given))
+    wide = paged_attention_reference(*(x.float() if x.is_floating_point() else x for x in given))
     torch.testing.assert_close(paged_attention(*given).float(), wide, atol=2e-3, rtol=2e-3)
 
 
-def test_a_row_has_the_same_bits_in_any_place_among_any_rows() -> None:
+def test_a_row_has_the_same_bits_at_any_index_of_any_batch() -> None:
     q, keys, values, tables, slots, positions = case([7, 90, 33], 4, 2, 32, 16)
     together = paged_attention(q, keys, values, tables, slots, positions)
     for i in range(3):
@@ -61,12 +62,12 @@ def test_a_row_has_the_same_bits_in_any_place_among_any_rows() -> None:
     assert torch.equal(turned.flip(0), together)
 
 
-def test_rows_may_lie_apart() -> None:
+def test_rows_may_be_strided() -> None:
     q, *rest = case([7, 20], 4, 2, 32, 16)
     wider = torch.cat([q.flatten(1), torch.full((2, 10), torch.nan)], dim=1)
     assert torch.equal(paged_attention(wider[:, :128].unflatten(1, (4, 32)), *rest), paged_attention(q, *rest))
 
 
-def test_no_rows_are_no_launch() -> None:
+def test_an_empty_batch_launches_nothing() -> None:
     q, keys, values, tables, slots, positions = case([7], 4, 2, 32, 16)
     assert paged_attention(q[:0], keys, values, tables, slots[:0], positions[:0]).shape == (0, 4, 32)

@@ -1,4 +1,5 @@
-"""The codec's decoder on kernels, in Triton's interpreter: the samples of the plain one, in slots, in any chunking."""
+# SPDX-License-Identifier: Apache-2.0
+"""The codec decoder with kernels, in Triton's interpreter: the reference's samples, in slots, in any chunking."""
 
 from dataclasses import replace
 from functools import cache
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_plain
-from polyvox.kernels.ring_attention import Ring
+from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
+from polyvox.kernels.ring_attention import RingAttention
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.synthetic import tiny_files
@@ -19,7 +20,7 @@ FRAMES, WINDOW, SLOTS = 9, 5, 5
 
 @cache
 def decoder(dtype: torch.dtype = torch.float32) -> CodecDecoder:
-    """Smaller than the tiny one, as the interpreter is slow; the same every time."""
+    """Smaller than the tiny codec, since Triton's interpreter is slow; deterministic."""
     tiny = parse_config(tiny_files("custom_voice")).codec
     small = replace(tiny, window=WINDOW, decoder_dim=16, quantizers=3, upsampling_ratios=(2,), upsample_rates=(3, 2))
     codec = CodecDecoder(replace(small, transformer=replace(small.transformer, layers=2)))
@@ -30,7 +31,7 @@ def decoder(dtype: torch.dtype = torch.float32) -> CodecDecoder:
             low, high = (0.7, 1.3) if name.endswith(("norm.weight", "usage")) else (-0.3, 0.3)
         else:
             high = (3.0 / (weight.shape[0] if "block.1." in name else weight[0].numel())) ** 0.5
-            # Residual branches add up, and samples should stay clear of the clamp.
+            # Residual branches accumulate, and samples must stay below the clamp.
             high *= 0.3 if "conv2" in name else 0.1 if weight.shape[0] == 1 else 1.0
             low = -high
         weight.uniform_(low, high, generator=generator)
@@ -56,13 +57,13 @@ def decoded(codec: CodecDecoder, state: CodecState, slots: Tensor, sizes: list[i
 
 
 def decibels(found: Tensor) -> float:
-    """The error against the plain decoder in float32, below the sound."""
+    """Signal-to-noise ratio against the reference decoder in float32, in dB."""
     return (10 * ((found - expected()).square().mean() / expected().square().mean()).log10()).item()
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 2, 4], [8, 1]])
-def test_chunks_in_slots_give_the_samples_of_the_plain_decoder(sizes: list[int]) -> None:
+def test_chunks_in_slots_give_the_samples_of_the_reference_decoder(sizes: list[int]) -> None:
     codec = decoder()
     state, slots = codec.initial_state(SLOTS), torch.tensor([3, 1])
     assert decibels(decoded(codec, state, slots, sizes)) < -110
@@ -71,7 +72,7 @@ def test_chunks_in_slots_give_the_samples_of_the_plain_decoder(sizes: list[int])
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_state_on_kernels_is_a_value_too() -> None:
+def test_kernels_accept_a_copied_state() -> None:
     codec = decoder()
     _, state = codec(codes()[:, :5], codec.initial_state(2))
     copied = {name: rows.clone() for name, rows in state.items()}
@@ -83,7 +84,7 @@ def test_a_state_on_kernels_is_a_value_too() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_in_half_precision_the_error_stays_far_below_the_sound() -> None:
+def test_half_precision_keeps_a_high_signal_to_noise_ratio() -> None:
     codec = decoder(torch.float16)
     found = decoded(codec, codec.initial_state(SLOTS), torch.tensor([4, 0]), [4, 5])
     assert found.dtype == torch.float32
@@ -91,8 +92,8 @@ def test_in_half_precision_the_error_stays_far_below_the_sound() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_stream_sounds_the_same_in_any_company() -> None:
-    """Beside padding in a spoilt scratch slot a stream has the bits that it has beside another stream."""
+def test_a_stream_has_the_same_samples_in_any_batch() -> None:
+    """Padding rows in a poisoned scratch slot do not change a stream's bits."""
     codec, part = decoder(), codes()[:, :3]
     state, spoilt = codec.initial_state(SLOTS), codec.initial_state(SLOTS)
     for rows in spoilt.values():
@@ -106,8 +107,8 @@ def test_a_stream_sounds_the_same_in_any_company() -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("columns", [1, 7, 24])
-def test_ring_attention_equals_its_twin(columns: int, group: int) -> None:
-    """Streams that have just begun, that fill the ring, that have gone round it; NaN where nothing was written."""
+def test_ring_attention_equals_its_reference(columns: int, group: int) -> None:
+    """Streams that just started, that fill the ring, that wrapped around; unwritten entries are NaN."""
     generator = torch.Generator().manual_seed(columns)
 
     def noise(*shape: int) -> Tensor:
@@ -121,9 +122,9 @@ def test_ring_attention_equals_its_twin(columns: int, group: int) -> None:
     plain = [ring.nan_to_num() for ring in rings]
     q, k, v = noise(4, columns, 2 * group, 16), noise(4, columns, 2, 16), noise(4, columns, 2, 16)
     positions, cos, sin = first[:, None] + torch.arange(columns), noise(4, columns, 1, 16), noise(4, columns, 1, 16)
-    found = Ring(rings[0], rings[1], slots, positions, cos, sin)(1, q, k, v)
+    found = RingAttention(rings[0], rings[1], slots, positions, cos, sin)(1, q, k, v)
     with kernels.disabled():
-        expected = Ring(plain[0], plain[1], slots, positions, cos, sin)(1, q, k, v)
+        expected = RingAttention(plain[0], plain[1], slots, positions, cos, sin)(1, q, k, v)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for ring, other in zip(rings, plain, strict=True):
         torch.testing.assert_close(ring.nan_to_num(), other)
@@ -131,7 +132,7 @@ def test_ring_attention_equals_its_twin(columns: int, group: int) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("columns", [1, 3, 9])
-def test_depthwise_convolution_and_norm_equal_their_twin(columns: int) -> None:
+def test_depthwise_convolution_and_norm_equal_their_reference(columns: int) -> None:
     generator = torch.Generator().manual_seed(columns)
     x, state = (torch.randn(2, 20, n, generator=generator) for n in (columns, 6))
     state = state.repeat(2, 1, 1).transpose(1, 2).contiguous().transpose(1, 2)
@@ -139,5 +140,5 @@ def test_depthwise_convolution_and_norm_equal_their_twin(columns: int) -> None:
     slots = torch.tensor([3, 0])
     past = state[slots]
     found = depthwise_norm(x, state, slots, weight, bias, gain, shift, 1e-6)
-    torch.testing.assert_close(found, depthwise_norm_plain(x, past, weight, bias, gain, shift, 1e-6))
+    torch.testing.assert_close(found, depthwise_norm_reference(x, past, weight, bias, gain, shift, 1e-6))
     assert torch.equal(state[slots], torch.cat([past, x], dim=-1)[..., -6:])

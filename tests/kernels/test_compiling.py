@@ -1,4 +1,5 @@
-"""What the interpreter does not show: Triton's compiler takes the kernels, in bfloat16 and for a card CI has not."""
+# SPDX-License-Identifier: Apache-2.0
+"""The compiler accepts the kernels in bfloat16 for a GPU that is absent; Triton's interpreter cannot check that."""
 
 import os
 import subprocess

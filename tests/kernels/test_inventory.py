@@ -1,4 +1,5 @@
-"""Every kernel stands beside its twin, and a test compares the two."""
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel has a reference implementation next to it, and a test compares the two."""
 
 import importlib
 import re
@@ -8,39 +9,39 @@ from pathlib import Path
 
 from polyvox import kernels
 
-# kernel: what launches it, its twin, and the file of the test that compares them
-TWINS = {
-    "attention.attention_kernel": ("paged_attention", "paged_attention_plain", "test_attention_kernel.py"),
-    "conv.conv_kernel": ("causal_conv", "causal_conv_plain", "test_conv_kernel.py"),
-    "conv.remember_kernel": ("remember", "remember_plain", "test_conv_kernel.py"),
-    "decode.decode_kernel": ("rotary_attention", "rotary_attention_plain", "test_layer_kernels.py"),
-    "depthwise.depthwise_kernel": ("depthwise_norm", "depthwise_norm_plain", "test_codec_kernels.py"),
-    "finish.finish_kernel": ("finish_frame", "finish_frame_plain", "test_finish_kernel.py"),
-    "gated.silu_mul_kernel": ("silu_mul", "silu_mul_plain", "test_layer_kernels.py"),
-    "inputs.inputs_kernel": ("next_inputs", "next_inputs_plain", "test_inputs_kernel.py"),
-    "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_plain", "test_layer_kernels.py"),
-    "ring.ring_kernel": ("Ring", "attend_plain", "test_codec_kernels.py"),
-    "rotary.rotary_kernel": ("rotary_store", "rotary_store_plain", "test_layer_kernels.py"),
-    "skinny.matrix_kernel": ("project", "project_plain", "test_skinny_kernel.py"),
-    "skinny.vector_kernel": ("project", "project_plain", "test_skinny_kernel.py"),
-    "sampler.draw_kernel": ("draw_keyed", "draw_keyed_plain", "test_sampler_kernel.py"),
+# kernel: its launcher, its reference implementation, and the test file that compares them
+REFERENCES = {
+    "attention.attention_kernel": ("paged_attention", "paged_attention_reference", "test_attention_kernel.py"),
+    "conv.conv_kernel": ("causal_conv", "causal_conv_reference", "test_conv_kernel.py"),
+    "conv.update_history_kernel": ("update_history", "update_history_reference", "test_conv_kernel.py"),
+    "decode_attention.decode_kernel": ("rotary_attention", "rotary_attention_reference", "test_layer_kernels.py"),
+    "depthwise.depthwise_kernel": ("depthwise_norm", "depthwise_norm_reference", "test_codec_kernels.py"),
+    "frame_end.finish_kernel": ("finish_frame", "finish_frame_reference", "test_frame_end_kernel.py"),
+    "silu_mul.silu_mul_kernel": ("silu_mul", "silu_mul_reference", "test_layer_kernels.py"),
+    "next_inputs.inputs_kernel": ("next_inputs", "next_inputs_reference", "test_next_inputs_kernel.py"),
+    "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_reference", "test_layer_kernels.py"),
+    "ring_attention.ring_kernel": ("RingAttention", "attend_reference", "test_codec_kernels.py"),
+    "rotary.rotary_kernel": ("rotary_store", "rotary_store_reference", "test_layer_kernels.py"),
+    "small_batch_linear.matrix_kernel": ("project", "project_reference", "test_small_batch_linear_kernel.py"),
+    "small_batch_linear.vector_kernel": ("project", "project_reference", "test_small_batch_linear_kernel.py"),
+    "sampler.draw_kernel": ("draw_keyed", "draw_keyed_reference", "test_sampler_kernel.py"),
 }
 # part of a kernel: the kernel that calls it
 PARTS = {
-    "conv.finish": "conv.conv_kernel",
-    "conv.narrowed": "conv.conv_kernel",
-    "decode.block_of": "decode.decode_kernel",
-    "decode.hear": "decode.decode_kernel",
-    "decode.turned": "decode.decode_kernel",
-    "overlap.wait": "skinny.vector_kernel",
-    "ring.attend_block": "ring.ring_kernel",
-    "ring.rotated": "ring.ring_kernel",
+    "conv.store_tile": "conv.conv_kernel",
+    "conv.saturating_cast": "conv.conv_kernel",
+    "decode_attention.load_kv_block": "decode_attention.decode_kernel",
+    "decode_attention.attend_block": "decode_attention.decode_kernel",
+    "decode_attention.norm_and_rotate": "decode_attention.decode_kernel",
+    "launch_overlap.wait": "small_batch_linear.vector_kernel",
+    "ring_attention.attend_block": "ring_attention.ring_kernel",
+    "ring_attention.rotated": "ring_attention.ring_kernel",
     "sampler.rank_of_largest": "sampler.draw_kernel",
     "sampler.rank_of_mass": "sampler.draw_kernel",
-    "skinny.finish": "skinny.vector_kernel",
-    "skinny.normed": "skinny.vector_kernel",
-    "skinny.weights": "skinny.vector_kernel",
-    "snake.snaked": "conv.conv_kernel",
+    "small_batch_linear.store_output": "small_batch_linear.vector_kernel",
+    "small_batch_linear.apply_norm": "small_batch_linear.vector_kernel",
+    "small_batch_linear.load_weights": "small_batch_linear.vector_kernel",
+    "snake.apply_snake": "conv.conv_kernel",
 }
 HERE, SOURCE = Path(__file__).parent, Path(kernels.__file__).parent
 
@@ -54,32 +55,32 @@ def found() -> set[str]:
 
 
 def test_every_kernel_is_in_the_inventory() -> None:
-    assert found() == set(TWINS) | set(PARTS)
-    assert set(PARTS.values()) <= set(TWINS)
+    assert found() == set(REFERENCES) | set(PARTS)
+    assert set(PARTS.values()) <= set(REFERENCES)
 
 
-def test_every_kernel_has_its_twin_beside_it_and_both_in_a_test() -> None:
-    for kernel, (public, twin, test) in TWINS.items():
+def test_every_kernel_has_a_reference_and_a_test_of_both() -> None:
+    for kernel, (public, reference, test) in REFERENCES.items():
         source, tested = (SOURCE / f"{kernel.split('.')[0]}.py").read_text(), (HERE / test).read_text()
-        for name in (public, twin):
-            assert re.search(rf"(def|class) {name}\b", source), f"{kernel}: no {name} beside it"
+        for name in (public, reference):
+            assert re.search(rf"(def|class) {name}\b", source), f"{kernel}: no {name} in its module"
         assert re.search(rf"\b{public}\(", tested), f"{kernel}: {test} does not call {public}"
-        assert re.search(rf"\b{twin}\(|kernels\.disabled\(", tested), f"{kernel}: {test} does not call {twin}"
+        assert re.search(rf"\b{reference}\(|kernels\.disabled\(", tested), f"{kernel}: {test} does not call {reference}"
 
 
 def test_every_header_states_its_contract() -> None:
-    for kernel in TWINS:
+    for kernel in REFERENCES:
         header = importlib.import_module(f"polyvox.kernels.{kernel.split('.')[0]}").__doc__ or ""
         for part in ("Types:", "Roundings:", "Bytes:"):
             assert part in header, f"{kernel}: its header has no {part}"
 
 
-def test_kernels_know_nothing_of_the_rest() -> None:
+def test_kernels_import_no_other_package_of_polyvox() -> None:
     for file in SOURCE.glob("*.py"):
         others = re.findall(r"^\s*(?:from|import) (polyvox\.(?!kernels\b)[\w.]+)", file.read_text(), re.MULTILINE)
         assert not others, f"{file.name} imports {others}"
 
 
-def test_on_a_cpu_it_speaks_where_there_is_no_triton() -> None:
+def test_speech_works_on_a_cpu_without_triton() -> None:
     spoken = "import sys; sys.modules['triton'] = None; import polyvox; polyvox.load(device='cpu').say('Hi.')"
     subprocess.run([sys.executable, "-c", spoken], check=True, timeout=120)

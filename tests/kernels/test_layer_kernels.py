@@ -1,4 +1,5 @@
-"""Norm, gate and rotation against their twins, in Triton's interpreter."""
+# SPDX-License-Identifier: Apache-2.0
+"""Norm, gate and rotation against their reference implementations, in Triton's interpreter."""
 
 from typing import Any
 
@@ -6,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_plain
-from polyvox.kernels.norm import add_rms_norm, add_rms_norm_plain, rms_norm, rms_norm_plain
-from polyvox.kernels.rotary import rotary_store, rotary_store_plain
-from polyvox.kernels.silu_mul import silu_mul, silu_mul_plain
+from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
+from polyvox.kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from polyvox.kernels.rotary import rotary_store, rotary_store_reference
+from polyvox.kernels.silu_mul import silu_mul, silu_mul_reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 EPS = 1e-6
-# A sum in another order may turn a rounding: one unit in the last place of float16, a few of float32.
+# Another summation order may change a rounding: one unit in the last digit of float16, a few of float32.
 CLOSE = {torch.float32: 1e-6, torch.float16: 2e-3}
 types = pytest.mark.parametrize("dtype", CLOSE)
 
@@ -29,24 +30,26 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 @types
 @pytest.mark.parametrize("shape", [(1, 32), (3, 2048), (2, 5, 48), (0, 16)])
-def test_the_norm_equals_its_twin(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_the_norm_equals_its_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
-    assert_close(rms_norm(x, weight, EPS), rms_norm_plain(x, weight, EPS), CLOSE[dtype])
+    assert_close(rms_norm(x, weight, EPS), rms_norm_reference(x, weight, EPS), CLOSE[dtype])
 
 
 @types
 @pytest.mark.parametrize("shape", [(3, 1024), (2, 2, 40)])
-def test_the_norm_of_a_sum_equals_its_twin_and_the_sum_is_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_the_norm_of_a_sum_equals_its_reference_and_the_sum_is_exact(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
     weight = random(shape[-1], dtype=dtype, seed=2)
     total, normed = add_rms_norm(x, residual, weight, EPS)
-    plain_total, plain_normed = add_rms_norm_plain(x, residual, weight, EPS)
+    plain_total, plain_normed = add_rms_norm_reference(x, residual, weight, EPS)
     assert torch.equal(total, plain_total)
     assert_close(normed, plain_normed, CLOSE[dtype])
 
 
-def test_the_norm_reads_the_sum_as_it_was_rounded() -> None:
-    residual, x = torch.full((1, 16), 2048.0).half(), torch.ones(1, 16).half()  # 2049 is no float16
+def test_the_norm_reads_the_rounded_sum() -> None:
+    residual, x = torch.full((1, 16), 2048.0).half(), torch.ones(1, 16).half()  # 2049 is not a float16
     x[0, 0] = 2.0
     weight = torch.ones(16).half()
     assert torch.equal(add_rms_norm(x, residual, weight, EPS)[1], rms_norm(residual + x, weight, EPS))
@@ -54,9 +57,9 @@ def test_the_norm_reads_the_sum_as_it_was_rounded() -> None:
 
 @types
 @pytest.mark.parametrize("shape", [(3, 2 * 1536), (2, 1, 2 * 40), (5, 2)])
-def test_the_gate_equals_its_twin(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_the_gate_equals_its_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     gate_up = 4 * random(*shape, dtype=dtype)
-    assert_close(silu_mul(gate_up), silu_mul_plain(gate_up), CLOSE[dtype])
+    assert_close(silu_mul(gate_up), silu_mul_reference(gate_up), CLOSE[dtype])
 
 
 def rotary_case(
@@ -91,19 +94,19 @@ def rotary_case(
         ([14], 5, 5, 8, True, 15),
     ],
 )
-def test_rotation_equals_its_twin_and_writes_only_its_own_rows(
+def test_rotation_equals_its_reference_and_writes_only_its_own_rows(
     positions: list[int], heads: int, kv_heads: int, dim: int, norm: bool, page: int, dtype: torch.dtype
 ) -> None:
     given, cache = rotary_case(positions, heads, kv_heads, dim, dtype, norm, page)
     plain_cache = cache.clone()
     q = rotary_store(**given, keys=cache[0], values=cache[1])
-    plain = rotary_store_plain(**given, keys=plain_cache[0], values=plain_cache[1])
+    plain = rotary_store_reference(**given, keys=plain_cache[0], values=plain_cache[1])
     assert_close(q, plain, 2 * CLOSE[dtype])
     assert_close(cache, plain_cache, 2 * CLOSE[dtype])
     assert cache[0].isfinite().sum() == len(positions) * kv_heads * dim
 
 
-def test_rotation_gives_a_row_the_same_bits_in_any_place() -> None:
+def test_rotation_gives_a_row_the_same_bits_at_any_index() -> None:
     given, cache = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
     again = cache.clone()
     q = rotary_store(**given, keys=cache[0], values=cache[1])
@@ -115,7 +118,7 @@ def test_rotation_gives_a_row_the_same_bits_in_any_place() -> None:
 
 
 def with_a_past(given: dict[str, Any], cache: Tensor) -> Tensor:
-    """The cache with all that lies before each row's position written, and NaN behind it."""
+    """A cache that is written before each row's position and NaN after it."""
     page = cache.shape[2]
     generator = torch.Generator().manual_seed(9)
     for slot, position in zip(given["slots"].tolist(), given["positions"].tolist(), strict=True):
@@ -134,22 +137,22 @@ def with_a_past(given: dict[str, Any], cache: Tensor) -> Tensor:
         ([128, 300], 4, 2, 32, True, 16),
         ([3, 31], 4, 4, 32, False, 16),
         ([2, 3, 1], 3, 1, 24, True, 4),
-        ([*range(0, 70, 5), 64, 65, 130], 2, 1, 16, True, 16),  # more than FEW_ROWS
+        ([*range(0, 70, 5), 64, 65, 130], 2, 1, 16, True, 16),  # more than SMALL_BATCH_ROWS
     ],
 )
-def test_a_decoding_step_equals_its_twin(
+def test_a_decoding_step_equals_its_reference(
     positions: list[int], heads: int, kv_heads: int, dim: int, norm: bool, page: int, dtype: torch.dtype
 ) -> None:
     given, cache = rotary_case(positions, heads, kv_heads, dim, dtype, norm, page)
     cache = with_a_past(given, cache)
     plain_cache = cache.clone()
     found = rotary_attention(**given, keys=cache[0], values=cache[1])
-    plain = rotary_attention_plain(**given, keys=plain_cache[0], values=plain_cache[1])
+    plain = rotary_attention_reference(**given, keys=plain_cache[0], values=plain_cache[1])
     assert_close(found, plain, 3 * CLOSE[dtype])
     assert_close(cache, plain_cache, 2 * CLOSE[dtype])
 
 
-def test_a_decoding_step_gives_a_row_the_same_bits_in_any_place() -> None:
+def test_a_decoding_step_gives_a_row_the_same_bits_at_any_index() -> None:
     given, cache = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
     cache = with_a_past(given, cache)
     found = rotary_attention(**given, keys=cache[0], values=cache[1])

@@ -1,4 +1,5 @@
-"""The draw against its twin, in Triton's interpreter."""
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling against its reference implementation, in Triton's interpreter."""
 
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyvox.kernels.sampler import Draws, FirstRules, draw_keyed, draw_keyed_plain
+from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed, draw_keyed_reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -14,13 +15,13 @@ SLOTS = 12
 PLAIN = [1.0, 0, 1.0, 1.0]
 
 
-def draws_of(params: list[list[float]], slots: list[int] | None = None) -> Draws:
-    """Row i draws by params[i]; keys, segments and frames of the slots differ."""
+def draws_of(params: list[list[float]], slots: list[int] | None = None) -> DrawInputs:
+    """Row i samples with params[i]; keys, segments and frames of the slots differ."""
     generator = torch.Generator().manual_seed(7)
     rows = torch.tensor(slots or list(range(len(params))))
     by_slot = torch.ones(SLOTS, 4)
     by_slot[rows] = torch.tensor(params)
-    return Draws(
+    return DrawInputs(
         slots=rows,
         params=by_slot,
         key=torch.randint(2**32, (SLOTS, 2), generator=generator),
@@ -48,15 +49,15 @@ MIX = [
 @pytest.mark.parametrize(
     ("vocab", "dtype", "book"), [(2048, torch.float32, 7), (3072, torch.float16, 0), (37, torch.float32, 1)]
 )
-def test_it_draws_what_the_twin_draws(vocab: int, dtype: torch.dtype, book: int) -> None:
-    """Draws could part where the best two are within 1e-6; with these seeds none do."""
+def test_it_samples_what_the_reference_samples(vocab: int, dtype: torch.dtype, book: int) -> None:
+    """Samples may differ where the two best scores are within 1e-6; with these seeds none do."""
     logits = (4 * normal(len(MIX), vocab)).to(dtype)
     draws = draws_of(MIX, slots=[3, 0, 7, 1, 11, 5, 2, 9])
-    assert torch.equal(draw_keyed(logits, book, draws), draw_keyed_plain(logits, book, draws))
+    assert torch.equal(draw_keyed(logits, book, draws), draw_keyed_reference(logits, book, draws))
 
 
 def support(logits: list[float], params: list[float]) -> tuple[set[int], set[int]]:
-    """The tokens that are drawn in many frames, here and by the twin."""
+    """The tokens sampled over many frames, by the kernel and by the reference implementation."""
     count = 24
     draws = draws_of([params])
     draws = replace(
@@ -68,23 +69,23 @@ def support(logits: list[float], params: list[float]) -> tuple[set[int], set[int
         frame=torch.arange(count),
     )
     rows = torch.tensor([logits]).expand(count, -1).contiguous()
-    return set(draw_keyed(rows, 1, draws).tolist()), set(draw_keyed_plain(rows, 1, draws).tolist())
+    return set(draw_keyed(rows, 1, draws).tolist()), set(draw_keyed_reference(rows, 1, draws).tolist())
 
 
 @pytest.mark.parametrize(
     ("logits", "params", "kept"),
     [
-        ([1.9, 2.0, 2.0, 2.0, 1.8], [1.0, 2, 1.0, 1.0], {1, 2, 3}),  # ties with the k-th stay
-        ([0.0, -0.0, -0.1, -0.2], [1.0, 1, 1.0, 1.0], {0, 1}),  # both zeros are one
-        ([-5.1, -5.0, -5.05], [1.0, 2, 1.0, 1.0], {1, 2}),  # negative scores have an order, too
+        ([1.9, 2.0, 2.0, 2.0, 1.8], [1.0, 2, 1.0, 1.0], {1, 2, 3}),  # ties with the k-th are kept
+        ([0.0, -0.0, -0.1, -0.2], [1.0, 1, 1.0, 1.0], {0, 1}),  # both zeros are equal
+        ([-5.1, -5.0, -5.05], [1.0, 2, 1.0, 1.0], {1, 2}),  # negative scores are ordered too
         ([0.0, 0.0, 0.0, 0.0], [1.0, 0, 0.3, 1.0], {0, 1, 2, 3}),  # ties in top-p
         ([0.2, 0.1, 0.0], [1.0, 0, 0.3, 1.0], {0}),
         ([0.2, 0.1, 0.0], [1.0, 0, 0.5, 1.0], {0, 1}),
-        ([0.2, 0.1, 0.0], [1.0, 2, 0.9, 1.0], {0, 1}),  # top-p is among what top-k left
+        ([0.2, 0.1, 0.0], [1.0, 2, 0.9, 1.0], {0, 1}),  # top-p applies after top-k
         ([1.0, -torch.inf, 1.0], [1.0, 3, 1.0, 1.0], {0, 2}),
     ],
 )
-def test_filters_keep_what_the_twin_keeps(logits: list[float], params: list[float], kept: set[int]) -> None:
+def test_filters_keep_what_the_reference_keeps(logits: list[float], params: list[float], kept: set[int]) -> None:
     assert support(logits, params) == (kept, kept)
 
 
@@ -93,15 +94,15 @@ def test_greedy_takes_the_first_of_the_best() -> None:
     assert draw_keyed(logits, 3, draws_of([[0.0, 0, 1.0, 1.0]] * 2)).tolist() == [1, 0]
 
 
-def rules(vocab: int) -> FirstRules:
+def rules(vocab: int) -> FirstCodeRules:
     generator = torch.Generator().manual_seed(3)
-    return FirstRules(
+    return FirstCodeRules(
         seen=torch.rand(SLOTS, vocab, generator=generator) < 0.3,
-        least=torch.tensor([0, 5000] * (SLOTS // 2)),
-        budget=torch.tensor([0, 0, 5000, 5000] * (SLOTS // 4)),
+        min_frames=torch.tensor([0, 5000] * (SLOTS // 2)),
+        soft_limit=torch.tensor([0, 0, 5000, 5000] * (SLOTS // 4)),
         pressure=0.05,
         end=vocab - 3,
-        controls=vocab - 20,
+        first_control_id=vocab - 20,
     )
 
 
@@ -110,10 +111,10 @@ def test_code_0_follows_its_rules(vocab: int) -> None:
     logits = 3 * normal(8, vocab, seed=5)
     draws = draws_of([[t, 40, 1.0, penalty] for t in (0.0, 0.9) for penalty in (1.0, 1.05, 2.0, 0.5)])
     found = draw_keyed(logits, 0, draws, rules(vocab))
-    assert torch.equal(found, draw_keyed_plain(logits, 0, draws, rules(vocab)))
+    assert torch.equal(found, draw_keyed_reference(logits, 0, draws, rules(vocab)))
 
 
-def test_of_control_ids_only_the_end_is_drawn_and_not_too_early() -> None:
+def test_only_the_end_of_the_control_ids_is_sampled_and_not_too_early() -> None:
     logits = normal(4, 100)
     logits[:, 80:] = 50.0
     draws = draws_of([PLAIN] * 4)
@@ -122,15 +123,15 @@ def test_of_control_ids_only_the_end_is_drawn_and_not_too_early() -> None:
     assert all(code < 80 for code in found[1::2])
 
 
-def test_the_end_gains_with_every_frame_past_the_budget() -> None:
+def test_the_logit_of_the_end_grows_with_every_frame_past_the_soft_limit() -> None:
     logits = torch.zeros(1, 100)
     draws = replace(draws_of([[0.0, 0, 1.0, 1.0]]), frame=torch.full((SLOTS,), 10))
-    strict = replace(rules(100), seen=torch.zeros(SLOTS, 100, dtype=torch.bool), budget=torch.full((SLOTS,), 10))
+    strict = replace(rules(100), seen=torch.zeros(SLOTS, 100, dtype=torch.bool), soft_limit=torch.full((SLOTS,), 10))
     assert draw_keyed(logits, 0, draws, strict).tolist() == [0]
-    assert draw_keyed(logits, 0, draws, replace(strict, budget=strict.budget - 1)).tolist() == [97]
+    assert draw_keyed(logits, 0, draws, replace(strict, soft_limit=strict.soft_limit - 1)).tolist() == [97]
 
 
-def test_a_row_draws_the_same_in_any_place_among_any_rows() -> None:
+def test_a_row_samples_the_same_at_any_index_of_any_batch() -> None:
     logits = normal(8, 500)
     draws = draws_of(MIX)
     together = draw_keyed(logits, 2, draws)
@@ -141,6 +142,6 @@ def test_a_row_draws_the_same_in_any_place_among_any_rows() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_logits_that_are_no_numbers_still_draw_an_id() -> None:
+def test_nan_logits_still_sample_a_valid_id() -> None:
     codes = draw_keyed(torch.full((8, 100), torch.nan), 1, draws_of(MIX))
     assert ((codes >= 0) & (codes < 100)).all()

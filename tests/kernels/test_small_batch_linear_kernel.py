@@ -1,17 +1,18 @@
-"""Products of few rows against their twin, in Triton's interpreter."""
+# SPDX-License-Identifier: Apache-2.0
+"""Small-batch linear layers against the reference implementation, in Triton's interpreter."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels.small_batch_linear import MAX_ROWS, VECTOR_ROWS, Norm, few, project, project_plain
+from polyvox.kernels.small_batch_linear import MAX_ROWS, VECTOR_ROWS, Norm, is_small_batch, project, project_reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-# Sums in another order, then a rounding or two: a few units in the last place of numbers of about 1.
+# Another summation order and one or two roundings: a few units in the last digit of numbers near 1.
 CLOSE = {torch.float32: 3e-6, torch.float16: 4e-3}
-# inputs and rows of the matrix: some fit no block, some take several steps
+# inputs and matrix rows: some fit no block, some take several iterations
 SHAPES = [(256, 32), (48, 20), (320, 192), (1200, 24), (2304, 18)]
 BOTH = [1, VECTOR_ROWS, VECTOR_ROWS + 1, MAX_ROWS]
 
@@ -33,29 +34,29 @@ CASES = [(rows, *shape, dtype) for rows in BOTH for shape in SHAPES for dtype in
 
 
 @pytest.mark.parametrize(("rows", "inputs", "height", "dtype"), CASES)
-def test_it_equals_its_twin_with_whatever_stands_around_it(
+def test_it_equals_its_reference_with_every_fused_operation(
     rows: int, inputs: int, height: int, dtype: torch.dtype
 ) -> None:
     x, weight, norm = case(rows, inputs, height, dtype)
-    assert few(x)
+    assert is_small_batch(x)
     residual = random(rows, height, dtype=dtype, seed=3)
     for given in ({}, {"norm": norm}, {"add": residual}, {"norm": norm, "gated": True}):
-        found, expected = project(x, weight, **given), project_plain(x, weight, **given)
+        found, expected = project(x, weight, **given), project_reference(x, weight, **given)
         torch.testing.assert_close(found, expected, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
 @pytest.mark.parametrize("rows", BOTH)
 def test_the_product_is_rounded_before_the_residual_is_added(rows: int) -> None:
     weight = torch.full((16, 16), 1.0).half()
-    weight[:, 0] = 2**-11  # a product of 1 + 2**-11 is 1 in float16, and with 2**-11 more would not be
+    weight[:, 0] = 2**-11  # a product of 1 + 2**-11 rounds to 1 in float16; 1 + 2**-10 would not
     weight[:, 2:] = 0
     x, add = torch.ones(rows, 16).half(), torch.full((rows, 16), 2**-11).half()
-    assert torch.equal(project(x, weight, add=add), project_plain(x, weight, add=add))
+    assert torch.equal(project(x, weight, add=add), project_reference(x, weight, add=add))
     assert (project(x, weight, add=add) == 1).all()
 
 
 @pytest.mark.parametrize("rows", [2, VECTOR_ROWS, MAX_ROWS])
-def test_a_row_has_the_same_bits_in_any_place_among_any_rows(rows: int) -> None:
+def test_a_row_has_the_same_bits_at_any_index_of_any_batch(rows: int) -> None:
     x, weight, norm = case(rows, 320, 24, torch.float16)
     among = project(x, weight, norm, gated=True)
     assert torch.equal(project(x.flip(0), weight, norm, gated=True).flip(0), among)
@@ -64,17 +65,17 @@ def test_a_row_has_the_same_bits_in_any_place_among_any_rows(rows: int) -> None:
     assert torch.equal(project(others, weight, norm, gated=True)[1], among[1])
 
 
-def test_rows_may_lie_apart_and_keep_their_shape() -> None:
+def test_rows_may_be_strided_and_keep_their_shape() -> None:
     x, weight, norm = case(6, 64, 16, torch.float16)
     pairs = x.view(3, 2, 64)
     assert torch.equal(project(pairs[:, -1], weight, norm), project(x[1::2].contiguous(), weight, norm))
     assert project(pairs, weight, norm, add=torch.zeros(3, 2, 16).half()).shape == (3, 2, 16)
 
 
-def test_many_rows_and_none_are_left_to_the_parts() -> None:
+def test_large_and_empty_batches_use_separate_launches() -> None:
     x, weight, norm = case(MAX_ROWS + 1, 64, 16, torch.float16)
-    assert few(x[:1])
-    assert not any(few(rows) for rows in (x, x[:0], x[: VECTOR_ROWS + 1].float()))
-    assert torch.equal(project(x, weight, norm), project_plain(x, weight, norm))
+    assert is_small_batch(x[:1])
+    assert not any(is_small_batch(rows) for rows in (x, x[:0], x[: VECTOR_ROWS + 1].float()))
+    assert torch.equal(project(x, weight, norm), project_reference(x, weight, norm))
     with kernels.disabled():
-        assert not few(x[:1])
+        assert not is_small_batch(x[:1])

@@ -8,7 +8,7 @@ import torch
 
 from conftest import DEVICE, Loaded
 from parity import Batch
-from polyvox.kernels.sampler import draw, penalised
+from polyvox.kernels.sampler import apply_repetition_penalty, draw
 from polyvox.models.qwen3_tts.codec import Codebook
 from polyvox.models.qwen3_tts.sampling import talker_parameters
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
@@ -56,7 +56,7 @@ def test_scores_are_drawn_from_in_float32() -> None:
     logits = torch.tensor([[1.0, 1.0078125]], dtype=BF16)
     params = torch.tensor([talker_parameters(Sampling(temperature=0.9, top_k=0))])
     assert draw(logits, params, torch.tensor([[0.0, -0.004]])).item() == 1
-    assert penalised(logits, torch.tensor([[True, True]]), params).dtype == torch.float32
+    assert apply_repetition_penalty(logits, torch.tensor([[True, True]]), params).dtype == torch.float32
 
 
 def test_an_entry_that_was_never_used_is_finite() -> None:

@@ -169,7 +169,7 @@ def test_a_spoiled_prompt_is_found(name: str, spoil: Callable[[Prompt], Prompt],
 
 
 def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
-    penalty = mock.patch.object(sampler, "penalised", lambda logits, _seen, _params: logits)
+    penalty = mock.patch.object(sampler, "apply_repetition_penalty", lambda logits, _seen, _params: logits)
     yield "custom_voice-seeded-filtered-whole", "no repetition penalty", penalty
     minimum = mock.patch.object(model_code, "CONTROL_IDS", 0)
     yield "custom_voice-speaker-whole", "no suppressed ids", minimum

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polyvox.errors import InvalidRequest
 from polyvox.kernels.noise import keyed_noise, philox
-from polyvox.kernels.sampler import draw, penalised
+from polyvox.kernels.sampler import apply_repetition_penalty, draw
 from polyvox.models.qwen3_tts.sampling import GeneratorNoise, seed_words, talker_parameters
 from polyvox.models.request import Sampling
 
@@ -129,7 +129,7 @@ def test_a_mixed_batch_draws_as_each_row_alone(seed: int) -> None:
 def test_the_penalty_lowers_what_was_seen() -> None:
     logits = torch.tensor([[2.0, -2.0, 2.0], [2.0, -2.0, 2.0]])
     seen = torch.tensor([[True, True, False], [False, False, True]])
-    result = penalised(logits, seen, rows(*(replace(PLAIN, repetition_penalty=p) for p in (2.0, 4.0))))
+    result = apply_repetition_penalty(logits, seen, rows(*(replace(PLAIN, repetition_penalty=p) for p in (2.0, 4.0))))
     assert result.tolist() == [[1.0, -4.0, 2.0], [2.0, -2.0, 0.5]]
 
 

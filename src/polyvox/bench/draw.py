@@ -1,4 +1,4 @@
-"""Draws plots: an HTML page with SVG, which needs nothing, or PNG, which needs matplotlib."""
+"""DrawInputs plots: an HTML page with SVG, which needs nothing, or PNG, which needs matplotlib."""
 
 import math
 from collections.abc import Sequence

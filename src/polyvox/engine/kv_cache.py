@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.engine.config import PAGE
-from polyvox.kernels.paged_kv import Pages
+from polyvox.kernels.paged_kv import PagedKVView
 from polyvox.models.protocol import Attend, PrefillMetadata
 
 SCRATCH = 0  # the page that rows which are not meant to be kept are written to; nobody owns it
@@ -51,11 +51,16 @@ class KVCache:
         self.keys[:, pages], self.values[:, pages] = torch.nan, torch.nan
 
     def at(
-        self, slots: Tensor, positions: Tensor, span: int, pack: PrefillMetadata | None = None, alone: bool = False
-    ) -> Attend | Pages:
+        self,
+        slots: Tensor,
+        positions: Tensor,
+        span: int,
+        pack: PrefillMetadata | None = None,
+        decode_only: bool = False,
+    ) -> Attend | PagedKVView:
         """Attention for rows at positions [N] of these slots [N]; pack is there where a slot may have several."""
         if kernels.active(self.keys):
-            return Pages(self.keys, self.values, self.table, slots, positions, alone=alone)
+            return PagedKVView(self.keys, self.values, self.table, slots, positions, decode_only=decode_only)
         tables = self.table[:, : -(-span // PAGE)][slots if pack is None else pack.slots]
         owned = tables if pack is None else tables[pack.owner]
         page, offset = owned.gather(1, positions[:, None] // PAGE)[:, 0], positions % PAGE

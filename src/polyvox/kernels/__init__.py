@@ -1,12 +1,14 @@
-"""The GPU's fast paths: Triton kernels, one to a file, each beside the plain PyTorch function that it must equal.
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels, one to a file, each next to the PyTorch function that is its reference implementation.
 
-A public function launches its kernel where `active` says so and else is its plain twin; callers need not know which.
-Kernels do not wait for the device, read no value on the host and allocate only what they return, so that they can be
-recorded into a graph. A row's result never depends on the other rows of a launch, nor on its place among them.
+A public function launches its kernel where `active` is true and runs the reference implementation elsewhere; callers
+do not need to know which. Kernels do not synchronise with the host, read no value on the host and allocate only what
+they return, so they can be captured in a CUDA graph. A row's result depends neither on the other rows of a launch nor
+on its index among them.
 
-How a cache takes part: where `active(keys)`, `Cache.at` returns `pages.Pages`, which says where the rows of a pass are
-kept; a layer then writes and reads the cache by two launches, or by one where no slot has two rows (`alone`). Any other
-cache returns a plain function, as before.
+KV cache: where `active(keys)` is true, the cache returns a `paged_kv.PagedKVView`, which describes where the rows of
+a pass are stored. A layer then writes and reads the cache in two launches, or in one where no slot has two rows
+(`decode_only`). Otherwise the cache returns an attention function.
 """
 
 import logging
@@ -21,14 +23,14 @@ from torch import Tensor
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int64)
 
 _enabled = True
-_everywhere = False
+_enabled_on_cpu = False
 
 
 def active(tensor: Tensor) -> bool:
-    """Whether kernels are used for this tensor: on CUDA, in a type they know, where no gradient is asked for."""
+    """Whether kernels run for this tensor: on CUDA, of a supported type, with gradients disabled."""
     return (
         _enabled
-        and (tensor.is_cuda or _everywhere)
+        and (tensor.is_cuda or _enabled_on_cpu)
         and tensor.dtype in TYPES
         and not torch.is_grad_enabled()
         and _installed()
@@ -37,7 +39,7 @@ def active(tensor: Tensor) -> bool:
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Within it everything runs by the plain twins, to compare the two in one process."""
+    """Run the reference implementations inside this context, to compare both in one process."""
     global _enabled
     before, _enabled = _enabled, False
     try:
@@ -47,19 +49,21 @@ def disabled() -> Iterator[None]:
 
 
 @contextmanager
-def everywhere() -> Iterator[None]:
-    """Within it kernels are used on a CPU, too, for Triton's interpreter (TRITON_INTERPRET=1)."""
-    global _everywhere
-    before, _everywhere = _everywhere, True
+def enabled_on_cpu() -> Iterator[None]:
+    """Also run kernels on CPU tensors inside this context, for Triton's interpreter (TRITON_INTERPRET=1)."""
+    global _enabled_on_cpu
+    before, _enabled_on_cpu = _enabled_on_cpu, True
     try:
         yield
     finally:
-        _everywhere = before
+        _enabled_on_cpu = before
 
 
 @cache
 def _installed() -> bool:
     found = find_spec("triton") is not None
     if not found:
-        logging.getLogger(__name__).warning("triton is not installed: plain PyTorch runs instead of Polyvox's kernels")
+        logging.getLogger(__name__).warning(
+            "Triton is not installed; using the PyTorch reference implementations instead of kernels"
+        )
     return found

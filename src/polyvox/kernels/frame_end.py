@@ -1,16 +1,16 @@
-"""What a frame leaves in its slots beside the talker's next input: codes, counters, whether speech stands still.
+# SPDX-License-Identifier: Apache-2.0
+"""Bookkeeping at the end of a frame: store its codes, advance the counters, detect the end and repetition loops.
 
-    codes [B,G] int64 · slots [B] int64 · by slot: kept [S,R,G] a ring of frames, position, frame, still [S] int64,
-    seen [S,V] bool -> flags [B] int64; all but codes and slots are changed in place
+    codes [B,G] int64 · slots [B] int64 · by slot: codes_ring [S,R,G], position, frame, repeats [S] int64,
+    seen [S,V] bool -> flags [B] int64; all but codes and slots are updated in place
 
-A slot whose code 0 is `end` keeps zeros for its frame and gets the flag ENDED. Speech stands still in a frame whose
-code 0 is that of one of the last LAGS frames of the slot; after FRAMES such frames
-in a row the flag REPETITION_LOOP is set.
+A slot whose code 0 is `end` stores zeros for its frame and gets the flag ENDED. A frame repeats if its code 0 equals
+that of one of the slot's last LAGS frames; after FRAMES consecutive repeats the flag REPETITION_LOOP is set.
 
-Types: whole numbers.
+Types: integers only.
 Roundings: none.
-Bytes: codes twice, a few numbers a row.
-One program, of one warp, a row. Instead of some 25 launches of a few numbers each: predicted 2 µs instead of 50.
+Bytes: codes twice, a few integers per row.
+Grid: one program of one warp per row. Replaces about 25 small launches (predicted: 2 µs instead of 50).
 """
 
 from __future__ import annotations
@@ -29,82 +29,84 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 LAGS, FRAMES = 4, 48  # about 4 s
-ENDED, REPETITION_LOOP = 1, 2  # flags: no frame was made, speech is over; speech stands still
+ENDED, REPETITION_LOOP = 1, 2  # flags: end of speech, no frame; the codes repeat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Record:
-    """What slots hold of the frames so far."""
+class FrameRecord:
+    """Per-slot tensors that record the frames so far."""
 
-    kept: Tensor  # [S, ring, groups]
+    codes_ring: Tensor  # [S, ring, groups]
     seen: Tensor  # [S, vocab]
-    still: Tensor  # [S]
+    repeats: Tensor  # [S]
     position: Tensor  # [S]
     frame: Tensor  # [S]
 
 
-def finish_frame(codes: Tensor, slots: Tensor, record: Record, end: int) -> Tensor:
-    """Writes these slots' frame to the record, and moves them on to the next; the flags of each."""
+def finish_frame(codes: Tensor, slots: Tensor, record: FrameRecord, end: int) -> Tensor:
+    """Record one frame of these slots, advance their counters and return their flags."""
     if not kernels.active(codes):
-        return finish_frame_plain(codes, slots, record, end)
+        return finish_frame_reference(codes, slots, record, end)
     rows, groups = codes.shape
     flags = torch.empty_like(slots)
     if not rows:
         return flags
-    for tensor in (codes, slots, record.kept, record.seen, record.still, record.position, record.frame):
+    for tensor in (codes, slots, record.codes_ring, record.seen, record.repeats, record.position, record.frame):
         assert tensor.is_contiguous()
     finish_kernel[(rows,)](
-        codes, slots, record.kept, record.seen, record.still, record.position, record.frame, flags,
-        record.kept.shape[1], record.seen.shape[1], end,
-        GROUPS=groups, GROUP_BLOCK=power_of_2(groups), MAX_LAGS=LAGS, MAX_STILL=FRAMES,
-        ENDED_FLAG=ENDED, STILL_FLAG=REPETITION_LOOP, **overlap(codes), num_warps=1,
+        codes, slots, record.codes_ring, record.seen, record.repeats, record.position, record.frame, flags,
+        record.codes_ring.shape[1], record.seen.shape[1], end,
+        GROUPS=groups, GROUP_BLOCK=power_of_2(groups), MAX_LAGS=LAGS, MAX_REPEATS=FRAMES,
+        ENDED_FLAG=ENDED, LOOP_FLAG=REPETITION_LOOP, **overlap(codes), num_warps=1,
     )  # fmt: skip
     return flags
 
 
-def finish_frame_plain(codes: Tensor, slots: Tensor, record: Record, end: int) -> Tensor:
-    """The twin."""
-    first, frame, ring = codes[:, 0], record.frame[slots], record.kept.shape[1]
+def finish_frame_reference(codes: Tensor, slots: Tensor, record: FrameRecord, end: int) -> Tensor:
+    """Reference implementation."""
+    first, frame, ring = codes[:, 0], record.frame[slots], record.codes_ring.shape[1]
     ended = first == end
     lags = torch.arange(1, LAGS + 1, device=codes.device)
-    recent = record.kept[slots[:, None], (frame[:, None] - lags) % ring, 0]
-    again = ((recent == first[:, None]) & (frame[:, None] >= lags)).any(1)
-    still = torch.where(again, record.still[slots] + 1, 0)
-    # What is no frame is never decoded; were it, it must still be a code.
-    record.kept[slots, frame % ring] = codes.masked_fill(ended[:, None], 0)
-    record.seen[slots, first] = first >= 0  # a constant would come from the host
-    record.still[slots] = still
+    recent = record.codes_ring[slots[:, None], (frame[:, None] - lags) % ring, 0]
+    repeated = ((recent == first[:, None]) & (frame[:, None] >= lags)).any(1)
+    repeats = torch.where(repeated, record.repeats[slots] + 1, 0)
+    # The frame after the end is never decoded, but it must hold valid codes.
+    record.codes_ring[slots, frame % ring] = codes.masked_fill(ended[:, None], 0)
+    record.seen[slots, first] = first >= 0  # a constant would be copied from the host
+    record.repeats[slots] = repeats
     record.position[slots] += 1
     record.frame[slots] = frame + 1
-    return ended * ENDED + (still >= FRAMES) * REPETITION_LOOP
+    return ended * ENDED + (repeats >= FRAMES) * REPETITION_LOOP
 
 
 @Kernel
 def finish_kernel(
-    codes, slots, kept, seen, still, position, frame, flags, ring, vocab, end,
-    GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr, MAX_LAGS: tl.constexpr, MAX_STILL: tl.constexpr,
-    ENDED_FLAG: tl.constexpr, STILL_FLAG: tl.constexpr, OVERLAP: tl.constexpr,
+    codes, slots, codes_ring, seen, repeats, position, frame, flags, ring, vocab, end,
+    GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr, MAX_LAGS: tl.constexpr, MAX_REPEATS: tl.constexpr,
+    ENDED_FLAG: tl.constexpr, LOOP_FLAG: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if OVERLAP:
         wait()
     group = tl.arange(0, GROUP_BLOCK)
-    there = group < GROUPS
-    all_codes = tl.load(codes + row * GROUPS + group, mask=there, other=0)
+    mask = group < GROUPS
+    all_codes = tl.load(codes + row * GROUPS + group, mask=mask, other=0)
     first = tl.load(codes + row * GROUPS)
-    now, place = tl.load(frame + slot), tl.load(position + slot)
-    again = first < 0
+    now, old_position = tl.load(frame + slot), tl.load(position + slot)
+    repeated = first < 0
     for lag in tl.static_range(1, MAX_LAGS + 1):
         past = now >= lag
-        recent = tl.load(kept + (slot * ring + (now - lag) % ring) * GROUPS, mask=past, other=-1)
-        again = again | (recent == first)
-    stood = tl.where(again, tl.load(still + slot) + 1, 0)
+        recent = tl.load(codes_ring + (slot * ring + (now - lag) % ring) * GROUPS, mask=past, other=-1)
+        repeated = repeated | (recent == first)
+    new_repeats = tl.where(repeated, tl.load(repeats + slot) + 1, 0)
     ended = first == end
-    tl.debug_barrier()  # nothing is written before all of it was read
-    tl.store(kept + (slot * ring + now % ring) * GROUPS + group, tl.where(ended, 0, all_codes), mask=there)
+    tl.debug_barrier()  # all loads precede the stores
+    tl.store(codes_ring + (slot * ring + now % ring) * GROUPS + group, tl.where(ended, 0, all_codes), mask=mask)
     tl.store(seen + slot * vocab + first, first >= 0)
-    tl.store(still + slot, stood)
-    tl.store(position + slot, place + 1)
+    tl.store(repeats + slot, new_repeats)
+    tl.store(position + slot, old_position + 1)
     tl.store(frame + slot, now + 1)
-    tl.store(flags + row, tl.where(ended, ENDED_FLAG, 0).to(tl.int64) + tl.where(stood >= MAX_STILL, STILL_FLAG, 0))
+    tl.store(
+        flags + row, tl.where(ended, ENDED_FLAG, 0).to(tl.int64) + tl.where(new_repeats >= MAX_REPEATS, LOOP_FLAG, 0)
+    )

@@ -1,9 +1,10 @@
-"""A launch that begins before the one in front of it has ended: programmatic dependent launch, from sm_90 on.
+# SPDX-License-Identifier: Apache-2.0
+"""Programmatic dependent launch (sm_90 and newer): a kernel starts before the previous launch has ended.
 
-A kernel that takes part says `if OVERLAP: wait()` before it reads what other launches wrote and before its first store,
-and is launched with **overlap(rows). What it reads before that is either never written while the engine runs
-(weights) or was written at least two launches earlier (slots, positions, keys of noise): every kernel waits for the end
-of the one before it and only then lets the next one begin. Launches of others (PyTorch's, cuBLAS's) wait as ever.
+A kernel that takes part calls `if OVERLAP: wait()` before it reads what other launches wrote and before its first
+store, and is launched with **overlap(rows). What it reads earlier is either constant while the engine runs (weights) or
+was written at least two launches before (slots, positions, noise keys): every kernel waits for the end of its
+predecessor before it lets its successor start. Launches of PyTorch and cuBLAS are ordered as usual.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ MAX_ROWS = 32  # a frame step of one row gains 18 % on an H200, one of 64 loses 
 
 
 def overlap(rows: Tensor) -> dict[str, Any]:
-    """What a launch for rows [..., columns] is given; nothing overlaps away from such a device."""
-    few = rows.numel() <= MAX_ROWS * rows.shape[-1]
-    if rows.is_cuda and few and _capability(rows.device) >= MIN_CAPABILITY:
+    """Launch options for rows [..., columns]; overlap needs sm_90 and a small batch."""
+    small_batch = rows.numel() <= MAX_ROWS * rows.shape[-1]
+    if rows.is_cuda and small_batch and _capability(rows.device) >= MIN_CAPABILITY:
         return {"OVERLAP": True, "launch_pdl": True}
     return {"OVERLAP": False}
 
@@ -38,6 +39,6 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 @Kernel
 def wait():
-    """For all that earlier launches wrote; then the next launch may begin."""
+    """Wait for the writes of earlier launches, then let the next launch start."""
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()

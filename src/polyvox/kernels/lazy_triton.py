@@ -1,29 +1,30 @@
-"""Triton, not before it is needed: a kernel's file can be imported where there is no Triton."""
+# SPDX-License-Identifier: Apache-2.0
+"""Lazy import of Triton: kernel modules can be imported where Triton is not installed."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class Kernel:
-    """A function in Triton's language; Triton is imported when it is first launched or compiled.
+    """A function in Triton's language; Triton is imported at its first launch or compilation.
 
-    In the function's file `tl` need only be there for the type checker, and annotations must be postponed. Of the
-    arguments in `plain` the kernel is not compiled anew where one is 1 or a multiple of 16.
+    The function's module imports `tl` only for the type checker and must postpone annotations. The kernel is not
+    specialised on the values of the arguments in do_not_specialize.
     """
 
-    def __init__(self, function: Callable[..., Any], plain: tuple[str, ...] = ()) -> None:
-        self.function, self.plain = function, plain
+    def __init__(self, function: Callable[..., Any], do_not_specialize: tuple[str, ...] = ()) -> None:
+        self.function, self.do_not_specialize = function, do_not_specialize
         self._jit: Any = None
 
     def __call__(self, *_: Any) -> Any:
-        raise TypeError(f"{self.function.__name__} is called from kernels only")
+        raise TypeError(f"{self.function.__name__} can be called from kernels only")
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.jit[grid]
 
     @property
     def jit(self) -> Any:
-        """Triton's own object."""
+        """The compiled function of Triton."""
         if self._jit is None:
             import triton
             import triton.language
@@ -33,10 +34,10 @@ class Kernel:
             for name in self.function.__code__.co_names:
                 if isinstance(scope.get(name), Kernel):
                     scope[name] = scope[name].jit
-            self._jit = triton.jit(self.function, do_not_specialize=self.plain)
+            self._jit = triton.jit(self.function, do_not_specialize=self.do_not_specialize)
         return self._jit
 
 
-def power_of_2(least: int) -> int:
-    """The smallest power of 2 that is at least this."""
-    return 1 << (least - 1).bit_length()
+def power_of_2(minimum: int) -> int:
+    """The smallest power of 2 that is at least `minimum`."""
+    return 1 << (minimum - 1).bit_length()

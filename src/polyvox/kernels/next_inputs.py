@@ -1,14 +1,15 @@
-"""What the talker reads after a frame: the sum of the frame's embeddings and a row of text.
+# SPDX-License-Identifier: Apache-2.0
+"""The talker's next input: the sum of a frame's code embeddings and a text row.
 
     codes [B,G] int64 · first [V,SIZE]: the table of code 0 · rest [G-1,C,SIZE]: those of the others · slots [B] int64
-    by slot: text [S,R,SIZE] a ring, text_end [S], frame [S] int64 · pad [SIZE] -> into out [S,SIZE], at the slots
+    by slot: text [S,R,SIZE] a ring buffer, text_end [S], frame [S] int64 · pad [SIZE] -> into out [S,SIZE]
 
-A slot whose frame lies before text_end reads row frame % R of its text, any other the pad.
+A slot with frame < text_end reads row frame % R of its text, any other slot reads the pad row.
 
-Types: bfloat16, float16, float32, one for all.
-Roundings: embeddings are summed in float32 and rounded once; text is added and the sum is rounded.
-Bytes: G + 1 rows read and one written for each row.
-One program a row and 512 columns.
+Types: bfloat16, float16, float32; one type for all tensors.
+Roundings: embeddings are summed in float32 and rounded once; the text row is added and the sum is rounded.
+Bytes: G + 1 rows read and one row written per slot.
+Grid: one program per row and 512 columns.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def next_inputs(
     pad: Tensor,
     out: Tensor,
 ) -> None:
-    """Writes the rows that these slots' talkers read next to out."""
+    """Write the next talker inputs of these slots to out."""
     if not kernels.active(out):
-        return next_inputs_plain(codes, first, rest, slots, text, text_end, frame, pad, out)
+        return next_inputs_reference(codes, first, rest, slots, text, text_end, frame, pad, out)
     batch, groups = codes.shape
     size = out.shape[1]
     if not batch:
@@ -57,7 +58,7 @@ def next_inputs(
     return None
 
 
-def next_inputs_plain(
+def next_inputs_reference(
     codes: Tensor,
     first: Tensor,
     rest: Tensor,
@@ -68,7 +69,7 @@ def next_inputs_plain(
     pad: Tensor,
     out: Tensor,
 ) -> None:
-    """The twin."""
+    """Reference implementation."""
     offsets = torch.arange(len(rest), device=codes.device) * rest.shape[1]
     parts = F.embedding(codes[:, :1], first), F.embedding(codes[:, 1:] + offsets, rest.flatten(0, 1))
     now = frame[slots]
@@ -84,18 +85,18 @@ def inputs_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = column < SIZE
-    kind = out.dtype.element_ty
+    mask = column < SIZE
+    dtype = out.dtype.element_ty
     slot = tl.load(slots + row)
     now = tl.load(frame + slot)
     if OVERLAP:
         wait()
-    total = tl.load(first + tl.load(codes + row * GROUPS) * SIZE + column, mask=there, other=0.0).to(tl.float32)
+    total = tl.load(first + tl.load(codes + row * GROUPS) * SIZE + column, mask=mask, other=0.0).to(tl.float32)
     for group in tl.static_range(1, GROUPS):
         code = tl.load(codes + row * GROUPS + group) + (group - 1) * CODES
-        total += tl.load(rest + code * SIZE + column, mask=there, other=0.0).to(tl.float32)
+        total += tl.load(rest + code * SIZE + column, mask=mask, other=0.0).to(tl.float32)
     has_text = now < tl.load(text_end + slot)
-    own = tl.load(text + (slot * ring + now % ring) * SIZE + column, mask=there & has_text, other=0.0)
-    filler = tl.load(pad + column, mask=there, other=0.0)
+    own = tl.load(text + (slot * ring + now % ring) * SIZE + column, mask=mask & has_text, other=0.0)
+    filler = tl.load(pad + column, mask=mask, other=0.0)
     read = tl.where(has_text, own, filler).to(tl.float32)
-    tl.store(out + slot * SIZE + column, (total.to(kind).to(tl.float32) + read).to(kind), mask=there)
+    tl.store(out + slot * SIZE + column, (total.to(dtype).to(tl.float32) + read).to(dtype), mask=mask)

@@ -1,6 +1,7 @@
-"""Gumbel noise for draws, in plain PyTorch; the kernel that draws makes the same numbers where it needs them.
+# SPDX-License-Identifier: Apache-2.0
+"""Gumbel noise for sampling, in PyTorch; the sampling kernel generates the same numbers in registers.
 
-A token's noise depends on the request's seed and on what is drawn, never on the batch, the row or the token's rank.
+A token's noise depends on the request's seed and on what is sampled, never on the batch, the row or the token's rank.
 """
 
 import torch
@@ -13,9 +14,9 @@ _WORD = 0xFFFFFFFF
 
 
 def keyed_noise(key: Tensor, segment: Tensor, frame: Tensor, first: int, count: int, vocab: int) -> Tensor:
-    """Noise keyed by (seed, segment, frame, codebook, token): the same for a request in any crowd.
+    """Noise keyed by (seed, segment, frame, codebook, token): the same for a request in any batch.
 
-    Philox4x32-10 with the seed's two halves as key and the rest as counter, on 32-bit words held in int64.
+    Philox4x32-10 with the seed's two halves as key and the rest as counter, on 32-bit words in int64.
     """
     token = torch.arange(vocab, device=frame.device).expand(len(frame), count, vocab)
     book = torch.arange(first, first + count, device=frame.device)[:, None]

@@ -1,12 +1,13 @@
-"""RMS norm of rows, alone or of the sum that a layer has just made.
+# SPDX-License-Identifier: Apache-2.0
+"""RMS norm of rows, alone or fused with the residual addition before it.
 
     x, residual [..., SIZE] · weight [SIZE] -> normed [..., SIZE], and the sum residual + x
 
-Types: bfloat16, float16, float32, one for all.
+Types: bfloat16, float16, float32; one type for all tensors.
 Roundings: the sum is rounded to the type, and the norm reads the rounded sum; x / sqrt(mean(x²) + eps) is computed in
 float32 and rounded, then multiplied by the weight and rounded again.
 Bytes: each input and each output once.
-One program a row; a row is one block.
+Grid: one program per row; a row is one block.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from polyvox.kernels.lazy_triton import Kernel, power_of_2
 if TYPE_CHECKING:
     import triton.language as tl
 
-LANES = 512  # elements of a row for each warp
+LANES = 512  # elements of a row per warp
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Rows x [..., size] divided by their root mean square, times weight [size]."""
     if not kernels.active(x):
-        return rms_norm_plain(x, weight, eps)
+        return rms_norm_reference(x, weight, eps)
     x = x.contiguous()
     normed = torch.empty_like(x)
     _launch(x, x, weight, x, normed, eps, add=False)
@@ -37,26 +38,26 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """residual + x and its norm."""
+    """Return residual + x and its norm."""
     if not kernels.active(x):
-        return add_rms_norm_plain(x, residual, weight, eps)
+        return add_rms_norm_reference(x, residual, weight, eps)
     x, residual = x.contiguous(), residual.contiguous()
     total, normed = torch.empty_like(x), torch.empty_like(x)
     _launch(x, residual, weight, total, normed, eps, add=True)
     return total, normed
 
 
-def rms_norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The twin; float64 stays float64 inside."""
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Reference implementation; float64 stays float64 inside."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
 
 
-def add_rms_norm_plain(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The twin."""
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Reference implementation."""
     total = residual + x
-    return total, rms_norm_plain(total, weight, eps)
+    return total, rms_norm_reference(total, weight, eps)
 
 
 def _launch(x: Tensor, residual: Tensor, weight: Tensor, total: Tensor, normed: Tensor, eps: float, add: bool) -> None:
@@ -76,16 +77,16 @@ def norm_kernel(
     ADD: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
-    there = column < SIZE
+    mask = column < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + column
-    kind = normed.dtype.element_ty
-    factor = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    dtype = normed.dtype.element_ty
+    factor = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
     if OVERLAP:
         wait()
-    wide = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+    wide = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     if ADD:
-        rounded = (tl.load(residual + at, mask=there, other=0.0).to(tl.float32) + wide).to(kind)
-        tl.store(total + at, rounded, mask=there)
+        rounded = (tl.load(residual + at, mask=mask, other=0.0).to(tl.float32) + wide).to(dtype)
+        tl.store(total + at, rounded, mask=mask)
         wide = rounded.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    tl.store(normed + at, (factor * wide.to(kind).to(tl.float32)).to(kind), mask=there)
+    tl.store(normed + at, (factor * wide.to(dtype).to(tl.float32)).to(dtype), mask=mask)

@@ -1,4 +1,5 @@
-"""Where the rows of one pass through a stack of layers are kept."""
+# SPDX-License-Identifier: Apache-2.0
+"""Where the rows of one forward pass are stored in the paged KV cache."""
 
 from dataclasses import dataclass
 
@@ -6,11 +7,11 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pages:
-    """Row i is position positions[i] of slot slots[i]; position p lies in page tables[slot, p // PAGE], row p % PAGE.
+class PagedKVView:
+    """Row i is position positions[i] of slot slots[i]; position p is row p % PAGE of page tables[slot, p // PAGE].
 
-    What a cache returns instead of a function that attends where its rows are to be written and read by kernels.
-    A slot's positions before its rows here have been written, and no two rows are the same position of a slot.
+    A KV cache returns this instead of an attention function where kernels write and read its rows. Earlier positions
+    of a slot have been written, and no two rows share a position of a slot.
     """
 
     keys: Tensor  # [layers, P, PAGE, KVH, D]
@@ -18,4 +19,4 @@ class Pages:
     tables: Tensor  # [S, W] int64
     slots: Tensor  # [N] int64
     positions: Tensor  # [N] int64
-    alone: bool = False  # no two rows are of one slot, as in a decoding step: one launch writes and attends
+    decode_only: bool = False  # no two rows share a slot: one launch writes and attends

@@ -1,17 +1,18 @@
-"""Attention over a window, with the keys and values of the past in rings; q and k are rotated on the way.
+# SPDX-License-Identifier: Apache-2.0
+"""Sliding-window attention with the keys and values of the past in ring buffers; q and k are rotated in the kernel.
 
     q [B,T,H,D] · k, v [B,T,KVH,D] · keys, values [S,layers,KVH,R,D] · slots, first [B] int64 · cos, sin [B,T,1,D]
     -> [B,T,H,D]
 
-Rotated is x · cos + x' · sin, where x' is x with its halves exchanged; sin has its signs already.
-Column t of stream b is at position first[b] + t; it sees itself and the R positions before it. Position p of a slot
-lies in its rings at p % R. After a call the rings hold the last R positions; what was never written is not read.
+The rotation is x · cos + x' · sin, where x' is x with its halves exchanged; sin includes the signs.
+Column t of stream b is at position first[b] + t; it attends to itself and the R positions before it. Position p of a
+slot is stored at index p % R. After a call the rings hold the last R positions; unwritten entries are not read.
 
-Types: bfloat16, float16, float32, all of one type, but for cos and sin, which are float32.
-Roundings: q and k once after rotation; scores and sums in float32; a weight is rounded to the type of v before it
-multiplies, the quotient once at the end.
-Bytes: the rings once, 4·R·KVH·D a stream and layer in bfloat16; q, k, v and the result once; k and v once more where
-they are kept. One program a stream and kv head, which alone reads and writes that part of the rings.
+Types: bfloat16, float16, float32; one type for all but cos and sin, which are float32.
+Roundings: q and k once after rotation; scores and sums in float32; a weight is rounded to the type of v before the
+product, the quotient once at the end.
+Bytes: the rings once, 4·R·KVH·D per stream and layer in bfloat16; q, k, v and the result once; k and v once more where
+they are stored. Grid: one program per stream and KV head, the only one to read and write that part of the rings.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from polyvox.kernels.lazy_triton import Kernel, power_of_2
 if TYPE_CHECKING:
     import triton.language as tl
 
-LEAST = 16  # rows and columns of a tensor core's operands
-BLOCK = 64  # positions that are read at a time
+MIN_TILE = 16  # minimum rows and columns of a tensor core operand
+BLOCK = 64  # positions per iteration
 LOG2_E = 1.4426950408889634
 
 
-class Ring:
-    """The past of one call, as an attend function: positions [B,T], and their angles, of these slots [B]."""
+class RingAttention:
+    """The attention function of one call: positions [B,T] and their rotation angles for slots [B]."""
 
     def __init__(
         self, keys: Tensor, values: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
@@ -44,11 +45,11 @@ class Ring:
         self.cos, self.sin = cos, sin
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend = self.attend if kernels.active(q) else self.attend_plain
+        attend = self.attend if kernels.active(q) else self.attend_reference
         return attend(self.keys[:, layer], self.values[:, layer], q, k, v)
 
     def attend(self, keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One layer, whose rings are keys, values [S,KVH,R,D]."""
+        """One layer, with ring buffers keys, values [S,KVH,R,D]."""
         batch, columns, heads, dim = q.shape
         kv_heads, size = keys.shape[1:3]
         group = heads // kv_heads
@@ -62,41 +63,41 @@ class Ring:
             q, k, v, self.cos, self.sin, keys, values, self.slots, self.positions, out,
             q.stride(0), k.stride(0), v.stride(0), keys.stride(0), self.positions.stride(0), columns,
             dim**-0.5 * LOG2_E,
-            SIZE=size, GROUP=group, DIM=dim, DIM_BLOCK=max(LEAST, power_of_2(dim)), ROWS=LEAST, BLOCK=BLOCK,
+            SIZE=size, GROUP=group, DIM=dim, DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), ROWS=MIN_TILE, BLOCK=BLOCK,
             num_warps=4, num_stages=2,
         )  # fmt: skip
         return out
 
-    def attend_plain(self, keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The twin."""
+    def attend_reference(self, keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Reference implementation."""
         q, k = self._rotated(q), self._rotated(k)
-        seen, rows, at = self._places
+        visible, rows, at = self._mask_and_targets
         count = at.shape[1]
         all_keys = torch.cat([keys[self.slots], k.transpose(1, 2)], dim=2)
         all_values = torch.cat([values[self.slots], v.transpose(1, 2)], dim=2)
-        # Gradients do not go through the past.
+        # No gradient flows through the history.
         keys[rows, :, at] = k[:, -count:].detach()
         values[rows, :, at] = v[:, -count:].detach()
         return F.scaled_dot_product_attention(
-            q.transpose(1, 2), all_keys, all_values, attn_mask=seen, enable_gqa=True
+            q.transpose(1, 2), all_keys, all_values, attn_mask=visible, enable_gqa=True
         ).transpose(1, 2)
 
     def _rotated(self, x: Tensor) -> Tensor:
         return (x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.sin).to(x.dtype)
 
     @cached_property
-    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What each column sees of the ring and the columns, [B,1,T,R+T]; where the last columns are kept."""
+    def _mask_and_targets(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The mask over ring and columns [B,1,T,R+T], and where the last columns are stored."""
         size, positions = self.keys.shape[3], self.positions
         last = positions[:, :1] - 1
         ring = last - (last - torch.arange(size, device=positions.device)) % size
-        places = torch.cat([ring, positions], dim=1)
-        age = positions[:, :, None] - places[:, None, :]
-        seen = (age >= 0) & (age <= size) & (places >= 0)[:, None, :]
-        return seen[:, None], self.slots[:, None], positions[:, -size:] % size
+        positions_seen = torch.cat([ring, positions], dim=1)
+        age = positions[:, :, None] - positions_seen[:, None, :]
+        visible = (age >= 0) & (age <= size) & (positions_seen >= 0)[:, None, :]
+        return visible[:, None], self.slots[:, None], positions[:, -size:] % size
 
 
-@partial(Kernel, plain=("columns", "position_row"))
+@partial(Kernel, do_not_specialize=("columns", "position_row"))
 def ring_kernel(
     q, k, v, cos, sin, keys, values, slots, positions, out,
     q_row, k_row, v_row, slot_stride, position_row, columns,
@@ -119,65 +120,71 @@ def ring_kernel(
         row = start + tl.arange(0, ROWS)
         column = row // GROUP
         member = head * GROUP + row % GROUP
-        there = (row < columns * GROUP)[:, None] & inside
+        mask = (row < columns * GROUP)[:, None] & inside
         query_at = q + ((stream * columns + column) * q_row + member * DIM)[:, None]
-        query = rotated(query_at, cos, sin, column, d, there, DIM)
+        query = rotated(query_at, cos, sin, column, d, mask, DIM)
         position = (first + column)[:, None]
-        highest = tl.full([ROWS], -1e30, tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        sums = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
+        running_max = tl.full([ROWS], -1e30, tl.float32)
+        denominator = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
         for begin in range(0, SIZE, BLOCK):
             i = begin + tl.arange(0, BLOCK)
-            # Of the positions that fall on i, the last one before first; 2·SIZE keeps the remainder's operand positive.
-            place = first - 1 - (first - 1 - i + 2 * SIZE) % SIZE
-            written = (i < SIZE) & (place >= 0)
+            # The last position before first that maps to index i; 2·SIZE keeps the operand of % positive.
+            offsets = first - 1 - (first - 1 - i + 2 * SIZE) % SIZE
+            written = (i < SIZE) & (offsets >= 0)
             at = ring + i[:, None] * DIM + d[None, :]
-            readable = written[:, None] & inside
-            key = tl.load(keys + at, mask=readable, other=0.0)
-            value = tl.load(values + at, mask=readable, other=0.0)
-            seen = written[None, :] & (position - place[None, :] <= SIZE)
-            highest, total, sums = attend_block(query, key, value, seen, highest, total, sums, scale)
+            kv_mask = written[:, None] & inside
+            key = tl.load(keys + at, mask=kv_mask, other=0.0)
+            value = tl.load(values + at, mask=kv_mask, other=0.0)
+            visible = written[None, :] & (position - offsets[None, :] <= SIZE)
+            running_max, denominator, acc = attend_block(
+                query, key, value, visible, running_max, denominator, acc, scale
+            )
         oldest = tl.maximum(0, start // GROUP - SIZE)
         for begin in range(oldest, tl.minimum(columns, (start + ROWS - 1) // GROUP + 1), BLOCK):
             i = begin + tl.arange(0, BLOCK)
-            readable = (i < columns)[:, None] & inside
-            key = rotated(new_k + i[:, None] * k_row, cos, sin, i, d, readable, DIM)
-            value = tl.load(new_v + i[:, None] * v_row + d[None, :], mask=readable, other=0.0)
+            kv_mask = (i < columns)[:, None] & inside
+            key = rotated(new_k + i[:, None] * k_row, cos, sin, i, d, kv_mask, DIM)
+            value = tl.load(new_v + i[:, None] * v_row + d[None, :], mask=kv_mask, other=0.0)
             age = column[:, None] - i[None, :]
-            seen = (i < columns)[None, :] & (age >= 0) & (age <= SIZE)
-            highest, total, sums = attend_block(query, key, value, seen, highest, total, sums, scale)
+            visible = (i < columns)[None, :] & (age >= 0) & (age <= SIZE)
+            running_max, denominator, acc = attend_block(
+                query, key, value, visible, running_max, denominator, acc, scale
+            )
         out_at = (stream * columns + column)[:, None] * (tl.num_programs(1) * GROUP * DIM) + (member * DIM)[:, None]
         tl.store(
-            out + out_at + d[None, :], (sums / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty), mask=there
+            out + out_at + d[None, :],
+            (acc / tl.maximum(denominator, 1e-30)[:, None]).to(out.dtype.element_ty),
+            mask=mask,
         )
 
-    # All of the rings is read before any of it is overwritten.
+    # All loads from the rings precede the stores.
     tl.debug_barrier()
     for begin in range(tl.maximum(0, columns - SIZE), columns, BLOCK):
         i = begin + tl.arange(0, BLOCK)
         at = ring + ((first + i) % SIZE)[:, None] * DIM + d[None, :]
-        readable = (i < columns)[:, None] & inside
-        tl.store(keys + at, rotated(new_k + i[:, None] * k_row, cos, sin, i, d, readable, DIM), mask=readable)
-        tl.store(values + at, tl.load(new_v + i[:, None] * v_row + d[None, :], mask=readable), mask=readable)
+        kv_mask = (i < columns)[:, None] & inside
+        tl.store(keys + at, rotated(new_k + i[:, None] * k_row, cos, sin, i, d, kv_mask, DIM), mask=kv_mask)
+        tl.store(values + at, tl.load(new_v + i[:, None] * v_row + d[None, :], mask=kv_mask), mask=kv_mask)
 
 
 @Kernel
-def rotated(line, cos, sin, column, d, there, DIM: tl.constexpr):
-    """Rows [N,1] of pointers as rotated rows [N,D]; their columns [N] say by how much."""
-    x = tl.load(line + d[None, :], mask=there, other=0.0)
-    other = tl.load(line + ((d + DIM // 2) % DIM)[None, :], mask=there, other=0.0).to(tl.float32)
+def rotated(line, cos, sin, column, d, mask, DIM: tl.constexpr):
+    """Load rows from pointers [N,1] and rotate them by the angles of their columns [N]."""
+    x = tl.load(line + d[None, :], mask=mask, other=0.0)
+    other = tl.load(line + ((d + DIM // 2) % DIM)[None, :], mask=mask, other=0.0).to(tl.float32)
     at = column[:, None] * DIM + d[None, :]
-    turned = x.to(tl.float32) * tl.load(cos + at, mask=there, other=0.0)
-    return (turned + other * tl.load(sin + at, mask=there, other=0.0)).to(x.dtype)
+    turned = x.to(tl.float32) * tl.load(cos + at, mask=mask, other=0.0)
+    return (turned + other * tl.load(sin + at, mask=mask, other=0.0)).to(x.dtype)
 
 
 @Kernel
-def attend_block(query, key, value, seen, highest, total, sums, scale):
-    """One more block of keys for the running softmax."""
-    score = tl.where(seen, tl.dot(query, tl.trans(key), input_precision="ieee") * scale, -1e30)
-    higher = tl.maximum(highest, tl.max(score, 1))
-    shrink = tl.exp2(highest - higher)
-    weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0)
-    total = total * shrink + tl.sum(weight, 1)
-    sums = tl.dot(weight.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
-    return higher, total, sums
+def attend_block(query, key, value, visible, running_max, denominator, acc, scale):
+    """Add a block of keys to the running softmax."""
+    score = tl.where(visible, tl.dot(query, tl.trans(key), input_precision="ieee") * scale, -1e30)
+    new_max = tl.maximum(running_max, tl.max(score, 1))
+    rescale = tl.exp2(running_max - new_max)
+    weight = tl.where(visible, tl.exp2(score - new_max[:, None]), 0.0)
+    denominator = denominator * rescale + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+    return new_max, denominator, acc

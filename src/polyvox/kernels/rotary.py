@@ -1,16 +1,17 @@
-"""What happens to queries, keys and values between their projection and attention: norm, rotation, into the cache.
+# SPDX-License-Identifier: Apache-2.0
+"""Between the QKV projection and attention: norm, rotary embedding, KV cache write.
 
     qkv [N, (H + 2·KVH)·D], heads of q, then k, then v · q_weight, k_weight [D], or none · cos, sin [M,D], M > positions
     keys, values [P,PAGE,KVH,D] · tables [S,W] int64 · slots, positions [N] int64 -> q [N,H,D]; k and v are in the cache
 
-Row i is position positions[i] of slot slots[i], and turns by row positions[i] of cos and sin; the first half of a head
-is paired with the second, and sin holds the sign. Each row writes its own place of the cache and nothing else.
+Row i is position positions[i] of slot slots[i] and is rotated by row positions[i] of cos and sin; the first half of a
+head is paired with the second, and sin includes the sign. A row writes its own cache entry and nothing else.
 
-Types: bfloat16, float16, float32, one for all.
-Roundings: those of the plain functions one after the other: the norm's two; x·cos and its partner·sin are each rounded,
-and so is their sum.
+Types: bfloat16, float16, float32; one type for all tensors.
+Roundings: those of the separate functions: the norm's two; x·cos and its partner·sin are each rounded, and so is their
+sum.
 Bytes: qkv, q, and the rows of k and v once each.
-One program a row and 8 heads.
+Grid: one program per row and 8 heads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
-from polyvox.kernels.norm import rms_norm_plain
+from polyvox.kernels.norm import rms_norm_reference
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -43,9 +44,9 @@ def rotary_store(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Norms (with weights of q and k) and turns the heads of each row, writes k and v to the cache, returns q."""
+    """Normalise (with the weights of q and k) and rotate each row's heads, store k and v in the cache, return q."""
     if not kernels.active(qkv):
-        return rotary_store_plain(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions)
+        return rotary_store_reference(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions)
     rows = len(qkv)
     page, kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -67,7 +68,7 @@ def rotary_store(
     return q
 
 
-def rotary_store_plain(
+def rotary_store_reference(
     qkv: Tensor,
     weights: tuple[Tensor, Tensor] | None,
     eps: float,
@@ -79,16 +80,16 @@ def rotary_store_plain(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """The twin."""
+    """Reference implementation."""
     page, kv_heads, dim = keys.shape[1:]
     heads = qkv.unflatten(1, (-1, dim))
     q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if weights is not None:
-        q, k = (rms_norm_plain(part, weight, eps) for part, weight in zip((q, k), weights, strict=True))
+        q, k = (rms_norm_reference(part, weight, eps) for part, weight in zip((q, k), weights, strict=True))
     by_cos, by_sin = cos[positions][:, None], sin[positions][:, None]
     q, k = (part * by_cos + part.roll(dim // 2, -1) * by_sin for part in (q, k))
-    place = tables[slots, positions // page], positions % page
-    keys[place], values[place] = k, v
+    offset = tables[slots, positions // page], positions % page
+    keys[offset], values[offset] = k, v
     return q
 
 
@@ -104,41 +105,41 @@ def rotary_kernel(
     column = tl.arange(0, DIM_BLOCK)
     partner = (column + DIM // 2) % DIM
     inside = column < DIM
-    there = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
-    kind = q.dtype.element_ty
+    mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
+    dtype = q.dtype.element_ty
     position = tl.load(positions + row)
     page = tl.load(tables + tl.load(slots + row) * table_row + position // PAGE)
     if OVERLAP:
         wait()
 
     start = qkv + row * qkv_row + head[:, None] * DIM
-    given = tl.load(start + column[None, :], mask=there, other=0.0)
+    given = tl.load(start + column[None, :], mask=mask, other=0.0)
     x = given.to(tl.float32)
-    y = tl.load(start + partner[None, :], mask=there, other=0.0).to(tl.float32)
+    y = tl.load(start + partner[None, :], mask=mask, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
-        asks = (head < HEADS)[:, None]
+        is_query = (head < HEADS)[:, None]
         factor = tl.where(
-            asks,
+            is_query,
             tl.load(q_weight + column, mask=inside, other=0.0)[None, :],
             tl.load(k_weight + column, mask=inside, other=0.0)[None, :],
         ).to(tl.float32)
         partner_factor = tl.where(
-            asks,
+            is_query,
             tl.load(q_weight + partner, mask=inside, other=0.0)[None, :],
             tl.load(k_weight + partner, mask=inside, other=0.0)[None, :],
         ).to(tl.float32)
-        x = (factor * (x * scale).to(kind).to(tl.float32)).to(kind).to(tl.float32)
-        y = (partner_factor * (y * scale).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+        x = (factor * (x * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        y = (partner_factor * (y * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
     by_cos = tl.load(cos + position * DIM + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     by_sin = tl.load(sin + position * DIM + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-    turned = ((x * by_cos).to(kind).to(tl.float32) + (y * by_sin).to(kind).to(tl.float32)).to(kind)
+    rotated = ((x * by_cos).to(dtype).to(tl.float32) + (y * by_sin).to(dtype).to(tl.float32)).to(dtype)
 
-    tl.store(q + (row * HEADS + head[:, None]) * DIM + column[None, :], turned, mask=there & (head < HEADS)[:, None])
-    place = page * page_stride + (position % PAGE) * offset_stride
+    tl.store(q + (row * HEADS + head[:, None]) * DIM + column[None, :], rotated, mask=mask & (head < HEADS)[:, None])
+    offset = page * page_stride + (position % PAGE) * offset_stride
     of_key, of_value = head - HEADS, head - HEADS - KV_HEADS
     is_key = (of_key >= 0) & (of_key < KV_HEADS)
-    tl.store(keys + place + of_key[:, None] * head_stride + column[None, :], turned, mask=there & is_key[:, None])
+    tl.store(keys + offset + of_key[:, None] * head_stride + column[None, :], rotated, mask=mask & is_key[:, None])
     tl.store(
-        values + place + of_value[:, None] * head_stride + column[None, :], given, mask=there & (of_value >= 0)[:, None]
+        values + offset + of_value[:, None] * head_stride + column[None, :], given, mask=mask & (of_value >= 0)[:, None]
     )

@@ -1,18 +1,19 @@
-"""One draw from logits, for a batch of rows: rules of code 0, temperature, top-k, top-p, noise, argmax.
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling one code per row: rules for code 0, temperature, top-k, top-p, Gumbel noise, argmax.
 
-The argmax of score + Gumbel noise is a draw from softmax(score); filters are thresholds, parameters a row of a tensor.
+The argmax of score + Gumbel noise is a sample from softmax(score); filters are thresholds, parameters a tensor row.
 
     logits [B,V] · book: the codebook, from 0 · slots [B] int64 · by slot: params [S,4] float32, key [S,2], segment [S],
-    frame [S] int64; for code 0 seen [S,V] bool, least [S], budget [S] int64 -> codes [B] int64
+    frame [S] int64; for code 0 seen [S,V] bool, min_frames [S], soft_limit [S] int64 -> codes [B] int64
 
-Types: bfloat16, float16 or float32 logits; everything inside is float32.
-Roundings: noise bits, filters and ties are those of the twin. Scores are divided as IEEE has it. Top-k keeps every
-score that is at least the k-th: its bits are found by bisection, two at a time. Top-p keeps a score while all that are
-larger hold less than top_p; sums have another order here, so where its mass is within 1e-6 of top_p a score may part.
-The logarithms of the noise may differ in their last bits: a draw can differ only where the best two are that near.
-A row whose logits are NaN draws a valid id.
-Bytes: the logits once (and seen, for code 0); noise is made where it is used and never stored.
-One program a row; a row is one block.
+Types: bfloat16, float16 or float32 logits; float32 inside.
+Roundings: noise bits, filters and ties equal those of the reference implementation. Division is IEEE. Top-k keeps every
+score that is at least the k-th, whose bits are found by bisection, two at a time. Top-p keeps a score while the larger
+ones sum to less than top_p; the order of summation differs from the reference, so a score whose cumulative mass is
+within 1e-6 of top_p may be kept by one and dropped by the other. The logarithms of the noise may differ in their last
+bits, which changes a sample only where the two best scores are that close. A row of NaN logits samples a valid id.
+Bytes: the logits once (and seen, for code 0); noise is generated in registers.
+Grid: one program per row; a row is one block.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from polyvox.kernels.noise import keyed_noise
 if TYPE_CHECKING:
     import triton.language as tl
 
-LANES = 256  # tokens for each warp
-MAX_TOKENS = 1 << 15  # counts of tokens are added in 16 bits
-TEMPERATURE, TOP_K, TOP_P, PENALTY = range(4)  # columns of a row of parameters
+LANES = 256  # tokens per warp
+MAX_TOKENS = 1 << 15  # token counts are packed into 16 bits
+TEMPERATURE, TOP_K, TOP_P, PENALTY = range(4)  # columns of a parameter row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draws:
-    """Whose codes are drawn and what each draw depends on; all but slots have a row a slot."""
+class DrawInputs:
+    """The slots to sample for and what each sample depends on; all tensors but slots are indexed by slot."""
 
     slots: Tensor  # [B]
     params: Tensor  # [S, 4]
@@ -48,21 +49,21 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FirstRules:
-    """What holds for code 0 alone; tensors have a row a slot."""
+class FirstCodeRules:
+    """Rules for code 0 only; tensors are indexed by slot."""
 
-    seen: Tensor  # [S, vocab]: the codes so far, for the repetition penalty
-    least: Tensor  # [S]: frames before end of speech may be drawn
-    budget: Tensor  # [S]: frames after which end of speech gains logit
-    pressure: float  # so much with every frame
-    end: int  # the id of end of speech
-    controls: int  # the first of the ids that are no codes; of them only end may be drawn
+    seen: Tensor  # [S, vocab]: codes sampled so far, for the repetition penalty
+    min_frames: Tensor  # [S]: frames before the end of speech may be sampled
+    soft_limit: Tensor  # [S]: frames after which the logit of the end of speech grows
+    pressure: float  # growth per frame
+    end: int  # id of the end of speech
+    first_control_id: int  # ids from here on are not codes; only `end` may be sampled
 
 
-def draw_keyed(logits: Tensor, book: int, draws: Draws, first: FirstRules | None = None) -> Tensor:
-    """Codes [B] of one codebook by logits [B, vocab] and the noise of each slot's seed, segment and frame."""
+def draw_keyed(logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRules | None = None) -> Tensor:
+    """Sample codes [B] of one codebook from logits [B, vocab] with the noise of each slot's seed, segment and frame."""
     if not kernels.active(logits):
-        return draw_keyed_plain(logits, book, draws, first)
+        return draw_keyed_reference(logits, book, draws, first)
     rows, vocab = logits.shape
     codes = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
@@ -72,29 +73,31 @@ def draw_keyed(logits: Tensor, book: int, draws: Draws, first: FirstRules | None
     assert draws.params.stride() == (4, 1), draws.params.stride()
     assert draws.key.stride() == (2, 1), draws.key.stride()
     block = power_of_2(vocab)
-    seen, least, budget = (logits, logits, logits) if first is None else (first.seen, first.least, first.budget)
+    seen, min_frames, soft_limit = (
+        (logits, logits, logits) if first is None else (first.seen, first.min_frames, first.soft_limit)
+    )
     draw_kernel[(rows,)](
-        logits, draws.slots, draws.params, draws.key, draws.segment, draws.frame, seen, least, budget, codes,
+        logits, draws.slots, draws.params, draws.key, draws.segment, draws.frame, seen, min_frames, soft_limit, codes,
         logits.stride(0), seen.stride(0), book, 0.0 if first is None else first.pressure,
         FIRST=first is not None, END=-1 if first is None else first.end,
-        CONTROLS=vocab if first is None else first.controls,
+        CONTROLS=vocab if first is None else first.first_control_id,
         VOCAB=vocab, BLOCK=block, **overlap(logits), num_warps=max(1, min(8, block // LANES)),
     )  # fmt: skip
     return codes
 
 
-def draw_keyed_plain(logits: Tensor, book: int, draws: Draws, first: FirstRules | None = None) -> Tensor:
-    """The twin."""
+def draw_keyed_reference(logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRules | None = None) -> Tensor:
+    """Reference implementation."""
     slots, vocab = draws.slots, logits.shape[1]
     params, frame = draws.params[slots], draws.frame[slots]
     if first is not None:
-        logits = first_scores(logits, first, slots, frame, params)
+        logits = first_code_scores(logits, first, slots, frame, params)
     noise = keyed_noise(draws.key[slots], draws.segment[slots], frame, book, 1, vocab)[:, 0]
     return draw(logits, params, noise)
 
 
 def draw(logits: Tensor, params: Tensor, noise: Tensor) -> Tensor:
-    """Logits and Gumbel noise [B, vocab] and parameters [B, 4] to token ids [B]."""
+    """Sample token ids [B] from logits and Gumbel noise [B, vocab] with parameters [B, 4]."""
     scores = _wide(logits)
     temperature = params[:, TEMPERATURE, None]
     greedy = temperature == 0
@@ -104,19 +107,19 @@ def draw(logits: Tensor, params: Tensor, noise: Tensor) -> Tensor:
     return torch.where(greedy, scores, scores + noise).argmax(-1)
 
 
-def first_scores(logits: Tensor, rules: FirstRules, slots: Tensor, frame: Tensor, params: Tensor) -> Tensor:
-    """Logits of code 0 as they are drawn from, by the reference's order of processors; frame and params by row."""
+def first_code_scores(logits: Tensor, rules: FirstCodeRules, slots: Tensor, frame: Tensor, params: Tensor) -> Tensor:
+    """Apply the rules of code 0 to its logits, in the reference's order; frame and params are indexed by row."""
     token = torch.arange(logits.shape[1], device=logits.device)
     end = token == rules.end
-    too_early = (frame < rules.least[slots])[:, None] & end
-    logits = penalised(logits, rules.seen[slots], params)
-    pressure = rules.pressure * (frame - rules.budget[slots]).clamp(min=0)
+    too_early = (frame < rules.min_frames[slots])[:, None] & end
+    logits = apply_repetition_penalty(logits, rules.seen[slots], params)
+    pressure = rules.pressure * (frame - rules.soft_limit[slots]).clamp(min=0)
     logits = logits + torch.where(end, pressure[:, None], 0)
-    return logits.masked_fill((token >= rules.controls) & ~end | too_early, -torch.inf)
+    return logits.masked_fill((token >= rules.first_control_id) & ~end | too_early, -torch.inf)
 
 
-def penalised(logits: Tensor, seen: Tensor, params: Tensor) -> Tensor:
-    """Repetition penalty: tokens seen before [B, vocab] lose by their row's factor, whatever their sign."""
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, params: Tensor) -> Tensor:
+    """Divide the positive and multiply the negative logits of seen tokens [B, vocab] by the row's factor."""
     logits = _wide(logits)
     factor = params[:, PENALTY, None]
     return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
@@ -127,12 +130,12 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def _threshold(ordered: Tensor, params: Tensor) -> Tensor:
-    """The smallest score that stays, [B, 1], from scores in falling order: every score as large stays too."""
+    """The smallest score to keep, [B, 1], from scores in descending order; equal scores are kept too."""
     vocab = ordered.shape[-1]
     wanted, top_p = params[:, TOP_K].long(), params[:, TOP_P, None]
     top_k = torch.where(wanted == 0, vocab, wanted).clamp(1, vocab)[:, None]
     by_k = ordered.gather(1, top_k - 1)
-    # Top-p among what top-k left: a token stays while the tokens above it hold less than top_p.
+    # Top-p after top-k: a token is kept while the tokens above it sum to less than top_p.
     probability = ordered.masked_fill(ordered < by_k, -torch.inf).softmax(-1)
     above = probability.cumsum(-1) - probability
     kept = ((above < top_p) | (top_p >= 1)).sum(-1, keepdim=True)
@@ -141,7 +144,7 @@ def _threshold(ordered: Tensor, params: Tensor) -> Tensor:
 
 @Kernel
 def draw_kernel(
-    logits, slots, settings, key, segment, frame, seen, least, budget, codes,
+    logits, slots, settings, key, segment, frame, seen, min_frames, soft_limit, codes,
     logits_row, seen_row, book, pressure,
     FIRST: tl.constexpr, END: tl.constexpr, CONTROLS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -150,15 +153,15 @@ def draw_kernel(
     slot = tl.load(slots + row)
     now = tl.load(frame + slot)
     token = tl.arange(0, BLOCK)
-    there = token < VOCAB
+    mask = token < VOCAB
     temperature = tl.load(settings + slot * 4)
     greedy = temperature == 0.0
-    place = token.to(tl.uint32)
-    nothing = tl.zeros_like(place)
+    counter = token.to(tl.uint32)
+    zero = tl.zeros_like(counter)
     low, high = tl.load(key + slot * 2).to(tl.uint32), tl.load(key + slot * 2 + 1).to(tl.uint32)
     words = tl.philox_impl(
-        place, nothing + book, nothing + now.to(tl.uint32),
-        nothing + tl.load(segment + slot).to(tl.uint32), low, high,
+        counter, zero + book, zero + now.to(tl.uint32),
+        zero + tl.load(segment + slot).to(tl.uint32), low, high,
     )  # fmt: skip
     uniform = ((words[0] >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
     noise = tl.where(greedy, 0.0, -tl.log(-tl.log(uniform)))
@@ -167,30 +170,30 @@ def draw_kernel(
     if OVERLAP:
         wait()
 
-    score = tl.load(logits + row * logits_row + token, mask=there, other=float("-inf")).to(tl.float32)
+    score = tl.load(logits + row * logits_row + token, mask=mask, other=float("-inf")).to(tl.float32)
     if FIRST:
         factor = tl.load(settings + slot * 4 + 3)
-        before = tl.load(seen + slot * seen_row + token, mask=there, other=0) != 0
+        before = tl.load(seen + slot * seen_row + token, mask=mask, other=0) != 0
         score = tl.where(before, tl.where(score > 0, tl.div_rn(score, factor), score * factor), score)
-        late = tl.maximum(now - tl.load(budget + slot), 0).to(tl.float32)
-        score = tl.where(token == END, score + late * pressure, score)
-        early = now < tl.load(least + slot)
+        overtime = tl.maximum(now - tl.load(soft_limit + slot), 0).to(tl.float32)
+        score = tl.where(token == END, score + overtime * pressure, score)
+        early = now < tl.load(min_frames + slot)
         score = tl.where(((token >= CONTROLS) & (token != END)) | ((token == END) & early), float("-inf"), score)
 
     score = tl.div_rn(score, tl.where(greedy, 1.0, temperature))
-    score = tl.where(score == 0.0, 0.0, score)  # one zero, as for all who compare
+    score = tl.where(score == 0.0, 0.0, score)  # -0.0 and 0.0 compare equal
 
-    # The same order as unsigned numbers: what is behind the vocabulary is below all of them.
+    # Map to unsigned integers of the same order; padding beyond the vocabulary ranks lowest.
     bits = score.to(tl.uint32, bitcast=True)
     rank = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
-    rank = tl.where(there, rank, 0)
-    least_kept = rank_of_largest(rank, tl.where(top_k == 0, VOCAB, tl.minimum(tl.maximum(top_k, 1), VOCAB)))
+    rank = tl.where(mask, rank, 0)
+    threshold = rank_of_largest(rank, tl.where(top_k == 0, VOCAB, tl.minimum(tl.maximum(top_k, 1), VOCAB)))
     if top_p < 1.0:
-        kept = (rank >= least_kept) & there
+        kept = (rank >= threshold) & mask
         mass = tl.where(kept, tl.exp(score - tl.max(score, 0)), 0.0)
-        least_kept = tl.maximum(least_kept, rank_of_mass(rank, mass, top_p * tl.sum(mass, 0)))
-        least_kept = tl.minimum(least_kept, tl.max(rank, 0))
-    kept = (rank >= least_kept) & there
+        threshold = tl.maximum(threshold, rank_of_mass(rank, mass, top_p * tl.sum(mass, 0)))
+        threshold = tl.minimum(threshold, tl.max(rank, 0))
+    kept = (rank >= threshold) & mask
 
     score = tl.where(kept, score + noise, float("-inf"))
     best = tl.min(tl.where(score == tl.max(score, 0), token, BLOCK), 0)
@@ -199,7 +202,7 @@ def draw_kernel(
 
 @Kernel
 def rank_of_largest(rank, count):
-    """The count-th largest of ranks: the largest number that so many of them reach, from its highest bits down."""
+    """The count-th largest rank, by bisection from the highest bits down."""
     found = tl.zeros([], tl.uint32)
     for step in range(16):
         shift = tl.cast(30 - 2 * step, tl.uint32)
@@ -214,7 +217,7 @@ def rank_of_largest(rank, count):
 
 @Kernel
 def rank_of_mass(rank, mass, wanted):
-    """The largest number such that the ranks which reach it hold the wanted mass."""
+    """The largest threshold such that the ranks at or above it sum to the wanted mass."""
     found = tl.zeros([], tl.uint32)
     for step in range(32):
         higher = found + (1 << tl.cast(31 - step, tl.uint32))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gate of an MLP: silu(gate) · up.
 
     gate_up [..., 2·SIZE], the gate first -> [..., SIZE]
@@ -5,7 +6,7 @@
 Types: bfloat16, float16, float32.
 Roundings: silu is computed in float32 and rounded, then the product is rounded.
 Bytes: the input and the output once.
-One program a row and 1,024 columns.
+Grid: one program per row and 1,024 columns.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ COLUMNS = 1024
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu of the first half of each row times its second half."""
+    """silu of the first half of each row times the second half."""
     if not kernels.active(gate_up):
-        return silu_mul_plain(gate_up)
+        return silu_mul_reference(gate_up)
     gate_up = gate_up.contiguous()
     *shape, both = gate_up.shape
     size = both // 2
@@ -42,8 +43,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def silu_mul_plain(gate_up: Tensor) -> Tensor:
-    """The twin."""
+def silu_mul_reference(gate_up: Tensor) -> Tensor:
+    """Reference implementation."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -54,9 +55,9 @@ def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERL
         wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = column < SIZE
-    kind = out.dtype.element_ty
-    gate = tl.load(gate_up + row * (2 * SIZE) + column, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * (2 * SIZE) + SIZE + column, mask=there, other=0.0).to(tl.float32)
-    opened = (gate / (1.0 + tl.exp(-gate))).to(kind)
-    tl.store(out + row * SIZE + column, (opened.to(tl.float32) * up).to(kind), mask=there)
+    mask = column < SIZE
+    dtype = out.dtype.element_ty
+    gate = tl.load(gate_up + row * (2 * SIZE) + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * SIZE) + SIZE + column, mask=mask, other=0.0).to(tl.float32)
+    opened = (gate / (1.0 + tl.exp(-gate))).to(dtype)
+    tl.store(out + row * SIZE + column, (opened.to(tl.float32) * up).to(dtype), mask=mask)

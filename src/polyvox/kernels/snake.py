@@ -1,12 +1,13 @@
-"""Snake, the codec's activation: x + sin²(e^alpha · x) / (e^beta + 1e-9), a channel at a time.
+# SPDX-License-Identifier: Apache-2.0
+"""Snake, the codec's activation: x + sin²(e^alpha · x) / (e^beta + 1e-9), per channel.
 
-It has no launch of its own: the convolution that makes x applies it before it stores (conv.py), so that it costs no
-bytes, only arithmetic. `snaked` is that arithmetic, in float32, from what `waves` works out once for each channel. Its
-sine is a polynomial, a third of the instructions of the exact one: the argument is brought to [-π/2, π/2] in two parts
-of π, and the odd polynomial of degree 9 is within 4e-9 of the sine there; the sign that the reduction loses is squared
-away. Off by less than 1e-6 up to arguments of 100. Exponentials, a division and a rounding instruction of every element
-would take as long as all the rest: the first two are of the channel, and a number is made whole by adding one that is
-so large that nothing behind its point is left, which holds up to 4 million half turns.
+It has no launch of its own: the convolution that produces x applies it before the store (conv.py), so it moves no
+bytes. `apply_snake` computes it in float32 from the per-channel values of `snake_coefficients`. The sine is a
+polynomial, a third of the instructions of the exact one: the argument is reduced to [-π/2, π/2] in two steps of π,
+where the odd polynomial of degree 9 is within 4e-9 of the sine; squaring removes the sign that the reduction loses. The
+error is below 1e-6 up to arguments of 100. Exponentials, a division and a rounding instruction per element would double
+the cost: the first two are computed per channel, and rounding to an integer adds and subtracts 1.5 · 2^23, which is
+exact up to 4 million half turns.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from polyvox.kernels.lazy_triton import Kernel
 SNAKE_EPS = 1e-9
 
 
-def snake_plain(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """The twin: [B,C,T] with the logarithms alpha, beta [C]; rounds to the type of x once, at the end."""
+def snake_reference(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """Reference implementation: [B,C,T] with the logarithms alpha, beta [C]; one rounding at the end."""
     scale = 1.0 / (beta.exp() + SNAKE_EPS)
     return (x + scale[:, None] * torch.sin(x * alpha.exp()[:, None]).square()).to(x.dtype)
 
 
-def waves(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the logarithms [C], what the kernel reads: how fast the sine goes, and how high it is."""
+def snake_coefficients(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel's per-channel frequency and amplitude, from the logarithms alpha, beta [C]."""
     return alpha.float().exp(), 1.0 / (beta.float().exp() + SNAKE_EPS)
 
 
 @Kernel
-def snaked(x, rate, height):
+def apply_snake(x, rate, height):
     """x [M,N] float32; rate, height [N] float32."""
     angle = x * rate[None, :]
     turns = (angle * 0.3183098861837907 + 12582912.0) - 12582912.0  # 1.5 · 2^23
-    # 3.140625 has so few bits that its product with a whole number is exact.
+    # 3.140625 has few significant bits, so its product with an integer is exact.
     rest = (angle - turns * 3.140625) - turns * 0.0009676535897932
     square = rest * rest
     sine = 2.5904884975518196e-06 * square - 0.00019800897761188593

@@ -1,8 +1,9 @@
-"""Which tile a matrix product is cut into: from its shape and a table, never by trying out.
+# SPDX-License-Identifier: Apache-2.0
+"""Tile sizes of matrix products, chosen from the shape and a table, never by autotuning.
 
-The time of a product is taken to be rounds of tiles over the multiprocessors, each as long as its tile is large divided
-by how well such a tile uses the tensor cores. The shares are for sm_90 (`benchmarks/codec_kernels.py --parts tune`
-measures them); a card with less shared memory does without the tiles that do not fit.
+The cost model is waves of tiles over the multiprocessors, each as long as the tile's area divided by how well such a
+tile uses the tensor cores. The efficiencies are for sm_90 (`benchmarks/codec_kernels.py --parts tune` measures them); a
+GPU with less shared memory skips the tiles that do not fit.
 """
 
 from dataclasses import dataclass, replace
@@ -10,30 +11,30 @@ from functools import cache
 
 import torch
 
-LEAST = 16  # rows, columns and depth of a tensor core's operands
-SPARE = 2 << 10  # bytes of shared memory that a kernel may need beside its operands
+MIN_TILE = 16  # minimum rows, columns and depth of a tensor core operand
+SPARE = 2 << 10  # bytes of shared memory reserved beside the operands
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """What tiles depend on of a device."""
+class DeviceLimits:
+    """The device properties that limit tiles."""
 
     multiprocessors: int
-    shared: int  # bytes of shared memory that one program can have
+    shared: int  # bytes of shared memory per program
 
 
-SM_90 = Card(132, 227 << 10)
+SM_90 = DeviceLimits(132, 227 << 10)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     rows: int
     block: int  # columns, a power of 2
-    extra: int  # and half as many again, or none: 96 and 192 are no powers of 2
+    extra: int  # half as many more columns, or 0: 96 and 192 are not powers of 2
     depth: int
     warps: int
     stages: int
-    share: float  # of the tensor cores' rate, while every multiprocessor has one
+    efficiency: float  # of peak tensor core throughput with one tile per multiprocessor
 
     @property
     def columns(self) -> int:
@@ -41,7 +42,7 @@ class Tile:
 
     @property
     def shared(self) -> int:
-        """Bytes of the operands of all stages, in a type of 16 bits."""
+        """Shared memory of all stages' operands in bytes, for a 16-bit type."""
         return self.stages * self.depth * (self.rows + self.columns) * 2
 
 
@@ -59,32 +60,35 @@ TILES = (
 
 
 @cache
-def card(device: torch.device) -> Card:
-    """In the interpreter tiles are cut as for sm_90."""
+def device_limits(device: torch.device) -> DeviceLimits:
+    """Limits of a device; Triton's interpreter uses those of sm_90."""
     if device.type != "cuda":
         return SM_90
     from triton.runtime import driver
 
-    facts = driver.active.utils.get_device_properties(device.index)
-    return Card(facts["multiprocessor_count"], facts["max_shared_mem"])
+    properties = driver.active.utils.get_device_properties(device.index)
+    return DeviceLimits(properties["multiprocessor_count"], properties["max_shared_mem"])
 
 
-def choose_tile(rows: int, columns: int, inputs: int, dtype: torch.dtype, on: Card = SM_90) -> Tile:
-    """For a product of rows × columns whose sums go over channels, `inputs` at a time."""
+def choose_tile(rows: int, columns: int, inputs: int, dtype: torch.dtype, limits: DeviceLimits = SM_90) -> Tile:
+    """The tile of a product of rows × columns that reduces over `inputs` channels per tap."""
     if dtype == torch.float32:
-        # Twice the bytes, and no speed to be had: what fits everywhere.
+        # float32 gains nothing from large tiles: use one that fits every GPU.
         best = Tile(64, 32, 0, 32, 4, 2, 1.0)
     else:
-        fitting = [tile for tile in TILES if tile.shared + SPARE <= on.shared]
-        best = min(fitting, key=lambda tile: _rounds(tile, rows, columns, on) * tile.rows * tile.columns / tile.share)
+        fitting = [tile for tile in TILES if tile.shared + SPARE <= limits.shared]
+        best = min(
+            fitting,
+            key=lambda tile: _num_waves(tile, rows, columns, limits) * tile.rows * tile.columns / tile.efficiency,
+        )
     return replace(best, depth=_depth(best.depth, inputs))
 
 
-def _rounds(tile: Tile, rows: int, columns: int, on: Card) -> int:
+def _num_waves(tile: Tile, rows: int, columns: int, limits: DeviceLimits) -> int:
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
-    return -(-tiles // on.multiprocessors)
+    return -(-tiles // limits.multiprocessors)
 
 
-def _depth(most: int, inputs: int) -> int:
-    """The largest power of 2 that divides the channels, within what the tile can hold."""
-    return max(LEAST, min(most, inputs & -inputs))
+def _depth(max_depth: int, inputs: int) -> int:
+    """The largest power of 2 that divides the channels, up to max_depth."""
+    return max(MIN_TILE, min(max_depth, inputs & -inputs))

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyvox.audio.clip import Samples
 from polyvox.kernels.frame_end import ENDED as ENDED  # the flags of a frame, for whoever reads them
 from polyvox.kernels.frame_end import REPETITION_LOOP as REPETITION_LOOP
-from polyvox.kernels.paged_kv import Pages
+from polyvox.kernels.paged_kv import PagedKVView
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
@@ -40,7 +40,7 @@ class StreamingTokenizer(Protocol):
 
 # attend(layer, q [B,T,heads,dim], k and v [B,T,kv_heads,dim]) -> [B,T,heads,dim]: whoever owns the cache
 # writes k and v to it and attends, so a layer need not know how the past is kept. Or pages, for kernels.
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor] | Pages
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor] | PagedKVView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,12 +57,17 @@ class Cache(Protocol):
     """Where the keys and values of all slots are kept."""
 
     def at(
-        self, slots: Tensor, positions: Tensor, span: int, pack: PrefillMetadata | None = None, alone: bool = False
-    ) -> Attend | Pages:
+        self,
+        slots: Tensor,
+        positions: Tensor,
+        span: int,
+        pack: PrefillMetadata | None = None,
+        decode_only: bool = False,
+    ) -> Attend | PagedKVView:
         """Attention for rows at positions [N] of these slots [N].
 
-        pack may say the same by slots, of which each may have several rows; alone: none has more than one. span is a
-        bound, known to the host, on the largest position plus one. Pages are for kernels, which need no more.
+        pack may say the same by slots, of which each may have several rows; decode_only: none has more than one. span
+        is a bound, known to the host, on the largest position plus one. Kernels get a PagedKVView.
         """
 
 

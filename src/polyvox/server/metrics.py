@@ -20,7 +20,7 @@ ENGINE = {
     "waiting": ("polyvox_queue_depth", "Requests that wait for a place."),
     "slots": ("polyvox_engine_slots", "Streams that the engine has room for."),
     "slots_free": ("polyvox_engine_slots_free", "Slots that nobody has."),
-    "pages_free": ("polyvox_engine_pages_free", "Pages of the cache that nobody has."),
+    "pages_free": ("polyvox_engine_pages_free", "PagedKVView of the cache that nobody has."),
     "steps": ("polyvox_engine_steps_total", "Steps since the start."),
     "frames": ("polyvox_engine_frames_total", "Frames made since the start."),
     "underruns": ("polyvox_engine_underruns_total", "Times that a player ran dry."),

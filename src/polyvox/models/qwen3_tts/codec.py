@@ -21,17 +21,17 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.kernels.conv import (
-    Taps,
+    PackedConv,
     causal_conv,
-    causal_conv_plain,
-    causal_upsample_plain,
+    causal_conv_reference,
+    causal_upsample_reference,
     last_columns,
     pack_conv,
     pack_upsample,
 )
-from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_plain
-from polyvox.kernels.ring_attention import Ring
-from polyvox.kernels.snake import snake_plain, waves
+from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
+from polyvox.kernels.ring_attention import RingAttention
+from polyvox.kernels.snake import snake_coefficients, snake_reference
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import CodecConfig
 from polyvox.models.qwen3_tts.transformer import Rotation, Transformer, widened
@@ -87,14 +87,14 @@ class SnakeBeta(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(channels))
         self.beta = nn.Parameter(torch.empty(channels))
-        self._waves: Kept[tuple[Tensor, Tensor]] = Kept()
+        self._coefficients: Kept[tuple[Tensor, Tensor]] = Kept()
 
     def forward(self, x: Tensor) -> Tensor:
-        return snake_plain(x, self.alpha, self.beta)
+        return snake_reference(x, self.alpha, self.beta)
 
-    def waves(self) -> tuple[Tensor, Tensor]:
+    def coefficients(self) -> tuple[Tensor, Tensor]:
         """As the kernel reads them."""
-        return self._waves.get(lambda: waves(self.alpha, self.beta), self.alpha)
+        return self._coefficients.get(lambda: snake_coefficients(self.alpha, self.beta), self.alpha)
 
 
 class Stateful(nn.Module, ABC):
@@ -105,7 +105,7 @@ class Stateful(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._taps: Kept[Taps] = Kept()
+        self._taps: Kept[PackedConv] = Kept()
 
     def run(
         self,
@@ -123,7 +123,7 @@ class Stateful(nn.Module, ABC):
         history = self.state_shape[1]
         if kernels.active(x):
             assert step.slots is not None
-            snake = then.waves() if then else None
+            snake = then.coefficients() if then else None
             state = step.before[self.key] if history else None
             return causal_conv(x, self.taps(), state, step.slots, add, snake, keep, dtype)
         past = step.read(self.key) if history else None
@@ -143,7 +143,7 @@ class Stateful(nn.Module, ABC):
         """The layer over its past and x, by PyTorch."""
 
     @abstractmethod
-    def taps(self) -> Taps:
+    def taps(self) -> PackedConv:
         """Its weights as the kernel reads them."""
 
 
@@ -157,9 +157,9 @@ class CausalConv(Stateful):
         self.state_shape = (inputs, (kernel - 1) * dilation)
 
     def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
-        return causal_conv_plain(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.dilation)
+        return causal_conv_reference(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.dilation)
 
-    def taps(self) -> Taps:
+    def taps(self) -> PackedConv:
         weight, bias = self.conv.weight, cast(Tensor, self.conv.bias)
         return self._taps.get(lambda: pack_conv(weight, bias, self.dilation), weight)
 
@@ -175,9 +175,9 @@ class CausalUpsample(Stateful):
         self.state_shape = (inputs, kernel // stride - 1)
 
     def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
-        return causal_upsample_plain(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.stride)
+        return causal_upsample_reference(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.stride)
 
-    def taps(self) -> Taps:
+    def taps(self) -> PackedConv:
         weight, bias = self.conv.weight, cast(Tensor, self.conv.bias)
         return self._taps.get(lambda: pack_upsample(weight, bias, self.stride), weight)
 
@@ -204,7 +204,7 @@ class ConvNeXt(nn.Module):
             return depthwise_norm(x, step.before[key], step.slots, *parts)
         past = step.read(key)
         step.write(key, last_columns(past, x))
-        return depthwise_norm_plain(x, past, *parts)
+        return depthwise_norm_reference(x, past, *parts)
 
 
 class ResidualUnit(nn.Module):
@@ -351,7 +351,7 @@ class PreTransformer(Transformer):
             slots = torch.arange(len(positions), device=positions.device)
             step.after |= {name: step.before[name].clone() for name in ("keys", "values")}
         # [S, layers, heads, window - 1, head_dim]
-        return Ring(step.after["keys"], step.after["values"], slots, positions, angles.cos, angles.sin)
+        return RingAttention(step.after["keys"], step.after["values"], slots, positions, angles.cos, angles.sin)
 
 
 class CodecDecoder(nn.Module):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from polyvox import kernels
-from polyvox.kernels.frame_end import Record, finish_frame
+from polyvox.kernels.frame_end import FrameRecord, finish_frame
 from polyvox.kernels.next_inputs import next_inputs
 from polyvox.kernels.noise import keyed_noise
-from polyvox.kernels.sampler import Draws, FirstRules, draw, draw_keyed, first_scores
+from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw, draw_keyed, first_code_scores
 from polyvox.models.protocol import Cache, PrefillMetadata
 from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.codec_encoder import CodecEncoder
@@ -177,7 +177,9 @@ class Qwen3TTS(nn.Module):
         """
         talker, config = self.talker, self.config
         position = s.position[slots]
-        hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span, alone=True))[:, 0]
+        hidden = talker(s.input[slots][:, None], position[:, None], cache.at(slots, position, span, decode_only=True))[
+            :, 0
+        ]
         draw_code = self._draws(s, slots, noise)
         code = draw_code(0, talker.logits(hidden))
         rest = talker.code_predictor(
@@ -186,7 +188,9 @@ class Qwen3TTS(nn.Module):
         codes = torch.cat([code[:, None], rest], dim=1)
         first, others = talker.model.codec_embedding.weight, talker.code_predictor.model.codec_embedding.weight
         next_inputs(codes, first, others, slots, s.text, s.text_end, s.frame, s.pad, s.input)
-        return finish_frame(codes, slots, Record(s.codes, s.seen, s.still, s.position, s.frame), config.talker.eos_id)
+        return finish_frame(
+            codes, slots, FrameRecord(s.codes, s.seen, s.still, s.position, s.frame), config.talker.eos_id
+        )
 
     def decode(self, s: Slots, slots: Tensor, first: Tensor, frames: int) -> Tensor:
         """The samples of so many frames of each of these slots [B] from frame first [B] on: [B, samples]."""
@@ -199,9 +203,9 @@ class Qwen3TTS(nn.Module):
         """How the codes of one frame are drawn: draw(codebook from 0, logits)."""
         talker, rest = self.config.talker, self.talker.code_predictor.residuals
         controls = talker.vocab_size - CONTROL_IDS
-        rules = FirstRules(s.seen, s.least, s.budget, END_PRESSURE, talker.eos_id, controls)
+        rules = FirstCodeRules(s.seen, s.least, s.budget, END_PRESSURE, talker.eos_id, controls)
         if noise is keyed_noise and kernels.active(s.input):
-            first_draws = Draws(slots, s.talker_params, s.key, s.segment, s.frame)
+            first_draws = DrawInputs(slots, s.talker_params, s.key, s.segment, s.frame)
             rest_draws = replace(first_draws, params=s.predictor_params)
             return lambda book, logits: (
                 draw_keyed(logits, book, rest_draws) if book else draw_keyed(logits, 0, first_draws, rules)
@@ -214,6 +218,6 @@ class Qwen3TTS(nn.Module):
         def draw_code(book: int, logits: Tensor) -> Tensor:
             if book:
                 return draw(logits, params, rest_noise[:, book - 1])
-            return draw(first_scores(logits, rules, slots, frame, first_params), first_params, first_noise)
+            return draw(first_code_scores(logits, rules, slots, frame, first_params), first_params, first_noise)
 
         return draw_code

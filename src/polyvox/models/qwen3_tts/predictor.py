@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels.paged_kv import Pages
+from polyvox.kernels.paged_kv import PagedKVView
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig, PredictorConfig
 from polyvox.models.qwen3_tts.transformer import Rotation, Stacked, Transformer
@@ -51,12 +51,14 @@ class FramePages:
         self.positions = torch.arange(capacity, device=like.device)[:, None].expand(-1, batch).contiguous()
 
     def at(self, start: int, stop: int) -> Attend:
-        """Pages for the rows from start to stop of each stream, the rows of a stream behind one another."""
+        """PagedKVView for the rows from start to stop of each stream, the rows of a stream behind one another."""
         slots, positions = self.streams, self.positions[start]
         if stop - start > 1:
             slots = slots[:, None].expand(-1, stop - start).flatten().contiguous()  # one stream: else a view
             positions = self.positions[start:stop].T.flatten()
-        return Pages(self.keys, self.values, self.streams[:, None], slots, positions, alone=stop - start == 1)
+        return PagedKVView(
+            self.keys, self.values, self.streams[:, None], slots, positions, decode_only=stop - start == 1
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

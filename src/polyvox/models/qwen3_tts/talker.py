@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.kernels.paged_kv import Pages
-from polyvox.kernels.small_batch_linear import few, project
+from polyvox.kernels.paged_kv import PagedKVView
+from polyvox.kernels.small_batch_linear import is_small_batch, project
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.qwen3_tts.predictor import Predictor
@@ -81,11 +81,11 @@ class Talker(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of code 0, for hidden states after the last norm."""
-        return project(hidden, self.codec_head.weight) if few(hidden) else self.codec_head(hidden)
+        return project(hidden, self.codec_head.weight) if is_small_batch(hidden) else self.codec_head(hidden)
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] at positions [B,T] to hidden states after the last norm."""
-        if isinstance(attend, Pages):
+        if isinstance(attend, PagedKVView):
             assert self.rotation is not None, "settle() comes before passes over pages"
             return self.model.run(rows, self.rotation, attend)
         return self.model.run(rows, Rotation(positions, self.config, rows.dtype), attend)

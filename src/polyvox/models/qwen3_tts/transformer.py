@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import add_rms_norm, rms_norm
-from polyvox.kernels.paged_kv import Pages
+from polyvox.kernels.paged_kv import PagedKVView
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.silu_mul import silu_mul
-from polyvox.kernels.small_batch_linear import Norm, few, project
+from polyvox.kernels.small_batch_linear import Norm, is_small_batch, project
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
 
@@ -136,13 +136,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, layer: int, rotate: Rotation, attend: Attend) -> Tensor:
         qkv = self.qkv(x)
-        if isinstance(attend, Pages):
+        if isinstance(attend, PagedKVView):
             return self.o_proj(self.over_pages(qkv, layer, rotate, attend))
         parts = qkv.split(list(self.qkv.outputs.values()), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
         return self.o_proj(attend(layer, rotate(self.q_norm(q)), rotate(self.k_norm(k)), v).flatten(-2))
 
-    def over_pages(self, qkv: Tensor, layer: int, rotate: Rotation, pages: Pages) -> Tensor:
+    def over_pages(self, qkv: Tensor, layer: int, rotate: Rotation, pages: PagedKVView) -> Tensor:
         """What rows [..., q, k and v] hear of their past in pages; rotate has the angles of all positions."""
         rows = qkv.flatten(0, -2)
         norms = None
@@ -150,7 +150,7 @@ class Attention(nn.Module):
             norms = self.q_norm.weight, self.k_norm.weight
         keys, values = pages.keys[layer], pages.values[layer]
         where = pages.tables, pages.slots, pages.positions
-        if pages.alone and len(rows) <= ONE_LAUNCH_ROWS:
+        if pages.decode_only and len(rows) <= ONE_LAUNCH_ROWS:
             heard = rotary_attention(rows, norms, self.norm_eps, *rotate.table, keys, values, *where)
         else:
             q = rotary_store(rows, norms, self.norm_eps, *rotate.table, keys, values, *where)
@@ -190,7 +190,7 @@ class Layer(nn.Module):
         x, normed = self.post_attention_layernorm.of_sum(heard, x)
         return after.of_sum(self.mlp_layer_scale(self.mlp(normed)), x)
 
-    def of_few(self, x: Tensor, layer: int, rotate: Rotation, pages: Pages) -> Tensor:
+    def of_few(self, x: Tensor, layer: int, rotate: Rotation, pages: PagedKVView) -> Tensor:
         """The same for few rows, x to this layer's x: norms and sums are parts of products. Without layer scales."""
         attention, mlp = self.self_attn, self.mlp
         qkv = project(x, attention.qkv.weight, self.input_layernorm.before)
@@ -209,7 +209,7 @@ class Transformer(nn.Module):
 
     def run(self, x: Tensor, rotate: Rotation, attend: Attend) -> Tensor:
         """Rows after the last norm. A norm is computed with the sum it is of, so each layer is given the next one's."""
-        if isinstance(attend, Pages) and few(x):
+        if isinstance(attend, PagedKVView) and is_small_batch(x):
             return self.norm(self.of_few(x, rotate, attend))
         norms = [*(cast(Layer, layer).input_layernorm for layer in self.layers), self.norm]
         normed = norms[0](x)
@@ -217,7 +217,7 @@ class Transformer(nn.Module):
             x, normed = layer(x, normed, index, rotate, attend, norms[index + 1])
         return normed
 
-    def of_few(self, x: Tensor, rotate: Rotation, pages: Pages) -> Tensor:
+    def of_few(self, x: Tensor, rotate: Rotation, pages: PagedKVView) -> Tensor:
         """Few rows before the last norm, which belongs to the product that follows."""
         for index, layer in enumerate(self.layers):
             x = cast(Layer, layer).of_few(x, index, rotate, pages)
@@ -225,6 +225,6 @@ class Transformer(nn.Module):
 
     def read(self, x: Tensor, rotate: Rotation, attend: Attend, head: Tensor) -> Tensor:
         """The logits [B, vocab] that a head has for the last of each stream's rows."""
-        if isinstance(attend, Pages) and few(x):
+        if isinstance(attend, PagedKVView) and is_small_batch(x):
             return project(self.of_few(x, rotate, attend)[:, -1], head, self.norm.before)
         return F.linear(self.run(x, rotate, attend)[:, -1], head)

@@ -1,4 +1,5 @@
-"""A whole tiny model by kernels says what it says by their twins."""
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny model generates the same codes with kernels and with their reference implementations."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -13,10 +14,10 @@ from polyvox import kernels
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("checkpoint", "lengths"), [("custom_voice", (19, 4)), ("voice_design", (5,))])
-def test_streams_by_kernels_draw_the_codes_of_the_plain_model(
+def test_streams_with_kernels_sample_the_codes_of_the_reference(
     checkpoint: str, lengths: tuple[int, ...], loaded: Loaded
 ) -> None:
-    """Prompts packed, two frames drawn; VoiceDesign has no projection before its predictor."""
+    """Packed prompts, then two frames; VoiceDesign has no projection before its predictor."""
     tts = loaded(checkpoint, "float32")
     model = tts.speech.model
     model.talker.settle()
@@ -40,8 +41,8 @@ def test_streams_by_kernels_draw_the_codes_of_the_plain_model(
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("streams", [1, 3, 8])
-def test_a_frame_of_few_streams_has_the_logits_of_the_plain_predictor(streams: int, loaded: Loaded) -> None:
-    """In float16, where eight streams are 16 rows in the first pass: the codes are given, so that no draw can part."""
+def test_a_small_batch_has_the_logits_of_the_reference_predictor(streams: int, loaded: Loaded) -> None:
+    """In float16, where eight streams are 16 rows in the first pass; the codes are given, so no sample can differ."""
     talker = deepcopy(loaded("custom_voice", "float32").speech.model.talker).half()
     talker.settle()
     predictor, width = talker.code_predictor, talker.codec_head.in_features
