@@ -29,7 +29,7 @@ Loaded = Callable[[str, str], TTS]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis draws the same examples in every run, so a new failure means a code change; the soak draws new ones."""
+    """Hypothesis draws the same examples in every run, so a failure means a code change. The soak draws new ones."""
     settings.register_profile("repeatable", derandomize=True)
     if not any("soak" in argument for argument in config.args):
         settings.load_profile("repeatable")
