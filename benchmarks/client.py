@@ -19,11 +19,12 @@ from contextlib import contextmanager
 from itertools import accumulate
 from multiprocessing.connection import Connection
 
-from polyvox.bench.clients import Target
-from polyvox.bench.load import Load, run
-from polyvox.bench.metrics import Trace
+from polyvox.bench.clients import ServerTarget
+from polyvox.bench.load import Load
+from polyvox.bench.load_generator import run_on_server
+from polyvox.bench.metrics import RequestTrace
 from polyvox.bench.prompts import prompts
-from polyvox.bench.summary import spread, summarise
+from polyvox.bench.summary import distribution, summarise
 
 FRAME, FRAMES, RATE = 0.08, 50, 24_000
 SAMPLES = round(FRAME * RATE)
@@ -73,7 +74,7 @@ def scripted_server() -> Iterator[str]:
         process.join()
 
 
-def delays(traces: list[Trace]) -> list[float]:
+def delays(traces: list[RequestTrace]) -> list[float]:
     """Seconds of each packet from its sending to its stamp, less the shortest of all."""
     found = []
     for trace in traces:
@@ -81,19 +82,19 @@ def delays(traces: list[Trace]) -> list[float]:
         for number in range(trace.samples // SAMPLES):
             while come[arrived] < (number + 1) * SAMPLES:
                 arrived += 1
-            (sent,) = struct.unpack_from("<q", trace.sound or b"", number * SAMPLES * 2)
+            (sent,) = struct.unpack_from("<q", trace.pcm or b"", number * SAMPLES * 2)
             found.append(trace.arrivals[arrived][0] - sent / 1e9)
     least = min(found)
     return [value - least for value in found]
 
 
 def row(address: str, load: Load, cores: int) -> str:
-    traces, lag = run(Target(address), load, prompts(), load.processes(cores))
-    summary, late = summarise(traces), spread(delays([trace for trace in traces if trace.sound]))
+    traces, lag = run_on_server(ServerTarget(address), load, prompts(), load.num_processes(cores))
+    summary, late = summarise(traces), distribution(delays([trace for trace in traces if trace.pcm]))
     if late is None or lag.loop is None or summary.late is None:
         raise SystemExit(f"{load.label}: nothing was measured: {summary.errors}")
     shown = [load.label, str(lag.processes), str(summary.peak), str(summary.succeeded), str(late.count)]
-    shown.append(" / ".join(f"{value * 1e3:.1f}" for value in (late.p50, late.p99, late.most)))
+    shown.append(" / ".join(f"{value * 1e3:.1f}" for value in (late.p50, late.p99, late.max)))
     shown.append(" / ".join(f"{value * 1e3:.1f}" for value in (lag.loop.p50, lag.loop.p99)))
     shown += [f"{summary.late.p99 * 1e3:.1f}", f"{lag.cpu:.0%}", str(summary.failed + summary.dropped)]
     return f"| {' | '.join(shown)} |"
@@ -113,7 +114,7 @@ def main() -> None:
         for mode, levels in (("closed", arguments.concurrency), ("open", arguments.rate)):
             for level in (float(part) for part in levels.split(",") if part):
                 ramp = warmup if mode == "closed" else 0.0
-                load = Load(mode, level, arguments.seconds, warmup, ramp=ramp, keep=1 << 30)  # type: ignore[arg-type]
+                load = Load(mode, level, arguments.seconds, warmup, ramp=ramp, record=1 << 30)  # type: ignore[arg-type]
                 tell(row(address, load, cores) + "\n")
                 sys.stdout.flush()
 

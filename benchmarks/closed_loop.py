@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from polyvox.bench.inprocess import STREAMS_A_READER, DoorClient
-from polyvox.bench.load import Load, run_apart
+from polyvox.bench.engine_client import STREAMS_PER_READER, RemoteEngineClient
+from polyvox.bench.load import Load
+from polyvox.bench.load_generator import run_in_processes
 from polyvox.bench.prompts import prompts
 from polyvox.bench.summary import summarise
 from polyvox.engine import model_runner
@@ -130,12 +131,14 @@ def build(model: str, slots: int, tokens: int) -> InProcessEngine:
                 on_a_card(tts.speech, slots),
                 replace(config, min_streams_to_pipeline=model_runner.CROWD, cuda_graphs=True),
             )
-    from polyvox.bench.weights import CountedTokens, random_weights
+    from polyvox.bench.random_weights import SyntheticTokenizer, random_weights
     from polyvox.models.info import ModelIdentity
     from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 
     weights = random_weights(model, "auto", "auto")
-    return Watched(Qwen3TTSModel(weights, CountedTokens(weights.config, tokens), ModelIdentity(model, model)), config)
+    return Watched(
+        Qwen3TTSModel(weights, SyntheticTokenizer(weights.config, tokens), ModelIdentity(model, model)), config
+    )
 
 
 def memory() -> float | None:
@@ -166,12 +169,12 @@ class Watch(threading.Thread):
         return f"{min(self.found):.2f} to {max(self.found):.2f}" if self.found else "-"
 
 
-def level(engine: RemoteEngine, connect: DoorClient, load: Load, processes: int) -> dict[str, str]:
+def level(engine: RemoteEngine, connect: RemoteEngineClient, load: Load, processes: int) -> dict[str, str]:
     """One row of the table."""
     before, began = engine.stats(), time.monotonic()
     watch = Watch(load.warmup)
     watch.start()
-    traces, lag = run_apart(connect, load, prompts(), processes)
+    traces, lag = run_in_processes(connect, load, prompts(), processes)
     used = watch.stop()
     after, took = engine.stats(), time.monotonic() - began
     done = {name: after[name] - before[name] for name in ("steps", "frames", "prompt_rows", "cpu", "thread_cpu")}
@@ -213,12 +216,17 @@ def main() -> None:
     levels = [int(each) for each in given.streams.split(",")]
     rows = []
     with EngineProcess(partial(build, given.model, given.slots or max(levels), given.tokens)) as process:
-        engine, connect = RemoteEngine(process.door), DoorClient(process.door, None, given.frames)
+        engine, connect = RemoteEngine(process.door), RemoteEngineClient(process.door, None, given.frames)
         sys.stdout.write(f"ready after {process.door.start_seconds:.0f} s, {memory() or 0:.2f} GB\n")
         for streams in levels:
             load = Load("closed", streams, given.seconds, given.ramp, ramp=given.ramp, seed=given.seed)
             rows.append(
-                level(engine, connect, load, given.processes or load.processes(os.cpu_count() or 1, STREAMS_A_READER))
+                level(
+                    engine,
+                    connect,
+                    load,
+                    given.processes or load.num_processes(os.cpu_count() or 1, STREAMS_PER_READER),
+                )
             )
             sys.stdout.write(f"{rows[-1]}\n")
             sys.stdout.flush()

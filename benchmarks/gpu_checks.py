@@ -22,8 +22,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from polyvox.bench.engine import Crowd
-from polyvox.bench.weights import random_tts, random_weights
+from polyvox.bench.model_calls import SyntheticBatch
+from polyvox.bench.random_weights import random_tts, random_weights
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.models.qwen3_tts.model import Qwen3TTS
@@ -44,7 +44,7 @@ def rows(size: str) -> Rows:
 
     def crowd(who: list[int]) -> dict[int, tuple[torch.Tensor, ...]]:
         """16 frames and their samples of those; each keeps its own seed and input, whatever slot it has."""
-        crowd = Crowd(model, 64, 32, 24, 4)
+        crowd = SyntheticBatch(model, 64, 32, 24, 4)
         slots = crowd.rows
         slots.input.copy_(inputs[who])
         slots.key[:, 0] = torch.tensor(who, device="cuda")
@@ -148,7 +148,7 @@ def layers(size: str) -> Rows:
     start = torch.randn(8, narrow.config.talker.transformer.hidden_size, device="cuda")
     sounds, first = {}, {}
     for name, model in (("narrow", narrow), ("wide", wide)):
-        crowd = Crowd(model, 8, 32, 8, 4)
+        crowd = SyntheticBatch(model, 8, 32, 8, 4)
         crowd.rows.input.copy_(start)
         with hear(model, name):
             crowd.frame()

@@ -20,7 +20,7 @@ from polyvox.server.settings import read_settings
 
 def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> InProcessEngine:
     """In the engine's process."""
-    from polyvox.bench.weights import CountedTokens, random_weights
+    from polyvox.bench.random_weights import SyntheticTokenizer, random_weights
     from polyvox.engine.engine import LocalEngine
     from polyvox.models.info import ModelIdentity
     from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
@@ -30,7 +30,9 @@ def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int,
     object.__setattr__(model.config, "sampling", sampling)
     object.__setattr__(model.config, "max_frames", frames)
     name = f"random-{size}"
-    return LocalEngine(Qwen3TTSModel(model, CountedTokens(model.config, tokens), ModelIdentity(name, name)), config)
+    return LocalEngine(
+        Qwen3TTSModel(model, SyntheticTokenizer(model.config, tokens), ModelIdentity(name, name)), config
+    )
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Run a reference case through Polyvox's model calls and record the arrays that the golden files contain."""
+"""Runs a case of the reference through Polyvox's three calls and keeps what the golden files keep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +33,7 @@ TOLERANCE = {"float32": 1e-4, "float64": 1e-9}
 
 
 def golden(name: str, dtype: str) -> Golden:
-    """The arrays of the reference in one dtype."""
+    """The arrays that the reference gave in one number type."""
     with np.load(GOLDEN / f"{name}.npz") as file:
         return {key.removeprefix(f"{dtype}."): file[key] for key in file.files if key.startswith(dtype)}
 
@@ -47,7 +46,7 @@ def relative_error(ours: Array | torch.Tensor, theirs: Array) -> float:
 
 @dataclass
 class Run:
-    """The results of Polyvox for a case, one list entry per utterance."""
+    """What Polyvox gives for a case, a list entry for each utterance."""
 
     codes: list[Array] = field(default_factory=list)
     prefill: list[torch.Tensor] = field(default_factory=list)
@@ -83,7 +82,7 @@ def sampling_of(tts: TTS, case: Case) -> Sampling:
 
 
 def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Run:
-    """Run a case as one batch; `change` may modify its prompts, to test that the comparison fails."""
+    """Speaks a case as one batch; `change` may spoil its prompts."""
     model, count = tts.speech.model, len(case.utterances)
     result = Run()
     prompts = [change(prompt_of(tts, case, utterance)) for utterance in case.utterances]
@@ -125,7 +124,7 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
         result.logits.append(torch.stack(first)[:length, i, legal])
         result.rest_logits.append(torch.stack(rest)[:, i].unflatten(0, (len(frames), -1))[:length])
         if int(codes.max()) >= tts.speech.config.codec.codebook_size:
-            continue  # only a modified model generates such codes
+            continue  # only a spoiled model gets here
         before = torch.from_numpy(inputs[f"reference{i}"]).to(codes) if f"reference{i}" in inputs else codes[:0]
         samples, _ = model.codec(torch.cat([before, codes])[None], model.codec.initial_state(1))
         result.audio.append(samples[0, len(before) * tts.speech.config.codec.samples_per_frame :])
@@ -133,7 +132,7 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
 
 
 class Batch:
-    """A batch of streams without an engine: slot i is request i."""
+    """Streams that run together from their prompts on, without an engine: slot i is request i."""
 
     def __init__(
         self,
@@ -147,15 +146,15 @@ class Batch:
         self.model, count = speech.model, len(prompts)
         self.span = max(len(prompt) for prompt in prompts)
         pages = -(-(self.span + frames) // PAGE)
-        self.model_slots = speech.new_slots(count, max(map(len, texts)), ring=8)
-        self.slots = self.model_slots.rows
+        self.seats = speech.new_slots(count, max(map(len, texts)), ring=8)
+        self.slots = self.seats.rows
         self.cache = KVCache(speech.kv_shape, count * pages, count, pages, speech.device, speech.dtype)
         self.index = torch.arange(count, device=speech.device)
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
             own = Own(seeds[i] if seeds else 0, 0, params, NEVER, None)
-            # Pages of different streams are interleaved, as in the engine.
+            # PagedKVView of different streams alternate, as they do in an engine.
             self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
-            self.model_slots.seat(i, PreparedRequest(prompt, text, frames, False, len(text), own))
+            self.seats.seat(i, PreparedRequest(prompt, text, frames, False, len(text), own))
         packed = torch.cat([prompt[:-1] for prompt in prompts])
         counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
         owner = self.index.repeat_interleave(counts)

@@ -18,7 +18,7 @@ import torch
 
 from polyvox import load
 from polyvox.bench.prompts import prompts
-from polyvox.bench.words import Errors
+from polyvox.bench.wer import WordErrors
 from polyvox.tts import EMBEDDED_VOICE
 from training.asr import Recogniser
 from training.rates import rate_of
@@ -41,7 +41,7 @@ def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
     with load(folder, "cpu", config=ENGINE) as tts:
         rate = tts.sample_rate
         for layout in LAYOUTS:
-            voices: list[list[Errors]] = []
+            voices: list[list[WordErrors]] = []
             for voice in tts.voices:
                 name = f"{layout} {voice}"
                 made = speak(tts, TEST[:sentences], voice, layout)
@@ -54,7 +54,9 @@ def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
                 if layout == "whole":
                     samples[voice] = [one.samples for one in made[:40]]
             # A sentence that is hard in one voice is hard in the other: together they are one draw.
-            pairs = [Errors(sum(e.errors for e in one), sum(e.words for e in one)) for one in zip(*voices, strict=True)]
+            pairs = [
+                WordErrors(sum(e.errors for e in one), sum(e.words for e in one)) for one in zip(*voices, strict=True)
+            ]
             tell_rate(found, layout, pairs)
     for voice, pieces in samples.items():
         found[f"pitch {voice}"] = median_pitch(pieces, rate)
@@ -70,7 +72,7 @@ def length_off(one: Recording, rate: int) -> str | None:
     return "cut off" if seconds < SHORTEST * expected else None
 
 
-def tell_rate(found: dict[str, Any], name: str, errors: list[Errors]) -> None:
+def tell_rate(found: dict[str, Any], name: str, errors: list[WordErrors]) -> None:
     rate = rate_of(errors)
     found[f"word errors {name}"] = asdict(rate)
     tell(f"{name}: {rate} of {sum(one.words for one in errors)} words")

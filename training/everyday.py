@@ -3,7 +3,7 @@
 import random
 import re
 
-from polyvox.bench.words import ONES, spelled
+from polyvox.bench.wer import spell_out
 
 SLOTS = {
     "name": "Anna Ben Clara David Emma Frank Grace Henry Iris Jack Karen Leo Maria Noah Olivia Peter Rosa Sam Tara "
@@ -256,17 +256,17 @@ class Everyday:
             hour = pick.randrange(1, 13)
             if pick.random() < 0.3:
                 return f"{hour}:{pick.randrange(10, 60)}"
-            return f"{spelled(hour)} {pick.choice(['thirty', 'fifteen', 'forty five', 'ten', 'twenty', 'o clock'])}"
+            return f"{spell_out(hour)} {pick.choice(['thirty', 'fifteen', 'forty five', 'ten', 'twenty', 'o clock'])}"
         if slot == "year":
             year = pick.randrange(1100, 2000)
-            return str(year) if pick.random() < 0.4 else f"{spelled(year // 100)} {spelled(max(year % 100, 10))}"
+            return str(year) if pick.random() < 0.4 else f"{spell_out(year // 100)} {spell_out(max(year % 100, 10))}"
         if slot == "price":
-            return f"{spelled(pick.randrange(1, 90))} dollars"
+            return f"{spell_out(pick.randrange(1, 90))} dollars"
         if slot == "digits":
             digits = [str(pick.randrange(10)) for _ in range(pick.randrange(3, 7))]
-            return " ".join(digits if pick.random() < 0.3 else [ONES[int(digit)] for digit in digits])
+            return " ".join(digits if pick.random() < 0.3 else [spell_out(int(digit)) for digit in digits])
         if slot in ("count", "small"):
             number = pick.randrange(2, 1000 if slot == "count" else 100)
-            return str(number) if pick.random() < 0.33 else spelled(number)
+            return str(number) if pick.random() < 0.33 else spell_out(number)
         word = pick.choice(self._words[slot.lower()])
         return word.capitalize() if slot[0].isupper() else word

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyvox.bench.words import Errors
+from polyvox.bench.wer import WordErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Rate:
         return f"{100 * self.value:.1f} ± {100 * self.error:.1f} %"
 
 
-def rate_of(found: Sequence[Errors]) -> Rate:
+def rate_of(found: Sequence[WordErrors]) -> Rate:
     """Over many sentences."""
     return ratio([one.errors for one in found], [one.words for one in found])
 
 
-def difference(found: Sequence[Errors], base: Sequence[Errors]) -> Rate:
+def difference(found: Sequence[WordErrors], base: Sequence[WordErrors]) -> Rate:
     """How many more errors per word than `base` has on the same sentences; what is hard for both is no noise here."""
     more = [one.errors - other.errors for one, other in zip(found, base, strict=True)]
     return ratio(more, [one.words for one in found])

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyvox.bench.words import Errors, word_errors
+from polyvox.bench.wer import WordErrors, word_errors
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.asr import Recogniser
@@ -105,7 +105,7 @@ def main() -> None:
     encoder.load_state_dict({name: value.float() for name, value in weights.items()})
     decoder = load_decoder(arguments.codec / "decoder.safetensors").eval()
     prompted = Prompted(arguments.talker, arguments.tokenizer) if arguments.talker else None
-    found: dict[str, list[Errors]] = {}
+    found: dict[str, list[WordErrors]] = {}
     for number, text in enumerate(TEST[: arguments.sentences]):
         voice = number % 2
         phonemes, durations, samples = teacher(text, voice)

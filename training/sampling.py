@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from polyvox import load
-from polyvox.bench.words import word_errors
+from polyvox.bench.wer import word_errors
 from polyvox.models.request import Request
 from polyvox.tts import TTS
 from training.judge import Judge

@@ -10,15 +10,15 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from polyvox.bench.words import Errors, word_errors
+from polyvox.bench.wer import WordErrors, word_errors
 from training.asr import Recogniser
 from training.rates import Rate, difference, rate_of
 from training.recordings import Recording, read
 
 
-def errors_of(recogniser: Recogniser, recordings: list[Recording], rate: int, name: str) -> list[Errors]:
+def errors_of(recogniser: Recogniser, recordings: list[Recording], rate: int, name: str) -> list[WordErrors]:
     """Word errors of each, and a line for those that have some."""
-    found: list[Errors] = []
+    found: list[WordErrors] = []
     for one in recordings:
         heard = recogniser(one.samples, rate)
         found.append(word_errors(one.text, heard))

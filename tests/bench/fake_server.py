@@ -1,7 +1,8 @@
-"""A speech server that does what a script says, and a clock that does not wait: for tests of the client.
+# SPDX-License-Identifier: Apache-2.0
+"""A scripted speech server and a virtual clock, for tests of the client.
 
-Time is virtual: where nothing is to be read, the event loop jumps to its next timer. So a script of seconds runs in
-milliseconds, and what the client reports must be what was scripted, to the microsecond, however busy the machine is.
+Time is virtual: when no I/O is pending, the event loop advances to its next timer. A script of seconds runs in
+milliseconds, and the client must report the scripted times to the microsecond on a machine of any speed.
 """
 
 import asyncio
@@ -18,8 +19,14 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from aiohttp import WSMsgType, web
 
+from polyvox.bench.clients import ServerTarget, WireProtocol, connect
+from polyvox.bench.load import Load, LoadShard
+from polyvox.bench.load_generator import run_shard
+from polyvox.bench.metrics import RequestTrace
+
 RATE = 24_000
-GRACE = 0.001  # real seconds for bytes that are on their way through the kernel
+TEXT = "Say it."
+IO_GRACE = 0.001  # real seconds for bytes in transit through the kernel
 
 T = TypeVar("T")
 
@@ -31,21 +38,21 @@ class _Selector(selectors.DefaultSelector):
         ready = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
             return ready
-        ready = super().select(GRACE if timeout is not None else None)
+        ready = super().select(IO_GRACE if timeout is not None else None)
         if not ready and timeout is not None:
             self.skipped += timeout
         return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its time stands still while something happens, and jumps while nothing does."""
+    """Its clock stops while callbacks run and I/O is pending, and skips idle time."""
 
     def __init__(self) -> None:
-        self._waits = _Selector()
-        super().__init__(self._waits)
+        self._selector_clock = _Selector()
+        super().__init__(self._selector_clock)
 
     def time(self) -> float:
-        return 1000.0 + self._waits.skipped
+        return 1000.0 + self._selector_clock.skipped
 
 
 def run_virtual(work: Coroutine[Any, Any, T]) -> T:
@@ -69,28 +76,28 @@ def wav_header(size: int = 0xFFFFFFFF, rate: int = RATE) -> bytes:
 
 
 @dataclass(frozen=True)
-class SegmentQueue:
-    """What happens with one request: seconds to wait, then bytes, again and again; then how it ends."""
+class Script:
+    """The response to one request: (seconds to wait, bytes) for each piece, then how it ends."""
 
     pieces: list[tuple[float, bytes]] = field(default_factory=lambda: [(0.1, tone(200))])
     status: int = 200
-    end: Literal["well", "cut", "error", "never"] = "well"
+    end: Literal["complete", "cut", "error", "never"] = "complete"
     end_after: float = 0.0  # seconds from the last piece to the end
-    accept_after: float = 0.0  # seconds before anything is answered
+    accept_after: float = 0.0  # seconds before the response starts
     content_type: str | None = None
 
 
 @dataclass
 class FakeServer:
-    """Its scripts by text; every other text gets the standard one."""
+    """Responds by the script of the text, or else by the default script."""
 
-    scripts: Mapping[str, SegmentQueue] = field(default_factory=dict)
-    standard: SegmentQueue = field(default_factory=SegmentQueue)
+    scripts: Mapping[str, Script] = field(default_factory=dict)
+    default: Script = field(default_factory=Script)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     address: str = ""
 
-    def script(self, text: str) -> SegmentQueue:
-        return self.scripts.get(text, self.standard)
+    def script(self, text: str) -> Script:
+        return self.scripts.get(text, self.default)
 
     async def speech(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -114,16 +121,16 @@ class FakeServer:
             request.transport.abort()
             return response
         if events:
-            kind = "speech.audio.done" if script.end == "well" else "speech.audio.error"
-            told = {"type": kind, "error": {"message": "scripted"}} if script.end == "error" else {"type": kind}
-            await response.write(b": a comment\n\nevent: x\ndata: " + json.dumps(told).encode() + b"\n\n")
+            kind = "speech.audio.done" if script.end == "complete" else "speech.audio.error"
+            event = {"type": kind, "error": {"message": "scripted"}} if script.end == "error" else {"type": kind}
+            await response.write(b": a comment\n\nevent: x\ndata: " + json.dumps(event).encode() + b"\n\n")
         await response.write_eof()
         return response
 
     @staticmethod
     def _event(data: bytes) -> bytes:
-        told = {"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}
-        return b"event: speech.audio.delta\ndata: " + json.dumps(told).encode() + b"\n\n"
+        event = {"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}
+        return b"event: speech.audio.delta\ndata: " + json.dumps(event).encode() + b"\n\n"
 
     async def stream(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
@@ -131,18 +138,18 @@ class FakeServer:
         text = ""
         async for message in socket:
             assert message.type == WSMsgType.TEXT
-            told = json.loads(message.data)
-            if told["type"] == "session.config":
-                self.bodies.append(told)
-            elif told["type"] == "input.text":
-                text += told["text"]
-            elif told["type"] == "input.done":
-                await self._flush(socket, self.script(text))
+            event = json.loads(message.data)
+            if event["type"] == "session.config":
+                self.bodies.append(event)
+            elif event["type"] == "input.text":
+                text += event["text"]
+            elif event["type"] == "input.done":
+                await self._respond(socket, self.script(text))
             else:
                 break
         return socket
 
-    async def _flush(self, socket: web.WebSocketResponse, script: SegmentQueue) -> None:
+    async def _respond(self, socket: web.WebSocketResponse, script: Script) -> None:
         await asyncio.sleep(script.accept_after)
         await socket.send_json({"type": "audio.start", "utterance_index": 0, "sentence_index": 0, "format": "pcm"})
         for seconds, data in script.pieces:
@@ -179,7 +186,7 @@ class FakeServer:
 
 @contextmanager
 def serving(server: FakeServer) -> Iterator[FakeServer]:
-    """In a thread of its own and in real time, as servers are elsewhere."""
+    """Runs the server in a thread, in real time."""
     ready, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:
@@ -196,3 +203,19 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
         loop.call_soon_threadsafe(stop.set)
         thread.join(20)
         loop.close()
+
+
+def scripted_traces(
+    script: Script, protocol: WireProtocol, load: Load | None = None, **target: Any
+) -> tuple[list[RequestTrace], FakeServer]:
+    """The traces of a load, by default one request, on a server with this script; on the virtual clock."""
+    server = FakeServer(default=script)
+    load = load or Load("closed", 1, warmup=0.0, requests=1, timeout=2)
+
+    async def collect() -> list[RequestTrace]:
+        async with server.running():
+            addressed = ServerTarget(server.address, protocol, **target)
+            result = await run_shard(lambda: connect(addressed, 100), LoadShard(load, (TEXT,)), [0, 0])
+        return result.traces
+
+    return run_virtual(collect()), server

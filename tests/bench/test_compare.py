@@ -1,4 +1,5 @@
-"""Verdicts on results whose difference is known, and the warnings that go with them."""
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts and warnings on results with a known difference."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyvox.bench.compare import METRICS, Verdict, cautions, compare, length_ratio
-from polyvox.bench.load import Lag, Load
-from polyvox.bench.metrics import Trace
+from polyvox.bench.compare import METRICS, Verdict, comparability_warnings, compare, length_ratio
+from polyvox.bench.load import ClientLag, Load
+from polyvox.bench.metrics import RequestTrace
 from polyvox.bench.report import warnings
 from polyvox.bench.results import Run, read, save
-from polyvox.bench.summary import spread
+from polyvox.bench.summary import distribution
 from polyvox.errors import InvalidRequest
 
 RATE = 24_000
-LAG = Lag(spread([0.001]), 0.1, 1)
+LAG = ClientLag(distribution([0.001]), 0.1, 1)
 CONDITIONS = {"prompts": "534 texts, abc", "date": "now", "target": {"model": "m"}}
 
 
 def runs(first: float, repeats: int = 3, seconds: float = 2.0, seed: int = 0, between: float = 0.0) -> list[Run]:
-    """Repeats of 40 streams whose first packets come about so late; runs differ by `between`."""
+    """Repeats of 40 streams with a TTFP of about `first`; `between` is the deviation between runs."""
     random = np.random.default_rng(seed)
     made = []
     for repeat in range(repeats):
@@ -29,7 +30,9 @@ def runs(first: float, repeats: int = 3, seconds: float = 2.0, seed: int = 0, be
         for index in range(40):
             at = index + first + extra + random.uniform(0, 0.02)
             samples = int(seconds * RATE)
-            traces.append(Trace(index, index, 5, True, index, index, arrivals=[(at, samples)], ended=at, onset=0))
+            traces.append(
+                RequestTrace(index, index, 5, True, index, index, arrivals=[(at, samples)], ended=at, onset=0)
+            )
         made.append(Run(Load("closed", 4, seed=repeat), LAG, traces))
     return made
 
@@ -39,70 +42,72 @@ def verdicts(first: list[Run], second: list[Run]) -> dict[str, Verdict]:
     return {verdict.name: verdict for verdict in group.verdicts}
 
 
-def test_what_is_faster_is_better_and_by_about_how_much() -> None:
+def test_a_lower_latency_is_better_and_the_interval_contains_the_difference() -> None:
     found = verdicts(runs(0.200), runs(0.100, seed=1))
     assert set(found) == set(METRICS)
     ttfa = found["ttfa_p50"]
-    assert ttfa.told == "better"
+    assert ttfa.text == "better"
     assert ttfa.low is not None
     assert ttfa.high is not None
     assert ttfa.low < -0.1 < ttfa.high
     assert ttfa.high - ttfa.low < 0.02
-    assert verdicts(runs(0.100), runs(0.200, seed=1))["ttfa_p95"].told == "worse"
+    assert verdicts(runs(0.100), runs(0.200, seed=1))["ttfa_p95"].text == "worse"
 
 
-def test_more_of_what_should_be_more_is_better() -> None:
+def test_a_higher_throughput_is_better_and_a_longer_audio_is_neutral() -> None:
     slow, fast = runs(0.1, seconds=1.0), runs(0.1, seconds=2.0, seed=1)
     found = verdicts(slow, fast)
-    assert found["throughput"].told == "better"
-    assert found["length_mean"].told == "differs"  # neither better nor worse
+    assert found["throughput"].text == "better"
+    assert found["length_mean"].text == "differs"
 
 
 def test_two_results_of_the_same_server_show_no_difference() -> None:
     wrong = 0
     for seed in range(20):
         found = verdicts(runs(0.1, seed=seed, between=0.01), runs(0.1, seed=100 + seed, between=0.01))
-        wrong += found["ttfa_p50"].told != "no difference shown"
-    assert wrong <= 6  # three runs are few: an interval of 95 % over them holds a little less
+        wrong += found["ttfa_p50"].text != "no significant difference"
+    assert wrong <= 6  # with three runs, a 95 % interval covers slightly less
 
 
-def test_one_run_gives_no_verdict_on_what_only_runs_can_show() -> None:
+def test_one_run_gives_no_verdict_on_per_run_metrics() -> None:
     found = verdicts(runs(0.1, repeats=1), runs(0.2, repeats=1))
-    assert found["throughput"].told == "no verdict: repeats are needed"
-    assert found["ttfa_p50"].told == "worse"
-    told = cautions((CONDITIONS, runs(0.1, repeats=1)), (CONDITIONS, runs(0.2, repeats=1)))
-    assert any("--repeats 3" in caution for caution in told)
+    assert found["throughput"].text == "no verdict: needs --repeats"
+    assert found["ttfa_p50"].text == "worse"
+    shown = comparability_warnings((CONDITIONS, runs(0.1, repeats=1)), (CONDITIONS, runs(0.2, repeats=1)))
+    assert any("--repeats 3" in warning for warning in shown)
 
 
-def test_equal_conditions_need_no_warning_and_others_do() -> None:
+def test_different_conditions_cause_a_warning() -> None:
     ours = runs(0.1)
-    assert cautions((CONDITIONS, ours), (CONDITIONS | {"date": "later"}, runs(0.2))) == []
-    (told,) = cautions((CONDITIONS, ours), (CONDITIONS | {"prompts": "3 texts, def"}, ours))
-    assert told == "prompts differs: '534 texts, abc' and '3 texts, def'"
+    assert comparability_warnings((CONDITIONS, ours), (CONDITIONS | {"date": "later"}, runs(0.2))) == []
+    (warning,) = comparability_warnings((CONDITIONS, ours), (CONDITIONS | {"prompts": "3 texts, def"}, ours))
+    assert warning == "prompts differs: '534 texts, abc' and '3 texts, def'"
     longer = [Run(replace(run.load, seconds=60), run.lag, run.traces) for run in ours]
-    assert any("seconds differs" in caution for caution in cautions((CONDITIONS, ours), (CONDITIONS, longer)))
+    assert any(
+        "seconds differs" in warning for warning in comparability_warnings((CONDITIONS, ours), (CONDITIONS, longer))
+    )
 
 
-def test_unequal_lengths_of_the_same_texts_are_seen() -> None:
+def test_different_audio_lengths_for_the_same_texts_cause_a_warning() -> None:
     ours, theirs = runs(0.1, seconds=2.0), runs(0.1, seconds=1.5)
     assert length_ratio(ours, theirs) == pytest.approx(0.75)
-    (told,) = cautions((CONDITIONS, ours), (CONDITIONS, theirs))
-    assert "75% of the time" in told
+    (warning,) = comparability_warnings((CONDITIONS, ours), (CONDITIONS, theirs))
+    assert "75% as long" in warning
     for run in theirs:
         for trace in run.traces:
             trace.prompt += 1000
     assert length_ratio(ours, theirs) is None
 
 
-def test_results_without_a_load_in_common_are_refused() -> None:
+def test_results_without_a_common_load_are_rejected() -> None:
     other = [Run(replace(run.load, level=8), run.lag, run.traces) for run in runs(0.1)]
     with pytest.raises(InvalidRequest, match="no load in common"):
         compare(runs(0.1), other)
 
 
-def test_a_file_gives_back_what_was_measured(tmp_path: Path) -> None:
+def test_a_result_file_preserves_the_measurements(tmp_path: Path) -> None:
     ours = runs(0.123456789, repeats=2)
-    ours[0].traces.append(Trace(99, 3, 5, True, 1.0, error="http 503", detail="busy"))
+    ours[0].traces.append(RequestTrace(99, 3, 5, True, 1.0, error="http 503", detail="busy"))
     save(tmp_path / "a.json", CONDITIONS, [replace(run) for run in ours])
     conditions, back = read(tmp_path / "a.json")
     assert conditions == CONDITIONS
@@ -115,9 +120,9 @@ def test_a_file_gives_back_what_was_measured(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
 
 
-def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for content in ("", "{}", '{"format": "polyvox-bench/1"}', '{"format": "polyvox-bench/1", "runs": [{}]}', "[]"):
+    for content in ("", "{}", '{"format": "polyvox-bench/2"}', '{"format": "polyvox-bench/2", "runs": [{}]}', "[]"):
         path.write_text(content)
         with pytest.raises(InvalidRequest, match=r"a result of|a complete result"):
             read(path)
@@ -125,35 +130,35 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "none.json")
 
 
-def test_figures_that_are_the_clients_own_carry_a_note() -> None:
+def test_a_slow_client_causes_a_warning() -> None:
     (run,) = runs(0.1, repeats=1)
     assert warnings([run]) == []
-    late = Run(run.load, Lag(spread([0.05]), 0.95, 1), run.traces[:5])
+    late = Run(run.load, ClientLag(distribution([0.05]), 0.95, 1), run.traces[:5])
     notes = "\n".join(warnings([late]))
-    for part in ("50.0 ms late at p99", "95% of a core", "5 requests are few", "--processes"):
+    for part in ("50.0 ms at p99", "95% of a core", "5 requests are too few", "--processes"):
         assert part in notes
-    assert "shares its interpreter" in "\n".join(warnings([replace(late, lag=Lag(spread([0.05]), 0.1, 0))]))
-    assert "busy with something else" in "\n".join(warnings([replace(late, lag=Lag(spread([0.05]), 0.1, 1))]))
-    none = Run(run.load, LAG, [Trace(0, 0, 1, True, 0.0, error="connect", detail="nobody there")])
-    assert "nobody there" in warnings([none])[0]
+    assert "shares the GIL" in "\n".join(warnings([replace(late, lag=ClientLag(distribution([0.05]), 0.1, 0))]))
+    assert "other processes" in "\n".join(warnings([replace(late, lag=ClientLag(distribution([0.05]), 0.1, 1))]))
+    none = Run(run.load, LAG, [RequestTrace(0, 0, 1, True, 0.0, error="connect", detail="connection refused")])
+    assert "connection refused" in warnings([none])[0]
 
 
-def test_a_handful_of_requests_is_no_verdict() -> None:
+def test_too_few_requests_give_no_verdict() -> None:
     few, many = ([replace(run, traces=run.traces[:count]) for run in runs(0.1)] for count in (3, 4))
-    assert verdicts(few, runs(0.9))["ttfa_p50"].told == "no verdict: too few requests"
-    assert verdicts(many, runs(0.9))["ttfa_p50"].told == "worse"
+    assert verdicts(few, runs(0.9))["ttfa_p50"].text == "no verdict: too few requests"
+    assert verdicts(many, runs(0.9))["ttfa_p50"].text == "worse"
 
 
-def test_word_errors_are_compared_where_both_were_heard() -> None:
-    def heard(errors: int) -> list[Run]:
+def test_the_wer_is_compared_if_both_results_have_it() -> None:
+    def transcribed(errors: int) -> list[Run]:
         made = runs(0.1)
         for run in made:
             for trace in run.traces[:20]:
-                trace.misheard = (errors if trace.index % 2 else 0, 5)
+                trace.word_errors = (errors if trace.index % 2 else 0, 5)
         return [replace(run) for run in made]
 
-    assert "wer" not in verdicts(heard(1), runs(0.1))
-    found = verdicts(heard(1), heard(3))["wer"]
+    assert "wer" not in verdicts(transcribed(1), runs(0.1))
+    found = verdicts(transcribed(1), transcribed(3))["wer"]
     assert [found.first, found.second] == pytest.approx([0.1, 0.3])
-    assert found.told == "worse"
-    assert verdicts(heard(1), heard(1))["wer"].told == "no difference shown"
+    assert found.text == "worse"
+    assert verdicts(transcribed(1), transcribed(1))["wer"].text == "no significant difference"

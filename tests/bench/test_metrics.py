@@ -1,28 +1,31 @@
-"""The metrics, on traces whose answers are known."""
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics, on traces with known results."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyvox.bench.metrics import DROPPED, Trace, gaps, measure, needed_buffer, peak_in_flight, play
-from polyvox.bench.onset import Onset
-from polyvox.bench.summary import metric, percentile, spread, summarise
+from polyvox.bench.metrics import DROPPED, RequestTrace, gaps, measure, needed_buffer, peak_in_flight, play
+from polyvox.bench.onset import OnsetDetector
+from polyvox.bench.summary import distribution, metric, percentile, summarise
 from polyvox.errors import InvalidRequest
 
 RATE = 24_000
-TENTH = RATE // 10  # samples of 100 ms
+TENTH = RATE // 10  # samples in 100 ms
 
 
-def trace(arrivals: list[tuple[float, int]], sent: float = 0.0, ended: float | None = None, **more: object) -> Trace:
+def trace(
+    arrivals: list[tuple[float, int]], sent: float = 0.0, ended: float | None = None, **more: object
+) -> RequestTrace:
     last = arrivals[-1][0] if arrivals else sent
-    made = Trace(0, 0, 4, True, sent, sent, arrivals=arrivals, ended=last if ended is None else ended, onset=0)
+    made = RequestTrace(0, 0, 4, True, sent, sent, arrivals=arrivals, ended=last if ended is None else ended, onset=0)
     for name, value in more.items():
         setattr(made, name, value)
     return made
 
 
-def test_chunks_that_come_in_time_or_early_never_run_dry() -> None:
+def test_packets_on_time_or_early_cause_no_underrun() -> None:
     real_time = [(0.1 * i, TENTH) for i in range(20)]
     burst = [(0.2, 10 * TENTH), (0.2, TENTH), (1.3, TENTH)]
     for arrivals in (real_time, burst):
@@ -32,19 +35,19 @@ def test_chunks_that_come_in_time_or_early_never_run_dry() -> None:
         assert needed_buffer(arrivals, RATE) == 0
 
 
-def test_each_gap_is_one_underrun_and_the_player_goes_on_from_there() -> None:
+def test_each_late_packet_is_one_underrun_and_playback_resumes_with_it() -> None:
     arrivals = [(0.5, TENTH), (0.65, TENTH), (0.75, TENTH), (1.05, TENTH), (1.10, TENTH)]
     played = play(arrivals, RATE, 1.1)
     assert played is not None
     assert [round(stall.seconds, 9) for stall in played.stalls] == [0.05, 0.2]
     assert [stall.before for stall in played.stalls] == [TENTH, 3 * TENTH]
     assert (played.count, round(played.longest, 9), round(played.total, 9)) == (2, 0.2, 0.25)
-    # It stood still for 0.25 s before the fourth chunk; one that began so much later would not have.
+    # It stalled for 0.25 s in total before the fourth packet; starting 0.25 s later avoids both stalls.
     assert needed_buffer(arrivals, RATE) == pytest.approx(0.25)
     assert gaps(arrivals) == pytest.approx([0.15, 0.1, 0.3, 0.05])
 
 
-def test_a_long_stall_is_counted_once_however_many_chunks_follow_it() -> None:
+def test_a_long_stall_is_counted_once() -> None:
     arrivals = [(0.0, TENTH), (1.0, TENTH), (1.1, TENTH), (1.2, TENTH)]
     played = play(arrivals, RATE, 1.2)
     assert played is not None
@@ -52,16 +55,16 @@ def test_a_long_stall_is_counted_once_however_many_chunks_follow_it() -> None:
     assert needed_buffer(arrivals, RATE) == pytest.approx(0.9)
 
 
-def test_a_start_buffer_hides_what_it_can_and_no_more() -> None:
+def test_a_start_buffer_hides_stalls_up_to_its_length() -> None:
     arrivals = [(0.0, TENTH), (0.15, TENTH), (0.3, TENTH), (0.7, TENTH)]
-    bare = play(arrivals, RATE, 0.7)
-    assert bare is not None
-    assert bare.count == 3
+    unbuffered = play(arrivals, RATE, 0.7)
+    assert unbuffered is not None
+    assert unbuffered.count == 3
     with_200 = play(arrivals, RATE, 0.7, 0.2)
     assert with_200 is not None
-    assert with_200.start == 0.15  # the second chunk fills it
+    assert with_200.start == 0.15  # the second packet fills it
     assert [round(stall.seconds, 9) for stall in with_200.stalls] == [0.25]
-    long = play(arrivals, RATE, 0.8, 10.0)  # never full: it begins when the stream has ended
+    long = play(arrivals, RATE, 0.8, 10.0)  # never full: playback starts when the stream has ended
     assert long is not None
     assert (long.start, long.count) == (0.8, 0)
 
@@ -70,16 +73,16 @@ def test_a_start_buffer_hides_what_it_can_and_no_more() -> None:
     st.lists(st.tuples(st.integers(0, 400), st.integers(1, 4800)), min_size=1, max_size=30),
     st.integers(0, 3),
 )
-def test_the_needed_buffer_is_just_enough(steps: list[tuple[int, int]], extra: int) -> None:
-    """A player that begins so much later never runs dry, and one that begins a little sooner does."""
+def test_the_needed_buffer_is_the_smallest_that_avoids_underruns(steps: list[tuple[int, int]], extra: int) -> None:
+    """Starting that much later avoids every underrun; starting slightly earlier does not."""
     arrivals, now = [], 0.0
     for milliseconds, samples in steps:
         now += milliseconds / 1e3
         arrivals.append((now, samples))
     need = needed_buffer(arrivals, RATE)
 
-    def stalls_when_begun(at: float) -> int:
-        # A player that begins at a time of its own has all that came before as one first chunk.
+    def stalls_when_started(at: float) -> int:
+        # To a player that starts at this time, all earlier packets are one first packet.
         early = sum(count for when, count in arrivals if when <= at)
         later = [(when, count) for when, count in arrivals if when > at]
         played = play([(at, early), *later], RATE, now)
@@ -87,12 +90,12 @@ def test_the_needed_buffer_is_just_enough(steps: list[tuple[int, int]], extra: i
         return played.count
 
     first = arrivals[0][0]
-    assert stalls_when_begun(first + need + 1e-5 + extra) == 0
+    assert stalls_when_started(first + need + 1e-5 + extra) == 0
     if need > 1e-4:
-        assert stalls_when_begun(first + need - 1e-4) > 0
+        assert stalls_when_started(first + need - 1e-4) > 0
 
 
-def test_times_are_from_the_request_and_a_header_is_not_audio() -> None:
+def test_times_are_relative_to_the_request_and_a_header_is_not_audio() -> None:
     found = measure(trace([(10.3, TENTH), (10.4, TENTH)], sent=10.0, first_byte=10.05, ended=10.6), 0.2)
     assert found is not None
     assert found.ttfb == pytest.approx(0.05)  # the header
@@ -103,13 +106,13 @@ def test_times_are_from_the_request_and_a_header_is_not_audio() -> None:
     assert found.per_word == pytest.approx(0.05)
 
 
-def test_leading_silence_counts_until_it_is_played_and_stalls_before_it_too() -> None:
+def test_ttfa_includes_leading_silence_and_stalls_before_the_onset() -> None:
     burst = measure(trace([(0.1, 5 * TENTH)], onset=3 * TENTH), 0.2)
     assert burst is not None
     assert burst.ttfp == pytest.approx(0.1)
     assert burst.silence == pytest.approx(0.3)
     assert burst.ttfa == pytest.approx(0.4)
-    # The same silence, but the second chunk is 150 ms late: heard when it is played.
+    # The same silence, but the second packet is 150 ms late.
     late = measure(trace([(0.1, TENTH), (0.35, 4 * TENTH)], onset=3 * TENTH), 0.2)
     assert late is not None
     assert late.ttfa == pytest.approx(0.1 + 0.3 + 0.15)
@@ -119,78 +122,78 @@ def test_leading_silence_counts_until_it_is_played_and_stalls_before_it_too() ->
     assert after.ttfa == pytest.approx(0.4)
 
 
-def test_one_chunk_has_no_gap_and_no_underrun() -> None:
+def test_a_single_packet_has_no_gap_and_no_underrun() -> None:
     found = measure(trace([(0.4, 20 * TENTH)]), 0.2)
     assert found is not None
     assert (found.gaps, found.stalls, found.needed) == ((), (), 0.0)
     assert found.e2e == found.ttfp == found.ttfa == 0.4
 
 
-def test_a_failed_stream_has_no_measures_but_is_counted() -> None:
-    cut = trace([(0.1, TENTH)], error="early end")
+def test_a_failed_request_is_counted_but_has_no_metrics() -> None:
+    cut = trace([(0.1, TENTH)], error="truncated")
     assert measure(cut, 0.2) is None
-    told = summarise([cut, trace([(0.1, TENTH)]), trace([], error="http 503"), trace([], error=DROPPED)])
-    assert (told.requests, told.succeeded, told.failed, told.dropped) == (4, 1, 2, 1)
-    assert told.errors == {"early end": 1, "http 503": 1}
-    assert metric(told, "success") == 0.25
+    summary = summarise([cut, trace([(0.1, TENTH)]), trace([], error="http 503"), trace([], error=DROPPED)])
+    assert (summary.requests, summary.succeeded, summary.failed, summary.dropped) == (4, 1, 2, 1)
+    assert summary.errors == {"truncated": 1, "http 503": 1}
+    assert metric(summary, "success") == 0.25
     with pytest.raises(ValueError, match="without audio"):
         measure(trace([]), 0.2)
 
 
-def test_nothing_at_all_is_no_number_rather_than_zero() -> None:
-    told = summarise([])
-    assert told.ttfa is None
-    assert metric(told, "ttfa_p95") is None
-    assert told.requests == 0
+def test_an_empty_run_has_no_values_instead_of_zeros() -> None:
+    summary = summarise([])
+    assert summary.ttfa is None
+    assert metric(summary, "ttfa_p95") is None
+    assert summary.requests == 0
 
 
-def test_silent_streams_are_counted_and_have_no_first_audible_sample() -> None:
-    told = summarise([trace([(0.1, TENTH)], onset=None), trace([(0.2, TENTH)])])
-    assert told.silent == 1
-    assert told.ttfa is not None
-    assert told.ttfa.count == 1
+def test_silent_streams_are_counted_and_have_no_ttfa() -> None:
+    summary = summarise([trace([(0.1, TENTH)], onset=None), trace([(0.2, TENTH)])])
+    assert summary.silent == 1
+    assert summary.ttfa is not None
+    assert summary.ttfa.count == 1
 
 
-def test_a_summary_adds_up() -> None:
+def test_a_summary_aggregates_all_requests() -> None:
     good = trace([(0.1, TENTH), (0.2, TENTH)], ended=0.2)
-    stutters = trace([(0.1, TENTH), (0.32, TENTH), (0.6, TENTH)], sent=0.0, ended=1.0)
-    warm = trace([(0.0, 10 * TENTH), (9.0, TENTH)], sent=-1.0, ended=9.5, measured=False)
-    told = summarise([warm, good, stutters])
-    assert (told.requests, told.succeeded) == (2, 2)
-    assert told.wall == 1.0
-    assert told.audio == pytest.approx(0.5)
-    assert told.throughput == pytest.approx(0.5)
-    assert told.peak == 3  # warm-up is load, too
-    assert (told.underruns.count, told.underruns.streams, told.underruns.rate) == (2, 1, 0.5)
-    assert told.underruns.total == pytest.approx(0.12 + 0.18)
-    assert told.underruns.longest == pytest.approx(0.18)
-    assert told.underruns.per_minute == pytest.approx(2 / 0.5 * 60)
-    assert told.buffered.count == 1  # begins at 0.32 with 200 ms: the last chunk is 80 ms late
-    assert told.buffered.longest == pytest.approx(0.08)
-    assert told.continuity == {50: 0.5, 100: 0.5, 200: 0.5}  # the second needs 300 ms
-    assert told.e2e is not None
-    assert told.e2e.most == 1.0
+    stalled = trace([(0.1, TENTH), (0.32, TENTH), (0.6, TENTH)], sent=0.0, ended=1.0)
+    warmup = trace([(0.0, 10 * TENTH), (9.0, TENTH)], sent=-1.0, ended=9.5, measured=False)
+    summary = summarise([warmup, good, stalled])
+    assert (summary.requests, summary.succeeded) == (2, 2)
+    assert summary.wall == 1.0
+    assert summary.audio == pytest.approx(0.5)
+    assert summary.throughput == pytest.approx(0.5)
+    assert summary.peak == 3  # the warm-up is part of the load
+    assert (summary.underruns.count, summary.underruns.streams, summary.underruns.rate) == (2, 1, 0.5)
+    assert summary.underruns.total == pytest.approx(0.12 + 0.18)
+    assert summary.underruns.longest == pytest.approx(0.18)
+    assert summary.underruns.per_minute == pytest.approx(2 / 0.5 * 60)
+    assert summary.buffered.count == 1  # starts at 0.32 with 200 ms: the last packet is 80 ms late
+    assert summary.buffered.longest == pytest.approx(0.08)
+    assert summary.continuity == {50: 0.5, 100: 0.5, 200: 0.5}  # the second needs 300 ms
+    assert summary.e2e is not None
+    assert summary.e2e.max == 1.0
 
 
-def test_audio_received_is_what_came_while_requests_were_begun() -> None:
+def test_received_audio_is_counted_while_requests_are_started() -> None:
     first = trace([(1.0, TENTH), (2.5, TENTH)], sent=0.0, ended=2.5)
     last = trace([(2.2, TENTH)], sent=2.0, ended=3.0)
-    told = summarise([first, last])
-    assert told.received == pytest.approx(0.1 / 2.0)
+    summary = summarise([first, last])
+    assert summary.received == pytest.approx(0.1 / 2.0)
     assert summarise([first]).received is None
 
 
-def test_percentiles_are_values_that_were_measured() -> None:
+def test_percentiles_are_measured_values() -> None:
     values = [float(i) for i in range(1, 101)]
-    found = spread(values[::-1])
+    found = distribution(values[::-1])
     assert found is not None
     assert (found.p50, found.p90, found.p95, found.p99, found.mean) == (50, 90, 95, 99, 50.5)
     assert (percentile([7.0], 50), percentile([7.0], 99)) == (7.0, 7.0)
     assert percentile([1.0, 2.0], 50) == 1.0
-    assert spread([]) is None
+    assert distribution([]) is None
 
 
-def test_the_peak_counts_those_under_way_at_once() -> None:
+def test_the_peak_counts_concurrent_requests() -> None:
     spans = [(0, 2), (1, 3), (2, 4), (5, 6)]
     traces = [trace([(end, TENTH)], sent=begin, ended=end) for begin, end in spans]
     assert peak_in_flight(traces) == 2
@@ -199,14 +202,14 @@ def test_the_peak_counts_those_under_way_at_once() -> None:
     assert peak_in_flight([]) == 0
 
 
-def test_a_number_is_found_by_its_name_or_refused() -> None:
-    told = summarise([trace([(0.1, TENTH)])])
-    assert metric(told, "ttfa_p95") == pytest.approx(0.1)
-    assert metric(told, "underrun") == 0
-    assert metric(told, "continuity_100") == 1
+def test_metrics_are_found_by_name_and_unknown_names_are_rejected() -> None:
+    summary = summarise([trace([(0.1, TENTH)])])
+    assert metric(summary, "ttfa_p95") == pytest.approx(0.1)
+    assert metric(summary, "underrun") == 0
+    assert metric(summary, "continuity_100") == 1
     for name in ("ttfa", "ttfa_p42", "speed", ""):
         with pytest.raises(InvalidRequest, match="metric"):
-            metric(told, name)
+            metric(summary, name)
 
 
 def tone(samples: int, level: float) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
@@ -215,35 +218,35 @@ def tone(samples: int, level: float) -> np.ndarray[tuple[int], np.dtype[np.int16
 
 
 def found_at(samples: np.ndarray[tuple[int], np.dtype[np.int16]]) -> int | None:
-    onset = Onset(RATE)
+    onset = OnsetDetector(RATE)
     onset.push(samples)
     return onset.position
 
 
-def test_sound_begins_where_two_windows_in_a_row_are_loud() -> None:
+def test_the_onset_is_the_first_of_two_consecutive_loud_windows() -> None:
     quiet, loud = 10 ** (-46 / 20), 10 ** (-44 / 20)
     assert found_at(tone(TENTH, loud)) == 0
     assert found_at(tone(RATE, quiet)) is None
     assert found_at(np.zeros(RATE, np.int16)) is None
-    assert found_at(np.full(RATE, 9000, np.int16)) is None  # a constant is no sound
-    # 300 ms of silence: the window from 290 ms on holds half a window of tone at -20 dBFS.
+    assert found_at(np.full(RATE, 9000, np.int16)) is None  # a constant offset is silent
+    # 300 ms of silence: half of the window from 290 ms on is a tone at -20 dBFS.
     assert found_at(np.concatenate([np.zeros(3 * TENTH, np.int16), tone(TENTH, 0.1)])) == 29 * TENTH // 10
     assert found_at(tone(int(0.029 * RATE), loud)) is None  # less than two windows
 
 
-def test_a_click_is_not_the_beginning_of_speech() -> None:
+def test_a_weak_click_is_not_an_onset() -> None:
     samples = np.zeros(RATE, np.int16)
-    samples[405 * RATE // 1000] = 32767  # in two windows that overlap, as everything after 10 ms is …
-    assert found_at(samples) == 39 * TENTH // 10  # … so one strong sample is heard, as the definition has it
-    samples[405 * RATE // 1000] = 1000  # a weak one is not
+    samples[405 * RATE // 1000] = 32767  # a full-scale sample is in two overlapping windows …
+    assert found_at(samples) == 39 * TENTH // 10  # … and so is an onset by the definition
+    samples[405 * RATE // 1000] = 1000
     assert found_at(samples) is None
 
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(0, 12_000))
-def test_any_chunking_finds_the_same_onset(sizes: list[int], silence: int) -> None:
+def test_the_onset_does_not_depend_on_the_packet_sizes(sizes: list[int], silence: int) -> None:
     samples = np.concatenate([np.zeros(silence, np.int16), tone(4000, 0.05)])
-    onset, at = Onset(RATE), 0
+    onset, at = OnsetDetector(RATE), 0
     for size in sizes:
         onset.push(samples[at : at + size])
         at += size

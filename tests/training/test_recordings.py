@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyvox import load
-from polyvox.bench.words import Errors
+from polyvox.bench.wer import WordErrors
 from training.check import length_off
 from training.rates import difference, rate_of
 from training.recordings import ENGINE, Recording, keep, read, speak
@@ -45,15 +45,15 @@ def test_speech_that_runs_away_or_breaks_off_is_told() -> None:
 
 def test_a_rate_tells_how_far_chance_may_move_it() -> None:
     drawn = np.random.default_rng(0).binomial(10, 0.1, (400, 100))
-    rates = [rate_of([Errors(int(errors), 10) for errors in row]) for row in drawn]
+    rates = [rate_of([WordErrors(int(errors), 10) for errors in row]) for row in drawn]
     assert np.mean([one.value for one in rates]) == pytest.approx(0.1, abs=0.002)
     assert np.mean([one.error for one in rates]) == pytest.approx(np.std([one.value for one in rates]), rel=0.1)
-    assert str(rate_of([Errors(1, 10), Errors(1, 10)])) == "10.0 ± 0.0 %"
+    assert str(rate_of([WordErrors(1, 10), WordErrors(1, 10)])) == "10.0 ± 0.0 %"
 
 
 def test_what_is_hard_for_both_is_no_noise_in_their_difference() -> None:
-    base = [Errors(errors, 10) for errors in (0, 5, 1, 9)]
-    worse = [Errors(one.errors + 1, 10) for one in base]
+    base = [WordErrors(errors, 10) for errors in (0, 5, 1, 9)]
+    worse = [WordErrors(one.errors + 1, 10) for one in base]
     assert difference(worse, base).value == pytest.approx(0.1)
     assert difference(worse, base).error == pytest.approx(0)
     assert rate_of(base).error > 0.1

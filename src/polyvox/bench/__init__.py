@@ -1,1 +1,2 @@
-"""The benchmark: what listeners of a speech server hear, and when. Definitions are in docs/benchmark.md."""
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmark of speech servers and of the engine. The metrics are defined in docs/benchmark.md."""

@@ -1,4 +1,5 @@
-"""The highest load at which a service level holds, found by bracketing, and what breaks above it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Capacity: the highest load that meets a service-level objective, found by bracketing and bisection."""
 
 import math
 import re
@@ -6,77 +7,81 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polyvox.bench.load import Mode
-from polyvox.bench.summary import MORE_IS_BETTER, Summary, check_name, in_seconds, metric
+from polyvox.bench.summary import HIGHER_IS_BETTER, Summary, check_metric_name, in_seconds, metric
 from polyvox.errors import InvalidRequest
 
 UNITS = {"ms": 1e-3, "s": 1.0, "%": 1e-2, "": 1.0}
-ALWAYS = ("failed", "dropped")  # none of these, unless the service level says otherwise
+IMPLICIT_OBJECTIVES = ("failed", "dropped")  # must be 0 unless the SLO says otherwise
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """A bound on one number of a run: at most that, or at least."""
+class Objective:
+    """A bound on one metric of a run: a minimum if higher is better, otherwise a maximum."""
 
     name: str
     bound: float
 
     @property
-    def at_least(self) -> bool:
-        return self.name in MORE_IS_BETTER
+    def is_minimum(self) -> bool:
+        return self.name in HIGHER_IS_BETTER
 
-    def holds(self, value: float | None) -> bool:
+    def met_by(self, value: float | None) -> bool:
+        """Whether the value is within the bound. A missing value is not."""
         if value is None:
-            return False  # nothing was measured, so nothing is shown
-        return value >= self.bound if self.at_least else value <= self.bound
+            return False
+        return value >= self.bound if self.is_minimum else value <= self.bound
 
     def __str__(self) -> str:
-        return f"{self.name} {'≥' if self.at_least else '≤'} {told(self.name, self.bound)}"
+        return f"{self.name} {'≥' if self.is_minimum else '≤'} {format_metric(self.name, self.bound)}"
 
 
-def told(name: str, value: float | None) -> str:
-    """A number of a run with its unit."""
+def format_metric(name: str, value: float | None) -> str:
+    """A metric with its unit."""
     if value is None:
-        return "nothing"
+        return "not measured"
     if not in_seconds(name):
         return f"{value:.4g}"
     return f"{value:.4g} s" if abs(value) >= 10 else f"{value * 1e3:.4g} ms"
 
 
-def parse_slo(text: str) -> list[Limit]:
-    """Limits from `underrun=0,ttfa_p95=100ms`; raises InvalidRequest."""
-    limits = {}
+def parse_slo(text: str) -> list[Objective]:
+    """Objectives from `underrun=0,ttfa_p95=100ms`; raises InvalidRequest."""
+    objectives = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         found = re.fullmatch(r"(\w+)\s*(?:=|<=|>=)\s*([\d.]+)\s*(ms|s|%|)", part)
         if not found:
             raise InvalidRequest("slo", part, "must be a metric and its bound, such as ttfa_p95=100ms or underrun=0")
         name, number, unit = found.groups()
-        check_name(name)
+        check_metric_name(name)
         if in_seconds(name) != (unit in ("ms", "s")):
-            requirement = "must be a time in ms or s" if in_seconds(name) else "must be a number without a unit"
+            requirement = "must be a time in ms or s" if in_seconds(name) else "must be a number without a time unit"
             raise InvalidRequest("slo", part, requirement)
         try:
-            limits[name] = Limit(name, float(number) * UNITS[unit])
+            objectives[name] = Objective(name, float(number) * UNITS[unit])
         except ValueError:
             raise InvalidRequest("slo", part, "must be a number") from None
-    if not limits:
+    if not objectives:
         raise InvalidRequest("slo", text, "must have at least one bound, such as underrun=0,ttfa_p95=100ms")
-    return [Limit(name, 0.0) for name in ALWAYS if name not in limits] + list(limits.values())
+    implicit = [Objective(name, 0.0) for name in IMPLICIT_OBJECTIVES if name not in objectives]
+    return implicit + list(objectives.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Breach:
-    """A limit that did not hold, and by what."""
+class Violation:
+    """An objective that was not met, and the measured value."""
 
-    limit: Limit
+    objective: Objective
     value: float | None
 
     def __str__(self) -> str:
-        return f"{self.limit.name} was {told(self.limit.name, self.value)} (allowed: {self.limit})"
+        measured = format_metric(self.objective.name, self.value)
+        return f"{self.objective.name} was {measured} (objective: {self.objective})"
 
 
-def breaches(summary: Summary, limits: Sequence[Limit]) -> list[Breach]:
-    found = [Breach(limit, metric(summary, limit.name)) for limit in limits]
-    return [breach for breach in found if not breach.limit.holds(breach.value)]
+def violations(summary: Summary, objectives: Sequence[Objective]) -> list[Violation]:
+    """The objectives that a run does not meet."""
+    found = [Violation(objective, metric(summary, objective.name)) for objective in objectives]
+    return [violation for violation in found if not violation.objective.met_by(violation.value)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,81 +90,80 @@ class Trial:
 
     level: float
     seed: int
-    breaches: tuple[Breach, ...]
+    violations: tuple[Violation, ...]
     summary: Summary
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The highest load that held in every repeat, the lowest that did not, and all runs in their order."""
+    """The highest load that met the SLO in every repeat, the lowest that did not, and all runs in order."""
 
-    holds: float | None
-    breaks: float | None
+    max_passing: float | None
+    min_failing: float | None
     trials: tuple[Trial, ...]
 
     @property
-    def broke_first(self) -> tuple[Breach, ...]:
-        """What did not hold at the lowest load that broke."""
-        broken = [trial for trial in self.trials if trial.level == self.breaks and trial.breaches]
-        return broken[0].breaches if broken else ()
+    def first_violations(self) -> tuple[Violation, ...]:
+        """The violations at the lowest failing load."""
+        failed = [trial for trial in self.trials if trial.level == self.min_failing and trial.violations]
+        return failed[0].violations if failed else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """Where to look. Loads double from `first` until one breaks or `most` holds; then the bracket is halved until it
-    is narrower than `precision` (a share of the load; between whole numbers of streams, 1 is the narrowest).
+class CapacitySearch:
+    """Doubles the load from `initial` until one fails or `max_load` passes, then bisects the bracket.
 
-    A load holds if it holds in all of `repeats` runs, each with a seed of its own, and breaks with the first that
-    does not.
+    Bisection ends when the bracket is narrower than `precision`, a share of the load; a concurrency has a resolution
+    of 1. A load passes if all of its `repeats` runs pass, each with another seed; it fails with the first that fails.
     """
 
     mode: Mode
-    first: float = 1.0
-    most: float = 1024.0
+    initial: float = 1.0
+    max_load: float = 1024.0
     repeats: int = 3
     precision: float = 0.05
     seed: int = 1
-    least: float = 1.0  # the lowest to try
+    min_load: float = 1.0
 
-    def find(self, measure: Callable[[float, int], Summary], limits: Sequence[Limit]) -> Capacity:
-        """measure gives the summary of a run with a load and a seed."""
+    def find(self, measure: Callable[[float, int], Summary], objectives: Sequence[Objective]) -> Capacity:
+        """`measure` runs one load with one seed."""
         trials: list[Trial] = []
 
-        def holds(level: float) -> bool:
+        def passes(level: float) -> bool:
             for seed in range(self.seed, self.seed + self.repeats):
                 summary = measure(level, seed)
-                trials.append(Trial(level, seed, tuple(breaches(summary, limits)), summary))
-                if trials[-1].breaches:
+                trials.append(Trial(level, seed, tuple(violations(summary, objectives)), summary))
+                if trials[-1].violations:
                     return False
             return True
 
-        low, high = self._bracket(holds)
-        while low is not None and high is not None and (between := self._between(low, high)) is not None:
-            if holds(between):
-                low = between
+        low, high = self._bracket(passes)
+        while low is not None and high is not None and (middle := self._midpoint(low, high)) is not None:
+            if passes(middle):
+                low = middle
             else:
-                high = between
+                high = middle
         return Capacity(low, high, tuple(trials))
 
-    def _bracket(self, holds: Callable[[float], bool]) -> tuple[float | None, float | None]:
-        """A load that holds and a higher one that does not; None where there is none."""
-        level = self.first
-        if holds(level):
-            while level < self.most:
-                above = min(2 * level, self.most)
-                if not holds(above):
+    def _bracket(self, passes: Callable[[float], bool]) -> tuple[float | None, float | None]:
+        """A load that passes and a higher one that fails; None if there is none."""
+        level = self.initial
+        if passes(level):
+            while level < self.max_load:
+                above = min(2 * level, self.max_load)
+                if not passes(above):
                     return level, above
                 level = above
             return level, None
-        while level > self.least:
-            below = max(math.floor(level / 2) if self.mode == "closed" else level / 2, self.least)
-            if holds(below):
+        while level > self.min_load:
+            below = max(math.floor(level / 2) if self.mode == "closed" else level / 2, self.min_load)
+            if passes(below):
                 return below, level
             level = below
         return None, level
 
-    def _between(self, low: float, high: float) -> float | None:
-        """The next load to try; None where the bracket is narrow enough."""
+    def _midpoint(self, low: float, high: float) -> float | None:
+        """The next load to try; None if the bracket is narrow enough."""
         if high / low <= 1 + self.precision:
             return None
         if self.mode == "open":

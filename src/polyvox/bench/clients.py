@@ -1,4 +1,5 @@
-"""Clients of speech servers: an OpenAI-compatible endpoint, raw or as events, and vLLM-Omni's WebSocket."""
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of speech servers: OpenAI-compatible HTTP, raw or as server-sent events, and vLLM-Omni's WebSocket."""
 
 import asyncio
 import base64
@@ -12,47 +13,56 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from polyvox.bench.ear import Clock, Ear, Failure, Format
-from polyvox.bench.metrics import Trace
+from polyvox.bench.metrics import RequestTrace
+from polyvox.bench.receiver import (
+    INVALID_RESPONSE,
+    SERVER_ERROR,
+    TRUNCATED,
+    AudioFormat,
+    AudioReceiver,
+    Clock,
+    RequestFailed,
+)
 from polyvox.errors import InvalidRequest, PolyvoxError
 
 if TYPE_CHECKING:
     import aiohttp
 
-Protocols = Literal["http", "sse", "ws"]
+WireProtocol = Literal["http", "sse", "ws"]
 
 NOT_RAW = ("application/json", "text/event-stream", "text/html", "text/plain", "audio/mpeg", "audio/mp3", "audio/ogg",
            "audio/opus", "audio/flac", "audio/aac", "audio/mp4")  # fmt: skip
-READ_BYTES = 1 << 20  # of one event or message
-TOLD = 200  # characters of an error that are kept
+MAX_MESSAGE_BYTES = 1 << 20  # of one event or message
+MAX_DETAIL = 200  # characters of an error message that are kept
+KEEPALIVE_SECONDS = 60
 
 
 class Client(Protocol):
-    async def speak(self, text: str, seed: int, trace: Trace, clock: Clock) -> None:
-        """Has a text spoken and fills its trace, which has been sent already; raises Failure."""
+    async def synthesise(self, text: str, seed: int, trace: RequestTrace, clock: Clock) -> None:
+        """Sends one request and fills its trace, whose `sent` is already set; raises RequestFailed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A server, and how it is asked. What `extra` gives is put over the body; null takes a field out."""
+class ServerTarget:
+    """A server and the requests it is sent. `extra` overrides fields of the body; null removes a field."""
 
     base_url: str
-    protocol: Protocols = "http"
+    protocol: WireProtocol = "http"
     endpoint: str | None = None
     model: str | None = None
     voice: str | None = None
-    form: Format = "pcm"
-    sample_rate: int = 24_000  # of pcm that does not say
+    audio_format: AudioFormat = "pcm"
+    sample_rate: int = 24_000  # of PCM whose response does not declare it
     extra: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
-    seeds: bool = False  # whether each request has a seed of its own in its body
+    send_seeds: bool = False  # whether each request has a seed in its body
 
     def check(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest("base-url", self.base_url, "must be a URL such as http://127.0.0.1:8000")
-        if self.protocol == "ws" and self.form != "pcm":
-            raise InvalidRequest("format", self.form, "must be pcm over a WebSocket")
+        if self.protocol == "ws" and self.audio_format != "pcm":
+            raise InvalidRequest("format", self.audio_format, "must be pcm over a WebSocket")
 
     @property
     def url(self) -> str:
@@ -62,201 +72,202 @@ class Target:
         return base + ("/v1/audio/speech/stream" if self.protocol == "ws" else "/v1/audio/speech")
 
     def body(self, text: str, seed: int) -> dict[str, Any]:
-        """The JSON of a request; over a WebSocket, of the session."""
-        body: dict[str, Any] = {"response_format": self.form}
+        """The JSON body of a request; over a WebSocket, the session configuration."""
+        body: dict[str, Any] = {"response_format": self.audio_format}
         if self.protocol == "ws":
             body |= {"type": "session.config", "stream_audio": True}
         else:
-            # Some servers go by one of the two, some by the other.
+            # Some servers read `stream`, others `stream_format`.
             body |= {"input": text, "stream": True, "stream_format": "sse" if self.protocol == "sse" else "audio"}
         if self.model is not None:
             body["model"] = self.model
         if self.voice is not None:
             body["voice"] = self.voice
-        if self.seeds:
+        if self.send_seeds:
             body["seed"] = seed
-        return {name: value for name, value in (body | self.extra).items() if value is not None}
+        body |= self.extra
+        return {key: value for key, value in body.items() if value is not None}
 
 
 @asynccontextmanager
-async def connected(target: Target, connections: int) -> AsyncIterator[Client]:
-    """A client for so many requests at once."""
-    aiohttp = _aiohttp()
-    connector = aiohttp.TCPConnector(limit=connections, ttl_dns_cache=None, keepalive_timeout=60)
+async def connect(target: ServerTarget, max_connections: int) -> AsyncIterator[Client]:
+    """A client of a server with a connection pool of this size."""
+    aiohttp = _import_aiohttp()
+    connector = aiohttp.TCPConnector(limit=max_connections, ttl_dns_cache=None, keepalive_timeout=KEEPALIVE_SECONDS)
     timeout = aiohttp.ClientTimeout(total=None)  # each request has its own
-    kinds: dict[str, Callable[..., _ServerClient]] = {
-        "http": RawClient,
-        "sse": EventClient,
-        "ws": SocketClient,
-    }
+    clients: dict[str, Callable[..., _ServerClient]] = {"http": HttpClient, "sse": SseClient, "ws": WebSocketClient}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=target.headers) as session:
-        yield kinds[target.protocol](session, target)
+        yield clients[target.protocol](session, target)
 
 
-def _aiohttp() -> Any:
+def _import_aiohttp() -> Any:
     try:
         import aiohttp
     except ImportError:
-        raise PolyvoxError("Driving a server needs aiohttp: pip install 'polyvox[bench]'") from None
+        raise PolyvoxError("Benchmarking a server needs aiohttp: pip install 'polyvox[bench]'") from None
     return aiohttp
 
 
 class _ServerClient(ABC):
-    def __init__(self, session: "aiohttp.ClientSession", target: Target) -> None:
+    def __init__(self, session: "aiohttp.ClientSession", target: ServerTarget) -> None:
         self.session, self.target = session, target
 
-    async def speak(self, text: str, seed: int, trace: Trace, clock: Clock) -> None:
-        aiohttp = _aiohttp()
+    async def synthesise(self, text: str, seed: int, trace: RequestTrace, clock: Clock) -> None:
+        aiohttp = _import_aiohttp()
         try:
-            await self._speak(text, seed, trace, clock)
+            await self._synthesise(text, seed, trace, clock)
         except aiohttp.ClientPayloadError as error:
-            raise Failure("early end", str(error)[:TOLD]) from error
+            raise RequestFailed(TRUNCATED, str(error)[:MAX_DETAIL]) from error
         except aiohttp.ClientConnectorError as error:
-            raise Failure("connect", str(error)[:TOLD]) from error
+            raise RequestFailed("connect", str(error)[:MAX_DETAIL]) from error
         except aiohttp.WSServerHandshakeError as error:
-            raise Failure(f"http {error.status}", error.message[:TOLD]) from error
+            raise RequestFailed(f"http {error.status}", error.message[:MAX_DETAIL]) from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            kind = "connect" if trace.first_byte is None else "early end"
-            raise Failure(kind, f"{type(error).__name__}: {error}"[:TOLD]) from error
+            kind = "connect" if trace.first_byte is None else TRUNCATED
+            raise RequestFailed(kind, f"{type(error).__name__}: {error}"[:MAX_DETAIL]) from error
 
     @abstractmethod
-    async def _speak(self, text: str, seed: int, trace: Trace, clock: Clock) -> None:
-        """One request, what arrives of it noted in the trace."""
+    async def _synthesise(self, text: str, seed: int, trace: RequestTrace, clock: Clock) -> None:
+        """Sends one request and records its response in the trace."""
 
     @asynccontextmanager
     async def _post(self, text: str, seed: int) -> "AsyncIterator[aiohttp.ClientResponse]":
         async with self.session.post(self.target.url, json=self.target.body(text, seed)) as response:
             if response.status != 200:
-                raise Failure(f"http {response.status}", (await response.text())[:TOLD])
+                raise RequestFailed(f"http {response.status}", (await response.text())[:MAX_DETAIL])
             yield response
 
 
-class RawClient(_ServerClient):
-    """The body is the sound."""
+class HttpClient(_ServerClient):
+    """The response body is the audio."""
 
-    async def _speak(self, text: str, seed: int, trace: Trace, clock: Clock) -> None:
+    async def _synthesise(self, text: str, seed: int, trace: RequestTrace, clock: Clock) -> None:
         async with self._post(text, seed) as response:
-            said = response.headers.get("content-type", "")
-            kind = said.split(";")[0].strip()
-            if kind in NOT_RAW:
-                raise Failure("told", f"the answer is {kind}, not raw {self.target.form}")
-            trace.sample_rate = _rate(said) or self.target.sample_rate
-            ear = Ear(trace, clock, self.target.form)
+            content_type = response.headers.get("content-type", "")
+            media_type = content_type.split(";")[0].strip()
+            if media_type in NOT_RAW:
+                expected = self.target.audio_format
+                raise RequestFailed(INVALID_RESPONSE, f"content type is {media_type}, not raw {expected}")
+            trace.sample_rate = _declared_rate(content_type) or self.target.sample_rate
+            receiver = AudioReceiver(trace, clock, self.target.audio_format)
             async for data in response.content.iter_any():
-                ear.hear(data)
-            ear.end()
+                receiver.push(data)
+            receiver.finish()
 
 
-class EventClient(_ServerClient):
-    """Server-sent events: speech.audio.delta with base64, then speech.audio.done."""
+class SseClient(_ServerClient):
+    """Server-sent events: speech.audio.delta with base64 audio, then speech.audio.done."""
 
-    async def _speak(self, text: str, seed: int, trace: Trace, clock: Clock) -> None:
+    async def _synthesise(self, text: str, seed: int, trace: RequestTrace, clock: Clock) -> None:
         async with self._post(text, seed) as response:
-            kind = response.headers.get("content-type", "").split(";")[0].strip()
-            if kind != "text/event-stream":
-                raise Failure("told", f"the answer is {kind}, not text/event-stream")
+            media_type = response.headers.get("content-type", "").split(";")[0].strip()
+            if media_type != "text/event-stream":
+                raise RequestFailed(INVALID_RESPONSE, f"content type is {media_type}, not text/event-stream")
             trace.sample_rate = self.target.sample_rate
-            ear = Ear(trace, clock, self.target.form)
-            done, held = False, b""
+            receiver = AudioReceiver(trace, clock, self.target.audio_format)
+            done, buffer = False, b""
             async for data in response.content.iter_any():
-                now = ear.now()
-                ear.byte(now)
-                *events, held = re.split(rb"\r?\n\r?\n", held + data)
-                if len(held) > READ_BYTES:
-                    raise Failure("told", f"an event of more than {READ_BYTES} bytes")
+                now = receiver.now()
+                receiver.on_byte(now)
+                *events, buffer = re.split(rb"\r?\n\r?\n", buffer + data)
+                if len(buffer) > MAX_MESSAGE_BYTES:
+                    raise RequestFailed(INVALID_RESPONSE, f"event larger than {MAX_MESSAGE_BYTES} bytes")
                 for event in events:
-                    done = _hear_event(event, ear, now) or done
+                    done = _on_event(event, receiver, now) or done
             if not done:
-                raise Failure("early end", "no speech.audio.done")
-            ear.end()
+                raise RequestFailed(TRUNCATED, "no speech.audio.done")
+            receiver.finish()
 
 
-def _hear_event(event: bytes, ear: Ear, now: float) -> bool:
-    """Whether this event was the last."""
+def _on_event(event: bytes, receiver: AudioReceiver, now: float) -> bool:
+    """Handles one event; whether it was the last."""
     lines = [line for line in event.splitlines() if line.startswith(b"data:")]
     data = b"\n".join(line[5:].removeprefix(b" ") for line in lines)
     if not data:
-        return False  # a comment that keeps the connection open
+        return False  # a keep-alive comment
     if data.strip() == b"[DONE]":
         return True
-    told = _json(data)
-    kind = told.get("type")
+    message = _parse_json(data)
+    kind = message.get("type")
     if kind == "speech.audio.delta":
-        ear.hear(_bytes(told.get("audio") or told.get("delta") or ""), now)
+        receiver.push(_decode_base64(message.get("audio") or message.get("delta") or ""), now)
     elif kind == "speech.audio.done":
         return True
-    elif kind in ("speech.audio.error", "error") or "error" in told:
-        raise Failure("told", json.dumps(told.get("error", told), ensure_ascii=False)[:TOLD])
+    elif kind in ("speech.audio.error", "error") or "error" in message:
+        detail = json.dumps(message.get("error", message), ensure_ascii=False)
+        raise RequestFailed(SERVER_ERROR, detail[:MAX_DETAIL])
     return False
 
 
-class SocketClient(_ServerClient):
-    """vLLM-Omni's and SGLang-Omni's WebSocket: a session for each utterance, its text in one message."""
+class WebSocketClient(_ServerClient):
+    """The WebSocket of vLLM-Omni and SGLang-Omni: one session per utterance, the text in one message."""
 
-    async def _speak(self, text: str, seed: int, trace: Trace, clock: Clock) -> None:
-        aiohttp = _aiohttp()
+    async def _synthesise(self, text: str, seed: int, trace: RequestTrace, clock: Clock) -> None:
+        aiohttp = _import_aiohttp()
         trace.sample_rate = self.target.sample_rate
-        ear = Ear(trace, clock)
+        receiver = AudioReceiver(trace, clock)
         url = self.target.url.replace("http", "ws", 1)
-        async with self.session.ws_connect(url, max_msg_size=READ_BYTES) as socket:
+        async with self.session.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES) as socket:
             await socket.send_json(self.target.body(text, seed))
             await socket.send_json({"type": "input.text", "text": text})
             await socket.send_json({"type": "input.done"})
             done = False
             while not done:
                 message = await socket.receive()
-                now = ear.now()
+                now = receiver.now()
                 if message.type == aiohttp.WSMsgType.BINARY:
-                    ear.hear(message.data, now)
+                    receiver.push(message.data, now)
                 elif message.type == aiohttp.WSMsgType.TEXT:
-                    ear.byte(now)
-                    done = _hear_message(_json(message.data), ear, now)
+                    receiver.on_byte(now)
+                    done = _on_message(_parse_json(message.data), receiver, now)
                 else:
-                    raise Failure("early end", f"closed with {socket.close_code} before session.done")
-            ear.end()
+                    raise RequestFailed(TRUNCATED, f"closed with code {socket.close_code} before session.done")
+            receiver.finish()
             await socket.send_json({"type": "session.close"})
 
 
-def _hear_message(told: dict[str, Any], ear: Ear, now: float) -> bool:
-    """Whether the utterance is over."""
-    kind = told.get("type")
+def _on_message(message: dict[str, Any], receiver: AudioReceiver, now: float) -> bool:
+    """Handles one text message; whether the utterance is complete."""
+    kind = message.get("type")
     if kind == "audio.chunk":
-        ear.hear(_bytes(told.get("audio_b64", "")), now)
+        receiver.push(_decode_base64(message.get("audio_b64", "")), now)
     elif kind == "audio.start":
-        if rate := told.get("sample_rate"):
-            ear.rate(int(rate))
-    elif kind == "error" or (kind == "audio.done" and told.get("error")):
-        raise Failure("told", json.dumps(told, ensure_ascii=False)[:TOLD])
+        if rate := message.get("sample_rate"):
+            receiver.set_sample_rate(int(rate))
+    elif kind == "error" or (kind == "audio.done" and message.get("error")):
+        raise RequestFailed(SERVER_ERROR, json.dumps(message, ensure_ascii=False)[:MAX_DETAIL])
     return kind == "session.done"
 
 
-def _rate(content_type: str) -> int | None:
-    """Of audio/pcm;rate=24000."""
+def _declared_rate(content_type: str) -> int | None:
+    """The sample rate in a content type such as audio/pcm;rate=24000."""
     found = re.search(r"rate=(\d+)", content_type)
     return int(found[1]) if found else None
 
 
-def _json(data: bytes | str) -> dict[str, Any]:
+def _parse_json(data: bytes | str) -> dict[str, Any]:
     try:
-        told = json.loads(data)
+        message = json.loads(data)
     except ValueError:
-        raise Failure("told", f"not JSON: {data[:60]!r}") from None
-    if not isinstance(told, dict):
-        raise Failure("told", f"not a JSON object: {data[:60]!r}")
-    return told
+        raise RequestFailed(INVALID_RESPONSE, f"not JSON: {data[:60]!r}") from None
+    if not isinstance(message, dict):
+        raise RequestFailed(INVALID_RESPONSE, f"not a JSON object: {data[:60]!r}")
+    return message
 
 
-def _bytes(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Failure("told", f"not base64: {text[:60]!r}") from None
+        raise RequestFailed(INVALID_RESPONSE, f"not base64: {text[:60]!r}") from None
 
 
-async def within(seconds: float, client: Client, text: str, seed: int, trace: Trace, clock: Clock) -> None:
-    """Has a text spoken, in so many seconds at most."""
+async def synthesise_with_timeout(
+    seconds: float, client: Client, text: str, seed: int, trace: RequestTrace, clock: Clock
+) -> None:
+    """One request; raises RequestFailed after this many seconds."""
     try:
         async with asyncio.timeout(seconds):
-            await client.speak(text, seed, trace, clock)
+            await client.synthesise(text, seed, trace, clock)
     except TimeoutError:
-        raise Failure("timeout", f"not done after {seconds:g} s") from None
+        raise RequestFailed("timeout", f"not complete after {seconds:g} s") from None

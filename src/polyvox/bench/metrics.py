@@ -1,38 +1,39 @@
-"""What a listener had of one stream: pure functions over its trace. Each is defined in docs/benchmark.md."""
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of one request, as pure functions over its trace. Definitions: docs/benchmark.md."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-Arrival = tuple[float, int]  # when, and how many samples came
+Arrival = tuple[float, int]  # time, number of samples
 
-ON_TIME = 1e-6  # seconds that a chunk may be late: times are floating-point numbers
-DROPPED = "dropped"  # the error of a request that was never sent: too many were under way
+TIME_TOLERANCE = 1e-6  # seconds by which a packet may be late without an underrun: times are floating-point numbers
+DROPPED = "dropped"  # error of a request that was never sent because too many were in flight
 
 
 @dataclass(slots=True)
-class Trace:
-    """What one client saw of one request; times are seconds on the clock of the run.
+class RequestTrace:
+    """What the client observed of one request. Times are seconds on the clock of the run.
 
-    Arrivals hold audio only: a packet that is all header has none, and is the first byte at most.
+    `arrivals` holds audio only: a packet without samples, such as a header, sets `first_byte` at most.
     """
 
     index: int  # in the run's sequence of requests
-    prompt: int  # which text of the set
-    words: int  # in that text
-    measured: bool  # False while warming up
-    scheduled: float  # when it was due
-    sent: float = 0.0  # when the client began it
+    prompt: int  # index of the text in the prompt set
+    words: int  # number of words in that text
+    measured: bool  # False during warm-up
+    scheduled: float  # when the request was due
+    sent: float = 0.0
     first_byte: float | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     ended: float = 0.0
     sample_rate: int = 24_000
     onset: int | None = None  # the first audible sample
-    error: str | None = None  # the kind of failure
-    detail: str | None = None  # and what was told of it
-    sound: bytearray | None = field(default=None, repr=False)  # 16 bits a sample; None: not kept, and never in a file
-    heard: str | None = None  # what a recogniser understood
-    misheard: tuple[int, int] | None = None  # word errors in it, by how many words
+    error: str | None = None  # kind of failure
+    detail: str | None = None  # error message
+    pcm: bytearray | None = field(default=None, repr=False)  # 16-bit samples; None: not recorded. Never saved
+    transcript: str | None = None
+    word_errors: tuple[int, int] | None = None  # word errors in the transcript, words in the text
 
     @property
     def succeeded(self) -> bool:
@@ -44,13 +45,13 @@ class Trace:
 
     @property
     def audio(self) -> float:
-        """Seconds of sound that came."""
+        """Seconds of audio received."""
         return self.samples / self.sample_rate
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A player that ran dry: before which sample, and for how long."""
+    """An underrun: the player stops before this sample, for this long."""
 
     before: int
     seconds: float
@@ -58,7 +59,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """What came out of a player: when it began, and when it stood still."""
+    """A simulated playback: its start time and its underruns."""
 
     start: float
     stalls: tuple[Stall, ...]
@@ -76,105 +77,105 @@ class Playback:
     def total(self) -> float:
         return sum(stall.seconds for stall in self.stalls)
 
-    def heard(self, sample: int) -> float:
-        """When this sample was played."""
-        stood = sum(stall.seconds for stall in self.stalls if stall.before <= sample)
-        return self.start + sample / self.sample_rate + stood
+    def played_at(self, sample: int) -> float:
+        """The time at which this sample is played."""
+        stalled = sum(stall.seconds for stall in self.stalls if stall.before <= sample)
+        return self.start + sample / self.sample_rate + stalled
 
 
 def play(arrivals: Sequence[Arrival], sample_rate: int, ended: float, buffer: float = 0.0) -> Playback | None:
-    """A player that begins as soon as `buffer` seconds of audio are there (or no more will come).
+    """Simulates a player that starts as soon as `buffer` seconds of audio have arrived (or the stream has ended).
 
-    From then on it plays what has come, and waits where nothing has: it never buffers again. None without audio.
+    It stalls when the audio runs out and resumes with the next packet; it never rebuffers. None without audio.
     """
     arrivals = [(when, count) for when, count in arrivals if count > 0]
     if not arrivals:
         return None
-    start, held = ended, 0
+    start, buffered = ended, 0
     for when, count in arrivals:
-        held += count
-        if held >= buffer * sample_rate:
+        buffered += count
+        if buffered >= buffer * sample_rate:
             start = when
             break
-    dry, come, stalls = start, 0, []  # dry: when all that has come is played
+    played_out, received, stalls = start, 0, []  # played_out: when all audio received so far has been played
     for when, count in arrivals:
-        if when > dry + ON_TIME:
-            stalls.append(Stall(come, when - dry))
-            dry = when
-        dry += count / sample_rate
-        come += count
+        if when > played_out + TIME_TOLERANCE:
+            stalls.append(Stall(received, when - played_out))
+            played_out = when
+        played_out += count / sample_rate
+        received += count
     return Playback(start, tuple(stalls), sample_rate)
 
 
 def needed_buffer(arrivals: Sequence[Arrival], sample_rate: int) -> float:
-    """Seconds by which a player should have begun later than the first packet, never to run dry."""
+    """Seconds after the first packet at which a player must start to avoid every underrun."""
     arrivals = [(when, count) for when, count in arrivals if count > 0]
-    deficit, come = 0.0, 0
+    deficit, received = 0.0, 0
     for when, count in arrivals:
-        deficit = max(deficit, when - arrivals[0][0] - come / sample_rate)
-        come += count
-    return deficit if deficit > ON_TIME else 0.0
+        deficit = max(deficit, when - arrivals[0][0] - received / sample_rate)
+        received += count
+    return deficit if deficit > TIME_TOLERANCE else 0.0
 
 
 def gaps(arrivals: Sequence[Arrival]) -> list[float]:
-    """Seconds between one audio packet and the next."""
+    """Seconds between consecutive audio packets."""
     times = [when for when, count in arrivals if count > 0]
     return [after - before for before, after in pairwise(times)]
 
 
-def peak_in_flight(traces: Iterable[Trace]) -> int:
-    """The most requests that were under way at once; one that ends as another begins is not beside it."""
+def peak_in_flight(traces: Iterable[RequestTrace]) -> int:
+    """Maximum number of concurrent requests. A request that ends when another starts does not overlap it."""
     events = []
     for trace in traces:
         if trace.error != DROPPED:
             events += [(trace.sent, 1), (trace.ended, -1)]
-    most = now = 0
+    peak = current = 0
     for _, change in sorted(events):
-        now += change
-        most = max(most, now)
-    return most
+        current += change
+        peak = max(peak, current)
+    return peak
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
-    """One successful stream in numbers; seconds, except where said."""
+class RequestMetrics:
+    """Metrics of one successful request, in seconds unless noted."""
 
     e2e: float
-    ttfb: float  # the first byte of the answer's body
-    ttfp: float  # the first packet with audio
-    ttfa: float | None  # the first audible sample, out of a player without a buffer; None: all was silent
+    ttfb: float  # time to the first byte of the response body
+    ttfp: float  # time to the first packet with audio
+    ttfa: float | None  # time to the first audible sample in a player without a buffer; None: all silent
     silence: float | None  # audio before that sample
-    rtf: float  # e2e by seconds of audio
+    rtf: float  # e2e / audio
     audio: float
-    per_word: float  # seconds of audio for each word of the text
+    per_word: float  # seconds of audio per word of the text
     gaps: tuple[float, ...]
-    needed: float  # the start buffer without which it ran dry
+    needed: float  # smallest start delay without underruns
     stalls: tuple[float, ...]
     buffered_stalls: tuple[float, ...]  # of a player with a start buffer
-    late: float  # the client's own lateness: from when it was due to when it was sent
+    late: float  # client lag: from when the request was due to when it was sent
 
 
-def measure(trace: Trace, buffer: float) -> Measures | None:
-    """The measures of a trace; None for one that failed, which is counted but has none."""
+def measure(trace: RequestTrace, buffer: float) -> RequestMetrics | None:
+    """The metrics of a trace; None for a failed request."""
     if not trace.succeeded:
         return None
-    bare = play(trace.arrivals, trace.sample_rate, trace.ended)
+    unbuffered = play(trace.arrivals, trace.sample_rate, trace.ended)
     buffered = play(trace.arrivals, trace.sample_rate, trace.ended, buffer)
-    if bare is None or buffered is None:
+    if unbuffered is None or buffered is None:
         raise ValueError(f"request {trace.index} succeeded without audio")
-    first_byte = bare.start if trace.first_byte is None else min(trace.first_byte, bare.start)
-    return Measures(
+    first_byte = unbuffered.start if trace.first_byte is None else min(trace.first_byte, unbuffered.start)
+    return RequestMetrics(
         e2e=trace.ended - trace.sent,
         ttfb=first_byte - trace.sent,
-        ttfp=bare.start - trace.sent,
-        ttfa=None if trace.onset is None else bare.heard(trace.onset) - trace.sent,
+        ttfp=unbuffered.start - trace.sent,
+        ttfa=None if trace.onset is None else unbuffered.played_at(trace.onset) - trace.sent,
         silence=None if trace.onset is None else trace.onset / trace.sample_rate,
         rtf=(trace.ended - trace.sent) / trace.audio,
         audio=trace.audio,
         per_word=trace.audio / max(trace.words, 1),
         gaps=tuple(gaps(trace.arrivals)),
         needed=needed_buffer(trace.arrivals, trace.sample_rate),
-        stalls=tuple(stall.seconds for stall in bare.stalls),
+        stalls=tuple(stall.seconds for stall in unbuffered.stalls),
         buffered_stalls=tuple(stall.seconds for stall in buffered.stalls),
         late=trace.sent - trace.scheduled,
     )

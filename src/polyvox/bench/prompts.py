@@ -1,4 +1,5 @@
-"""What is said in a benchmark, in which order, and when: the same for everyone who has the same seed."""
+# SPDX-License-Identifier: Apache-2.0
+"""The texts of a benchmark, their order and their arrival times: the same for equal seeds."""
 
 import hashlib
 import math
@@ -9,14 +10,14 @@ from typing import Literal
 
 from polyvox.errors import InvalidRequest
 
-PROMPTS = Path(__file__).parent / "prompts.txt"  # written for this; CC0
+DEFAULT_PROMPTS = Path(__file__).parent / "prompts.txt"  # written for this benchmark; CC0
 
 Phase = Literal["warm-up", "measured"]
 
 
 @cache
-def prompts(path: Path = PROMPTS) -> tuple[str, ...]:
-    """The texts of a file, one in each line; by default our own."""
+def prompts(path: Path = DEFAULT_PROMPTS) -> tuple[str, ...]:
+    """The texts of a file, one per line; by default the built-in set."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -28,23 +29,22 @@ def prompts(path: Path = PROMPTS) -> tuple[str, ...]:
 
 
 def fingerprint(texts: Sequence[str]) -> str:
-    """By which two runs know that they said the same."""
+    """Identifies a prompt set: two runs with equal fingerprints used the same texts."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
-def order(count: int, seed: int, phase: Phase) -> Iterator[int]:
-    """Which text comes next, for ever: all of them in an order of their own, then all again in another."""
+def prompt_order(count: int, seed: int, phase: Phase) -> Iterator[int]:
+    """An endless sequence of text indices: all texts in random order, then all again in another order."""
     epoch = 0
     while True:
-        keyed = sorted(range(count), key=lambda text: _digest("order", seed, phase, epoch, text))
-        yield from keyed
+        yield from sorted(range(count), key=lambda text: _digest("order", seed, phase, epoch, text))
         epoch += 1
 
 
-def arrivals(rate: float, seconds: float, seed: int, phase: Phase) -> list[float]:
-    """When requests are due, in seconds from the beginning of the phase: a Poisson process.
+def poisson_arrivals(rate: float, seconds: float, seed: int, phase: Phase) -> list[float]:
+    """Arrival times, in seconds from the start of the phase, of a Poisson process.
 
-    The chances are the seed's alone: at another rate it is the same sequence, stretched or pressed together.
+    The random numbers depend on the seed alone, so another rate gives the same sequence on another time scale.
     """
     due: list[float] = []
     now, number = 0.0, 0
@@ -58,7 +58,7 @@ def arrivals(rate: float, seconds: float, seed: int, phase: Phase) -> list[float
 
 
 def request_seed(seed: int, index: int) -> int:
-    """The seed that a request may be spoken with, so that two runs say everything alike."""
+    """The sampling seed of one request, the same in every run with this seed."""
     return int.from_bytes(_digest("request", seed, index)[:4])
 
 

@@ -1,21 +1,23 @@
-"""A run for people: in the layout that benchmarks of serving are known by, and as one row for each load."""
+# SPDX-License-Identifier: Apache-2.0
+"""Text reports: one run in the layout of vLLM's serving benchmark, and one table row per run."""
 
 from collections.abc import Sequence
 
 from polyvox.bench.results import Run
-from polyvox.bench.summary import PERCENTILES, Spread, Underruns
+from polyvox.bench.summary import PERCENTILES, Distribution, UnderrunSummary
 
-WIDTH, LABEL = 56, 42
-LATE_CLIENT = 0.005  # seconds of lag at p99 beyond which the client's own times are in the figures
-BUSY_CLIENT = 0.8  # of a core
-WORKING_CLIENT = 0.3  # of a core, below which its lateness is not its own work
+WIDTH, LABEL_WIDTH = 56, 42
+MAX_CLIENT_LAG = 0.005  # seconds of event-loop lag at p99 above which the client distorts the measurements
+MAX_CLIENT_CPU = 0.8  # of a core
+MIN_WORKING_CPU = 0.3  # of a core; below it, lag comes from other processes on the machine
+MIN_REQUESTS_FOR_P95 = 20
 
 # title, field of the summary, unit, factor
-SPREADS = (
+DISTRIBUTION_SECTIONS = (
     ("Time to First Byte", "ttfb", "TTFB (ms)", 1e3),
     ("Time to First Packet", "ttfp", "TTFP (ms)", 1e3),
-    ("Time to First Audible Sample", "ttfa", "TTFA (ms)", 1e3),
-    ("Silence before It", "silence", "leading silence (ms)", 1e3),
+    ("Time to First Audio", "ttfa", "TTFA (ms)", 1e3),
+    ("Leading Silence", "silence", "leading silence (ms)", 1e3),
     ("End-to-end Latency", "e2e", "E2EL (ms)", 1e3),
     ("Real-Time Factor", "rtf", "RTF", 1.0),
     ("Gap between Packets", "gap", "gap (ms)", 1e3),
@@ -26,7 +28,7 @@ SPREADS = (
 
 
 def serving_report(run: Run) -> str:
-    """All that is known of a run."""
+    """All metrics of a run."""
     s = run.summary
     lines = [" Serving Benchmark Result ".center(WIDTH, "=")]
     lines += [
@@ -48,38 +50,38 @@ def serving_report(run: Run) -> str:
     ]
     if s.received is not None:
         lines.append(_line("Audio received under load (audio s/s):", s.received))
-    lines += _underruns("Underruns, No Buffer", s.underruns)
-    lines += _underruns(f"Underruns, Start Buffer of {run.buffer * 1e3:g} ms", s.buffered)
+    lines += _underrun_lines("Underruns, No Buffer", s.underruns)
+    lines += _underrun_lines(f"Underruns, Start Buffer of {run.buffer * 1e3:g} ms", s.buffered)
     lines.append(" Continuity ".center(WIDTH, "-"))
     lines += [_line(f"Streams that need at most {ms} ms (%):", 100 * share) for ms, share in s.continuity.items()]
-    for title, name, unit, factor in SPREADS:
-        lines += _spread(title, unit, getattr(s, name), factor)
+    for title, name, unit, factor in DISTRIBUTION_SECTIONS:
+        lines += _distribution_lines(title, unit, getattr(s, name), factor)
     if s.wer is not None:
-        lines.append(" Word Errors ".center(WIDTH, "-"))
-        lines += [_line("Requests heard:", s.heard), _line("Word error rate (%):", 100 * s.wer)]
-    lines.append(" The Client Itself ".center(WIDTH, "-"))
+        lines.append(" Word Error Rate ".center(WIDTH, "-"))
+        lines += [_line("Requests transcribed:", s.transcribed), _line("Word error rate (%):", 100 * s.wer)]
+    lines.append(" Benchmark Client ".center(WIDTH, "-"))
     lines += [
-        _line("Processes:", run.lag.processes or "the engine's"),
+        _line("Processes:", run.lag.processes or "shared"),
         _line("CPU of the busiest (% of a core):", 100 * run.lag.cpu),
     ]
     if run.lag.loop is not None:
         lines += [
-            _line("Event loop late, P50 (ms):", run.lag.loop.p50 * 1e3),
-            _line("Event loop late, P99 (ms):", run.lag.loop.p99 * 1e3),
-            _line("Event loop late, most (ms):", run.lag.loop.most * 1e3),
+            _line("P50 event loop lag (ms):", run.lag.loop.p50 * 1e3),
+            _line("P99 event loop lag (ms):", run.lag.loop.p99 * 1e3),
+            _line("Max event loop lag (ms):", run.lag.loop.max * 1e3),
         ]
     if s.late is not None:
-        lines.append(_line("Requests begun late, P99 (ms):", s.late.p99 * 1e3))
+        lines.append(_line("P99 request start delay (ms):", s.late.p99 * 1e3))
     lines.append("=" * WIDTH)
     return "\n".join(lines)
 
 
 def _line(label: str, value: float | str) -> str:
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
-    return f"{label:<{LABEL}}{shown:>{WIDTH - LABEL}}"
+    return f"{label:<{LABEL_WIDTH}}{shown:>{WIDTH - LABEL_WIDTH}}"
 
 
-def _underruns(title: str, found: Underruns) -> list[str]:
+def _underrun_lines(title: str, found: UnderrunSummary) -> list[str]:
     return [
         f" {title} ".center(WIDTH, "-"),
         _line("Underruns:", found.count),
@@ -91,7 +93,7 @@ def _underruns(title: str, found: Underruns) -> list[str]:
     ]
 
 
-def _spread(title: str, unit: str, found: Spread | None, factor: float) -> list[str]:
+def _distribution_lines(title: str, unit: str, found: Distribution | None, factor: float) -> list[str]:
     if found is None:
         return []
     lines = [f" {title} ".center(WIDTH, "-"), _line(f"Mean {unit}:", found.mean * factor)]
@@ -106,10 +108,10 @@ HEADINGS = (
 
 
 def row(run: Run) -> list[str]:
-    """The same in one line; times in milliseconds."""
+    """One run as a table row; times in milliseconds."""
     s = run.summary
 
-    def ms(found: Spread | None, name: str) -> str:
+    def ms(found: Distribution | None, name: str) -> str:
         return "–" if found is None else f"{getattr(found, name) * 1e3:.0f}"
 
     return [
@@ -131,25 +133,37 @@ def row(run: Run) -> list[str]:
     ]
 
 
+def brief(run: Run) -> str:
+    """One run in one line."""
+    s = run.summary
+    if s.ttfa is None:
+        return f"{s.succeeded} of {s.requests} requests succeeded"
+    return (
+        f"{s.succeeded} requests succeeded, {s.failed + s.dropped} failed; "
+        f"TTFA p50 {s.ttfa.p50 * 1e3:.0f} ms, p95 {s.ttfa.p95 * 1e3:.0f} ms; "
+        f"{s.underruns.count} underruns; {s.throughput:.2f} audio s/s"
+    )
+
+
 def warnings(runs: Sequence[Run]) -> list[str]:
-    """What a reader of these figures must know."""
-    told = []
+    """Reasons to distrust the metrics of these runs."""
+    found = []
     for run in runs:
         s, loop = run.summary, run.lag.loop
         if not s.succeeded:
             why = "; ".join(sorted({trace.detail for trace in run.traces if trace.detail})[:2])
-            told.append(f"{run.label}: no request succeeded ({', '.join(s.errors) or 'none was sent'}: {why})")
-        if loop is not None and loop.p99 > LATE_CLIENT:
-            late = f"{loop.p99 * 1e3:.1f} ms late at p99, and that is in the figures"
-            why = "try --processes" if run.lag.cpu > WORKING_CLIENT else "its machine is busy with something else"
+            found.append(f"{run.label}: no request succeeded ({', '.join(s.errors) or 'none was sent'}: {why})")
+        if loop is not None and loop.p99 > MAX_CLIENT_LAG:
+            why = "try --processes" if run.lag.cpu > MIN_WORKING_CPU else "other processes use its machine"
             if not run.lag.processes:
-                why = "it shares its interpreter with the engine"
-            told.append(f"{run.label}: the client itself was {late}: {why}")
-        if run.lag.cpu > BUSY_CLIENT:
-            told.append(f"{run.label}: the client took {run.lag.cpu:.0%} of a core: try --processes")
+                why = "it shares the GIL with the engine"
+            lag = f"client event loop lag was {loop.p99 * 1e3:.1f} ms at p99, which is included in the metrics"
+            found.append(f"{run.label}: {lag}: {why}")
+        if run.lag.cpu > MAX_CLIENT_CPU:
+            found.append(f"{run.label}: the client used {run.lag.cpu:.0%} of a core: try --processes")
         if s.silent:
-            told.append(f"{run.label}: {s.silent} streams had no audible sample; TTFA is of the others")
-        if s.requests and s.requests < 20:
-            few = "1 request is" if s.requests == 1 else f"{s.requests} requests are"
-            told.append(f"{run.label}: {few} few for a p95, and p99 is the slowest of them")
-    return told
+            found.append(f"{run.label}: {s.silent} streams had no audible sample and are not included in TTFA")
+        if 0 < s.requests < MIN_REQUESTS_FOR_P95:
+            count = "1 request is" if s.requests == 1 else f"{s.requests} requests are"
+            found.append(f"{run.label}: {count} too few for a p95; p99 is the slowest request")
+    return found

@@ -1,4 +1,5 @@
-"""Runs and their conditions as a file, with every raw sample, so that anyone can compute anything anew."""
+# SPDX-License-Identifier: Apache-2.0
+"""Result files: runs with their conditions and every raw measurement, so that all metrics can be recomputed."""
 
 import json
 import os
@@ -10,23 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import polyvox
-from polyvox.bench.load import Lag, Load, rounded
-from polyvox.bench.metrics import Trace
-from polyvox.bench.summary import START_BUFFER, Spread, Summary, plain, summarise
+from polyvox.bench.load import ClientLag, Load
+from polyvox.bench.metrics import RequestTrace
+from polyvox.bench.summary import START_BUFFER, Distribution, Summary, summarise, to_json
 from polyvox.errors import InvalidRequest
 
-FORMAT = "polyvox-bench/1"
+FORMAT = "polyvox-bench/2"
+TIME_DIGITS = 6  # of seconds in a file
 
 Conditions = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One load, what became of it, and what the client took."""
+    """One run at one load: the traces of its requests and the lag of the client."""
 
     load: Load
-    lag: Lag
-    traces: list[Trace]
+    lag: ClientLag
+    traces: list[RequestTrace]
     buffer: float = START_BUFFER
     summary: Summary = field(init=False)
 
@@ -37,9 +39,14 @@ class Run:
     def label(self) -> str:
         return self.load.label
 
+    def to_json(self) -> dict[str, Any]:
+        """The run without its traces."""
+        lag = {"loop": to_json(self.lag.loop), "cpu": self.lag.cpu, "processes": self.lag.processes}
+        return {"load": asdict(self.load), "lag": lag, "start_buffer": self.buffer, "summary": to_json(self.summary)}
+
 
 def machine() -> Conditions:
-    """Where the client ran, and when."""
+    """The machine of the client, and the date."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "polyvox": polyvox.__version__,
@@ -47,7 +54,7 @@ def machine() -> Conditions:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "busy": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # processes that ran before
+        "load_average": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
     }
 
 
@@ -60,53 +67,55 @@ def _processor() -> str:
 
 
 def save(path: Path, conditions: Conditions, runs: Sequence[Run]) -> None:
-    """Writes all of it, whole or not at all."""
-    told = {
+    """Writes a result file atomically."""
+    written = {
         "format": FORMAT,
         "conditions": conditions,
-        "runs": [
-            {
-                "load": asdict(run.load),
-                "lag": {"loop": plain(run.lag.loop), "cpu": run.lag.cpu, "processes": run.lag.processes},
-                "start_buffer": run.buffer,
-                "summary": plain(run.summary),
-                "traces": [_written(trace) for trace in rounded(run.traces)],
-            }
-            for run in runs
-        ],
+        "runs": [run.to_json() | {"traces": [_trace_to_json(trace) for trace in run.traces]} for run in runs],
     }
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+    part.write_text(json.dumps(written, ensure_ascii=False), encoding="utf-8")
     part.replace(path)
 
 
-def _written(trace: Trace) -> dict[str, Any]:
-    told = asdict(replace(trace, sound=None))
-    del told["sound"]
-    return told
+def _trace_to_json(trace: RequestTrace) -> dict[str, Any]:
+    """All fields except the audio; times rounded to microseconds."""
+    rounded = replace(
+        trace,
+        scheduled=round(trace.scheduled, TIME_DIGITS),
+        sent=round(trace.sent, TIME_DIGITS),
+        first_byte=None if trace.first_byte is None else round(trace.first_byte, TIME_DIGITS),
+        ended=round(trace.ended, TIME_DIGITS),
+        arrivals=[(round(when, TIME_DIGITS), count) for when, count in trace.arrivals],
+        pcm=None,
+    )
+    written = asdict(rounded)
+    del written["pcm"]
+    return written
 
 
 def read(path: Path) -> tuple[Conditions, list[Run]]:
-    """What `save` has written; the summary is computed anew from the samples."""
+    """Reads a result file; the summaries are recomputed from the traces. Raises InvalidRequest."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest("file", str(path), f"must be a result of polyvox bench serve: {error}") from None
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InvalidRequest("file", str(path), f"must be a result of polyvox bench serve in format {FORMAT}")
-    runs = []
     try:
-        for run in told["runs"]:
-            traces = [Trace(**trace) for trace in run["traces"]]
-            for trace in traces:
-                trace.arrivals = [(when, count) for when, count in trace.arrivals]
-                if trace.misheard is not None:
-                    trace.misheard = (trace.misheard[0], trace.misheard[1])
-            loop = run["lag"]["loop"]
-            lag = Lag(Spread(**loop) if loop else None, run["lag"]["cpu"], run["lag"]["processes"])
-            runs.append(Run(Load(**run["load"]), lag, traces, run["start_buffer"]))
-        return told["conditions"], runs
+        return content["conditions"], [_run_from_json(run) for run in content["runs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(
             "file", str(path), f"must be a complete result of polyvox bench serve: {error!r}"
         ) from None
+
+
+def _run_from_json(run: dict[str, Any]) -> Run:
+    traces = [RequestTrace(**trace) for trace in run["traces"]]
+    for trace in traces:
+        trace.arrivals = [(when, count) for when, count in trace.arrivals]
+        if trace.word_errors is not None:
+            trace.word_errors = (trace.word_errors[0], trace.word_errors[1])
+    loop = run["lag"]["loop"]
+    lag = ClientLag(Distribution(**loop) if loop else None, run["lag"]["cpu"], run["lag"]["processes"])
+    return Run(Load(**run["load"]), lag, traces, run["start_buffer"])

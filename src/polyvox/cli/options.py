@@ -1,4 +1,5 @@
-"""Options that several commands have, from one dataclass: its fields are the options, its value is what was chosen."""
+# SPDX-License-Identifier: Apache-2.0
+"""Options shared by several commands, defined once as the fields of a dataclass."""
 
 import inspect
 from collections.abc import Callable
@@ -9,8 +10,11 @@ from typing import Any, get_type_hints
 Command = Callable[..., None]
 
 
-def taking(options: type) -> Callable[[Command], Command]:
-    """For a command whose first parameter is such a value; its own options are shown before the shared ones."""
+def with_options(options: type) -> Callable[[Command], Command]:
+    """Adds the fields of a dataclass as options to a command, which takes an instance as its first parameter.
+
+    The command's own options come first in the help.
+    """
     hints = get_type_hints(options, include_extras=True)
     shared = [
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
@@ -21,13 +25,13 @@ def taking(options: type) -> Callable[[Command], Command]:
         _, *own = inspect.signature(command).parameters.values()
 
         @wraps(command)
-        def called(**given: Any) -> None:
-            chosen = options(**{each.name: given.pop(each.name) for each in shared})
-            command(chosen, **given)
+        def wrapper(**values: Any) -> None:
+            instance = options(**{each.name: values.pop(each.name) for each in shared})
+            command(instance, **values)
 
-        every = [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
-        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        called.__annotations__ = {each.name: each.annotation for each in every}
-        return called
+        parameters = [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+        return wrapper
 
     return decorate

@@ -1,4 +1,5 @@
-"""A client of an engine, in this process or behind a door: what is measured has no server in it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmark clients of an engine, in this process or in its own: measurements without an HTTP server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from polyvox.audio.pcm import to_pcm
 from polyvox.bench.clients import Client
-from polyvox.bench.ear import Clock, Ear, Failure
-from polyvox.bench.metrics import Trace
+from polyvox.bench.metrics import RequestTrace
+from polyvox.bench.receiver import AudioReceiver, Clock, RequestFailed
 from polyvox.errors import PolyvoxError
 from polyvox.models.request import Request, Sampling
 
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
     from polyvox.ipc.messages import EngineEndpoint
 
 
-# Streams that one process reads behind a door; each process has threads with the engine, which want its interpreter.
-STREAMS_A_READER = 256
+# Streams per client process of a remote engine. Each process adds threads to the engine's process, which need its GIL.
+STREAMS_PER_READER = 256
 
 
 class EngineClient:
-    """Submits to an engine and reads its chunks in the event loop.
+    """Submits requests to an engine and reads the audio in the event loop.
 
-    frames: each utterance has exactly so many; end of speech is not drawn before, and nothing guards against it. By
-    default the model decides.
+    frames: exact length of each utterance; end of speech is not sampled before it, and the repetition guard is off.
+    By default the model decides.
     """
 
     def __init__(
@@ -36,36 +37,36 @@ class EngineClient:
         self.sampling = None if frames is None else replace(sampling, min_frames=frames)
 
     def request(self, text: str, seed: int) -> Request:
-        forced = self.frames is not None
-        return Request(text, self.voice, seed=seed, sampling=self.sampling, max_frames=self.frames, guard=not forced)
+        fixed = self.frames is not None
+        return Request(text, self.voice, seed=seed, sampling=self.sampling, max_frames=self.frames, guard=not fixed)
 
-    async def speak(self, text: str, seed: int, trace: Trace, clock: Clock) -> None:
+    async def synthesise(self, text: str, seed: int, trace: RequestTrace, clock: Clock) -> None:
         trace.sample_rate = self.engine.sample_rate
-        ear = Ear(trace, clock)
+        receiver = AudioReceiver(trace, clock)
         try:
-            # Preparing a request takes a while, and another process a while to answer.
+            # submit prepares the request and may wait for another process.
             stream = await asyncio.to_thread(self.engine.submit, self.request(text, seed))
             async for chunk in stream:
                 if len(chunk.samples):
-                    now = ear.now()
-                    ear.byte(now)
-                    ear.samples(to_pcm(chunk.samples), now)
+                    now = receiver.now()
+                    receiver.on_byte(now)
+                    receiver.push_samples(to_pcm(chunk.samples), now)
         except PolyvoxError as error:
-            raise Failure(error.code, str(error)) from error
-        ear.end()
+            raise RequestFailed(error.code, str(error)) from error
+        receiver.finish()
 
 
 @asynccontextmanager
 async def engine_client(client: EngineClient) -> AsyncIterator[Client]:
-    """As `load.run_here` wants to be given a client; the engine is not closed by it."""
+    """Adapts a client to the client factory of the load generator; does not close the engine."""
     yield client
 
 
 @dataclass(frozen=True, slots=True)
-class DoorClient:
-    """Connects to an engine in a process of its own; a value, so that several processes may."""
+class RemoteEngineClient:
+    """Client factory that connects to an engine in another process; picklable."""
 
-    door: "EngineEndpoint"
+    endpoint: "EngineEndpoint"
     voice: str | None
     frames: int | None
 
@@ -73,7 +74,7 @@ class DoorClient:
     async def __call__(self) -> AsyncIterator[Client]:
         from polyvox.ipc.client import RemoteEngine
 
-        engine = RemoteEngine(self.door)
+        engine = RemoteEngine(self.endpoint)
         try:
             sampling = (await asyncio.to_thread(engine.info)).sampling
             yield EngineClient(engine, sampling, self.voice, self.frames)

@@ -1,4 +1,5 @@
-"""The physical floor of a device: what a call must read and multiply, against what the device can at best."""
+# SPDX-License-Identifier: Apache-2.0
+"""Roofline bound of a model call: its memory traffic and FLOPs against the measured peaks of the device."""
 
 import time
 from collections.abc import Callable
@@ -10,16 +11,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-COPY_BYTES = {"cuda": 2 << 30, "cpu": 128 << 20}  # far more than any cache
+COPY_BYTES = {"cuda": 2 << 30, "cpu": 128 << 20}  # much larger than any cache
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 REPEATS = 20
-# Operations that multiply by a matrix, and so read all of it.
-READS_WEIGHTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul")
+# Operations that read a whole weight matrix.
+WEIGHT_OPERATIONS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """What a device can do, as measured: bytes a second of a copy (read and written), FLOP a second of a matmul."""
+class DevicePeaks:
+    """Measured peaks: copy bandwidth in bytes (read and written) per second, matmul FLOP/s by dtype."""
 
     name: str
     bandwidth: float
@@ -27,29 +28,29 @@ class Device:
 
     def __str__(self) -> str:
         rates = (f"{rate / 1e12:.3g} TFLOP/s in {str(dtype)[6:]}" for dtype, rate in self.rates.items())
-        return f"{self.name}: copies {self.bandwidth / 1e9:.4g} GB/s, multiplies {', '.join(rates)}"
+        return f"{self.name}: copy {self.bandwidth / 1e9:.4g} GB/s, matmul {', '.join(rates)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one call must do at least: weights and state that are read and written once, multiplications.
+    """The minimum work of one call: bytes of weights and state, each read or written once, and FLOPs.
 
-    Activations are not in it: a perfect program would keep them on the chip. operations: how many were launched.
+    Activations are excluded: an ideal program keeps them on the chip. operations: number of launched operations.
     """
 
     bytes: int
     flops: int
     operations: int
 
-    def floor(self, device: Device, dtype: torch.dtype) -> float:
-        """Seconds below which no program on this device can do it."""
-        return max(self.bytes / device.bandwidth, self.flops / device.rates[dtype])
+    def bound(self, peaks: DevicePeaks, dtype: torch.dtype) -> float:
+        """The shortest possible time on this device, in seconds."""
+        return max(self.bytes / peaks.bandwidth, self.flops / peaks.rates[dtype])
 
 
-def timed(call: Callable[[], object], repeats: int, device: torch.device, warm: int = 2) -> list[float]:
-    """Seconds of each call after some that warm up; waits for the device."""
+def time_calls(call: Callable[[], object], repeats: int, device: torch.device, warmup: int = 2) -> list[float]:
+    """Seconds of each call after the warm-up, including the wait for the device."""
     times = []
-    for _ in range(repeats + warm):
+    for _ in range(repeats + warmup):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         began = time.perf_counter()
@@ -57,37 +58,37 @@ def timed(call: Callable[[], object], repeats: int, device: torch.device, warm: 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
-    return times[warm:]
+    return times[warmup:]
 
 
-def measure_device(device: torch.device, dtypes: set[torch.dtype]) -> Device:
-    """The fastest of some large copies and matmuls: a floor is what the device can, not what neighbours leave of it."""
+def measure_peaks(device: torch.device, dtypes: set[torch.dtype]) -> DevicePeaks:
+    """The fastest of several large copies and matmuls, so that other work on the machine does not lower the peaks."""
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
-    return Device(name, _copy_rate(device), {dtype: _matmul_rate(device, dtype) for dtype in dtypes})
+    return DevicePeaks(name, _copy_rate(device), {dtype: _matmul_rate(device, dtype) for dtype in dtypes})
 
 
 def _copy_rate(device: torch.device) -> float:
     size = COPY_BYTES[device.type]
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / min(timed(lambda: target.copy_(source), REPEATS, device))
+    return 2 * size / min(time_calls(lambda: target.copy_(source), REPEATS, device))
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     side = MATMUL_SIZE[device.type]
     left = torch.rand(side, side, device=device).to(dtype)
     before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True  # convolutions may use it, so the floor must
+    torch.backends.cuda.matmul.allow_tf32 = True  # convolutions may use it
     try:
-        seconds = min(timed(lambda: left @ left, REPEATS, device))
+        seconds = min(time_calls(lambda: left @ left, REPEATS, device))
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     return 2 * side**3 / seconds
 
 
-class _Reads(TorchDispatchMode):
-    """Counts the bytes of weights that operations read, and the operations that are not mere views."""
+class _WeightReads(TorchDispatchMode):
+    """Counts the bytes of weights that operations read, and the operations other than views."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,26 +100,26 @@ class _Reads(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         self.operations += not func.is_view
-        if func.overloadpacket.__name__ in READS_WEIGHTS:
+        if func.overloadpacket.__name__ in WEIGHT_OPERATIONS:
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
             self.bytes += sum(t.nbytes for t in tensors if t.untyped_storage().data_ptr() in self._weights)
         return out
 
 
 def _attention_flops(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any) -> int:
-    """By shapes [B,H,T,D]: every query meets every key. Some torch refuses to count where heads share keys."""
+    """FLOPs by shapes [B,H,T,D] without causal savings. Some versions of torch do not count grouped-query attention."""
     batch, heads, rows, width = q
     return 2 * batch * heads * rows * k[2] * (width + v[3])
 
 
-ATTENTION = {
+ATTENTION_FLOPS = {
     getattr(torch.ops.aten, f"_scaled_dot_product_{kind}"): _attention_flops
     for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 }
 
 
-def work_of(call: Callable[[], object], model: nn.Module, state: int) -> Work:
-    """Counts one call; state: bytes that it reads and writes beside weights, which no counter sees apart."""
-    with _Reads(model) as reads, FlopCounterMode(display=False, custom_mapping=ATTENTION) as flops:
+def count_work(call: Callable[[], object], model: nn.Module, state_bytes: int) -> Work:
+    """Counts the work of one call; state_bytes: traffic beside the weights, which the counters cannot attribute."""
+    with _WeightReads(model) as reads, FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops:
         call()
-    return Work(reads.bytes + state, flops.get_total_flops(), reads.operations)
+    return Work(reads.bytes + state_bytes, flops.get_total_flops(), reads.operations)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model calls alone: their counted work follows from the sizes of the model."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from conftest import Loaded
+from polyvox.bench.engine_client import EngineClient, engine_client
+from polyvox.bench.load import Load
+from polyvox.bench.load_generator import run_in_process
+from polyvox.bench.model_calls import (
+    CallTiming,
+    SyntheticBatch,
+    call_plots,
+    measure_calls,
+    real_time_streams,
+    row,
+    to_json,
+)
+from polyvox.bench.random_weights import SyntheticTokenizer, random_tts
+from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks
+from polyvox.engine.config import EngineConfig
+from polyvox.models.qwen3_tts import synthetic
+
+PEAKS = DevicePeaks("a device", 1e9, {torch.float32: 1e9})
+
+
+def test_a_call_counts_each_read_of_a_weight(loaded: Loaded) -> None:
+    model = loaded("custom_voice", "float32").speech.model
+    batch = SyntheticBatch(model, 3, 20, 8, 2)
+    with torch.inference_mode():
+        frame = count_work(batch.frame, model, batch.state_bytes("frame"))
+        prefill = count_work(batch.prefill, model, batch.state_bytes("prefill"))
+        codec = count_work(batch.codec, model, batch.state_bytes("codec"))
+    matrices = {name: value.nbytes for name, value in model.named_parameters() if value.dim() >= 2}
+    layers = sum(size for name, size in matrices.items() if name.startswith("talker.model.layers."))
+    shape = model.config.talker.transformer
+    position = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
+    assert prefill.bytes == layers + 3 * 20 * position
+    head = matrices["talker.codec_head.weight"]
+    predictor = sum(size for name, size in matrices.items() if name.startswith("talker.code_predictor.model.layers."))
+    passes = model.config.talker.code_groups - 1
+    expected = layers + head + passes * predictor + 3 * 21 * position
+    assert expected <= frame.bytes <= 1.2 * expected  # the rest: heads, and the projection between the two
+    # Two FLOPs per weight and row.
+    assert prefill.flops >= 2 * layers / 4 * 3 * 20
+    assert frame.flops >= 2 * (layers + head + passes * predictor) / 4 * 3
+    assert codec.flops > 0
+    assert min(frame.operations, prefill.operations, codec.operations) > 20
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_grouped_query_attention_is_counted(masked: bool) -> None:
+    q, k = torch.randn(2, 8, 3, 16), torch.randn(2, 2, 5, 16)
+    mask = torch.ones(2, 1, 3, 5, dtype=torch.bool) if masked else None
+
+    def attend() -> None:
+        F.scaled_dot_product_attention(q, k, k, attn_mask=mask, enable_gqa=True)
+
+    with torch.no_grad():
+        assert count_work(attend, torch.nn.Identity(), 0).flops == 2 * (2 * 8) * (3 * 5) * (16 + 16)
+
+
+def test_the_dtype_of_a_codec_is_its_compute_dtype_not_that_of_its_codebooks() -> None:
+    files = synthetic.tiny_files("custom_voice")
+    codec = synthetic.random_model(files, torch.device("cpu"), torch.float32).codec
+    codec.narrow(torch.float16)
+    assert codec.dtype == torch.float16
+    assert next(codec.parameters()).dtype == torch.float32
+
+
+def test_the_roofline_bound_is_the_larger_of_memory_and_compute_time() -> None:
+    assert Work(2_000_000, 1_000_000, 1).bound(PEAKS, torch.float32) == pytest.approx(2e-3)
+    assert Work(2_000_000, 9_000_000, 1).bound(PEAKS, torch.float32) == pytest.approx(9e-3)
+
+
+def test_the_peaks_of_a_device_are_measured() -> None:
+    peaks = measure_peaks(torch.device("cpu"), {torch.float32})
+    assert peaks.bandwidth > 1e8
+    assert peaks.rates[torch.float32] > 1e8
+    assert "GB/s" in str(peaks)
+
+
+def test_calls_are_timed_at_each_size(loaded: Loaded) -> None:
+    model = loaded("custom_voice", "float32").speech.model
+    found = list(measure_calls(model, [1, 2], [16, 32], 3, 2, PEAKS))
+    assert [(t.call, t.batch, t.context) for t in found] == [
+        ("prefill", 1, 16), ("frame", 1, 16), ("codec", 1, 16), ("prefill", 2, 16), ("frame", 2, 16), ("codec", 2, 16),
+        ("prefill", 1, 32), ("frame", 1, 32), ("prefill", 2, 32), ("frame", 2, 32),
+    ]  # fmt: skip
+    assert all(0 < t.p10 <= t.p50 <= t.p90 for t in found)
+    assert [len(plot.series) for plot in call_plots(found)] == [4, 4, 2]
+    written = to_json(found, PEAKS)
+    assert written["device"]["rates"] == {"float32": 1e9}
+    assert len(written["calls"]) == 10
+
+
+def test_the_bound_of_the_codec_uses_its_own_dtype() -> None:
+    model = synthetic.random_model(synthetic.tiny_files("custom_voice"), torch.device("cpu"), torch.float32)
+    model.codec.narrow(torch.bfloat16)
+    slow = replace(PEAKS, rates={torch.float32: 1e30, torch.bfloat16: 1.0})
+    bounds = {t.call: (t.floor, t.flops) for t in measure_calls(model, [1], [16], 1, 2, slow)}
+    assert bounds["codec"][0] == bounds["codec"][1] > 0
+    assert bounds["frame"][0] < bounds["frame"][1]
+
+
+def test_the_number_of_real_time_streams_follows_from_both_steps() -> None:
+    frame = CallTiming("frame", 4, 64, 0.01, 0.03, 0.05, 1, 1, 1, 0.003)
+    codec = CallTiming("codec", 4, 64, 0.01, 0.04, 0.05, 1, 1, 1, 0.001)
+    ((batch, context, streams),) = real_time_streams([frame, codec], 0.08, 4)
+    assert (batch, context) == (4, 64)
+    assert streams == pytest.approx(4 * 0.08 / 0.04)
+    assert row(frame)[-2:] == ["3.000", "10.0%"]
+    assert row(codec)[2] == "–"
+
+
+def test_a_synthetic_tokenizer_gives_one_id_per_word_or_a_fixed_number(loaded: Loaded) -> None:
+    config = loaded("custom_voice", "float32").speech.config
+    assert len(SyntheticTokenizer(config, None).text("four words are here")) == 4
+    assert len(SyntheticTokenizer(config, 30).text("any text")) == 30
+    assert SyntheticTokenizer(config, 30).text("one") != SyntheticTokenizer(config, 30).text("two")
+    assert len(SyntheticTokenizer(config, None).role) == 3
+
+
+def test_random_weights_generate_utterances_of_a_fixed_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "published_files", lambda _size, kind: synthetic.tiny_files(kind))
+    with random_tts("1.7B", "cpu", "float32", EngineConfig(max_streams=4, max_queue_seconds=60), num_tokens=30) as tts:
+        client = EngineClient(tts.engine, tts.speech.config.sampling, frames=20)
+        texts = ("One text.", "Another one.")
+        load = Load("closed", 4, warmup=0.0, requests=8, seconds=60)
+        result = run_in_process(partial(engine_client, client), load, texts)
+        assert [trace.error for trace in result.traces] == [None] * 8
+        assert {trace.samples for trace in result.traces} == {20 * tts.speech.samples_per_frame}
+        stream = tts.engine.submit(client.request("One text.", 1))
+        list(stream.chunks(60))
+        assert stream.result is not None
+        assert stream.result.text_tokens == 30
