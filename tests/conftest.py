@@ -1,4 +1,5 @@
-"""What many tests need: the tiny checkpoints and the embedded voice, loaded once."""
+# SPDX-License-Identifier: Apache-2.0
+"""Shared fixtures: the tiny checkpoints and the embedded voice, loaded once per session."""
 
 import os
 from collections.abc import Callable
@@ -16,9 +17,9 @@ from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.synthetic import write_tiny
 from polyvox.tts import EMBEDDED_VOICE, TTS, load
 
-# The parity tests can also judge a GPU: POLYVOX_TEST_DEVICE=cuda.
+# The parity tests also run on a GPU: POLYVOX_TEST_DEVICE=cuda.
 DEVICE = os.environ.get("POLYVOX_TEST_DEVICE", "cpu")
-# Kernels are tested in Triton's interpreter, which is chosen when triton is imported.
+# Kernels are tested in Triton's interpreter, which is selected when triton is imported.
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 # TF32 convolutions, PyTorch's default on CUDA, are not float32.
@@ -28,7 +29,7 @@ Loaded = Callable[[str, str], TTS]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Random examples are the same in every run, so that a failure tells of a change; the soak draws new ones."""
+    """Hypothesis draws the same examples in every run, so a failure means a code change. The soak draws new ones."""
     settings.register_profile("repeatable", derandomize=True)
     if not any("soak" in argument for argument in config.args):
         settings.load_profile("repeatable")
@@ -36,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one tiny checkpoint of each kind."""
+    """A directory with one tiny checkpoint of each kind."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in get_args(Kind):
         write_tiny(folder / kind, cast(Kind, kind))
@@ -62,7 +63,7 @@ def embedded() -> TTS:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_voices(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """The voices of whoever runs the tests are not theirs."""
+    """Tests do not see the voice library of the user who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYVOX_HOME", str(tmp_path_factory.mktemp("home")))
         yield
@@ -76,18 +77,18 @@ def _no_gradients() -> object:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Kernels everywhere, and so in the interpreter."""
+    """Run all Triton kernels, in Triton's interpreter."""
     from triton import knobs
-    from triton.runtime import interpreter
+    from triton.runtime import interpreter as triton_interpreter
 
     assert knobs.runtime.interpret, "triton was imported before TRITON_INTERPRET was set"
-    patch = interpreter._patch_lang_tensor
+    patch = triton_interpreter._patch_lang_tensor
 
-    def patch_for_numpy_2_4(tensor: object, scope: interpreter._LangPatchScope) -> None:
+    def patch_for_numpy_2_4(tensor: object, scope: triton_interpreter._LangPatchScope) -> None:
         patch(tensor, scope)
-        # The interpreter of 3.6 keeps scalars as arrays of one, which numpy no longer takes for a number.
+        # Triton 3.6's interpreter stores scalars as arrays of one element, which numpy 2.4 no longer converts.
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_for_numpy_2_4)
+    monkeypatch.setattr(triton_interpreter, "_patch_lang_tensor", patch_for_numpy_2_4)
     with kernels.enabled_on_cpu():
         yield

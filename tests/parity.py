@@ -1,4 +1,5 @@
-"""Runs a case of the reference through Polyvox's three calls and keeps what the golden files keep."""
+# SPDX-License-Identifier: Apache-2.0
+"""Run a reference case through Polyvox's model calls and record the arrays that the golden files contain."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ TOLERANCE = {"float32": 1e-4, "float64": 1e-9}
 
 
 def golden(name: str, dtype: str) -> Golden:
-    """The arrays that the reference gave in one number type."""
+    """The arrays of the reference in one dtype."""
     with np.load(GOLDEN / f"{name}.npz") as file:
         return {key.removeprefix(f"{dtype}."): file[key] for key in file.files if key.startswith(dtype)}
 
@@ -46,7 +47,7 @@ def relative_error(ours: Array | torch.Tensor, theirs: Array) -> float:
 
 @dataclass
 class Run:
-    """What Polyvox gives for a case, a list entry for each utterance."""
+    """The results of Polyvox for a case, one list entry per utterance."""
 
     codes: list[Array] = field(default_factory=list)
     prefill: list[torch.Tensor] = field(default_factory=list)
@@ -82,7 +83,7 @@ def sampling_of(tts: TTS, case: Case) -> Sampling:
 
 
 def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Run:
-    """Speaks a case as one batch; `change` may spoil its prompts."""
+    """Run a case as one batch; `change` may modify its prompts, to test that the comparison fails."""
     model, count = tts.speech.model, len(case.utterances)
     result = Run()
     prompts = [change(prompt_of(tts, case, utterance)) for utterance in case.utterances]
@@ -124,7 +125,7 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
         result.logits.append(torch.stack(first)[:length, i, legal])
         result.rest_logits.append(torch.stack(rest)[:, i].unflatten(0, (len(frames), -1))[:length])
         if int(codes.max()) >= tts.speech.config.codec.codebook_size:
-            continue  # only a spoiled model gets here
+            continue  # only a modified model generates such codes
         before = torch.from_numpy(inputs[f"reference{i}"]).to(codes) if f"reference{i}" in inputs else codes[:0]
         samples, _ = model.codec(torch.cat([before, codes])[None], model.codec.initial_state(1))
         result.audio.append(samples[0, len(before) * tts.speech.config.codec.samples_per_frame :])
@@ -132,7 +133,7 @@ def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt]
 
 
 class Batch:
-    """Streams that run together from their prompts on, without an engine: slot i is request i."""
+    """A batch of streams without an engine: slot i is request i."""
 
     def __init__(
         self,
@@ -146,15 +147,15 @@ class Batch:
         self.model, count = speech.model, len(prompts)
         self.span = max(len(prompt) for prompt in prompts)
         pages = -(-(self.span + frames) // PAGE)
-        self.seats = speech.new_slots(count, max(map(len, texts)), ring=8)
-        self.slots = self.seats.rows
+        self.model_slots = speech.new_slots(count, max(map(len, texts)), ring=8)
+        self.slots = self.model_slots.rows
         self.cache = KVCache(speech.kv_shape, count * pages, count, pages, speech.device, speech.dtype)
         self.index = torch.arange(count, device=speech.device)
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
             own = Own(seeds[i] if seeds else 0, 0, params, NEVER, None)
-            # PagedKVView of different streams alternate, as they do in an engine.
+            # Pages of different streams are interleaved, as in the engine.
             self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
-            self.seats.seat(i, PreparedRequest(prompt, text, frames, False, len(text), own))
+            self.model_slots.seat(i, PreparedRequest(prompt, text, frames, False, len(text), own))
         packed = torch.cat([prompt[:-1] for prompt in prompts])
         counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
         owner = self.index.repeat_interleave(counts)

@@ -116,3 +116,67 @@ class InProcessEngine(Engine, Protocol):
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
         """Of each stream at most so many chunks, without waiting: one look for whoever reads many."""
+
+
+class AsyncStream(Protocol):
+    """An accepted request, for a caller in an event loop. Its methods belong to that loop's thread and never block."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def result(self) -> Result | None:
+        """None until the stream has ended."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """The chunks for one reader; ends after the final one. Leaving the iteration early cancels the stream.
+
+        Raises StreamFailed if the stream ended with an error, Overloaded if it timed out in the queue.
+        """
+
+    def append(self, text: str) -> None:
+        """More text for a live request. Text that the engine rejects ends the stream with the reason.
+
+        Raises InvalidRequest if the request is not live or its text is finished.
+        """
+
+    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
+        """More text as rows [n, hidden] of another model, after a first word of text; last: finishes the text."""
+
+    def finish_text(self) -> None:
+        """Marks the text as complete. Idempotent."""
+
+    def cancel(self) -> None:
+        """Ends the stream within one step. Idempotent."""
+
+
+class AsyncEngine(Protocol):
+    """An engine for a caller in an event loop, in the same process or in another one.
+
+    Every call has a timeout. EngineDown is raised on a timeout and while the engine is not running; its retry_after
+    says when to try again.
+    """
+
+    @property
+    def sample_rate(self) -> int: ...
+
+    async def submit(self, request: Request) -> AsyncStream:
+        """Accepts a request, or raises InvalidRequest or Overloaded. A cancelled call cancels the stream."""
+
+    async def info(self) -> ModelInfo:
+        """The loaded model and what it accepts."""
+
+    async def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        """The voice of a recording at the engine's sample rate; raises InvalidRequest if it cannot be used."""
+
+    async def stats(self) -> dict[str, float]:
+        """Counters since the start, and the current state."""
+
+    async def acquire_key(self, key: str, limit: int) -> bool:
+        """Counts one more request of a key, over all server processes; False if the key already has `limit`."""
+
+    def release_key(self, key: str) -> None:
+        """Gives back what acquire_key counted."""
+
+    async def close(self) -> None:
+        """Ends all streams of this object and frees its resources. Idempotent."""

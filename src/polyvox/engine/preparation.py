@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that prepare requests and text, so that no event loop waits for the tokenizer or the engine's lock."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from polyvox.engine.interface import Result, Stream
+from polyvox.errors import NOT_SHOWN, InvalidRequest, Overloaded, PolyvoxError
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+NUM_THREADS = 4
+MAX_PENDING_REQUESTS = 256
+MAX_PENDING_TEXTS = 10_000  # of one stream
+
+
+class PreparationPool:
+    """A thread pool with a bounded queue of requests. Text of accepted streams is bounded by `TextWriter` instead."""
+
+    def __init__(self, num_threads: int = NUM_THREADS, max_pending: int = MAX_PENDING_REQUESTS) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="polyvox-prepare")
+        self._max_pending = max_pending
+        self._lock = threading.Lock()
+        self._pending = 0
+
+    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Runs the work in a thread; raises Overloaded if too many requests are pending."""
+        with self._lock:
+            if self._pending >= self._max_pending:
+                raise Overloaded(f"{self._pending} requests are already being prepared.", retry_after=1)
+            self._pending += 1
+        future = self._threads.submit(work, *args, **kwargs)
+        future.add_done_callback(self._finished)
+        return future
+
+    def submit_text(self, work: Callable[[], None]) -> None:
+        """Runs the work in a thread, without the bound."""
+        self._threads.submit(work)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _finished(self, _: "Future[T]") -> None:
+        with self._lock:
+            self._pending -= 1
+
+
+class TextWriter:
+    """Applies text to one stream, in order and in the pool's threads; the caller never blocks.
+
+    No caller waits for the outcome, so text that the stream rejects ends the stream: `failure` is its result then.
+    """
+
+    def __init__(self, pool: PreparationPool, stream: Stream, on_failure: Callable[[], None] | None = None) -> None:
+        self.failure: Result | None = None
+        self._pool, self._stream, self._on_failure = pool, stream, on_failure
+        self._lock = threading.Lock()  # guards all that follows
+        self._pending: deque[Callable[[], None]] = deque()
+        self._active = False  # a thread applies the pending texts
+
+    def write(self, apply: Callable[[], None]) -> None:
+        """apply: one call of the stream's append, append_rows or finish_text."""
+        with self._lock:
+            accepted = len(self._pending) < MAX_PENDING_TEXTS
+            if accepted:
+                self._pending.append(apply)
+                if self._active:
+                    return
+                self._active = True
+        if accepted:
+            self._pool.submit_text(self._apply_pending)
+        else:
+            self._fail(InvalidRequest("append", NOT_SHOWN, f"at most {MAX_PENDING_TEXTS} texts may be pending"))
+
+    def _apply_pending(self) -> None:
+        while True:
+            with self._lock:
+                if not self._pending:
+                    self._active = False
+                    return
+                apply = self._pending.popleft()
+            if self._stream.result is None and self.failure is None:
+                try:
+                    apply()
+                except Exception as error:
+                    self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._pending.clear()
+            if self.failure is not None:
+                return
+            error = as_polyvox_error(error)
+            retry_after = getattr(error, "retry_after", None)
+            self.failure = Result("error", self._stream.seed, str(error), retry_after=retry_after)
+        if self._on_failure is not None:
+            self._on_failure()
+        self._stream.cancel()
+
+
+def as_polyvox_error(error: Exception) -> PolyvoxError:
+    """The error that a client gets; an unexpected one is logged with its traceback."""
+    if isinstance(error, PolyvoxError):
+        return error
+    log.error("request failed", exc_info=error)
+    return PolyvoxError(f"The engine failed at this request: {type(error).__name__}: {error}")

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`AsyncEngine` for an engine in the same process: streams, live text, errors, timeouts, counts of keys."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from ipc.engine_processes import request
+from ipc.fake_engine import FakeEngine, chunk_samples
+from polyvox.engine import preparation
+from polyvox.engine.async_engine import AsyncLocalEngine
+from polyvox.engine.interface import AsyncEngine, AsyncStream, Chunk
+from polyvox.engine.key_counts import KeyCounts
+from polyvox.engine.preparation import PreparationPool
+from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
+from polyvox.models.request import Request
+
+
+@asynccontextmanager
+async def running(timeout: float = 30.0) -> AsyncIterator[AsyncLocalEngine]:
+    engine = AsyncLocalEngine(FakeEngine(), timeout)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def read(stream: AsyncStream) -> list[Chunk]:
+    return [chunk async for chunk in stream]
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+def test_streams_are_read_in_order_and_end_with_a_result(runner: asyncio.Runner) -> None:
+    async def main() -> None:
+        async with running() as local:
+            engine: AsyncEngine = local
+            streams = [await engine.submit(request(seed, chunks=20)) for seed in range(4)]
+            for seed, chunks in enumerate(await asyncio.gather(*(read(stream) for stream in streams))):
+                assert [chunk.index for chunk in chunks] == list(range(20))
+                assert chunks[-1].final
+                np.testing.assert_array_equal(chunks[3].samples, chunk_samples(seed, 3))
+                assert streams[seed].seed == seed
+            assert all(stream.result and stream.result.finish_reason == "stop" for stream in streams)
+            assert (await engine.stats())["streams"] == 0
+            assert (await engine.info()).hidden_size == 4
+            assert (await engine.clone(np.ones(10, np.float32))).vector.tolist() == [1.0] * 4
+
+    runner.run(main())
+
+
+def test_live_text_is_applied_in_order_without_blocking(runner: asyncio.Runner) -> None:
+    async def main() -> None:
+        async with running() as engine:
+            stream = await engine.submit(request(1, text="", live=True))
+            for _ in range(50):
+                stream.append("word ")
+            stream.append_rows(np.ones((3, 4), np.float32), last=True)
+            stream.finish_text()
+            with pytest.raises(InvalidRequest, match="requires a live request"):
+                stream.append("more")
+            assert len(await read(stream)) in (53, 54)  # the end may come with the last chunk or after it
+
+    runner.run(main())
+
+
+def test_rejected_text_ends_the_stream_with_the_reason(runner: asyncio.Runner) -> None:
+    async def main() -> None:
+        async with running() as engine:
+            stream = await engine.submit(request(1, text="", live=True))
+            stream.append("impossible")
+            with pytest.raises(StreamFailed, match="got 'impossible'"):
+                await read(stream)
+            assert stream.result is not None
+            assert stream.result.finish_reason == "error"
+
+    runner.run(main())
+
+
+def test_a_flood_of_texts_ends_only_its_own_stream(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "MAX_PENDING_TEXTS", 10)
+    entered, proceed = threading.Event(), threading.Event()
+
+    class SlowStream(FakeEngine):
+        def submit(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+            stream = super().submit(*args, **kwargs)  # type: ignore[arg-type]
+            append = stream.append
+
+            def slow(text: str) -> None:
+                entered.set()
+                assert proceed.wait(30)
+                append(text)
+
+            stream.append = slow  # type: ignore[method-assign]
+            return stream
+
+    async def main() -> None:
+        engine = AsyncLocalEngine(SlowStream())
+        flooded = await engine.submit(request(1, text="", live=True))
+        other = await engine.submit(request(2))
+        flooded.append("first")
+        await asyncio.to_thread(entered.wait, 30)
+        for _ in range(11):
+            flooded.append("word ")
+        proceed.set()
+        with pytest.raises(StreamFailed, match="at most 10 texts may be pending"):
+            await read(flooded)
+        assert len(await read(other)) == 10
+        await engine.close()
+
+    runner.run(main())
+
+
+def test_errors_of_the_engine_are_raised(runner: asyncio.Runner) -> None:
+    async def main() -> None:
+        async with running() as engine:
+            for text, kind in (("invalid", InvalidRequest), ("overloaded", Overloaded), ("bug", PolyvoxError)):
+                with pytest.raises(kind):
+                    await engine.submit(Request(text))
+
+    runner.run(main())
+
+
+def test_a_call_that_times_out_raises_and_cancels_its_stream_later(runner: asyncio.Runner) -> None:
+    proceed = threading.Event()
+    fake = FakeEngine()
+    submit = fake.submit
+
+    def slow(asked: Request) -> object:
+        assert proceed.wait(30)
+        return submit(asked)
+
+    fake.submit = slow  # type: ignore[assignment, method-assign]
+
+    async def main() -> None:
+        engine = AsyncLocalEngine(fake, timeout=0.05)
+        with pytest.raises(EngineDown, match=r"did not answer within 0.05 s"):
+            await engine.submit(request(1, chunks=1_000_000))
+        proceed.set()
+        while fake.stats()["cancelled"] == 0:
+            await asyncio.sleep(0.01)
+        await engine.close()
+
+    runner.run(main())
+
+
+def test_leaving_the_iteration_early_cancels_the_stream(runner: asyncio.Runner) -> None:
+    async def main() -> None:
+        async with running() as engine:
+            task = asyncio.create_task(read(await engine.submit(request(1, text="one", live=True))))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while (await engine.stats())["cancelled"] == 0:
+                await asyncio.sleep(0.01)
+
+    runner.run(main())
+
+
+def test_requests_beyond_the_preparation_queue_are_rejected() -> None:
+    pool, proceed = PreparationPool(num_threads=1, max_pending=2), threading.Event()
+    futures = [pool.submit(proceed.wait, 30) for _ in range(2)]
+    with pytest.raises(Overloaded, match="2 requests are already being prepared"):
+        pool.submit(proceed.wait, 30)
+    proceed.set()
+    assert all(future.result(30) for future in futures)
+    assert pool.submit(proceed.wait, 30).result(30)
+    pool.close()
+
+
+def test_counts_of_keys_are_limited_and_given_back(runner: asyncio.Runner) -> None:
+    async def main() -> None:
+        async with running() as engine:
+            assert await engine.acquire_key("a", 2)
+            assert await engine.acquire_key("a", 2)
+            assert not await engine.acquire_key("a", 2)
+            assert await engine.acquire_key("b", 2)
+            engine.release_key("a")
+            assert await engine.acquire_key("a", 2)
+
+    runner.run(main())
+
+
+def test_a_key_without_requests_takes_no_memory() -> None:
+    keys = KeyCounts()
+    assert not keys.acquire("none", 0)
+    assert keys.acquire("a", 2)
+    assert keys.acquire("a", 2)
+    keys.release("a", 2)
+    keys.release("a")  # it held none
+    assert len(keys) == 0
