@@ -14,7 +14,7 @@ import numpy as np
 
 from polyvox.audio.clip import Samples
 from polyvox.audio.formats import FORMATS, Encoder
-from polyvox.audio.stretch import Stretcher
+from polyvox.audio.time_stretch import TimeStretcher
 
 RATE = 24_000
 CHUNK = round(0.08 * RATE)
@@ -96,7 +96,7 @@ def chunks(sound: Samples) -> Iterator[Samples]:
 
 
 def stretching(speed: float) -> float:
-    stretcher = Stretcher(speed, RATE)
+    stretcher = TimeStretcher(speed, RATE)
     began = time.process_time()
     length = sum(len(stretcher.push(part)) for part in chunks(SOUND)) + len(stretcher.finish())
     return length / RATE / (time.process_time() - began)

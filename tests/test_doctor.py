@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """polyvox doctor: one line for each thing, and what to fix."""
 
 import importlib.util
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polyvox.audio import compressed
+from polyvox.audio import ffmpeg_encoder
 from polyvox.cli import doctor
 from polyvox.cli.doctor import Finding
 from polyvox.cli.main import main
@@ -143,7 +144,7 @@ def test_what_is_missing_comes_with_what_to_do(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_format_is_told_by_trying_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one("sound_formats").told.startswith("wav, flac, mp3, opus, aac, m4a, pcm, ulaw, alaw (PyAV")
-    monkeypatch.setitem(compressed.CODECS, "mp3", replace(compressed.CODECS["mp3"], encoder="no_such_codec"))
+    monkeypatch.setitem(ffmpeg_encoder.CODECS, "mp3", replace(ffmpeg_encoder.CODECS["mp3"], encoder="no_such_codec"))
     finding = one("sound_formats")
     assert finding.state == "warn"
     assert "not mp3" in finding.told

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import Loaded
 from polyvox.audio.clip import Samples
-from polyvox.audio.loudness import levelled, loudness
+from polyvox.audio.loudness import integrated_loudness
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.models.request import Request
@@ -49,20 +49,11 @@ def test_lines_come_in_order_at_exact_times_and_say_the_same_however_many_at_onc
 def test_lines_are_equally_loud_and_no_seam_clicks(embedded: TTS) -> None:
     lines = [Line("Good morning."), Line("The train to the harbour leaves at nine."), Line("Yes, please.")]
     spoken = list(Reading(embedded.engine, lines, Request("", "heart", seed=3), 2))
-    levels = [loudness(one.samples, embedded.sample_rate) for one in spoken]
-    assert 20 * np.log10(max(levels) / min(levels)) < 1
+    levels = [integrated_loudness(one.samples, embedded.sample_rate) or 0.0 for one in spoken]
+    assert max(levels) - min(levels) < 1
     for one in spoken:
         assert abs(one.samples[0]) < 1e-3
         assert abs(one.samples[-1]) < 1e-3
-
-
-def test_loudness_does_not_count_pauses() -> None:
-    rng = np.random.default_rng(1)
-    speech = rng.normal(0, 0.1, 24_000).astype(np.float32)
-    with_pause = np.concatenate([speech, np.zeros(48_000, np.float32), speech])
-    assert loudness(with_pause, 24_000) == pytest.approx(loudness(speech, 24_000), rel=0.02)
-    assert loudness(levelled(speech * 0.2, 24_000), 24_000) == pytest.approx(loudness(levelled(speech, 24_000), 24_000))
-    assert not levelled(np.zeros(100, np.float32), 24_000).any()
 
 
 def test_a_reading_goes_on_where_it_was_interrupted(engine: LocalEngine, tmp_path: Path) -> None:

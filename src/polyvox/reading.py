@@ -16,13 +16,14 @@ from typing import Literal
 
 import numpy as np
 
-from polyvox.audio.clip import FinishReason, Samples, write_whole
-from polyvox.audio.loudness import levelled
+from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.loudness import normalize_loudness
 from polyvox.audio.pcm import Pcm, from_pcm, to_pcm
-from polyvox.audio.silence import trimmed
-from polyvox.audio.stretch import Stretcher
+from polyvox.audio.silence import trim_silence
+from polyvox.audio.time_stretch import TimeStretcher
 from polyvox.engine.interface import Engine, Stream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
+from polyvox.files import write_atomically
 from polyvox.models.request import Request
 from polyvox.text import Note, Pause, SpokenText, TextRules, merged, sentences
 
@@ -189,9 +190,9 @@ class Reading:
 
 def _finished(samples: Samples, sample_rate: int, speed: float) -> Samples:
     """A line as it goes into the whole: no silence around it, the loudness of all others, soft ends."""
-    stretcher = Stretcher(speed, sample_rate)
-    samples = np.concatenate([stretcher.push(trimmed(samples, sample_rate)), stretcher.finish()])
-    samples = levelled(samples, sample_rate)
+    stretcher = TimeStretcher(speed, sample_rate)
+    samples = np.concatenate([stretcher.push(trim_silence(samples, sample_rate)), stretcher.finish()])
+    samples = normalize_loudness(samples, sample_rate)
     fade = min(int(FADE_SECONDS * sample_rate), len(samples) // 2)
     if fade:
         ramp = np.linspace(0.0, 1.0, fade, dtype=np.float32)
@@ -216,7 +217,7 @@ class ResumeStore:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             told = {"key": key, "seed": secrets.randbelow(2**32) if seed is None else seed}
-            write_whole(label, json.dumps(told).encode())
+            write_atomically(label, json.dumps(told).encode())
         self.seed: int = told["seed"]
         self._kept = {int(file.stem): file for file in folder.glob("*.npz")}
 
@@ -234,7 +235,7 @@ class ResumeStore:
         data = io.BytesIO()
         np.savez(data, pcm=pcm, reason=np.array(reason))
         self._kept[index] = self._folder / f"{index:06}.npz"
-        write_whole(self._kept[index], data.getvalue())
+        write_atomically(self._kept[index], data.getvalue())
 
     def clear(self) -> None:
         """The reading is finished."""

@@ -15,7 +15,7 @@ import torch
 from polyvox.audio import Audio
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.audio.read import read_audio
-from polyvox.audio.stretch import Stretcher
+from polyvox.audio.time_stretch import TimeStretcher
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Result
@@ -180,7 +180,7 @@ class TTS:
         keep: a folder for what is spoken; a reading of the same goes on from there. The others are as in `stream`.
         """
         lines, notes = lines_of(text, rules or TextRules(language))
-        Stretcher(speed, self.sample_rate)  # or it is refused when the first line is spoken
+        TimeStretcher(speed, self.sample_rate)  # or it is refused when the first line is spoken
         how = Request("", self.voice_for(voice), language, instructions, seed, sampling=sampling)
         shelf = None
         if keep is not None:

@@ -1,4 +1,5 @@
-"""Sounds to test with, and FFmpeg as the judge of ours."""
+# SPDX-License-Identifier: Apache-2.0
+"""Test signals, and FFmpeg as the reference decoder."""
 
 import io
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ def vowel(seconds: float, sample_rate: int, pitch: float = 120.0) -> Samples:
 
 
 def speech(seconds: float, sample_rate: int = 24_000) -> Samples:
-    """A vowel whose loudness goes up and down four times a second, as syllables do."""
+    """A vowel with an amplitude modulation of 4 Hz, the rate of syllables."""
     sound = vowel(seconds, sample_rate)
     time = np.arange(len(sound)) / sample_rate
     return (sound * (0.55 - 0.45 * np.cos(2 * np.pi * 4 * time))).astype(np.float32)
 
 
 def decoded(data: bytes, format: str, sample_rate: int = 24_000) -> tuple[Samples, int]:
-    """What a fresh decoder makes of the bytes, and the rate that it reads in them (for raw ones: is told)."""
+    """The bytes decoded by FFmpeg, and their rate; raw formats are given it."""
     raw = RAW.get(format)
     if raw and not data:
         return np.zeros(0, np.float32), sample_rate
@@ -42,7 +43,7 @@ def decoded(data: bytes, format: str, sample_rate: int = 24_000) -> tuple[Sample
 
 
 def chunks(samples: Samples, sizes: list[int]) -> Iterator[Samples]:
-    """All of them, in pieces of these sizes, over and over."""
+    """The samples in chunks of these sizes, repeated."""
     at = turn = 0
     while at < len(samples):
         size = sizes[turn % len(sizes)]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import gzip
 import io
 import os
@@ -23,7 +24,7 @@ from audio.signals import speech
 from polyvox import InvalidRequest
 from polyvox.audio import decode as decoder
 from polyvox.audio.clip import Samples
-from polyvox.audio.decode import Unreadable, decode
+from polyvox.audio.decode import UnreadableAudio, decode
 from polyvox.audio.formats import encode
 from polyvox.audio.pcm import to_pcm
 from polyvox.audio.read import read_audio
@@ -44,13 +45,13 @@ def wav_of(form: bytes, data: bytes, size: int | None = None) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body) & 0xFFFFFFFF) + body
 
 
-def refused(data: bytes, told: str = "", max_seconds: float = 60.0) -> None:
-    with pytest.raises(Unreadable, match=told or None):
+def assert_unreadable(data: bytes, message: str = "", max_seconds: float = 60.0) -> None:
+    with pytest.raises(UnreadableAudio, match=message or None):
         decode(data, max_seconds)
 
 
 @pytest.mark.parametrize("format", FILES)
-def test_what_was_encoded_is_read_back(format: str) -> None:
+def test_every_format_is_read_back(format: str) -> None:
     sound = speech(1.5, 48_000)
     back = read_audio(encode(sound, 48_000, format), RATE)
     assert back.dtype == np.float32
@@ -58,7 +59,7 @@ def test_what_was_encoded_is_read_back(format: str) -> None:
     assert np.sqrt(np.mean(back**2)) == pytest.approx(np.sqrt(np.mean(sound**2)), rel=0.1)
 
 
-def test_a_source_may_be_a_path_bytes_or_an_open_file(tmp_path: Path) -> None:
+def test_a_source_is_a_path_bytes_or_an_open_file(tmp_path: Path) -> None:
     sound = speech(0.5)
     data = encode(sound, RATE, "wav")
     path = tmp_path / "a sound"
@@ -69,7 +70,7 @@ def test_a_source_may_be_a_path_bytes_or_an_open_file(tmp_path: Path) -> None:
         assert np.array_equal(read_audio(source, RATE), one)
 
 
-def test_modules_that_lie_in_the_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "av.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
     assert len(read_audio(encode(speech(0.5), RATE, "wav"), RATE)) == RATE // 2
@@ -91,7 +92,7 @@ def test_channels_are_mixed_and_widths_scaled() -> None:
         assert np.abs(back - sound / 2).max() < (0.01 if width == 1 else 1e-4)
 
 
-def test_a_video_gives_its_sound() -> None:
+def test_the_audio_track_of_a_video_is_read() -> None:
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as out:
         pictures = out.add_stream("mpeg4", rate=10)
@@ -108,12 +109,12 @@ def test_a_video_gives_its_sound() -> None:
     assert len(decode(file.getvalue(), 60)[0]) == RATE
 
 
-def test_what_is_louder_than_full_scale_is_scaled_down() -> None:
+def test_samples_beyond_full_scale_are_scaled_down() -> None:
     back = read_audio(float_wav(speech(0.3) * 100), RATE)
     assert np.abs(back).max() == pytest.approx(1)
 
 
-def test_the_length_is_limited() -> None:
+def test_duration_and_size_are_limited() -> None:
     wav = encode(speech(2.0), RATE, "wav")
     assert len(read_audio(wav, RATE, max_seconds=2.0)) == 2 * RATE
     with pytest.raises(InvalidRequest, match=r"at most 1\.5 s"):
@@ -125,7 +126,7 @@ def test_the_length_is_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("nowhere.wav", "No such file"),
         ("http://127.0.0.1/a.wav", "No such file"),
@@ -137,13 +138,13 @@ def test_the_length_is_limited() -> None:
         (b"", "empty"),
     ],
 )
-def test_what_is_no_file_is_refused(source: str | bytes, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told) as caught:
+def test_an_unreadable_source_is_rejected(source: str | bytes, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
         read_audio(source, RATE)
     assert caught.value.field == "audio"
 
 
-def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_pipe_without_a_writer_is_rejected_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidRequest, match="a regular file"):
         read_audio(tmp_path / "pipe", RATE)
@@ -151,89 +152,89 @@ def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None
 
 @settings(deadline=None, max_examples=150)
 @given(st.binary(max_size=3000))
-def test_random_bytes_are_never_more_than_refused(data: bytes) -> None:
+def test_random_bytes_are_decoded_or_rejected(data: bytes) -> None:
     try:
         samples, _ = decode(data, 5)
-    except Unreadable:
+    except UnreadableAudio:
         return
     assert np.isfinite(samples).all()
 
 
 @settings(deadline=None, max_examples=150)
 @given(format=st.sampled_from(FILES), seed=st.integers(0, 10**6), hits=st.integers(1, 30))
-def test_damaged_files_are_read_in_part_or_refused(format: str, seed: int, hits: int) -> None:
+def test_damaged_files_are_decoded_in_part_or_rejected(format: str, seed: int, hits: int) -> None:
     data = bytearray(encoded(format))
     random = np.random.default_rng(seed)
     for at in random.integers(0, len(data), hits):
         data[at] = random.integers(0, 256)
     try:
         samples, _ = decode(bytes(data), 5)
-    except Unreadable:
+    except UnreadableAudio:
         return
     assert np.isfinite(samples).all()
     assert len(samples) <= 5 * 192_000
 
 
-_kept: dict[str, bytes] = {}
+_encoded: dict[str, bytes] = {}
 
 
 def encoded(format: str) -> bytes:
-    return _kept.setdefault(format, encode(speech(1.0), RATE, format))
+    return _encoded.setdefault(format, encode(speech(1.0), RATE, format))
 
 
 @pytest.mark.parametrize("format", FILES)
-def test_of_a_truncated_file_is_taken_what_decodes(format: str) -> None:
+def test_the_decodable_part_of_a_truncated_file_is_used(format: str) -> None:
     data = encode(speech(3.0), RATE, format)
     half, _ = decode(data[: len(data) // 2], 60)
     assert len(half) > RATE
-    refused(data[:20])
+    assert_unreadable(data[:20])
 
 
-def test_files_that_are_no_sound_are_refused() -> None:
+def test_other_file_types_are_rejected() -> None:
     page = b"<html><body>404 Not Found</body></html>" * 50
     picture = b"\x89PNG\r\n\x1a\n" + bytes(1000)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("a.wav", bytes(10_000_000))
     for data in (page, picture, archive.getvalue(), gzip.compress(bytes(10_000_000)), b"\0" * 5000, b"MZ" * 999):
-        refused(data, "wav, flac")
+        assert_unreadable(data, "wav, flac")
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as out:
         pictures = out.add_stream("mpeg4", rate=10)
         pictures.width, pictures.height = 64, 64
         out.mux(pictures.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))))
         out.mux(pictures.encode(None))
-    refused(file.getvalue(), "no audio track")
+    assert_unreadable(file.getvalue(), "no audio track")
 
 
-def test_values_that_are_no_numbers_are_refused() -> None:
+def test_nan_and_infinity_are_rejected() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         sound = speech(1.0)
         sound[5000] = bad
-        refused(float_wav(sound), "NaN or infinite")
+        assert_unreadable(float_wav(sound), "NaN or infinite")
 
 
 @pytest.mark.parametrize(
-    ("rate", "channels", "told"),
+    ("rate", "channels", "message"),
     [(0, 1, ""), (1, 1, "got 1"), (4_294_967_295, 1, ""), (400_000, 1, "got 400000"), (RATE, 0, ""), (RATE, 200, "")],
 )
-def test_absurd_headers_are_refused(rate: int, channels: int, told: str) -> None:
-    refused(float_wav(speech(0.5), rate, channels), told)
+def test_invalid_headers_are_rejected(rate: int, channels: int, message: str) -> None:
+    assert_unreadable(float_wav(speech(0.5), rate, channels), message)
 
 
-def test_a_header_that_promises_more_than_there_is_is_not_believed() -> None:
+def test_a_data_size_beyond_the_file_is_ignored() -> None:
     sound = to_pcm(speech(1.0)).tobytes()
     form = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
     for size in (0xFFFFFFFF, 0x7FFFFFFF, 10**9):
         assert len(decode(wav_of(form, sound, size), 60)[0]) == RATE
-    refused(wav_of(form, b"", 0x7FFFFFFF))
+    assert_unreadable(wav_of(form, b"", 0x7FFFFFFF))
 
 
-def test_an_hour_of_zeros_in_little_space_is_refused_early() -> None:
+def test_a_decompression_bomb_is_rejected_early() -> None:
     bomb = encode(np.zeros(3600 * 8000, np.float32), 8000, "flac")
     assert len(bomb) < 1_000_000
     began = time.process_time()
-    refused(bomb, "at most 60 s")
+    assert_unreadable(bomb, "at most 60 s")
     assert time.process_time() - began < 2
 
 
@@ -243,7 +244,7 @@ def box(kind: bytes, *parts: bytes) -> bytes:
 
 
 def mp4_that_claims(samples: int) -> bytes:
-    """A file of a kilobyte whose index makes FFmpeg ask for 24 bytes for each of its samples."""
+    """A file of a kilobyte whose index makes FFmpeg allocate 24 bytes per claimed sample."""
 
     def full(kind: bytes, *numbers: int, rest: bytes = b"") -> bytes:
         return box(kind, struct.pack(f">{1 + len(numbers)}I", 0, *numbers), rest)
@@ -267,7 +268,7 @@ def mp4_that_claims(samples: int) -> bytes:
     return box(b"ftyp", b"isom", bytes(4), b"isom") + box(b"mdat", bytes(100)) + box(b"moov", movie, *[track] * 6)
 
 
-# In a process of its own: the largest child of this one may have been another test's.
+# In a separate process, because this one may have had larger children in other tests.
 MEASURED = """
 import resource, sys
 from pathlib import Path
@@ -280,16 +281,18 @@ except InvalidRequest:
 """
 
 
-def test_an_index_of_gigabytes_is_refused_within_the_limits(tmp_path: Path) -> None:
+def test_an_index_of_gigabytes_is_rejected_within_the_memory_limit(tmp_path: Path) -> None:
     file = tmp_path / "claims.mp4"
     file.write_bytes(mp4_that_claims(60_000_000))  # 1.4 GB for each of six tracks
-    told = subprocess.run([sys.executable, "-c", MEASURED, file, str(RATE)], capture_output=True, text=True, check=True)
-    assert 0 < int(told.stdout) < decoder.MEMORY_BYTES * 1.3
+    process = subprocess.run(
+        [sys.executable, "-c", MEASURED, file, str(RATE)], capture_output=True, text=True, check=True
+    )
+    assert 0 < int(process.stdout) < decoder.MAX_MEMORY_BYTES * 1.3
 
 
 @pytest.fixture
 def trap(tmp_path: Path) -> Iterator[tuple[Path, int, list[bytes]]]:
-    """A sound that nobody may read, a port that nobody may call, and who called."""
+    """A file and a port that must not be accessed, and the requests that the port received."""
     secret = tmp_path / "secret.wav"
     secret.write_bytes(encode(speech(1.0), RATE, "wav"))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -325,15 +328,15 @@ TRICKS = [
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_playlist_opens_nothing(trick: str, trap: tuple[Path, int, list[bytes]]) -> None:
+def test_a_playlist_opens_no_file_and_no_connection(trick: str, trap: tuple[Path, int, list[bytes]]) -> None:
     secret, port, calls = trap
     for it in (str(secret), f"file://{secret}", f"http://127.0.0.1:{port}/a.wav", f"tcp://127.0.0.1:{port}"):
-        refused(trick.format(it=it, port=port).encode(), "wav, flac")
+        assert_unreadable(trick.format(it=it, port=port).encode(), "wav, flac")
     assert not calls
 
 
-def test_the_playlist_would_be_opened_without_our_limits(trap: tuple[Path, int, list[bytes]]) -> None:
-    """Or the test above shows nothing."""
+def test_without_our_options_the_playlist_is_opened(trap: tuple[Path, int, list[bytes]]) -> None:
+    """Shows that the test above can fail."""
     secret, _, _ = trap
     trick = TRICKS[2].format(it=secret)
     with av.open(
@@ -342,7 +345,7 @@ def test_the_playlist_would_be_opened_without_our_limits(trap: tuple[Path, int, 
         assert len(list(file.decode(audio=0))) > 0
 
 
-def test_a_movie_that_names_another_file_does_not_open_it(
+def test_a_movie_does_not_open_the_file_it_refers_to(
     trap: tuple[Path, int, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """QuickTime's data references: an alias or a URL instead of samples."""
@@ -354,6 +357,6 @@ def test_a_movie_that_names_another_file_does_not_open_it(
     mark = data.index(b"stbl") - 4
     changed = data[:mark] + reference + data[mark:]
     opened: list[object] = []
-    monkeypatch.setattr(decoder, "_refuse", lambda *asked: opened.append(asked))
-    refused(changed)
+    monkeypatch.setattr(decoder, "_reject_open", lambda *arguments: opened.append(arguments))
+    assert_unreadable(changed)
     assert not opened

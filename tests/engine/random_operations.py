@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from engine.speaking import PATIENCE, Alone, alone, assert_all_free, request
 from engine.stepped_engine import Injected, SteppedEngine, small_text_ring, two_are_a_crowd
 from polyvox.audio.clip import Samples
-from polyvox.audio.silence import LEVEL
+from polyvox.audio.silence import SILENCE_LEVEL
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.kv_cache import SCRATCH
@@ -543,7 +543,7 @@ class Crowd(RuleBasedStateMachine):
             near = (s for s in starts if np.allclose(whole[s : s + len(samples)], samples[: len(whole) - s], atol=1e-6))
             cut = next(near, inf) if not complete else len(whole) - len(samples)  # type: ignore[assignment]
             assert cut < len(whole), "this is nothing that it says alone"
-            assert np.sqrt(np.mean(whole[:cut] ** 2)) < LEVEL if cut else True
+            assert np.sqrt(np.mean(whole[:cut] ** 2)) < SILENCE_LEVEL if cut else True
         elif listener.asked.trim_silence and complete:
             cut = len(whole)
         assert len(samples) <= len(whole) - cut

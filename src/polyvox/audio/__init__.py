@@ -1,9 +1,10 @@
-"""Sound as people use it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Audio: clips, formats, encoding, decoding, resampling and time stretching."""
 
 from polyvox.audio.clip import Audio
 from polyvox.audio.formats import FORMATS, Encoder, Format, encode
 from polyvox.audio.read import read_audio
 from polyvox.audio.resample import Resampler
-from polyvox.audio.stretch import Stretcher
+from polyvox.audio.time_stretch import TimeStretcher
 
-__all__ = ["FORMATS", "Audio", "Encoder", "Format", "Resampler", "Stretcher", "encode", "read_audio"]
+__all__ = ["FORMATS", "Audio", "Encoder", "Format", "Resampler", "TimeStretcher", "encode", "read_audio"]

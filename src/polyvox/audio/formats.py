@@ -1,4 +1,5 @@
-"""The formats that sound leaves in, and the encoder for all of them: push samples, get bytes."""
+# SPDX-License-Identifier: Apache-2.0
+"""Output formats, and a streaming encoder for all of them."""
 
 import os
 from dataclasses import dataclass
@@ -8,9 +9,10 @@ from typing import Protocol, Self
 import numpy as np
 
 from polyvox.audio.clip import Samples
-from polyvox.audio.pcm import to_pcm
+from polyvox.audio.g711 import alaw_bytes, ulaw_bytes
+from polyvox.audio.pcm import pcm_bytes, to_pcm
 from polyvox.audio.resample import Resampler
-from polyvox.audio.uncompressed import alaw_bytes, pcm_bytes, ulaw_bytes, wav_header
+from polyvox.audio.wav import wav_header
 from polyvox.errors import InvalidRequest, StreamFailed
 
 RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
@@ -23,16 +25,16 @@ BIT_RATES = range(8_000, 320_001)
 class Format:
     name: str
     media_type: str
-    endings: tuple[str, ...]  # of file names; the first is the usual one
+    extensions: tuple[str, ...]  # the first is the default
     rates: tuple[int, ...] = RATES
-    lossy: bool = False  # takes a bit rate
+    lossy: bool = False  # has a bit rate
 
     def content_type(self, sample_rate: int) -> str:
-        """For an HTTP response; sound without a header needs its rate told."""
+        """The HTTP content type. Raw PCM has no header, so its rate is a parameter."""
         return f"{self.media_type};rate={sample_rate};channels=1" if self.name == "pcm" else self.media_type
 
     def rate_for(self, sample_rate: int) -> int:
-        """The rate to encode at where nobody asked for one: the same, or the next that the format has."""
+        """The default output rate: the lowest rate of the format that is not below `sample_rate`."""
         return next((rate for rate in self.rates if rate >= sample_rate), self.rates[-1])
 
 
@@ -50,29 +52,30 @@ FORMATS = {
         Format("alaw", "audio/x-alaw-basic", (".alaw", ".al"), TELEPHONE_RATES),
     )
 }
-_PLAIN = {"wav": pcm_bytes, "pcm": pcm_bytes, "ulaw": ulaw_bytes, "alaw": alaw_bytes}
+_UNCOMPRESSED = {"wav": pcm_bytes, "pcm": pcm_bytes, "ulaw": ulaw_bytes, "alaw": alaw_bytes}
 
 
-def find_format(name: str) -> Format:
+def get_format(name: str) -> Format:
+    """Raises InvalidRequest for an unknown format."""
     try:
         return FORMATS[name.lower()]
     except KeyError:
         raise InvalidRequest("format", name, FORMATS) from None
 
 
-def format_of(path: str | os.PathLike[str]) -> Format:
-    """The format that a file's name asks for."""
-    ending = Path(path).suffix.lower()
+def format_for_path(path: str | os.PathLike[str]) -> Format:
+    """The format of a file extension; raises InvalidRequest for an unknown one."""
+    extension = Path(path).suffix.lower()
     for entry in FORMATS.values():
-        if ending in entry.endings:
+        if extension in entry.extensions:
             return entry
-    endings = ", ".join(entry.endings[0] for entry in FORMATS.values())
-    raise InvalidRequest("path", str(path), f"must end in one of {endings}")
+    known = ", ".join(entry.extensions[0] for entry in FORMATS.values())
+    raise InvalidRequest("path", str(path), f"must end in one of {known}")
 
 
 class Encoder:
-    """One piece of sound on its way into a format. Streaming, its bytes leave with the push that completes them;
-    else all of them leave at the end, as a file with its true length. For one thread at a time."""
+    """Encodes one clip. When streaming, push() returns bytes as soon as they are encoded; otherwise finish() returns a
+    file whose header has the exact length. Not thread-safe."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Encoder:
         streaming: bool = True,
         bit_rate: int | None = None,
     ) -> None:
-        self.format = find_format(format)
+        self.format = get_format(format)
         self.sample_rate = self.format.rate_for(sample_rate) if out_rate is None else out_rate
         if self.sample_rate not in self.format.rates:
             rates = ", ".join(map(str, self.format.rates))
@@ -94,7 +97,7 @@ class Encoder:
             raise InvalidRequest("bit_rate", bit_rate, f"must be between {BIT_RATES[0]} and {BIT_RATES[-1]}")
         same = self.sample_rate == sample_rate
         self._resampler = None if same else Resampler(sample_rate, self.sample_rate)
-        self._writer = _writer(self.format, self.sample_rate, streaming, bit_rate)
+        self._writer = _new_writer(self.format, self.sample_rate, streaming, bit_rate)
         self._open = True
 
     @property
@@ -102,26 +105,26 @@ class Encoder:
         return self.format.content_type(self.sample_rate)
 
     def push(self, samples: Samples) -> bytes:
-        """The bytes that are ready now; what is louder than 1 is clipped."""
+        """Encode samples and return the bytes that are ready. Samples beyond full scale are clipped."""
         if not self._open:
-            raise ValueError("this encoder was finished or closed")
+            raise ValueError("the encoder is closed")
         samples = np.asarray(samples, np.float32)
         if not np.isfinite(samples).all():
-            raise StreamFailed("The speech holds values that are not numbers; nothing can be made of it.")
+            raise StreamFailed("The audio has NaN or infinite samples and cannot be encoded.")
         if self._resampler is not None:
             samples = self._resampler.push(samples)
         return self._writer.push(samples)
 
     def finish(self) -> bytes:
-        """The rest of the bytes. Where nothing was pushed this is a valid file all the same."""
+        """The remaining bytes. The file is valid even if nothing was pushed."""
         if not self._open:
-            raise ValueError("this encoder was finished or closed")
+            raise ValueError("the encoder is closed")
         self._open = False
         rest = b"" if self._resampler is None else self._writer.push(self._resampler.finish())
         return rest + self._writer.finish()
 
     def close(self) -> None:
-        """Frees the encoder where its end is not wanted."""
+        """Free the encoder without finishing the file."""
         if self._open:
             self._open = False
             self._writer.close()
@@ -140,7 +143,7 @@ def encode(
     out_rate: int | None = None,
     bit_rate: int | None = None,
 ) -> bytes:
-    """A whole file."""
+    """Encode a whole file."""
     with Encoder(format, sample_rate, out_rate, streaming=False, bit_rate=bit_rate) as encoder:
         return encoder.push(samples) + encoder.finish()
 
@@ -151,19 +154,19 @@ class _Writer(Protocol):
     def close(self) -> None: ...
 
 
-class _Plain:
-    """The writer of the formats that are plain bytes."""
+class _UncompressedWriter:
+    """WAV, raw PCM, μ-law and A-law."""
 
     def __init__(self, format: Format, sample_rate: int, streaming: bool) -> None:
-        self._bytes = _PLAIN[format.name]
+        self._bytes = _UNCOMPRESSED[format.name]
         self._header_rate = sample_rate if format.name == "wav" else None
         self._streaming = streaming
-        self._kept: list[bytes] = []
+        self._pending: list[bytes] = []
         if streaming and self._header_rate:
-            self._kept.append(wav_header(self._header_rate, None))
+            self._pending.append(wav_header(self._header_rate, None))
 
     def push(self, samples: Samples) -> bytes:
-        self._kept.append(self._bytes(to_pcm(samples)))
+        self._pending.append(self._bytes(to_pcm(samples)))
         return self._take() if self._streaming else b""
 
     def finish(self) -> bytes:
@@ -171,17 +174,17 @@ class _Plain:
         return wav_header(self._header_rate, len(data)) + data if self._header_rate and not self._streaming else data
 
     def close(self) -> None:
-        self._kept.clear()
+        self._pending.clear()
 
     def _take(self) -> bytes:
-        taken = b"".join(self._kept)
-        self._kept.clear()
+        taken = b"".join(self._pending)
+        self._pending.clear()
         return taken
 
 
-def _writer(format: Format, sample_rate: int, streaming: bool, bit_rate: int | None) -> _Writer:
-    if format.name in _PLAIN:
-        return _Plain(format, sample_rate, streaming)
-    from polyvox.audio.compressed import Packer  # FFmpeg is loaded only for who asks for it
+def _new_writer(format: Format, sample_rate: int, streaming: bool, bit_rate: int | None) -> _Writer:
+    if format.name in _UNCOMPRESSED:
+        return _UncompressedWriter(format, sample_rate, streaming)
+    from polyvox.audio.ffmpeg_encoder import FFmpegEncoder  # imports FFmpeg only when it is needed
 
-    return Packer(format.name, sample_rate, streaming, bit_rate)
+    return FFmpegEncoder(format.name, sample_rate, streaming, bit_rate)

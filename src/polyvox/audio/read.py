@@ -1,4 +1,5 @@
-"""Recordings that people bring, as samples."""
+# SPDX-License-Identifier: Apache-2.0
+"""Read recordings of any format as samples."""
 
 import json
 import logging
@@ -17,7 +18,9 @@ from polyvox.errors import NOT_SHOWN, InvalidRequest
 
 log = logging.getLogger(__name__)
 
-DECODE_SECONDS = 30  # of wall time; the decoder's own limit is on processor time
+DECODE_TIMEOUT = 30  # seconds; the decoder process limits its CPU time itself
+# The decoder handles untrusted input, so it gets no API keys or tokens from the environment.
+DECODER_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
 
 
 def read_audio(
@@ -26,20 +29,22 @@ def read_audio(
     max_seconds: float = 60.0,
     max_bytes: int = 50_000_000,
 ) -> Samples:
-    """One channel at the wanted rate; what is louder than full scale is scaled down. The file is decoded in a process
-    of its own, with limits of memory and time and no way to open anything else."""
-    samples, rate = _decode(_bytes(source, max_bytes), max_seconds)
+    """Mono samples at `sample_rate`, scaled down if they exceed full scale.
+
+    The file is decoded in a separate process with limits on memory and time, which cannot open other files.
+    """
+    samples, rate = _decode(_read_bytes(source, max_bytes), max_seconds)
     resampled = resample(samples, rate, sample_rate)
     peak = float(np.abs(resampled).max(initial=0))
     return resampled / np.float32(peak) if peak > 1 else resampled
 
 
-def _bytes(source: str | Path | bytes | BinaryIO, max_bytes: int) -> bytes:
+def _read_bytes(source: str | Path | bytes | BinaryIO, max_bytes: int) -> bytes:
     if isinstance(source, bytes):
         data = source
     elif isinstance(source, str | Path):
         try:
-            # O_NONBLOCK: a named pipe must not hold us before we see that it is none of ours
+            # O_NONBLOCK: opening a named pipe must not block
             with open(
                 source, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
             ) as file:
@@ -57,23 +62,23 @@ def _bytes(source: str | Path | bytes | BinaryIO, max_bytes: int) -> bytes:
 
 
 def _decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
+    inherited = {name: os.environ[name] for name in DECODER_ENVIRONMENT if name in os.environ}
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "polyvox.audio.decode", str(max_seconds)],  # -P: no module of this folder
+        process = subprocess.run(
+            [sys.executable, "-P", "-m", "polyvox.audio.decode", str(max_seconds)],  # -P: no imports from this folder
             input=data,
             capture_output=True,
-            timeout=DECODE_SECONDS,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            timeout=DECODE_TIMEOUT,
+            env={**inherited, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
     except subprocess.TimeoutExpired:
-        raise InvalidRequest("audio", NOT_SHOWN, f"decoding took longer than {DECODE_SECONDS} s") from None
-    head, _, body = done.stdout.partition(b"\n")
-    if done.returncode:
-        log.warning(
-            "the decoder ended with %d: %s", done.returncode, done.stderr.decode(errors="replace").strip()[-500:]
-        )
+        raise InvalidRequest("audio", NOT_SHOWN, f"decoding took longer than {DECODE_TIMEOUT} s") from None
+    header, _, body = process.stdout.partition(b"\n")
+    if process.returncode:
+        stderr = process.stderr.decode(errors="replace").strip()[-500:]
+        log.warning("audio decoder failed status=%d stderr=%r", process.returncode, stderr)
         raise InvalidRequest("audio", NOT_SHOWN, "decoding exceeded its memory or time limit")
-    answer = json.loads(head)
-    if "error" in answer:
-        raise InvalidRequest("audio", NOT_SHOWN, answer["error"])
-    return np.frombuffer(body, np.float32), answer["rate"]
+    result = json.loads(header)
+    if "error" in result:
+        raise InvalidRequest("audio", NOT_SHOWN, result["error"])
+    return np.frombuffer(body, np.float32), result["rate"]

@@ -1,4 +1,5 @@
-"""Another sample rate, while the sound goes by."""
+# SPDX-License-Identifier: Apache-2.0
+"""Streaming sample rate conversion with soxr."""
 
 import numpy as np
 import soxr
@@ -6,40 +7,40 @@ import soxr
 from polyvox.audio.clip import Samples
 from polyvox.errors import InvalidRequest
 
-QUALITY = "HQ"  # 20 bits; it holds back some 40 ms, 75 ms on the way down to 8 kHz
-LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
+QUALITY = "HQ"  # 20 bits; it delays the output by about 40 ms, and by 75 ms when downsampling to 8 kHz
+MIN_RATE, MAX_RATE = 4_000, 192_000
 
 
 class Resampler:
-    """Push samples at one rate, get them at another. Any chunking gives the same sound, and exactly
-    round(n × out / in) samples of it."""
+    """Converts pushed samples to another sample rate. The output does not depend on the chunk sizes, and its length is
+    exactly round(n × out_rate / in_rate)."""
 
     def __init__(self, in_rate: int, out_rate: int) -> None:
         for rate in (in_rate, out_rate):
-            if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-                raise InvalidRequest("sample_rate", rate, f"must be between {LOWEST_RATE} and {HIGHEST_RATE}")
+            if not MIN_RATE <= rate <= MAX_RATE:
+                raise InvalidRequest("sample_rate", rate, f"must be between {MIN_RATE} and {MAX_RATE}")
         self.in_rate, self.out_rate = in_rate, out_rate
         self._stream = soxr.ResampleStream(in_rate, out_rate, 1, dtype="float32", quality=QUALITY)
-        self._taken = self._given = 0
+        self._num_in = self._num_out = 0
 
     def push(self, samples: Samples) -> Samples:
         if not len(samples):
             return np.zeros(0, np.float32)
-        self._taken += len(samples)
+        self._num_in += len(samples)
         out = self._stream.resample_chunk(np.ascontiguousarray(samples, np.float32))
-        self._given += len(out)
+        self._num_out += len(out)
         return out
 
     def finish(self) -> Samples:
-        """The end of the sound that was still held back."""
-        wanted = (2 * self._taken * self.out_rate + self.in_rate) // (2 * self.in_rate) - self._given
-        rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)[:wanted]
-        self._given += wanted
-        return np.pad(rest, (0, wanted - len(rest)))
+        """The remaining samples."""
+        missing = (2 * self._num_in * self.out_rate + self.in_rate) // (2 * self.in_rate) - self._num_out
+        rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)[:missing]
+        self._num_out += missing
+        return np.pad(rest, (0, missing - len(rest)))
 
 
 def resample(samples: Samples, in_rate: int, out_rate: int) -> Samples:
-    """All of it at once."""
+    """Resample a whole clip."""
     if in_rate == out_rate:
         return samples
     resampler = Resampler(in_rate, out_rate)

@@ -4,8 +4,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from polyvox.audio.silence import SILENCE_LEVEL
+
 WINDOW_SECONDS, HOP_SECONDS = 0.02, 0.01
-THRESHOLD = 10 ** (-45 / 20)  # -45 dBFS
 MIN_WINDOWS = 2  # consecutive windows above the threshold
 FULL_SCALE = 32768.0
 
@@ -34,7 +35,7 @@ class OnsetDetector:
             sums, squares = (np.concatenate([[0], np.cumsum(each)]) for each in (wide, wide * wide))
             start = np.arange(count) * self.hop
             mean, power = ((prefix[start + self.window] - prefix[start]) / self.window for prefix in (sums, squares))
-            for loud in power - mean * mean >= (THRESHOLD * FULL_SCALE) ** 2:
+            for loud in power - mean * mean >= (SILENCE_LEVEL * FULL_SCALE) ** 2:
                 self._loud = self._loud + 1 if loud else 0
                 if self._loud == MIN_WINDOWS:
                     self.position = self._start - (MIN_WINDOWS - 1) * self.hop

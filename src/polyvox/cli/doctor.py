@@ -218,7 +218,7 @@ def sound_formats() -> Iterator[Finding]:
 
 
 def player() -> Iterator[Finding]:
-    from polyvox.audio.play import PLAYERS
+    from polyvox.audio.player import PLAYERS
 
     found = next((name for name in PLAYERS if shutil.which(name)), None)
     if importlib.util.find_spec("sounddevice") is not None:

@@ -12,11 +12,12 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from polyvox.audio.clip import Samples, write_whole
-from polyvox.audio.formats import Encoder, format_of
-from polyvox.audio.play import Player
+from polyvox.audio.clip import Samples
+from polyvox.audio.formats import Encoder, format_for_path
+from polyvox.audio.player import Player
 from polyvox.cli.terminal import Device, Dtype, Model, console, load
 from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.files import write_atomically
 from polyvox.reading import Reading, Spoken, lines_of
 from polyvox.reading import subtitles as times
 from polyvox.text import TextRules, load_lexicon
@@ -76,7 +77,7 @@ def say(
         for sink in sinks:
             sink.finish()
         if subtitles is not None:
-            write_whole(subtitles, times(cues, tts.sample_rate, SUBTITLES[subtitles.suffix.lower()]).encode())
+            write_atomically(subtitles, times(cues, tts.sample_rate, SUBTITLES[subtitles.suffix.lower()]).encode())
         if reading.shelf is not None:
             reading.shelf.clear()
         took, seconds = time.perf_counter() - began, end / tts.sample_rate
@@ -100,7 +101,7 @@ class Written:
 
     def __init__(self, place: str, sample_rate: int, rate: int | None) -> None:
         self._path = None if place == "-" else Path(place)
-        name = "wav" if self._path is None else format_of(self._path).name
+        name = "wav" if self._path is None else format_for_path(self._path).name
         self._encoder = Encoder(name, sample_rate, rate, streaming=self._path is None)
 
     def push(self, samples: Samples) -> None:
@@ -113,7 +114,7 @@ class Written:
         if self._path is None:
             _to_stdout(data)
         elif data:  # all of it, as it is not streamed
-            write_whole(self._path, data)
+            write_atomically(self._path, data)
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +163,7 @@ def _check_places(output: str | None, rate: int | None, subtitles: Path | None) 
             raise InvalidRequest("output", output, "must be a file when stdout is a terminal")
     elif output is not None:
         _check_folder("output", Path(output))
-        Encoder(format_of(output).name, 24_000, rate).close()
+        Encoder(format_for_path(output).name, 24_000, rate).close()
     if subtitles is not None:
         _check_folder("subtitles", subtitles)
         if subtitles.suffix.lower() not in SUBTITLES:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason, Samples
-from polyvox.audio.silence import first_sound, window_of
+from polyvox.audio.silence import find_onset, window_samples
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.model_runner import SlotAllocation
 from polyvox.engine.stream_reader import StreamReader
@@ -194,10 +194,10 @@ class LocalStream(StreamReader):
         """Drops held silence before the first sound."""
         if not self._sounds:
             held = np.concatenate(self._held)
-            start = first_sound(held, sample_rate)
+            start = find_onset(held, sample_rate)
             self._sounds = start is not None
             # Of silence the last window is kept, as the next sound may begin with it.
-            held = held[start if start is not None else -window_of(sample_rate) :]
+            held = held[start if start is not None else -window_samples(sample_rate) :]
             self._held, self.held = [held], len(held)
 
     def _push(self, piece: BufferedChunk) -> None:

@@ -6,9 +6,9 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyvox.audio.clip import write_whole
 from polyvox.engine.scheduler import Scheduler
 from polyvox.errors import InvalidRequest
+from polyvox.files import write_atomically
 
 if TYPE_CHECKING:
     from polyvox.engine.stream import LocalStream
@@ -41,7 +41,7 @@ class TraceWriter:
         self._add(f"stream {id}", "X", stream.arrived, id, dur=duration, args=arguments)
 
     def write(self) -> None:
-        write_whole(self._path, json.dumps({"traceEvents": list(self._events)}).encode())
+        write_atomically(self._path, json.dumps({"traceEvents": list(self._events)}).encode())
 
     def _add(self, name: str, phase: str, moment: float, thread: int, **more: Any) -> None:
         self._events.append({"name": name, "ph": phase, "ts": moment * 1e6, "pid": 1, "tid": thread, **more})

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
-from polyvox.audio.silence import LEVEL, trimmed
+from polyvox.audio.silence import SILENCE_LEVEL, trim_silence
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.qwen3_tts.content_cache import Kept
 from polyvox.models.qwen3_tts.model import Encoders
@@ -71,7 +71,7 @@ class Cloner:
             raise InvalidRequest("recording", peak, "samples must be between -1 and 1")
         if peak < MIN_PEAK:
             raise InvalidRequest("recording", NOT_SHOWN, "must have speech, not only silence")
-        heard = trimmed(samples.astype(np.float32, copy=False), self.sample_rate, LEVEL * peak)
+        heard = trim_silence(samples.astype(np.float32, copy=False), self.sample_rate, SILENCE_LEVEL * peak)
         seconds = len(heard) / self.sample_rate
         if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
             requirement = f"must have between {SHORTEST_SECONDS} and {LONGEST_SECONDS} s of speech"

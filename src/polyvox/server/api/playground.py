@@ -77,7 +77,7 @@ async def facts(request: Request) -> JSONResponse:
         "model": model_object(desk),
         "voices": await desk.speaker.in_thread(desk.voices.list),
         "formats": [
-            {"name": entry.name, "ending": entry.endings[0], "media_type": entry.media_type}
+            {"name": entry.name, "ending": entry.extensions[0], "media_type": entry.media_type}
             for entry in FORMATS.values()
         ],
         "limits": {

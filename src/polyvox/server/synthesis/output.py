@@ -3,10 +3,9 @@
 import numpy as np
 
 from polyvox.audio.clip import Samples
-from polyvox.audio.formats import Encoder, find_format
-from polyvox.audio.pcm import to_pcm
-from polyvox.audio.stretch import Stretcher
-from polyvox.audio.uncompressed import pcm_bytes
+from polyvox.audio.formats import Encoder, get_format
+from polyvox.audio.pcm import pcm_bytes, to_pcm
+from polyvox.audio.time_stretch import TimeStretcher
 from polyvox.errors import StreamFailed
 from polyvox.server.synthesis.options import SynthesisOptions
 
@@ -15,13 +14,13 @@ class OutputEncoder:
     """Samples on their way to bytes: another speed, another rate, a format. One call at a time, from any thread."""
 
     def __init__(self, wanted: SynthesisOptions, sample_rate: int) -> None:
-        self._stretcher = Stretcher(wanted.speed, sample_rate)
+        self._stretcher = TimeStretcher(wanted.speed, sample_rate)
         as_is = wanted.streaming and wanted.sample_rate in (None, sample_rate) and wanted.speed == 1.0
         self.plain = wanted.format.lower() == "pcm" and as_is  # no work for an encoder
         self._encoder = None
         self.sample_rate = sample_rate
         if self.plain:
-            self.content_type = find_format(wanted.format).content_type(sample_rate)
+            self.content_type = get_format(wanted.format).content_type(sample_rate)
         else:
             self._encoder = Encoder(wanted.format, sample_rate, wanted.sample_rate, wanted.streaming, wanted.bit_rate)
             self.content_type, self.sample_rate = self._encoder.content_type, self._encoder.sample_rate

@@ -1,4 +1,5 @@
-"""Sound out of this machine, while it is made."""
+# SPDX-License-Identifier: Apache-2.0
+"""Playback on this machine while audio is generated."""
 
 import shutil
 import subprocess
@@ -6,11 +7,11 @@ from contextlib import suppress
 from typing import Any, Self
 
 from polyvox.audio.clip import Samples
-from polyvox.audio.pcm import to_pcm
-from polyvox.audio.uncompressed import pcm_bytes, wav_header
+from polyvox.audio.pcm import pcm_bytes, to_pcm
+from polyvox.audio.wav import wav_header
 from polyvox.errors import PolyvoxError
 
-# In the order of trust; each reads stdin. Those that are not told the rate get a WAV header.
+# In order of preference. Each reads stdin; programs without a rate option get a WAV header.
 PLAYERS = {
     "paplay": ["--raw", "--rate={rate}", "--channels=1", "--format=s16le"],
     "aplay": ["-q", "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", "{rate}", "-"],
@@ -21,54 +22,54 @@ PLAYERS = {
 }
 
 
-class NoPlayer(PolyvoxError):
-    """Nothing here plays sound, or what should have played it ended early."""
+class PlayerError(PolyvoxError):
+    """No player was found, or the player exited early."""
 
     code = "no_player"
 
 
 class Player:
-    """Plays samples as they are pushed, through `sounddevice` where it is installed, else through a program."""
+    """Plays samples as they are pushed, with `sounddevice` if it is installed and otherwise with a program."""
 
     def __init__(self, sample_rate: int) -> None:
-        self._device: Any = _device(sample_rate)
-        self._program: subprocess.Popen[bytes] | None = None
+        self._device: Any = _open_device(sample_rate)
+        self._process: subprocess.Popen[bytes] | None = None
         if self._device is not None:
             return
         name = next((name for name in PLAYERS if shutil.which(name)), None)
         if name is None:
-            raise NoPlayer(
-                f"Nothing here plays sound: pip install sounddevice, or install one of {', '.join(PLAYERS)}."
+            raise PlayerError(
+                f"No audio player found. Run: pip install sounddevice, or install one of {', '.join(PLAYERS)}."
             )
         self._name = name
         command = [name, *(part.format(rate=sample_rate) for part in PLAYERS[name])]
-        self._program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         if "{rate}" not in " ".join(PLAYERS[name]):
             self._write(wav_header(sample_rate, None))
 
     def push(self, samples: Samples) -> None:
-        """Returns as soon as the player has taken them, which may be when it needs them."""
+        """Blocks until the player has buffered the samples."""
         self._write(pcm_bytes(to_pcm(samples)))
 
     def finish(self) -> None:
-        """Waits until all of it was heard."""
+        """Wait until everything was played."""
         if self._device is not None:
             self._device.stop()
             self._device.close()
-        elif self._program is not None and self._program.stdin is not None:
-            with suppress(BrokenPipeError):  # its exit status tells
-                self._program.stdin.close()
-            if self._program.wait():
-                raise NoPlayer(f"{self._name} ended with status {self._program.returncode} before all was played.")
+        elif self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # the exit status is checked below
+                self._process.stdin.close()
+            if self._process.wait():
+                raise PlayerError(f"{self._name} exited with status {self._process.returncode} during playback.")
 
     def close(self) -> None:
-        """Silence, at once."""
+        """Stop playback at once."""
         if self._device is not None:
             self._device.abort()
             self._device.close()
-        elif self._program is not None and self._program.poll() is None:
-            self._program.kill()
-            self._program.communicate()
+        elif self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
 
     def __enter__(self) -> Self:
         return self
@@ -82,20 +83,20 @@ class Player:
     def _write(self, data: bytes) -> None:
         if self._device is not None:
             self._device.write(data)
-        elif self._program is not None and self._program.stdin is not None:
+        elif self._process is not None and self._process.stdin is not None:
             try:
-                self._program.stdin.write(data)
-                self._program.stdin.flush()
+                self._process.stdin.write(data)
+                self._process.stdin.flush()
             except BrokenPipeError:
                 self.finish()
-                raise NoPlayer(f"{self._name} ended before all was played.") from None
+                raise PlayerError(f"{self._name} exited during playback.") from None
 
 
-def _device(sample_rate: int) -> Any:
-    """An open output of `sounddevice`; None where it is not installed or finds no output."""
+def _open_device(sample_rate: int) -> Any:
+    """An open `sounddevice` output; None if the package or an output device is missing."""
     try:
         import sounddevice
-    except (ImportError, OSError):  # the second: without its PortAudio
+    except (ImportError, OSError):  # OSError: PortAudio is missing
         return None
     try:
         device = sounddevice.RawOutputStream(sample_rate, channels=1, dtype="int16")
