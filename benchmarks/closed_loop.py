@@ -129,7 +129,7 @@ def build(model: str, slots: int, tokens: int) -> InProcessEngine:
         with load(None, "cpu", "float32", EngineConfig(max_streams=1)) as tts:
             return Watched(
                 on_a_card(tts.speech, slots),
-                replace(config, min_streams_to_pipeline=model_runner.CROWD, cuda_graphs=True),
+                replace(config, min_streams_to_pipeline=model_runner.MIN_STREAMS_TO_PIPELINE, cuda_graphs=True),
             )
     from polyvox.bench.random_weights import SyntheticTokenizer, random_weights
     from polyvox.models.info import ModelIdentity

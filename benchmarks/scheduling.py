@@ -19,7 +19,8 @@ from typing import Any
 
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.stream_state import CHUNKS, SchedulerLimits, StepPlan, StreamState
+from polyvox.engine.slots import SlotLedger
+from polyvox.engine.stream_state import CHUNK_SIZES, SchedulerLimits, StepPlan, StreamState
 from polyvox.errors import Overloaded
 
 FRAME = 0.08
@@ -88,6 +89,10 @@ LIMITS = SchedulerLimits(
     prefill_rows=2048,
     batch=BATCH,
 )
+
+
+def ledger(limits: SchedulerLimits) -> SlotLedger:
+    return SlotLedger(limits.slots, limits.pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +255,7 @@ class Simulation:
                 track.ended = track.ended or track.made == self.tracks[track].frames
                 track.made += not track.ended
         for track, frames in plan.codec:
-            assert frames in CHUNKS
+            assert frames in CHUNK_SIZES
             assert track.decoded + frames <= track.made
             assert frames <= track.room
             self._give(track, frames)
@@ -294,7 +299,7 @@ def measure(
 ) -> tuple[Outcome, list[Utterance]]:
     """A run to its end, and the utterances that were let in."""
     gpu = Gpu(random.Random(seed), slower=slower)
-    simulation = Simulation(POLICIES[policy](LIMITS, calibrated()), gpu, utterances)
+    simulation = Simulation(POLICIES[policy](LIMITS, calibrated(), ledger(LIMITS)), gpu, utterances)
     simulation.run()
     begin, end = utterances[-streams].arrived, utterances[-1].arrived
     counted = [track for track in simulation.done if track.arrived >= begin]

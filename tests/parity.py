@@ -154,8 +154,8 @@ class Batch:
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
             own = Own(seeds[i] if seeds else 0, 0, params, NEVER, None)
             # Pages of different streams are interleaved, as in the engine.
-            self.cache.give(i, list(range(i + 1, count * pages + 1, count)))
-            self.model_slots.seat(i, PreparedRequest(prompt, text, frames, False, len(text), own))
+            self.cache.set_block_table(i, list(range(i + 1, count * pages + 1, count)))
+            self.model_slots.assign(i, PreparedRequest(prompt, text, frames, False, len(text), own))
         packed = torch.cat([prompt[:-1] for prompt in prompts])
         counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
         owner = self.index.repeat_interleave(counts)

@@ -27,6 +27,7 @@ from polyvox.models.qwen3_tts.identity import read_identity
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
+from polyvox.progress import ProgressBar
 from polyvox.reading import Reading, ResumeStore, lines_of
 from polyvox.text import TextRules
 from polyvox.voices import VoiceLibrary
@@ -85,7 +86,7 @@ class TTS:
                 self._engine.close()  # it lets go of its memory
                 self._engine = None
             if self._engine is None:
-                self._engine = LocalEngine(self.speech, self._config)
+                self._engine = LocalEngine(self.speech, self._config, on_progress=ProgressBar())
             return self._engine
 
     @property

@@ -424,23 +424,23 @@ class Crowd(RuleBasedStateMachine):
 
     def _each_page_has_one_owner(self) -> None:
         engine, stepper, scheduler = self.engine, self.engine._stepper, self.engine.scheduler
-        seats = [stream.seat for stream in engine._crowd.streams.values() if stream.seat is not None]
-        slots = [seat.slot for seat in seats] + stepper.free_slots
-        pages = [page for seat in seats for page in seat.pages] + stepper.free_pages
+        seats = [track.allocation for track in engine._crowd.streams if track.allocation is not None]
+        slots = [seat.slot for seat in seats] + engine.ledger.free_slots
+        pages = [page for seat in seats for page in seat.pages] + engine.ledger.free_pages
         assert sorted(slots) == list(range(SLOTS))
         assert sorted(pages) == list(range(1, engine.config.pages + 1)), "and page 0 belongs to nobody"
         for seat in seats:
             table = stepper.cache.table[seat.slot].tolist()
             assert table == seat.pages + [SCRATCH] * (len(table) - len(seat.pages))
-        assert (stepper.cache.table[stepper.free_slots] == SCRATCH).all()
+        assert (stepper.cache.table[engine.ledger.free_slots] == SCRATCH).all()
         running = [track for track in engine._crowd.streams if track not in scheduler.waiting]
-        assert set(scheduler.running) == {t for t in running if not (s := engine._crowd.streams[t]).result or s.seat}
-        assert scheduler.pages_free == len(stepper.free_pages)
+        assert set(scheduler.running) == {t for t in running if not engine._crowd.streams[t].result or t.allocation}
         assert scheduler.files == sum(not track.live for track in scheduler.running)
         if not self.free:
             flying = Counter(stream for flight in engine._flights for stream in flight.streams)
             for stream in flying:
-                assert stream.seat is not None, "a slot was freed under a step that is under way"
+                assert stream.track is not None
+                assert stream.track.allocation is not None, "a slot was freed under a step in flight"
             assert all(
                 (stream in flying) == (stream.flight > engine._crowd.over) for stream in engine._crowd.streams.values()
             )
@@ -463,7 +463,7 @@ class Crowd(RuleBasedStateMachine):
         assert 0 <= stream.buffered <= stream.buffered + stream.held <= BUFFER_FRAMES * frame
         assert stream.result is None or stream.result.finish_reason in ("stop", "length", "cancelled", "error")
         if stream.result is not None and stream not in engine._crowd.leaving:
-            assert stream.seat is None
+            assert stream.track is None or stream.track.allocation is None
 
     # The end
 

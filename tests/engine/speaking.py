@@ -11,7 +11,8 @@ import torch
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.model_runner import PendingAudio, SlotAllocation
+from polyvox.engine.model_runner import PendingAudio
+from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream import LocalStream
 from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
@@ -47,9 +48,9 @@ def assert_all_free(engine: LocalEngine) -> None:
     stats = engine.stats()
     assert stats["streams"] == stats["waiting"] == 0
     assert stats["slots_free"] == engine.config.max_streams
-    assert stats["pages_free"] == engine.config.pages == engine.scheduler.pages_free
-    assert sorted(engine._stepper.free_slots) == list(range(engine.config.max_streams))
-    assert sorted(engine._stepper.free_pages) == list(range(1, engine.config.pages + 1))
+    assert stats["pages_free"] == engine.config.pages
+    assert sorted(engine.ledger.free_slots) == list(range(engine.config.max_streams))
+    assert sorted(engine.ledger.free_pages) == list(range(1, engine.config.pages + 1))
 
 
 def request(text: str = "hello there", voice: str = "serena", seed: int = 1, frames: int = 20, **more: Any) -> Request:
@@ -87,21 +88,21 @@ def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
     """From now on, the codes of each stream of this engine as its codec reads them, each frame once and in order."""
     stepper, rows = engine._stepper, engine._stepper.rows
     ring: torch.Tensor = rows.rows.codes  # type: ignore[attr-defined]
-    seat, decode = stepper.seat, stepper.decode
+    assign, decode = stepper.assign, stepper.decode
     found: defaultdict[LocalStream, Codes] = defaultdict(list)
-    sitting: dict[SlotAllocation, LocalStream] = {}
+    owners: dict[int, LocalStream] = {}  # by slot
 
-    def seated(prepared: PreparedRequest, pages: int) -> SlotAllocation:
-        place = seat(prepared, pages)
-        sitting[place] = next(stream for stream in engine._crowd.streams.values() if stream.prepared is prepared)
-        return place
+    def assigned(allocation: SlotAllocation, prepared: PreparedRequest) -> int:
+        streams = engine._crowd.streams.values()
+        owners[allocation.slot] = next(stream for stream in streams if stream.prepared is prepared)
+        return assign(allocation, prepared)
 
-    def decoded(work: list[tuple[SlotAllocation, int, int]]) -> PendingAudio:
-        for place, first, count in work:
-            codes = found[sitting[place]]
+    def decoded(work: list[tuple[int, int, int]]) -> PendingAudio:
+        for slot, first, count in work:
+            codes = found[owners[slot]]
             assert len(codes) == first, "a frame is decoded once, in order"
-            codes += ring[place.slot, torch.arange(first, first + count) % ring.shape[1]].tolist()
+            codes += ring[slot, torch.arange(first, first + count) % ring.shape[1]].tolist()
         return decode(work)
 
-    stepper.seat, stepper.decode = seated, decoded  # type: ignore[method-assign]
+    stepper.assign, stepper.decode = assigned, decoded  # type: ignore[method-assign]
     return found

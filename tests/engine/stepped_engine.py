@@ -17,7 +17,8 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
-from polyvox.engine.model_runner import ModelRunner, SlotAllocation
+from polyvox.engine.model_runner import ModelRunner
+from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_state import StepPlan
 from polyvox.models.protocol import PreparedRequest, SpeechModel
@@ -56,7 +57,7 @@ class SteppedEngine(LocalEngine):
         self._in_step: list[LocalStream] = []
         self._planned: list[LocalStream] = []
         self.batches: Counter[int] = Counter()  # steps by the streams that made a frame
-        with mock.patch.object(ModelRunner, "calibrate", _uncalibrated):
+        with mock.patch("polyvox.engine.engine.calibrate", side_effect=lambda *_: replace(CHEAP)):
             super().__init__(model, config, clock=lambda: self.now)
         # No configuration allows so little; a frame of the tiny checkpoint is 2 ms.
         object.__setattr__(self.config, "buffer_seconds", buffer_frames * self.frame_seconds)
@@ -146,30 +147,36 @@ class SteppedEngine(LocalEngine):
 
     def _observe(self, stepper: ModelRunner) -> None:
         rows: Any = stepper.rows
-        seat_slot, write, leave = rows.seat, stepper.write_text, stepper.leave
+        assign, write, clear = rows.assign, stepper.write_text, stepper.clear
 
         def seated(slot: int, prepared: PreparedRequest) -> None:
-            seat_slot(slot, prepared)
+            assign(slot, prepared)
             for stream in self.unseatable:
                 if stream.prepared is prepared:
                     self.hit[stream] = "seat"
                     raise Injected("seat")
 
-        def written(seat: SlotAllocation, text: torch.Tensor, frame: int) -> int:
+        def written(slot: int, start: int, text: torch.Tensor, frame: int) -> int:
             if self.armed.pop("write", None) is not None:
-                self.hit[next(stream for stream in self._crowd.streams.values() if stream.seat is seat)] = "write"
+                self.hit[
+                    next(
+                        stream
+                        for stream in self._crowd.streams.values()
+                        if stream.track.allocation and stream.slot == slot
+                    )
+                ] = "write"
                 raise Injected("write")
-            return write(seat, text, frame)
+            return write(slot, start, text, frame)
 
-        def left(seat: SlotAllocation) -> None:
-            if any(stream.seat is seat for flight in self._flights for stream in flight.streams):
+        def cleared(allocation: SlotAllocation) -> None:
+            if any(stream.track.allocation is allocation for flight in self._flights for stream in flight.streams):
                 self.wrongs.append("a slot was freed under a step that names it")
             if threading.current_thread() is not self._thread:
                 self.wrongs.append("a slot was freed from another thread")
-            leave(seat)
+            clear(allocation)
 
-        rows.seat = seated
-        stepper.write_text, stepper.leave = written, left  # type: ignore[method-assign]
+        rows.assign = seated
+        stepper.write_text, stepper.clear = written, cleared  # type: ignore[method-assign]
         for name in ("prefill", "frame", "decode"):
             setattr(rows, name, self._failing(name, getattr(rows, name)))
         self.codes = note_codes(self)
@@ -208,11 +215,6 @@ class _Watched(threading.Condition):
         super().wait()
         engine._pass("woken")
         return True
-
-
-def _uncalibrated(stepper: ModelRunner) -> CostModel:
-    stepper.poison(stepper.free_slots, stepper.free_pages)
-    return replace(CHEAP)
 
 
 @contextmanager

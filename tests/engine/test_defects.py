@@ -35,7 +35,7 @@ def test_a_dead_device_still_tells_every_reader(speech: Qwen3TTSModel) -> None:
     dead = RuntimeError("the device is gone")
     with (
         mock.patch.object(engine._stepper.rows, "frame", side_effect=dead),
-        mock.patch.object(engine._stepper, "leave", side_effect=dead),
+        mock.patch.object(engine._stepper, "clear", side_effect=dead),
     ):
         with engine.lock:
             streams = [engine.submit(request(seed=seed), told.add) for seed in range(3)]
@@ -229,8 +229,8 @@ def test_pages_that_a_finished_text_cannot_need_are_given_back(speech: Qwen3TTSM
         spoken(stream)
         with engine.lock:
             assert engine._work.wait_for(lambda: not engine._crowd.streams, PATIENCE)
-        assert engine.stats()["pages_free"] == engine.config.pages == engine.scheduler.pages_free
-        assert sorted(engine._stepper.free_pages) == list(range(1, engine.config.pages + 1))
+        assert engine.stats()["pages_free"] == engine.config.pages
+        assert sorted(engine.ledger.free_pages) == list(range(1, engine.config.pages + 1))
     finally:
         engine.close()
 

@@ -13,7 +13,7 @@ from conftest import Loaded
 from engine.speaking import PATIENCE, assert_all_free, request, solo, spoken
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.model_runner import SlotAllocation
+from polyvox.engine.slots import SlotAllocation
 from polyvox.errors import StreamFailed
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
@@ -41,16 +41,16 @@ def test_poison_is_found_out_where_something_is_read_before_it_is_written(speech
     """The switch itself works: a seat that forgets to clear the codec's past is heard."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
     rows = engine._stepper.rows
-    seat = rows.seat
+    assign = rows.assign
 
     def forgetful(slot: int, prepared: object) -> None:
         before = {name: state[slot].clone() for name, state in rows.rows.codec.items()}  # type: ignore[attr-defined]
-        seat(slot, prepared)  # type: ignore[arg-type]
+        assign(slot, prepared)  # type: ignore[arg-type]
         for name, state in rows.rows.codec.items():  # type: ignore[attr-defined]
             state[slot] = before[name]
 
     try:
-        rows.seat = forgetful  # type: ignore[method-assign]
+        rows.assign = forgetful  # type: ignore[method-assign]
         assert np.isnan(spoken(engine.submit(request()))).any()
     finally:
         engine.close()
@@ -156,13 +156,13 @@ def test_text_that_fails_frees_its_slot_from_the_engines_thread_alone(
     """A slot that another thread frees may be in the step that runs: the next stream would share it."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
     freed: list[str] = []
-    leave = engine._stepper.leave
+    clear = engine._stepper.clear
 
     def noted(seat: SlotAllocation) -> None:
         freed.append(threading.current_thread().name)
-        leave(seat)
+        clear(seat)
 
-    monkeypatch.setattr(engine._stepper, "leave", noted)
+    monkeypatch.setattr(engine._stepper, "clear", noted)
     try:
         stream = engine.submit(request("the other assist", live=True, guard=False))
         with engine.lock:

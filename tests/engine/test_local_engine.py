@@ -74,14 +74,14 @@ def test_a_crowd_says_what_each_says_alone_and_leaves_nothing_behind(
 ) -> None:
     failing: list[LocalStream] = []
     rows = engine._stepper.rows
-    seat = rows.seat
+    assign = rows.assign
 
     def seat_or_fail(slot: int, prepared: PreparedRequest) -> None:
         if any(prepared is stream.prepared for stream in failing):
             raise RuntimeError("injected")
-        seat(slot, prepared)
+        assign(slot, prepared)
 
-    with mock.patch.object(rows, "seat", seat_or_fail):
+    with mock.patch.object(rows, "assign", seat_or_fail):
         with engine.lock:
             streams = [engine.submit(asked) for asked, _ in crowd]
             failing += [stream for stream, (_, fate) in zip(streams, crowd, strict=True) if fate == "fail"]

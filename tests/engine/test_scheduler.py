@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from polyvox.engine.cost_model import FOLLOW, CostModel
 from polyvox.engine.scheduler import CROWD, GIVE_UP, Scheduler, _Look
-from polyvox.engine.stream_state import CHUNKS, SchedulerLimits, StepPlan, StreamState
+from polyvox.engine.slots import SlotLedger
+from polyvox.engine.stream_state import CHUNK_SIZES, SchedulerLimits, StepPlan, StreamState
 from polyvox.errors import InvalidRequest, Overloaded
 
 FRAME = 0.08
@@ -31,7 +32,8 @@ GPU = CostModel(step=0.006, stream=2.2e-5, prefill_row=1.2e-5, codec=0.0039, cod
 
 
 def scheduler(cost: CostModel = GPU, **changes: Any) -> Scheduler:
-    return Scheduler(replace(LIMITS, **changes), replace(cost))
+    limits = replace(LIMITS, **changes)
+    return Scheduler(limits, replace(cost), SlotLedger(limits.slots, limits.pages))
 
 
 _ids = iter(range(1, 1_000_000))
@@ -443,8 +445,8 @@ def test_chunks_grow_with_the_lead_from_a_small_first_one() -> None:
     assert engine.chunk(track(first_chunk=2), 0.0) == 2
     sizes = [engine.chunk(playing(lead / 10), 10.0) for lead in range(60)]
     assert sizes == sorted(sizes)
-    assert set(sizes) == set(CHUNKS)
-    assert engine.chunk(track(live=False), 0.0) == CHUNKS[-1]
+    assert set(sizes) == set(CHUNK_SIZES)
+    assert engine.chunk(track(live=False), 0.0) == CHUNK_SIZES[-1]
 
 
 def test_a_chunk_waits_until_it_is_whole_and_the_end_is_flushed_at_once() -> None:
@@ -475,7 +477,7 @@ def test_no_ring_buffer_or_first_chunk_stops_a_stream(ring: int, first_chunk: in
         one.ended = one.made == 50
         one.room = min(one.room + 1, room)
         for _, frames in plan.codec:
-            assert frames in CHUNKS
+            assert frames in CHUNK_SIZES
             one.decoded += frames
             one.room -= frames
             assert one.room >= 0
@@ -633,7 +635,7 @@ def test_a_reader_that_stopped_makes_a_few_frames_ahead_and_then_rests() -> None
         one.started += 1
         one.made = one.started
         steps += 1
-    assert steps == CHUNKS[-1]
+    assert steps == CHUNK_SIZES[-1]
 
 
 # Accounts
@@ -707,7 +709,7 @@ class EngineEndpoint(RuleBasedStateMachine):
         assert len(engine.running) <= 5
         # The queue, as many later sentences as slots, and some that are on their way to free places.
         assert len(engine.waiting) <= 4 + 5 + 5
-        assert engine.pages_free == 60 - sum(engine.pages(one) for one in engine.running) >= 0
+        assert len(engine.ledger.free_pages) == 60 - sum(engine.pages(one) for one in engine.running) >= 0
         assert engine.files == sum(not one.live for one in engine.running)
         assert engine.file_pages == sum(engine.pages(one) for one in engine.running if not one.live)
 

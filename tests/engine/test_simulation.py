@@ -83,7 +83,9 @@ def test_with_the_same_streams_the_other_ways_are_worse(outcomes: dict[float, An
 
 def run(utterances: list[Any], slower: float = 1.0, queue: int = scheduling.LIMITS.max_queue) -> Any:
     simulation = scheduling.Simulation(
-        Scheduler(replace(scheduling.LIMITS, max_queue=queue), scheduling.calibrated()),
+        Scheduler(
+            replace(scheduling.LIMITS, max_queue=queue), scheduling.calibrated(), scheduling.ledger(scheduling.LIMITS)
+        ),
         scheduling.Gpu(random.Random(SEED), slower=slower),
         utterances,
     )
@@ -129,7 +131,9 @@ def test_on_small_engines_at_four_times_their_load_hardly_a_player_runs_dry() ->
         while now < 60:
             now += draw.expovariate(7 / slower)  # it keeps 7 / slower fed, and an utterance lasts 4 s
             coming.append(scheduling.Utterance(now, 30, max(12, int(draw.gauss(50, 15)))))
-        simulation = scheduling.Simulation(Scheduler(limits, replace(cost)), Cpu(cost, draw), coming)
+        simulation = scheduling.Simulation(
+            Scheduler(limits, replace(cost), scheduling.ledger(limits)), Cpu(cost, draw), coming
+        )
         simulation.run()
         assert simulation.expired == 0
         served += len(simulation.done)
@@ -166,7 +170,11 @@ def test_a_plan_for_two_thousand_streams_costs_little_of_a_step() -> None:
     times = {}
     for streams in (500, 2000):
         draw = random.Random(SEED)
-        scheduler = Scheduler(replace(scheduling.LIMITS, headroom=5.0, max_queue=4000), scheduling.calibrated())
+        scheduler = Scheduler(
+            replace(scheduling.LIMITS, headroom=5.0, max_queue=4000),
+            scheduling.calibrated(),
+            scheduling.ledger(scheduling.LIMITS),
+        )
         many = [scheduling.utterance(draw, 0.0, 0.0) for _ in range(streams)]
         simulation = scheduling.Simulation(scheduler, scheduling.Gpu(draw), many)
         for _ in range(40):

@@ -13,6 +13,7 @@ from polyvox.audio.clip import FinishReason, Samples
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.scheduler import Scheduler
+from polyvox.engine.slots import SlotLedger
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.engine.stream_state import SchedulerLimits, StepPlan, StreamState
 from polyvox.errors import InvalidRequest
@@ -70,7 +71,7 @@ class PacedEngine:
             FRAME_SECONDS, slots, pages, 16, 64, queue, queue_seconds, prefill_rows=512, batch=slots
         )
         self.work = threading.Condition()  # guards all that follows
-        self._scheduler = Scheduler(limits, replace(COST))
+        self._scheduler = Scheduler(limits, replace(COST), SlotLedger(slots, pages))
         self._streams: dict[StreamState, PacedStream] = {}
         self._ids = 0
         self._counts = {"underruns": 0.0, "finished_error": 0.0}

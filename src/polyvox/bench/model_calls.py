@@ -18,7 +18,8 @@ from polyvox.bench.summary import percentile
 from polyvox.engine.config import PAGE
 from polyvox.engine.graphs import Program
 from polyvox.engine.kv_cache import KVCache
-from polyvox.engine.model_runner import MAX_ROWS, RING
+from polyvox.engine.model_runner import MAX_ROWS
+from polyvox.engine.stream_state import RING_FRAMES
 from polyvox.models.protocol import PrefillMetadata
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.speech_model import NEVER
@@ -38,10 +39,10 @@ class SyntheticBatch:
         shape = model.config.talker.transformer
         pages = -(-(context + frames) // PAGE)
         kv = (shape.layers, shape.kv_heads, shape.head_dim)
-        self.rows = model.new_slots(batch, 1, RING)
+        self.rows = model.new_slots(batch, 1, RING_FRAMES)
         self.cache = KVCache(kv, batch * pages, batch, pages, model.device, model.dtype)
         for slot in range(batch):
-            self.cache.give(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
+            self.cache.set_block_table(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
         self.slots = torch.arange(batch, device=model.device)
         self.first = torch.zeros_like(self.slots)
         rows = min(batch * context, MAX_ROWS)  # of one prefill, as in the engine

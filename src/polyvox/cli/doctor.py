@@ -292,7 +292,8 @@ def model_needs(size: "Size", dtype: "torch.dtype") -> tuple[int, int]:
     """Bytes of a published model's weights, and of what a stream needs: keys and values, and its rows."""
     import torch
 
-    from polyvox.engine.model_runner import RING, TEXT_ROWS
+    from polyvox.engine.model_runner import TEXT_ROWS
+    from polyvox.engine.stream_state import RING_FRAMES
     from polyvox.models.qwen3_tts.checkpoint import empty_model
     from polyvox.models.qwen3_tts.config import parse_config
     from polyvox.models.qwen3_tts.synthetic import published_files
@@ -302,7 +303,7 @@ def model_needs(size: "Size", dtype: "torch.dtype") -> tuple[int, int]:
     weights = sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
     shape = config.talker.transformer
     cache = CONTEXT * 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
-    return weights, cache + model.new_slots(1, TEXT_ROWS, RING).nbytes
+    return weights, cache + model.new_slots(1, TEXT_ROWS, RING_FRAMES).nbytes
 
 
 def _memory() -> tuple[int, int]:

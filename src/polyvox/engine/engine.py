@@ -15,20 +15,23 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
+from polyvox.engine.calibration import calibrate
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
 from polyvox.engine.interface import Chunk, Stream
 from polyvox.engine.memory import table
-from polyvox.engine.model_runner import RING, ModelRunner
+from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
+from polyvox.engine.slots import SlotLedger
 from polyvox.engine.stream import LocalStream, OnReady
-from polyvox.engine.stream_state import CHUNKS, SchedulerLimits, StepPlan, StreamState
+from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES, SchedulerLimits, StepPlan, StreamState
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
 from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.protocol import PreparedRequest, SpeechModel
 from polyvox.models.request import ClonedVoice, Request
+from polyvox.progress import OnProgress
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +51,11 @@ class LocalEngine:
         model: SpeechModel,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.config.check()
-        self.model, self.clock = model, clock
+        self.model, self.clock, self._on_progress = model, clock, on_progress
         self.sample_rate = model.sample_rate
         self.frame_seconds = model.samples_per_frame / model.sample_rate
         self.lock = threading.RLock()
@@ -125,8 +129,8 @@ class LocalEngine:
                 "waiting": len(self.scheduler.waiting),
                 "capacity": self.scheduler.capacity(),
                 "slots": self.config.max_streams,
-                "slots_free": len(self._stepper.free_slots),
-                "pages_free": len(self._stepper.free_pages),
+                "slots_free": len(self.ledger.free_slots),
+                "pages_free": len(self.ledger.free_pages),
                 "lead_min": leads[0] if leads else inf,
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
                 **self._crowd.counts(),
@@ -188,24 +192,26 @@ class LocalEngine:
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)
         self._stepper = ModelRunner(self.model, self.config)
-        self._stepper.capture()
-        cost = self._stepper.calibrate()
+        self._stepper.capture(self._on_progress)
+        cost = calibrate(self._stepper, self._on_progress)
         self.config = self._stepper.config  # with the slots that fit, where none were asked for
+        self.ledger = SlotLedger(self.config.max_streams, self.config.pages)
+        self._stepper.poison(self.ledger.free_slots, self.ledger.free_pages)
         log.info("where the memory goes:\n%s", table(self._stepper.memory()))
         limits = SchedulerLimits(
             frame_seconds=self.frame_seconds,
             slots=self.config.max_streams,
             pages=self.config.pages,
             page_size=PAGE,
-            ring=RING,
+            ring=RING_FRAMES,
             max_queue=self.config.max_queue,
             max_queue_seconds=self.config.max_queue_seconds,
             # A prompt must not hold up for longer than a frame those who come after it.
-            prefill_rows=int(min(max(self.frame_seconds / cost.prefill_row, PAGE), self._stepper.prompt_rows)),
+            prefill_rows=int(min(max(self.frame_seconds / cost.prefill_row, PAGE), self._stepper.max_prefill_rows)),
             batch=self.config.max_streams,
-            chunk=CHUNKS[0 if self.config.deterministic else -1],
+            chunk=CHUNK_SIZES[0 if self.config.deterministic else -1],
         )
-        self.scheduler = Scheduler(limits, cost)
+        self.scheduler = Scheduler(limits, cost, self.ledger)
         self._crowd = StreamTable(
             self.model, self.config, self._stepper, self.scheduler, self.clock, self.wake, self._trace
         )
@@ -262,7 +268,7 @@ class LocalEngine:
         try:
             if plan:
                 self._begin(plan)
-            many = self._stepper.ahead and len(plan.frame) >= self._stepper.ahead
+            many = 0 < self._stepper.min_streams_to_pipeline <= len(plan.frame)
             while len(self._flights) > bool(many):
                 flight = self._flights[0]
                 if flight.sound is not None:  # whoever waits for it need not wait for the frame beside it
@@ -291,11 +297,13 @@ class LocalEngine:
         sound = flags = None
         if sounds:
             chunks = zip(sounds, plan.codec, strict=True)
-            sound = stepper.decode([(stream.seated, t.decoded + t.sent, n) for stream, (t, n) in chunks])
+            sound = stepper.decode([(stream.slot, t.decoded + t.sent, n) for stream, (t, n) in chunks])
         if plan.prefill:
-            stepper.prefill([(streams[track].seated, track.prefilled, rows) for track, rows in plan.prefill])
+            stepper.prefill(
+                [(streams[t].slot, t.prefilled, streams[t].prompt[t.prefilled :][:rows]) for t, rows in plan.prefill]
+            )
         if makes:
-            flags = stepper.frame([(s.seated, t.started) for s, t in zip(makes, plan.frame, strict=True)])
+            flags = stepper.frame([(s.slot, t.prompt_rows + t.started) for s, t in zip(makes, plan.frame, strict=True)])
         with self.lock:
             self._begun += 1
             self._flights.append(InFlightStep(self._begun, plan, began, makes, flags, sounds, sound))
@@ -305,6 +313,8 @@ class LocalEngine:
                 stream.flight = self._begun
             for track, rows in plan.prefill:
                 track.prefilled += rows
+                if not track.prompt_left:
+                    streams[track].prepared = None
             for track in plan.frame:
                 track.started += 1
             for track, frames in plan.codec:

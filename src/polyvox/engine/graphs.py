@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyvox.engine.stream_state import CHUNKS
+from polyvox.engine.stream_state import CHUNK_SIZES
 from polyvox.models.protocol import Cache, SlotRows, SpeechModel
 
 MIN_ROWS = 16  # of a prefill
@@ -72,7 +72,7 @@ class Graphs:
 
         # What the calls of a family give lies in one place: the next one may write there once it was copied.
         self._flags = torch.zeros(slots, dtype=torch.int64, device=model.device)
-        most = max(slots, CHUNKS[-1])  # frames of a codec step, by the scheduler
+        most = max(slots, CHUNK_SIZES[-1])  # frames of a codec step, by the scheduler
         self._sound = torch.zeros(most * model.samples_per_frame, device=model.device)
 
         def family(most: int, least: int = 1) -> list[int]:
@@ -89,7 +89,7 @@ class Graphs:
                 size: Program(self._decode(frames), index(size), torch.zeros_like(index(size)))
                 for size in family(most // frames)
             }
-            for frames in (CHUNKS[:1] if one_size else CHUNKS)
+            for frames in (CHUNK_SIZES[:1] if one_size else CHUNK_SIZES)
         }
 
     def capture(self, codec: torch.cuda.Stream, report: Report) -> None:

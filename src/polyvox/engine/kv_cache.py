@@ -37,7 +37,7 @@ class KVCache:
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes + self.table.nbytes
 
-    def give(self, slot: int, pages: list[int]) -> None:
+    def set_block_table(self, slot: int, pages: list[int]) -> None:
         """These pages, in order, are the slot's; an empty list takes all of them back."""
         before, self._owned[slot] = self._owned[slot], len(pages)
         if pages:

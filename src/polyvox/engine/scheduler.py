@@ -8,11 +8,13 @@ most and lasts no longer than the shortest lead allows; a new one is let in only
 
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
 from polyvox.engine.cost_model import FOLLOW, CostModel
-from polyvox.engine.stream_state import CHUNKS, FIRST_CHUNK, SchedulerLimits, StepPlan, StreamState
+from polyvox.engine.slots import SlotLedger
+from polyvox.engine.stream_state import CHUNK_SIZES, FIRST_CHUNK, SchedulerLimits, StepPlan, StreamState
 from polyvox.errors import InvalidRequest, Overloaded
 
 # A step may last so many times what was predicted (a stall of 3, noise of 1.2) before the shortest lead is used up.
@@ -78,9 +80,9 @@ class _Look:
 class Scheduler:
     limits: SchedulerLimits
     cost: CostModel
+    ledger: SlotLedger
     running: list[StreamState] = field(default_factory=list)
     waiting: deque[StreamState] = field(default_factory=deque)
-    pages_free: int = field(init=False)
     longest: int = field(init=False)  # chunk; the other half of the ring is for the frames made meanwhile
     files: int = 0  # of those that run
     file_pages: int = 0
@@ -91,7 +93,6 @@ class Scheduler:
     _seen: _Look | None = None  # until something changes
 
     def __post_init__(self) -> None:
-        self.pages_free = self.limits.pages
         self.longest = _whole(min(max(1, self.limits.ring // 2), self.limits.chunk))
 
     # The door
@@ -127,7 +128,7 @@ class Scheduler:
                 shut.add(track.live)
                 continue
             self.waiting.remove(track)
-            track.admitted, track.pages = now, self.pages(track)
+            track.admitted, track.allocation = now, self.ledger.allocate(self.pages(track))
             self._count(track, 1)
             self.running.append(track)
             if self._seen is not None:
@@ -147,7 +148,7 @@ class Scheduler:
         before = sum(track.live is live for track in self.waiting)
         free = self._free(live, now)
         missing = before + 1 - free
-        if pages > self.pages_free:
+        if pages > len(self.ledger.free_pages):
             missing = max(missing, 1)
         if missing <= 0:
             return 0.0
@@ -168,6 +169,9 @@ class Scheduler:
             self._count(track, -1)
             if track.admitted is not None:
                 self.ends[track.live].count(now - track.admitted, len(self.running) + 1)
+            if track.allocation is not None:
+                self.ledger.release(track.allocation)
+                track.allocation = None
         elif track in self.waiting:
             self.waiting.remove(track)
 
@@ -175,13 +179,13 @@ class Scheduler:
         """Reserved for all that the stream may come to: prompt, frames, and one frame made too late to stop."""
         return ceil((track.prompt_rows + track.max_frames + 1) / self.limits.page_size)
 
-    def shrink(self, track: StreamState) -> int:
-        """Its longest became shorter: gives back what it no longer needs, and says what it keeps."""
-        kept = min(track.pages, self.pages(track))
+    def shrink(self, track: StreamState) -> Sequence[int]:
+        """Frees the pages that a stream no longer needs after its max_frames became smaller, and returns them."""
+        assert track.allocation is not None
         self._count(track, -1)
-        track.pages = kept
+        freed = self.ledger.shrink(track.allocation, self.pages(track))
         self._count(track, 1)
-        return kept
+        return freed
 
     def capacity(self) -> int:
         """Live streams that can be kept fed at once; at least one, however slow the machine is."""
@@ -229,7 +233,7 @@ class Scheduler:
 
     def _places(self, live: bool, continues: bool, pages: int, relaxed: bool, now: float) -> int:
         """How many like this one could be let in now, by deadlines, slots and, for this one, pages."""
-        if pages > self.pages_free:
+        if pages > len(self.ledger.free_pages):
             return 0
         free = self._free(live, now)
         if continues and live:  # it has the place of the sentence before it, or follows it there
@@ -255,10 +259,9 @@ class Scheduler:
         return self._seen
 
     def _count(self, track: StreamState, sign: int) -> None:
-        self.pages_free -= sign * track.pages
         if not track.live:
             self.files += sign
-            self.file_pages += sign * track.pages
+            self.file_pages += sign * len(track.allocation.pages if track.allocation is not None else ())
 
     def _per_frame(self) -> tuple[float, float]:
         """Seconds of any step, and of each frame in it with its audio and its share of the prompts."""
@@ -378,7 +381,7 @@ class Scheduler:
             not track.ended
             and track.started < track.max_frames
             and track.started < track.text_frames
-            and track.started - track.decoded < min(self.limits.ring, track.room + CHUNKS[-1])
+            and track.started - track.decoded < min(self.limits.ring, track.room + CHUNK_SIZES[-1])
         )
 
     def _budget(self, leads: list[float], live: int) -> tuple[int, float]:
@@ -427,7 +430,7 @@ class Scheduler:
         """As many of the chunks as there is time for, and what they cost; the first one whatever it costs."""
         chosen: list[tuple[StreamState, int]] = []
         sizes: set[int] = set()
-        total, most = 0, max(self.limits.batch, CHUNKS[-1])
+        total, most = 0, max(self.limits.batch, CHUNK_SIZES[-1])
         call, each = self.cost.fixed * self.cost.codec, self.cost.growing * self.cost.codec_frame
         for track, wanted in chunks:
             frames = wanted
@@ -462,7 +465,7 @@ class Scheduler:
                 (urgent if need < self.limits.urgent else easy)[size] += size
         # With many, the smallest size in which all together fill one call well.
         sizes = sorted(entry[2] for entry in found)
-        filled = (s for s in CHUNKS if worth and s * (len(sizes) - bisect_left(sizes, s)) >= FULL_CALL * worth)
+        filled = (s for s in CHUNK_SIZES if worth and s * (len(sizes) - bisect_left(sizes, s)) >= FULL_CALL * worth)
         bulk = next(filled, inf)
         chosen = []
         for need, track, size, complete in found:
@@ -471,7 +474,7 @@ class Scheduler:
             elif complete:
                 if need >= self.limits.urgent and easy[size] < worth and not urgent[size]:
                     if track.ended:  # its place is wanted: it goes with others
-                        size = max((other for other in CHUNKS if other <= size and urgent[other]), default=size)
+                        size = max((other for other in CHUNK_SIZES if other <= size and urgent[other]), default=size)
                     elif size < min(self.longest, _whole(track.room - track.sent)):
                         continue
                 chosen.append((track, size))
@@ -485,4 +488,4 @@ def _need(track: StreamState, now: float) -> float:
 
 def _whole(frames: float) -> int:
     """The largest chunk of no more than so many frames."""
-    return 1 << int(min(frames, CHUNKS[-1])).bit_length() - 1
+    return 1 << int(min(frames, CHUNK_SIZES[-1])).bit_length() - 1

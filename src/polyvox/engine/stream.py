@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.audio.silence import find_onset, window_samples
 from polyvox.engine.interface import Chunk, Result
-from polyvox.engine.model_runner import SlotAllocation
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.engine.stream_state import StreamState
 from polyvox.errors import NOT_SHOWN, InvalidRequest
@@ -73,10 +73,10 @@ class LocalStream(StreamReader):
         self.arrived = engine.clock()
         self.prepared: PreparedRequest | None = None
         self.track: StreamState | None = None
-        self.seat: SlotAllocation | None = None
         self._growing = growing
         self._text_lock = threading.Lock()  # one piece of text at a time; taken before the engine's lock
         self.text = torch.empty(0)  # rows that have not found room in the slot yet
+        self.text_end = 0  # rows that have been written to the slot
         self.text_open = request.live
         self.text_size = len(request.text.encode())  # bytes of all text so far
         self.text_tokens = 0
@@ -164,10 +164,17 @@ class LocalStream(StreamReader):
     # The engine's side, under its lock
 
     @property
-    def seated(self) -> SlotAllocation:
-        """The slot of a stream that runs."""
-        assert self.seat is not None
-        return self.seat
+    def slot(self) -> int:
+        """The slot of a stream that has one."""
+        assert self.track is not None
+        assert self.track.allocation is not None
+        return self.track.allocation.slot
+
+    @property
+    def prompt(self) -> Tensor:
+        """The prompt rows, until they are read."""
+        assert self.prepared is not None
+        return self.prepared.rows
 
     def hold(self, samples: Samples) -> None:
         """Keeps samples that come with the next chunk; they may lie in memory that others share."""

@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from math import inf
 
+from polyvox.engine.slots import SlotAllocation
+
 FIRST_CHUNK = 2  # frames, where nothing else is asked for and steps are not quick
 # Frames of a codec chunk, powers of two; a stream's chunk grows with its lead.
-CHUNKS = (1, 2, 4, 8, 16)
+CHUNK_SIZES = (1, 2, 4, 8, 16)
+RING_FRAMES = 2 * CHUNK_SIZES[-1]  # frames of codes that a slot keeps: one chunk for the codec, one being generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class SchedulerLimits:
     max_queue_seconds: float  # that they may have to wait, as far as can be foreseen
     prefill_rows: int  # of one step, at most
     batch: int  # streams of one frame step and frames of one codec step, at most
-    chunk: int = CHUNKS[-1]  # frames of one chunk, at most
+    chunk: int = CHUNK_SIZES[-1]  # frames of one chunk, at most
     # Share of real time that admitted streams may fill. On small simulated engines with noise and stalls, at four times
     # their load, 0.9 has four times the underruns and serves 2 % more.
     headroom: float = 0.85
@@ -50,7 +53,7 @@ class StreamState:
     room: float = inf  # frames that its reader's buffer can still take, those held counted as there
     ended: bool = False  # no more frames will be made; what is left is flushed
     admitted: float | None = None
-    pages: int = 0  # reserved for it
+    allocation: SlotAllocation | None = None
     first_audio: float | None = None
     given: float = 0.0  # seconds of audio given to the reader
     deadline: float = field(init=False)  # when the player runs dry; due at once where nothing was given yet

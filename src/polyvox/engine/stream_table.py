@@ -103,14 +103,14 @@ class StreamTable:
         for track in admitted:
             stream = self.streams[track]
             assert stream.prepared is not None
+            assert track.allocation is not None
             try:
-                stream.seat = self._stepper.seat(stream.prepared, self._scheduler.pages(track))
+                stream.text_end = self._stepper.assign(track.allocation, stream.prepared)
             except Exception as error:
                 log.exception("a stream could not be seated")
                 self.end(stream, "error", f"the request could not be prepared: {error}")
                 continue
-            stream.text = stream.text[stream.seat.text_end :].clone()
-            stream.prepared = None  # the seat has its prompt until that is read
+            stream.text = stream.text[stream.text_end :].clone()
             if stream.text_open or len(stream.text) or track.text_frames < inf:
                 self._growing[stream] = None
                 self._feed_text(track, stream, now)
@@ -133,22 +133,23 @@ class StreamTable:
 
     def _feed_text(self, track: StreamState, stream: LocalStream, now: float) -> None:
         """Moves text into the slot, and tells the scheduler how far it reaches."""
-        seat = stream.seated
         if len(stream.text):
             try:
-                count = self._stepper.write_text(seat, stream.text, track.started)
+                count = self._stepper.write_text(stream.slot, stream.text_end, stream.text, track.started)
             except Exception as error:
                 log.exception("text could not be written")
                 self.end(stream, "error", f"the text could not be read: {error}")
                 return
             stream.text = stream.text[count:].clone()
+            stream.text_end += count
         closed = not stream.text_open and not len(stream.text)
         if closed and track.text_frames < inf and stream.request.guard:
-            longest = max(self._stepper.rows.close_text(seat.slot, stream.text_size), track.started + 1)
+            longest = max(self._stepper.close_text(stream.slot, stream.text_size), track.started + 1)
             stream.guarded |= longest < track.max_frames
             track.max_frames = min(track.max_frames, longest)
-            self._stepper.shrink(seat, self._scheduler.shrink(track))
-        track.text_frames = inf if closed else seat.text_end
+            assert track.allocation is not None
+            self._stepper.shrink(track.allocation, self._scheduler.shrink(track))
+        track.text_frames = inf if closed else stream.text_end
         if closed:
             self._growing.pop(stream, None)
         if track.started < track.text_frames:
@@ -264,11 +265,11 @@ class StreamTable:
         for stream in [stream for stream in self.leaving if stream.flight <= self.over]:
             self.leaving.remove(stream)
             assert stream.track is not None
+            if stream.track.allocation is not None:
+                self._stepper.clear(stream.track.allocation)
             self._scheduler.release(stream.track, self.clock())
             self.streams.pop(stream.track, None)
-            if stream.seat is not None:
-                self._stepper.leave(stream.seat)
-            stream.prepared = stream.seat = None  # of one that was never seated, too
+            stream.prepared = None
             stream.text = torch.empty(0)
             self._wake()  # whoever waits for a free engine
 

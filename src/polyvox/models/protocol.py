@@ -76,7 +76,7 @@ class SlotRows(Protocol):
 
     nbytes: int  # of all of it
 
-    def seat(self, slot: int, prepared: PreparedRequest) -> None:
+    def assign(self, slot: int, prepared: PreparedRequest) -> None:
         """Writes all of a slot that a stream reads before it writes it."""
 
     def write_text(self, slot: int, start: int, text: Tensor) -> None:

@@ -309,7 +309,7 @@ class Qwen3TTSSlots:
         self.nbytes = self.rows.nbytes
         self._places: list[_Place | None] = [None] * count
 
-    def seat(self, slot: int, prepared: PreparedRequest) -> None:
+    def assign(self, slot: int, prepared: PreparedRequest) -> None:
         """In few calls: each costs a GPU's host tens of microseconds, and streams come by the hundred."""
         place, own = self._places[slot] or self._place(slot), prepared.own
         text = prepared.text[: len(place.text)]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration: the cost model's first figures, measured at start before any stream runs."""
+
+import itertools
+import time
+from collections.abc import Callable
+
+import torch
+
+from polyvox.engine.config import PAGE
+from polyvox.engine.cost_model import CostModel
+from polyvox.engine.model_runner import ModelRunner
+from polyvox.engine.stream_state import CHUNK_SIZES
+from polyvox.progress import OnProgress
+
+NUM_CALLS, MAX_SECONDS = 4, 0.5  # of each measurement
+MIN_SLOPE = 1e-3  # of the one-stream time, per stream: a measured slope of 0 would promise unlimited capacity
+
+Call = Callable[[int], object]  # runs one call of the model with this many streams
+
+
+def calibrate(runner: ModelRunner, on_progress: OnProgress | None = None) -> CostModel:
+    """Times prefill, frame step and codec call with one stream and with all; every slot must be free."""
+    config, model = runner.config, runner.model
+    num_streams, num_rows = config.max_streams, PAGE - 1
+    chunk = CHUNK_SIZES[0 if config.deterministic else 2]
+    max_chunks, max_prompts = max(1, num_streams // chunk), min(num_streams, runner.max_prefill_rows // num_rows)
+    prompt = torch.zeros(num_rows, model.hidden_size, device=model.device, dtype=model.dtype)
+    positions = itertools.count(PAGE + 1)
+
+    def frame(streams: int) -> None:
+        position = next(positions)
+        runner.frame([(slot, position) for slot in range(streams)])
+
+    def decode(streams: int) -> None:
+        runner.decode([(slot, 0, chunk) for slot in range(streams)])
+
+    def prefill(streams: int) -> None:
+        runner.prefill([(slot, 0, prompt) for slot in range(streams)])
+
+    def report(done: int) -> None:
+        if on_progress is not None:
+            on_progress("calibrate", done, 3)
+
+    report(0)
+    step, stream = _fit_line(runner, frame, num_streams)
+    report(1)
+    codec, codec_chunk = _fit_line(runner, decode, max_chunks)
+    report(2)
+    prefill_seconds = _time(runner, prefill, max_prompts)
+    report(3)
+    return CostModel(step, stream, prefill_seconds / (max_prompts * num_rows), codec, codec_chunk / chunk)
+
+
+def _fit_line(runner: ModelRunner, call: Call, max_streams: int) -> tuple[float, float]:
+    """Seconds of any call, and of each stream in it: the line through one stream and `max_streams`."""
+    one = _time(runner, call, 1)
+    each = max(_time(runner, call, max_streams) - one, MIN_SLOPE * one) / max(max_streams - 1, 1)
+    return max(one - each, 0.0), each
+
+
+def _time(runner: ModelRunner, call: Call, streams: int) -> float:
+    """The shortest of a few calls; the first one only warms up."""
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < NUM_CALLS and sum(times) < MAX_SECONDS):
+        started_at = time.perf_counter()
+        call(streams)
+        runner.wait()
+        times.append(time.perf_counter() - started_at)
+    return min(times[1:])
