@@ -82,8 +82,8 @@ def run_server(voices: Path, *arguments: str) -> Iterator[ServerProcess]:
             assert process.stderr is not None
             for line in process.stderr:
                 log_lines.append(line)
-                if url := re.search(r"http://[\d.]+:\d+", line):
-                    urls.append(url[0])
+                if url := re.search(r"(?i)listening.*?(http://[\d.]+:\d+)", line):
+                    urls.append(url[1])
 
         thread = threading.Thread(target=read_log)
         thread.start()
