@@ -1,12 +1,13 @@
-"""What CI cannot see: the engine on a GPU, held against itself and against the CPU. One table at the end.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the engine that need a GPU; prints one table.
 
     python benchmarks/gpu_checks.py [--size 0.6B] [--only rows,solo,storm,layers,memory]
 
-rows: within one size of call a stream's numbers are the same bits whatever its neighbours and its place.
-solo: with `deterministic`, 64 streams in a crowd say bit for bit what some of them say alone.
-storm: 1,000 streams begun and cancelled at random in poisoned slots; then a stream says what it said before.
-layers: bfloat16 against float32, layer by layer, and the codec's samples in dB.
-memory: 16 streams of 30 s at once: what the process takes, by the driver.
+rows: within one call size, the output of a stream is bit-identical in any batch and any slot.
+solo: with `deterministic`, streams in a batch of 64 are bit-identical to the same streams alone.
+storm: 1,000 streams started and cancelled at random with `poison_freed`; then a stream gives the same samples again.
+layers: bfloat16 against float32 by layer, and the codec's samples, in dB.
+memory: 16 concurrent streams of 30 s: the GPU memory in use, by the driver.
 """
 
 import argparse
@@ -37,32 +38,32 @@ TEXTS = ["Good morning.", "The train leaves at nine.", "Could you say that again
 
 @torch.inference_mode()
 def rows(size: str) -> Rows:
-    """Two crowds of 64 in one size of call: other neighbours, other places, the same bits."""
+    """Two batches of 64 that share 32 streams, in other slots."""
     model = random_weights(size, "cuda", "bfloat16")
     torch.manual_seed(0)
     inputs = torch.randn(96, model.config.talker.transformer.hidden_size, device="cuda").to(model.dtype)
 
-    def crowd(who: list[int]) -> dict[int, tuple[torch.Tensor, ...]]:
-        """16 frames and their samples of those; each keeps its own seed and input, whatever slot it has."""
-        crowd = SyntheticBatch(model, 64, 32, 24, 4)
-        slots = crowd.rows
-        slots.input.copy_(inputs[who])
-        slots.key[:, 0] = torch.tensor(who, device="cuda")
+    def generate(streams: list[int]) -> dict[int, tuple[torch.Tensor, ...]]:
+        """16 frames and their samples of each stream; seed and input belong to the stream, not to its slot."""
+        batch = SyntheticBatch(model, 64, 32, 24, 4)
+        slots = batch.rows
+        slots.input.copy_(inputs[streams])
+        slots.key[:, 0] = torch.tensor(streams, device="cuda")
         order = torch.randperm(64, device="cuda")
-        crowd.slots = crowd.slots[order]
-        sounds = []
+        batch.slots = batch.slots[order]
+        chunks = []
         for _ in range(4):
             for _ in range(4):
-                crowd.frame()
-            first = slots.frame[crowd.slots] - 4
-            sounds.append(model.decode(slots, crowd.slots, first, 4))
-        sound = torch.cat(sounds, 1)
-        back = torch.argsort(order)
-        return {one: (slots.codes[i, :16], slots.input[i], sound[back[i]]) for i, one in enumerate(who)}
+                batch.frame()
+            first = slots.frame[batch.slots] - 4
+            chunks.append(model.decode(slots, batch.slots, first, 4))
+        samples = torch.cat(chunks, 1)
+        inverse = torch.argsort(order)
+        return {stream: (slots.codes[i, :16], slots.input[i], samples[inverse[i]]) for i, stream in enumerate(streams)}
 
-    one, other = crowd(list(range(64))), crowd([*range(95, 31, -1)])
+    one, other = generate(list(range(64))), generate([*range(95, 31, -1)])
     same = [all(torch.equal(a, b) for a, b in zip(one[i], other[i], strict=True)) for i in range(32, 64)]
-    return [("rows: streams with the same bits among other neighbours", f"{sum(same)} of {len(same)}")]
+    return [("rows: streams with the same bits in another batch", f"{sum(same)} of {len(same)}")]
 
 
 def _requests(count: int) -> list[Request]:
@@ -70,32 +71,32 @@ def _requests(count: int) -> list[Request]:
     return [Request(TEXTS[i % 4], voices[i % 2], seed=i) for i in range(count)]
 
 
-def _spoken(engine: LocalEngine, requests: list[Request]) -> list[np.ndarray]:
+def _synthesise(engine: LocalEngine, requests: list[Request]) -> list[np.ndarray]:
     streams = [engine.submit(request) for request in requests]
     return [np.concatenate([chunk.samples for chunk in stream.chunks()]) for stream in streams]
 
 
 def solo(_: str) -> Rows:
-    """Level (d): the crowd against the same streams one by one."""
+    """A batch of 64 against some of its streams alone."""
     with load(device="cuda", config=EngineConfig(max_streams=64, max_queue=64, deterministic=True)) as tts:
         requests = _requests(64)
-        crowd = _spoken(tts.engine, requests)
-        alone = [_spoken(tts.engine, [requests[i]])[0] for i in range(0, 64, 4)]
-    same = sum(np.array_equal(crowd[4 * i], one) for i, one in enumerate(alone))
-    return [("solo: deterministic streams that are the same bits alone and among 64", f"{same} of {len(alone)}")]
+        together = _synthesise(tts.engine, requests)
+        alone = [_synthesise(tts.engine, [requests[i]])[0] for i in range(0, 64, 4)]
+    same = sum(np.array_equal(together[4 * i], one) for i, one in enumerate(alone))
+    return [("solo: deterministic streams with the same bits alone and in a batch of 64", f"{same} of {len(alone)}")]
 
 
 def storm(_: str) -> Rows:
-    """Begun and cancelled at random, in slots that are spoilt when they are freed."""
-    chance = random.Random(0)
+    """Streams started and cancelled at random, in slots that are poisoned when freed."""
+    rng = random.Random(0)
     with load(device="cuda", config=EngineConfig(max_streams=64, max_queue=2000, poison_freed=True)) as tts:
         engine = tts.engine
-        before = _spoken(engine, _requests(4)[:1])[0]
+        before = _synthesise(engine, _requests(4)[:1])[0]
         streams = []
         for i in range(1000):
             streams.append(engine.submit(Request(TEXTS[i % 4], ("heart", "michael")[i % 2], seed=i)))
-            time.sleep(chance.random() * 0.004)
-            for stream in chance.sample(streams, 1):
+            time.sleep(rng.random() * 0.004)
+            for stream in rng.sample(streams, 1):
                 stream.cancel()
         for stream in streams:
             stream.cancel()
@@ -103,28 +104,28 @@ def storm(_: str) -> Rows:
         while engine.stats()["slots_free"] < 64 and time.monotonic() - began < 10:
             time.sleep(0.001)
         freed = time.monotonic() - began
-        after = _spoken(engine, _requests(4)[:1])[0]
+        after = _synthesise(engine, _requests(4)[:1])[0]
         stats = engine.stats()
-    told = {name: int(count) for name, count in stats.items() if name.startswith("finished_") and count}
-    same = "the same samples" if np.array_equal(before, after) else "OTHER SAMPLES"
+    finished = {name: int(count) for name, count in stats.items() if name.startswith("finished_") and count}
+    same = "the same samples" if np.array_equal(before, after) else "DIFFERENT SAMPLES"
     return [
-        ("storm: how 1,002 streams ended", str(told)),
+        ("storm: finish reasons of 1,002 streams", str(finished)),
         ("storm: all slots free after", f"{freed * 1e3:.0f} ms"),
-        ("storm: before and after it", same),
+        ("storm: samples before and after", same),
     ]
 
 
 @torch.inference_mode()
 def layers(size: str) -> Rows:
-    """The same weights in bfloat16 and, widened, in float32."""
+    """The same weights in bfloat16 and in float32."""
     narrow = random_weights(size, "cuda", "bfloat16")
     wide = random_weights(size, "cuda", "float32")
     for one, other in zip(wide.parameters(), narrow.parameters(), strict=True):
         one.copy_(other)
     found: dict[str, list[torch.Tensor]] = {}
 
-    def hear(model: Qwen3TTS, name: str) -> ExitStack:
-        """Notes what each layer gives, however many rows it is given, until it is closed."""
+    def record_layers(model: Qwen3TTS, name: str) -> ExitStack:
+        """Records the output of each layer until the stack is closed."""
         stacks = {"talker": model.talker.model.layers, "predictor": model.talker.code_predictor.model.layers}
         names = {layer: f"{name} {stack} {i}" for stack, parts in stacks.items() for i, layer in enumerate(parts)}
         many, few = Layer.forward, Layer.of_few
@@ -146,32 +147,32 @@ def layers(size: str) -> Rows:
 
     torch.manual_seed(1)
     start = torch.randn(8, narrow.config.talker.transformer.hidden_size, device="cuda")
-    sounds, first = {}, {}
+    samples, first = {}, {}
     for name, model in (("narrow", narrow), ("wide", wide)):
-        crowd = SyntheticBatch(model, 8, 32, 8, 4)
-        crowd.rows.input.copy_(start)
-        with hear(model, name):
-            crowd.frame()
-        first[name] = crowd.rows.codes[:8, 0, 0].clone()
+        batch = SyntheticBatch(model, 8, 32, 8, 4)
+        batch.rows.input.copy_(start)
+        with record_layers(model, name):
+            batch.frame()
+        first[name] = batch.rows.codes[:8, 0, 0].clone()
         torch.manual_seed(2)
         codes = torch.randint(0, 2048, (8, 16, narrow.config.talker.code_groups), device="cuda")
-        sounds[name], _ = model.codec(codes, model.codec.initial_state(8))
-    same = first["narrow"] == first["wide"]  # another draw of code 0 is another input of the predictor
+        samples[name], _ = model.codec(codes, model.codec.initial_state(8))
+    same = first["narrow"] == first["wide"]  # another code 0 is another input of the predictor
 
     def of_same(name: str) -> torch.Tensor:
         out = found[name][0]
         return out.reshape(8, -1, out.shape[-1])[same]
 
-    told = [("layers: streams with the same code 0, which are compared", f"{int(same.sum())} of 8")]
+    table = [("layers: compared streams (same code 0)", f"{int(same.sum())} of 8")]
     for stack, at in (("talker", (0, 6, 13, 20, 27)), ("predictor", (0, 2, 4))):
         parts = [f"{i}: {_decibels(of_same(f'wide {stack} {i}'), of_same(f'narrow {stack} {i}')):.0f}" for i in at]
-        told.append((f"layers: {stack}, dB of signal over difference after layer", ", ".join(parts)))
-    told.append(("layers: codec, the same codes", f"{_decibels(sounds['wide'], sounds['narrow']):.0f} dB"))
-    return told
+        table.append((f"layers: {stack}, signal to difference in dB after layer", ", ".join(parts)))
+    table.append(("layers: codec, the same codes", f"{_decibels(samples['wide'], samples['narrow']):.0f} dB"))
+    return table
 
 
-def _decibels(wanted: torch.Tensor, got: torch.Tensor) -> float:
-    return float(10 * torch.log10(wanted.square().mean() / (wanted - got).square().mean()))
+def _decibels(expected: torch.Tensor, found: torch.Tensor) -> float:
+    return float(10 * torch.log10(expected.square().mean() / (expected - found).square().mean()))
 
 
 def memory(_: str) -> Rows:
@@ -189,8 +190,8 @@ def memory(_: str) -> Rows:
         free, total = torch.cuda.mem_get_info()
         parts = ", ".join(f"{share.name} {share.size / 1e9:.2f}" for share in engine._stepper.memory())
     return [
-        ("memory: 0.6B, 16 streams of 30 s, GB on the card in all", f"{(total - free) / 1e9:.2f}"),
-        ("memory: of it", parts),
+        ("memory: 0.6B, 16 streams of 30 s, GB on the GPU in total", f"{(total - free) / 1e9:.2f}"),
+        ("memory: GB of the engine by use", parts),
     ]
 
 

@@ -1,11 +1,12 @@
-"""The talker's and predictor's kernels on a GPU in bfloat16: held against their twins, and timed. One table at the end.
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of talker and predictor on a GPU in bfloat16: checked against their references, and timed.
 
     python benchmarks/kernels.py [--batch 1,64,512] [--context 256] [--only attention,norm]
 
-Shapes are those of the 1.7B model. A time is the median of replays of a graph with ten calls in it, for one call, the
-twin's in brackets; TB/s counts what must be moved (small batches stay in the card's cache). `error` is the largest
-difference from the twin against the twin's largest number (for draws: the share that differs), over all batches; `rows`
-says whether rows in another order have the same bits. A line whose kernel fails says why, and the next one follows.
+Shapes are those of the 1.7B model. A time is the median of replays of a CUDA graph of ten calls, per call, with that of
+the reference implementation in brackets; TB/s is the minimum memory traffic (small batches stay in the GPU's cache).
+`error` is the largest difference from the reference, relative to the reference's largest value (for draws: the share of
+different codes), over all batches; `rows` says whether rows in another order give the same bits.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.bench.summary import percentile
+from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.next_inputs import next_inputs
@@ -38,19 +39,19 @@ DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One call of a kernel: each of these has a row for each row of the result."""
+    """One call of a kernel. Each tensor in `rows` has one row per row of the result."""
 
     rows: tuple[Tensor, ...]
     call: Callable[..., Tensor]
-    nbytes: int  # that it must move
+    nbytes: int  # minimum memory traffic
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE).to(DTYPE)
 
 
-class Past:
-    """Streams with so many positions each, and a row of each at its last position."""
+class Context:
+    """Streams with the same context length, and one row of each at its last position."""
 
     def __init__(self, batch: int, context: int, page: int) -> None:
         pages = -(-context // page)
@@ -61,7 +62,7 @@ class Past:
 
 
 def attention(batch: int, context: int, page: int) -> Case:
-    past = Past(batch, context, page)
+    past = Context(batch, context, page)
 
     def call(q: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         return paged_attention(q, past.keys, past.values, past.tables, slots, positions)
@@ -71,7 +72,7 @@ def attention(batch: int, context: int, page: int) -> Case:
 
 
 def rotary(batch: int, context: int, page: int) -> Case:
-    past = Past(batch, context, page)
+    past = Context(batch, context, page)
     weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
@@ -83,8 +84,8 @@ def rotary(batch: int, context: int, page: int) -> Case:
 
 
 def decode(batch: int, context: int, page: int) -> Case:
-    """What rotary and attention are together, by one launch."""
-    past = Past(batch, context, page)
+    """Rotary embedding, store and attention in one launch."""
+    past = Context(batch, context, page)
     weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
@@ -111,22 +112,22 @@ def gate(batch: int, size: int) -> Case:
 
 
 def linear(batch: int, inputs: int, outputs: int) -> Case:
-    """No kernel of ours: what the matrix products around them take."""
+    """F.linear, for comparison: the matrix products between the kernels."""
     weight = normal(outputs, inputs)
     nbytes = (inputs * outputs + batch * (inputs + outputs)) * 2
     return Case((normal(batch, inputs),), lambda x: F.linear(x, weight), nbytes)
 
 
 def draws(batch: int, vocab: int, first: bool, top_p: float = 1.0) -> Case:
-    def whole(most: int, *shape: int) -> Tensor:
-        return torch.randint(most, (batch, *shape), device=DEVICE)
+    def integers(high: int, *shape: int) -> Tensor:
+        return torch.randint(high, (batch, *shape), device=DEVICE)
 
     params = torch.tensor([0.9, 50, top_p, 1.05], device=DEVICE).expand(batch, 4).contiguous()
-    key, segment, frame = whole(2**32, 2), whole(9), whole(1000)
+    key, segment, frame = integers(2**32, 2), integers(9), integers(1000)
     rules = None
     if first:
         seen = torch.rand(batch, vocab, device=DEVICE) < 0.1
-        rules = FirstCodeRules(seen, whole(500), whole(500), 0.05, vocab - 900, vocab - 1024)
+        rules = FirstCodeRules(seen, integers(500), integers(500), 0.05, vocab - 900, vocab - 1024)
 
     def call(logits: Tensor, slots: Tensor) -> Tensor:
         return draw_keyed(logits, 0 if first else 7, DrawInputs(slots, params, key, segment, frame), rules)
@@ -136,7 +137,7 @@ def draws(batch: int, vocab: int, first: bool, top_p: float = 1.0) -> Case:
 
 
 def inputs(batch: int) -> Case:
-    """The result is written to the slots: what is compared is the rows there."""
+    """The kernel writes to the slots, whose rows are compared."""
     size, ring = TALKER[0], 64
     tables = normal(VOCAB, size), normal(FRAME - 1, CODES, size)
     text, pad, out = normal(batch, ring, size), normal(size), normal(batch, size)
@@ -154,10 +155,10 @@ def lines(context: int) -> dict[str, Callable[[int], Case]]:
     return {
         f"attention, context {context}": lambda b: attention(b, context, PAGE),
         "attention, context 2,048": lambda b: attention(b, 2048, PAGE),
-        "attention, a frame": lambda b: attention(b, FRAME, FRAME),
+        "attention, one frame": lambda b: attention(b, FRAME, FRAME),
         f"rotary and store, context {context}": lambda b: rotary(b, context, PAGE),
-        f"decode in one, context {context}": lambda b: decode(b, context, PAGE),
-        "decode in one, a frame": lambda b: decode(b, FRAME, FRAME),
+        f"fused decode, context {context}": lambda b: decode(b, context, PAGE),
+        "fused decode, one frame": lambda b: decode(b, FRAME, FRAME),
         "norm 2,048": lambda b: norm(b, TALKER[0]),
         "add and norm 2,048": lambda b: add_norm(b, TALKER[0]),
         "add and norm 1,024": lambda b: add_norm(b, PREDICTOR[0]),
@@ -179,72 +180,59 @@ def lines(context: int) -> dict[str, Callable[[int], Case]]:
     }
 
 
-def compared(case: Case, batch: int) -> tuple[float, bool]:
-    """The error against the twin, and whether another order of the rows gives the same bits."""
+def compare(case: Case, batch: int) -> tuple[float, bool]:
+    """The error against the reference, and whether another order of the rows gives the same bits."""
     order = torch.randperm(batch, device=DEVICE)
-    ours, turned = case.call(*case.rows), case.call(*(rows[order] for rows in case.rows))
+    result, permuted = case.call(*case.rows), case.call(*(rows[order] for rows in case.rows))
     with kernels.disabled():
-        theirs = case.call(*case.rows)
-    if ours.is_floating_point():
-        error = float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
+        reference = case.call(*case.rows)
+    if result.is_floating_point():
+        error = float((result.float() - reference.float()).abs().max() / reference.float().abs().max())
     else:
-        error = float((ours != theirs).float().mean())
-    return error, torch.equal(turned, ours[order])
+        error = float((result != reference).float().mean())
+    return error, torch.equal(permuted, result[order])
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Of one call, when a graph of several is replayed."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    """Time of one call, in a CUDA graph with several calls."""
+
+    def call_repeatedly() -> None:
         for _ in range(CALLS):
             call()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / CALLS)
-    return percentile(times, 50)
+
+    return 1000 * median_replay_ms(call_repeatedly, REPLAYS) / CALLS
 
 
-def measure(make: Callable[[int], Case], batches: list[int], ours: bool) -> str:
+def measure(make: Callable[[int], Case], batches: list[int], has_reference: bool) -> str:
     cells, errors, same = [], [], True
     for batch in batches:
         torch.manual_seed(batch)
         case = make(batch)
-        error, rows = compared(case, batch)
+        error, rows = compare(case, batch)
         errors.append(error)
         same = same and rows
         took = microseconds(partial(case.call, *case.rows))
         cell = f"{took:7.1f} {case.nbytes / took / 1e6:5.2f}"
-        if ours:
+        if has_reference:
             with kernels.disabled():
                 cell += f" [{microseconds(partial(case.call, *case.rows)):8.1f}]"
         cells.append(f"{cell:<25}")
         del case
         torch.cuda.empty_cache()
-    return " ".join(cells) + f" {max(errors):.0e} {'same' if same else 'OTHER'}"
+    return " ".join(cells) + f" {max(errors):.0e} {'same' if same else 'DIFFERENT'}"
 
 
 @torch.inference_mode()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", default="1,64,512")
+    parser.add_argument("--batch", default="1,64,512", help="comma-separated batch sizes")
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--only", default="", help="lines that begin with one of these, with commas")
-    asked = parser.parse_args()
-    batches = [int(batch) for batch in asked.batch.split(",")]
-    chosen = tuple(asked.only.split(","))
+    parser.add_argument("--only", default="", help="comma-separated prefixes of the lines to run")
+    options = parser.parse_args()
+    batches = [int(batch) for batch in options.batch.split(",")]
+    chosen = tuple(options.only.split(","))
     table, failed = [], 0
-    for name, make in lines(asked.context).items():
+    for name, make in lines(options.context).items():
         if not name.startswith(chosen):
             continue
         try:
@@ -253,7 +241,7 @@ def main() -> int:
             failed += 1
             table.append(f"{name:<36}FAILED: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
         sys.stderr.write(table[-1] + "\n")
-    heading = " ".join(f"{f'B={batch}: µs TB/s [twin]':<25}" for batch in batches)
+    heading = " ".join(f"{f'B={batch}: µs TB/s [reference]':<25}" for batch in batches)
     sys.stdout.write(f"\n{torch.cuda.get_device_name()}, {DTYPE}\n{'':<36}{heading} error rows\n")
     sys.stdout.write("\n".join(table) + "\n")
     return 1 if failed else 0

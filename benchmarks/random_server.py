@@ -1,14 +1,14 @@
-"""A server on random weights at the published sizes, for load tests where no checkpoint is at hand.
+# SPDX-License-Identifier: Apache-2.0
+"""A server with random weights at the published sizes, for load tests without a checkpoint.
 
     python benchmarks/random_server.py --size 1.7B --frames 56 --tokens 30 --max-streams 256 --workers 2
 
-Every utterance has exactly so many frames: end of speech is not drawn before, and nothing is made after. The server's
-other settings are given by POLYVOX_ variables. It can be asked for speech when /readyz says so.
+Every utterance has exactly --frames frames. POLYVOX_ environment variables give the other settings of the server. It is
+ready when /readyz returns 200.
 """
 
 import argparse
 import socket
-from dataclasses import replace
 from functools import partial
 
 from polyvox.engine.config import EngineConfig
@@ -19,27 +19,18 @@ from polyvox.server.settings import read_settings
 
 
 def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> InProcessEngine:
-    """In the engine's process."""
-    from polyvox.bench.random_weights import SyntheticTokenizer, random_weights
+    """Runs in the engine's process."""
+    from polyvox.bench.random_weights import random_speech_model
     from polyvox.engine.engine import LocalEngine
-    from polyvox.models.info import ModelIdentity
-    from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 
-    model = random_weights(size, device, dtype)
-    sampling = replace(model.config.sampling, min_frames=frames)
-    object.__setattr__(model.config, "sampling", sampling)
-    object.__setattr__(model.config, "max_frames", frames)
-    name = f"random-{size}"
-    return LocalEngine(
-        Qwen3TTSModel(model, SyntheticTokenizer(model.config, tokens), ModelIdentity(name, name)), config
-    )
+    return LocalEngine(random_speech_model(size, device, dtype, tokens, frames), config)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="1.7B", choices=["0.6B", "1.7B"])
-    parser.add_argument("--frames", type=int, default=56)
-    parser.add_argument("--tokens", type=int, default=30)
+    parser.add_argument("--frames", type=int, default=56, help="per utterance")
+    parser.add_argument("--tokens", type=int, default=30, help="per text")
     parser.add_argument("--max-streams", type=int, default=256)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--port", type=int, default=8000)

@@ -1,12 +1,13 @@
-"""Products of few rows on a GPU in bfloat16: held against their twin, and timed against one launch for each part.
+# SPDX-License-Identifier: Apache-2.0
+"""The small-batch linear kernel on a GPU in bfloat16: checked against its reference, timed against separate kernels.
 
-    python benchmarks/skinny.py [--rows 1,2,4,8,16,32,64] [--only talker] [--tune]
+    python benchmarks/small_batch_linear.py [--rows 1,2,4,8,16,32,64] [--only talker] [--tune]
 
-Shapes are those of the 1.7B model. Each line is a product with what stands around it; a cell is ours / by parts (norm
-kernel, F.linear, gate or sum), in µs, medians of replays of a graph that goes through as many matrices as the model has
-of the kind, so that none is found in the card's cache. Rows beyond MAX_ROWS are timed to see where ours loses.
-`error` is the largest difference from the twin against the twin's largest number. --tune tries other plans for each
-line and number of rows (some two minutes for a number of rows), and names the three best, as height × depth × warps.
+Shapes are those of the 1.7B model. Each line is a product with its norm, gate or sum. A cell is the time of the fused
+kernel / of the separate ones (norm, F.linear, gate or sum) in µs: the median of CUDA graph replays over enough matrices
+to exceed the GPU's cache. Rows above the kernel's MAX_ROWS show where it becomes slower. `error` is the largest
+difference from the reference, relative to the reference's largest value. --tune tries other launch plans for each line
+and number of rows (about two minutes per number of rows) and prints the best three as height × depth × warps.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyvox.bench.summary import percentile
+from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels.norm import rms_norm
 from polyvox.kernels.silu_mul import silu_mul
 from polyvox.kernels.small_batch_linear import (
@@ -34,7 +35,7 @@ from polyvox.kernels.small_batch_linear import (
 )
 
 REPLAYS = 30
-MIN_BYTES = 256 << 20  # of matrices in one graph: several times the card's cache
+MIN_BYTES = 256 << 20  # of matrices in one graph: several times the GPU's cache
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 HEIGHTS, DEPTHS, WARPS = (4, 8, 16, 32), (512, 1024, 2048), (4, 8)
 
@@ -63,7 +64,7 @@ SHAPES = {
 
 
 class Case:
-    """One product with so many matrices of its shape."""
+    """One product, with enough matrices of its shape to exceed the cache."""
 
     def __init__(self, shape: Shape, rows: int) -> None:
         self.shape, self.rows = shape, rows
@@ -73,72 +74,60 @@ class Case:
         self.norm = Norm(gain, 1e-6) if shape.norm else None
         self.add = normal(rows, shape.height) if shape.add else None
 
-    def ours(self, plan: LaunchPlan, matrix: Tensor) -> Tensor:
+    def fused(self, plan: LaunchPlan, matrix: Tensor) -> Tensor:
         return launch(self.x, matrix, self.norm, self.add, self.shape.gated, plan)
 
-    def by_parts(self, matrix: Tensor) -> Tensor:
+    def separate(self, matrix: Tensor) -> Tensor:
         x = self.x if self.norm is None else rms_norm(self.x, self.norm.gain, self.norm.eps)
-        made = F.linear(x, matrix)
+        projected = F.linear(x, matrix)
         if self.shape.gated:
-            return silu_mul(made)
-        return made if self.add is None else self.add + made
+            return silu_mul(projected)
+        return projected if self.add is None else self.add + projected
 
     def error(self, plan: LaunchPlan) -> float:
         matrix = self.matrices[0]
-        theirs = project_reference(self.x, matrix, self.norm, self.add, self.shape.gated).float()
-        return float((self.ours(plan, matrix).float() - theirs).abs().max() / theirs.abs().max())
+        reference = project_reference(self.x, matrix, self.norm, self.add, self.shape.gated).float()
+        return float((self.fused(plan, matrix).float() - reference).abs().max() / reference.abs().max())
 
     def microseconds(self, call: Callable[[Tensor], Tensor]) -> float:
-        """Of one call, when a graph of one for each matrix is replayed."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            call(self.matrices[0])
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        """Time of one call, in a CUDA graph with one call per matrix."""
+
+        def call_all() -> None:
             for matrix in self.matrices:
                 call(matrix)
-        times = []
-        for _ in range(REPLAYS):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1000 / len(self.matrices))
-        return percentile(times, 50)
+
+        return 1000 * median_replay_ms(call_all, REPLAYS) / len(self.matrices)
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE).to(DTYPE)
 
 
-def compared(shape: Shape, counts: list[int]) -> str:
+def compare(shape: Shape, counts: list[int]) -> str:
     cells, errors = [], []
     for rows in counts:
         case = Case(shape, rows)
         plan = choose_plan(rows, shape.height, shape.inputs)
         errors.append(case.error(plan))
-        ours = case.microseconds(partial(case.ours, plan))
-        cells.append(f"{ours:6.1f} /{case.microseconds(case.by_parts):5.1f}")
+        fused = case.microseconds(partial(case.fused, plan))
+        cells.append(f"{fused:6.1f} /{case.microseconds(case.separate):5.1f}")
     return " ".join(cells) + f"  {max(errors):.0e}"
 
 
 def plans(rows: int, shape: Shape) -> Iterator[LaunchPlan]:
-    """A thread holds at most 64 numbers of the matrix; tensor cores want 8 outputs and 16 columns a warp."""
+    """Plans with at most 64 matrix elements per thread; tensor cores need 8 outputs and 16 columns per warp."""
     for height, depth, warps in product(HEIGHTS, DEPTHS, WARPS):
         fits = height * depth <= 64 * 32 * warps and depth <= max(LANES, shape.inputs)
         if fits and (rows <= VECTOR_ROWS or height >= 8 * (1 + shape.gated)) and height >= 2 * shape.gated:
             yield LaunchPlan(height, depth, warps)
 
 
-def tuned(shape: Shape, rows: int) -> str:
+def tune(shape: Shape, rows: int) -> str:
     case = Case(shape, rows)
     found = []
     for plan in plans(rows, shape):
         try:
-            found.append((case.microseconds(partial(case.ours, plan)), plan))
+            found.append((case.microseconds(partial(case.fused, plan)), plan))
         except Exception as error:
             sys.stderr.write(f"{plan}: {type(error).__name__}\n")
     best = sorted(found, key=lambda pair: pair[0])[:3]
@@ -148,26 +137,26 @@ def tuned(shape: Shape, rows: int) -> str:
 @torch.inference_mode()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="1,2,4,8,16,32,64")
-    parser.add_argument("--only", default="", help="lines that begin with one of these, with commas")
-    parser.add_argument("--tune", action="store_true")
-    asked = parser.parse_args()
-    counts = [int(rows) for rows in asked.rows.split(",")]
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64", help="comma-separated numbers of rows")
+    parser.add_argument("--only", default="", help="comma-separated prefixes of the lines to run")
+    parser.add_argument("--tune", action="store_true", help="search for the best launch plans")
+    options = parser.parse_args()
+    counts = [int(rows) for rows in options.rows.split(",")]
     failed = 0
     sys.stdout.write(f"{torch.cuda.get_device_name()}, {DTYPE}\n")
-    if not asked.tune:
+    if not options.tune:
         sys.stdout.write(f"{'':<22}" + " ".join(f"{f'M={rows}':>13}" for rows in counts) + "  error\n")
     for name, shape in SHAPES.items():
-        if not name.startswith(tuple(asked.only.split(","))):
+        if not name.startswith(tuple(options.only.split(","))):
             continue
-        for some in [[rows] for rows in counts] if asked.tune else [counts]:
+        for chosen in [[rows] for rows in counts] if options.tune else [counts]:
             torch.manual_seed(0)
             try:
-                said = f"M={some[0]:<3} {tuned(shape, some[0])}" if asked.tune else compared(shape, some)
+                line = f"M={chosen[0]:<3} {tune(shape, chosen[0])}" if options.tune else compare(shape, chosen)
             except Exception as error:
                 failed += 1
-                said = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
-            sys.stdout.write(f"{name:<22}{said}\n")
+                line = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+            sys.stdout.write(f"{name:<22}{line}\n")
             sys.stdout.flush()
             torch.cuda.empty_cache()
     return 1 if failed else 0

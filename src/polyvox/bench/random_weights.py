@@ -2,6 +2,7 @@
 """Models with random weights at the published sizes, for benchmarks without a checkpoint. Their audio is noise."""
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polyvox.models.qwen3_tts.config import ModelConfig
@@ -10,6 +11,7 @@ from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 if TYPE_CHECKING:
     from polyvox.engine.config import EngineConfig
     from polyvox.models.qwen3_tts.model import Qwen3TTS
+    from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
     from polyvox.tts import TTS
 
 SIZES = ("0.6B", "1.7B")
@@ -37,12 +39,26 @@ def random_weights(size: str, device: str, dtype: str) -> "Qwen3TTS":
     return random_model(published_files(size, "custom_voice"), *placement(device, dtype))  # type: ignore[arg-type]
 
 
-def random_tts(size: str, device: str, dtype: str, config: "EngineConfig", num_tokens: int | None) -> "TTS":
-    """An engine with such a model; num_tokens: ids per text, by default one per word."""
+def random_speech_model(
+    size: str, device: str, dtype: str, num_tokens: int | None, frames: int | None = None
+) -> "Qwen3TTSModel":
+    """Such a model for an engine.
+
+    num_tokens: ids per text, by default one per word. frames: exact length of every utterance, by default requested.
+    """
     from polyvox.models.info import ModelIdentity
     from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
-    from polyvox.tts import TTS
 
     model = random_weights(size, device, dtype)
+    if frames is not None:
+        object.__setattr__(model.config, "sampling", replace(model.config.sampling, min_frames=frames))
+        object.__setattr__(model.config, "max_frames", frames)
     identity = ModelIdentity(f"random-{size}", f"random-{size}")
-    return TTS(Qwen3TTSModel(model, SyntheticTokenizer(model.config, num_tokens), identity), config)
+    return Qwen3TTSModel(model, SyntheticTokenizer(model.config, num_tokens), identity)
+
+
+def random_tts(size: str, device: str, dtype: str, config: "EngineConfig", num_tokens: int | None) -> "TTS":
+    """An engine with such a model."""
+    from polyvox.tts import TTS
+
+    return TTS(random_speech_model(size, device, dtype, num_tokens), config)
