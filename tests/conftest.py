@@ -14,6 +14,7 @@ from hypothesis import settings
 import polyvox
 from polyvox import kernels
 from polyvox.models.qwen3_tts.config import Kind
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.qwen3_tts.synthetic import write_tiny
 from polyvox.tts import EMBEDDED_VOICE, TTS, load
 
@@ -25,7 +26,14 @@ if DEVICE == "cpu":
 # TF32 convolutions, PyTorch's default on CUDA, are not float32.
 torch.backends.cudnn.allow_tf32 = False
 
-Loaded = Callable[[str, str], TTS]
+
+class LoadedTTS(TTS):
+    """A TTS whose model is known to be Qwen3-TTS, for tests of its internals."""
+
+    speech: Qwen3TTSModel
+
+
+Loaded = Callable[[str, str], LoadedTTS]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,8 +65,8 @@ def loaded(checkpoints: Path) -> Loaded:
 
 
 @pytest.fixture(scope="session")
-def embedded() -> TTS:
-    return polyvox.load(device="cpu")
+def embedded() -> LoadedTTS:
+    return cast(LoadedTTS, polyvox.load(device="cpu"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from conftest import LoadedTTS
 from polyvox.engine.config import PAGE
 from polyvox.engine.kv_cache import KVCache
 from polyvox.kernels.noise import keyed_noise
@@ -22,7 +23,6 @@ from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
 from polyvox.models.qwen3_tts.sampling import GeneratorNoise, Noise
 from polyvox.models.qwen3_tts.speech_model import NEVER, Own, Qwen3TTSModel
 from polyvox.models.request import Layout, Sampling
-from polyvox.tts import TTS
 from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
 Array = NDArray[Any]
@@ -57,7 +57,7 @@ class Run:
     audio: list[torch.Tensor] = field(default_factory=list)
 
 
-def prompt_of(tts: TTS, case: Case, utterance: Utterance) -> Prompt:
+def prompt_of(tts: LoadedTTS, case: Case, utterance: Utterance) -> Prompt:
     tokenizer = tts.speech.tokenizer
     reference = None
     if utterance.reference is not None:
@@ -75,14 +75,14 @@ def prompt_of(tts: TTS, case: Case, utterance: Utterance) -> Prompt:
     )
 
 
-def sampling_of(tts: TTS, case: Case) -> Sampling:
+def sampling_of(tts: LoadedTTS, case: Case) -> Sampling:
     if case.seed is None:
         return replace(tts.speech.config.sampling, temperature=0.0, predictor_temperature=0.0)
     changes = {key.replace("subtalker_", "predictor_"): value for key, value in case.sampling.items()}
     return replace(tts.speech.config.sampling, **changes)
 
 
-def run(tts: TTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Run:
+def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Run:
     """Run a case as one batch; `change` may modify its prompts, to test that the comparison fails."""
     model, count = tts.speech.model, len(case.utterances)
     result = Run()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import polyvox
-from conftest import Loaded
+from conftest import Loaded, LoadedTTS
 from polyvox import Audio, ClonedVoice, InvalidRequest, Request, Sampling
 from polyvox.audio.clip import Samples
 from polyvox.errors import PolyvoxError
@@ -36,7 +36,7 @@ def recorded_frames(model: Qwen3TTS, monkeypatch: pytest.MonkeyPatch) -> list[to
     return made
 
 
-def test_the_embedded_voice_speaks_and_stops(embedded: TTS) -> None:
+def test_the_embedded_voice_speaks_and_stops(embedded: LoadedTTS) -> None:
     audio = embedded.say(TEXT)
     assert audio.finish_reason == "stop"
     assert audio.sample_rate == 24_000
@@ -46,14 +46,14 @@ def test_the_embedded_voice_speaks_and_stops(embedded: TTS) -> None:
     assert np.isfinite(audio.samples).all()
 
 
-def test_its_voices_differ(embedded: TTS) -> None:
+def test_its_voices_differ(embedded: LoadedTTS) -> None:
     assert embedded.voices == ["heart", "michael"]
     default, heart, michael = (embedded.say(TEXT, voice, seed=5).samples for voice in (None, "Heart", "michael"))
     assert np.array_equal(default, heart)
     assert not np.array_equal(heart[:20_000], michael[:20_000])
 
 
-def test_a_stream_gives_the_samples_of_say_in_small_chunks_first(embedded: TTS) -> None:
+def test_a_stream_gives_the_samples_of_say_in_small_chunks_first(embedded: LoadedTTS) -> None:
     whole = embedded.say(TEXT, seed=1)
     stream = embedded.stream(TEXT, seed=1)
     with pytest.raises(RuntimeError, match="not ended"):
@@ -65,7 +65,9 @@ def test_a_stream_gives_the_samples_of_say_in_small_chunks_first(embedded: TTS) 
     np.testing.assert_allclose(stream.audio(chunks).samples, whole.samples, atol=1e-5)
 
 
-def test_the_first_chunk_comes_before_the_speech_is_finished(embedded: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_chunk_comes_before_the_speech_is_finished(
+    embedded: LoadedTTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = recorded_frames(embedded.speech.model, monkeypatch)
     stream = embedded.stream(TEXT)
     first = next(iter(stream))
@@ -74,7 +76,7 @@ def test_the_first_chunk_comes_before_the_speech_is_finished(embedded: TTS, monk
     assert made
 
 
-def test_streams_that_take_turns_do_not_touch_each_other(embedded: TTS) -> None:
+def test_streams_that_take_turns_do_not_touch_each_other(embedded: LoadedTTS) -> None:
     alone = [embedded.say(TEXT, voice, seed=5).samples for voice in embedded.voices]
     streams = [embedded.stream(TEXT, voice, seed=5) for voice in embedded.voices]
     chunks: list[list[np.ndarray]] = [[], []]
@@ -142,7 +144,7 @@ def test_a_designed_voice_follows_its_description(loaded: Loaded) -> None:
     assert not np.array_equal(young.samples, old.samples)
 
 
-def cloned(tts: TTS, frames: int) -> ClonedVoice:
+def cloned(tts: LoadedTTS, frames: int) -> ClonedVoice:
     generator = torch.Generator().manual_seed(2)
     vector = torch.randn(tts.speech.hidden_size, generator=generator).numpy()
     codes = torch.randint(0, 64, (frames, tts.speech.config.talker.code_groups), generator=generator).numpy()
@@ -201,7 +203,7 @@ def test_a_recording_warms_the_codec_and_is_cut_off_exactly(loaded: Loaded, monk
         ({"sampling": Sampling(top_p=2)}, "top_p", "and 1"),
     ],
 )
-def test_bad_input_is_refused_at_once(arguments: dict[str, object], field: str, told: str, embedded: TTS) -> None:
+def test_bad_input_is_refused_at_once(arguments: dict[str, object], field: str, told: str, embedded: LoadedTTS) -> None:
     with pytest.raises(InvalidRequest) as caught:
         embedded.stream(**({"text": TEXT} | arguments))  # type: ignore[arg-type]
     assert caught.value.field == field
@@ -269,7 +271,7 @@ def test_a_device_or_type_that_is_not_there_is_refused(arguments: dict[str, str]
     assert caught.value.field == field
 
 
-def test_the_embedded_voice_speaks_in_bfloat16(embedded: TTS) -> None:
+def test_the_embedded_voice_speaks_in_bfloat16(embedded: LoadedTTS) -> None:
     """Another precision may choose other tokens, but it must still speak and stop."""
     audio = polyvox.load(device="cpu", dtype="bfloat16").say(TEXT)
     assert audio.finish_reason == "stop"
@@ -320,7 +322,7 @@ def test_a_base_model_reads_text_a_token_a_frame_and_others_read_it_whole(loaded
         assert len(prepared.rows) == rows
 
 
-def test_a_stream_can_be_read_in_an_event_loop(embedded: TTS) -> None:
+def test_a_stream_can_be_read_in_an_event_loop(embedded: LoadedTTS) -> None:
     async def read() -> list[Samples]:
         return [samples async for samples in embedded.stream("Hello.", seed=5)]
 

@@ -20,12 +20,10 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Result
 from polyvox.engine.stream import LocalStream
-from polyvox.errors import EngineDown, InvalidRequest
+from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest
 from polyvox.models.info import ModelIdentity
-from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
-from polyvox.models.qwen3_tts.identity import read_identity
-from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
-from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
+from polyvox.models.protocol import SpeechModel
+from polyvox.models.registry import load_model
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
 from polyvox.progress import ProgressBar
 from polyvox.reading import Reading, ResumeStore, lines_of
@@ -51,11 +49,11 @@ def load(
     speaks with, by default the user's own.
     """
     place = placement(device, dtype)  # before anything is fetched
-    folder = EMBEDDED_VOICE if path_or_id is None else find_checkpoint(path_or_id)
-    model = load_model(folder, *place, progress)
-    identity = read_identity(folder, model.config, "embedded" if path_or_id is None else path_or_id)
-    speech = Qwen3TTSModel(model, TextTokenizer(folder, model.config), identity)
-    return TTS(speech, config, VoiceLibrary() if voices is None else voices, identity)
+    if path_or_id is None:
+        speech = load_model(EMBEDDED_VOICE, *place, name="embedded", progress=progress)
+    else:
+        speech = load_model(path_or_id, *place, progress=progress)
+    return TTS(speech, config, VoiceLibrary() if voices is None else voices, speech.info().identity)
 
 
 class TTS:
@@ -63,7 +61,7 @@ class TTS:
 
     def __init__(
         self,
-        speech: Qwen3TTSModel,
+        speech: SpeechModel,
         config: EngineConfig | None = None,
         voices: VoiceLibrary | None = None,
         identity: ModelIdentity | None = None,
@@ -92,8 +90,8 @@ class TTS:
     @property
     def voices(self) -> list[str]:
         """The names that `voice` may have: the model's own, and those of the library that fit it."""
-        own = self.speech.voices
-        if self.library is None or self.identity is None or not self.identity.clones:
+        own = list(self.speech.info().voices)
+        if self.library is None or self.identity is None or not self.identity.can_clone:
             return own
         return own + [voice.name for voice in self.library.list() if voice.fits(self.identity)]
 
@@ -101,19 +99,21 @@ class TTS:
         """A voice as a request has it: a name of the library becomes what the model speaks with."""
         if self.library is None or self.identity is None:
             return voice
-        return self.library.resolve(voice, self.identity, self.speech.voices)
+        return self.library.resolve(voice, self.identity, self.speech.info().voices)
 
     @property
     def languages(self) -> list[str]:
         """The names that `language` may have."""
-        return self.speech.languages
+        return list(self.speech.info().languages)
 
     def clone(self, recording: str | Path | Samples, text: str | None = None) -> ClonedVoice:
         """The voice of a recording of 1 to 30 s, for a Base model: an audio file, or samples at `sample_rate`.
 
         text is what the recording says; with it, speech continues the recording, which is closer to the voice.
         """
-        self.speech.check_clones()  # before anything is read
+        info = self.speech.info()
+        if not info.can_clone:  # before the file is read
+            raise info.unsupported("recording", NOT_SHOWN, "can_clone")
         if not isinstance(recording, np.ndarray):
             return self.speech.clone(read_audio(recording, self.sample_rate), text)
         return self.speech.clone(recording, text)

@@ -379,8 +379,8 @@ def test_the_page_offers_what_the_checkpoint_supports(browser: Browser) -> None:
     for about in (CUSTOM, DESIGN):
         with paused_server(about=about) as (_, address), open_page(browser, address) as visit:
             names = ("#voice-field", "#instructions-field", "#language-field", "#new-voice")
-            shown[about.kind] = [name for name in names if visit.find(name).is_visible()]
-    assert shown == {"custom_voice": ["#voice-field"], "voice_design": ["#instructions-field"]}
+            shown[about.identity.name] = [name for name in names if visit.find(name).is_visible()]
+    assert shown == {"Fake-CustomVoice": ["#voice-field"], "Fake-VoiceDesign": ["#instructions-field"]}
 
 
 def test_a_key_is_requested_stored_and_never_shown(browser: Browser) -> None:

@@ -24,14 +24,20 @@ LENGTH = 10  # chunks of a stream that asks for no other number
 
 
 ABOUT = ModelInfo(
-    identity=ModelIdentity("Fake-Base", "base-4-2x8-0123456789ab"),
-    kind="base",
+    identity=ModelIdentity("Fake-Base", "base-4-2x8-0123456789ab", can_clone=True),
     voices=(),
     languages=("auto", "english"),
     takes_instructions=False,
+    designs_voices=False,
     hidden_size=4,
     frame_seconds=CHUNK_SAMPLES / SAMPLE_RATE,
     sampling=Sampling(),
+    alternatives={
+        "voices": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+        "takes_instructions": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+        "designs_voices": "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
+        "can_clone": "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+    },
 )
 
 

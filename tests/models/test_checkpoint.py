@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from polyvox.errors import CheckpointError
-from polyvox.models.qwen3_tts.checkpoint import find_checkpoint, load_model
+from polyvox.models.hub import find_checkpoint
+from polyvox.models.qwen3_tts.checkpoint import load_weights
 from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.synthetic import random_model, tiny_files, write_tiny
 from polyvox.models.qwen3_tts.transformer import file_tensors
@@ -35,7 +36,7 @@ def rewrite(path: Path, **changes: torch.Tensor | None) -> None:
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_every_tensor_of_the_files_is_in_the_model(kind: Kind, checkpoints: Path) -> None:
     folder = checkpoints / kind
-    model = load_model(folder, CPU, torch.float32)
+    model = load_weights(folder, CPU, torch.float32)
     for place, ours in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
         stored = load_file(place / "model.safetensors")
         assert ours.keys() == stored.keys()
@@ -44,10 +45,10 @@ def test_every_tensor_of_the_files_is_in_the_model(kind: Kind, checkpoints: Path
 
 
 def test_the_talker_takes_the_wanted_type_and_the_codec_at_least_float32(folder: Path) -> None:
-    model = load_model(folder, CPU, torch.bfloat16)
+    model = load_weights(folder, CPU, torch.bfloat16)
     assert {p.dtype for p in model.talker.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in model.codec.parameters()} == {torch.float32}
-    assert {p.dtype for p in load_model(folder, CPU, torch.float64).parameters()} == {torch.float64}
+    assert {p.dtype for p in load_weights(folder, CPU, torch.float64).parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("part", ["", "speech_tokenizer/"])
@@ -70,7 +71,7 @@ def test_a_wrong_tensor_is_named(part: str, problem: str, folder: Path) -> None:
         rewrite(path, **{name: value.to(torch.int32)})
         expected = f"{name} is torch.int32"
     with pytest.raises(CheckpointError) as caught:
-        load_model(folder, CPU, torch.float32)
+        load_weights(folder, CPU, torch.float32)
     assert expected in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -88,7 +89,7 @@ def test_a_wrong_tensor_of_an_encoder_is_named_where_voices_are_cloned(
         name = name.replace("weight", "surplus")
     rewrite(path, **{name: None if problem == "missing" else value[:-1].clone()})
     with pytest.raises(CheckpointError, match=rf"{name} .*{problem}"):
-        load_model(folder, CPU, torch.float32)
+        load_weights(folder, CPU, torch.float32)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "text", "absent"])
@@ -100,13 +101,13 @@ def test_a_damaged_file_is_named(damage: str, folder: Path) -> None:
     else:
         path.write_bytes({"truncated": data[: len(data) // 2], "empty": b"", "text": b"not a tensor" * 9}[damage])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        load_model(folder, CPU, torch.float32)
+        load_weights(folder, CPU, torch.float32)
 
 
 def test_encoders_in_the_files_are_passed_over_where_no_voice_is_cloned(folder: Path) -> None:
     rewrite(folder / "model.safetensors", **{"speaker_encoder.fc.weight": torch.zeros(2)})
     rewrite(folder / "speech_tokenizer/model.safetensors", **{"encoder.downsample.conv.weight": torch.zeros(2)})
-    load_model(folder, CPU, torch.float32)
+    load_weights(folder, CPU, torch.float32)
 
 
 def test_weights_may_come_in_several_files(folder: Path) -> None:
@@ -115,7 +116,7 @@ def test_weights_may_come_in_several_files(folder: Path) -> None:
     for i, part in enumerate((names[::2], names[1::2]), start=1):
         save_file({name: whole[name] for name in part}, folder / f"model-0000{i}-of-00002.safetensors")
     (folder / "model.safetensors").unlink()
-    model = load_model(folder, CPU, torch.float32)
+    model = load_weights(folder, CPU, torch.float32)
     assert all(torch.equal(value, whole[name]) for name, value in file_tensors(model.talker, "talker.").items())
 
 

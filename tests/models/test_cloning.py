@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import Loaded
+from conftest import Loaded, LoadedTTS
 from polyvox.audio.clip import Samples
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.cloning import PAUSE_SECONDS, RECORDINGS_KEPT, Cloner
 from polyvox.models.qwen3_tts.content_cache import Kept
-from polyvox.tts import TTS
 from reference.signals import signal
 
 RATE = 24_000
@@ -21,11 +20,11 @@ WINDOW = 480  # samples of the 20 ms in which silence is measured
 
 
 @pytest.fixture
-def tts(loaded: Loaded) -> TTS:
+def tts(loaded: Loaded) -> LoadedTTS:
     return loaded("base", "float32")
 
 
-def test_two_recordings_are_two_voices_and_one_is_the_same_again(tts: TTS) -> None:
+def test_two_recordings_are_two_voices_and_one_is_the_same_again(tts: LoadedTTS) -> None:
     first, again, other = (tts.clone(signal(kind, 36_000), "hello") for kind in ("noise", "noise", "chirp"))
     assert first.codes is not None
     assert first.codes is again.codes
@@ -35,7 +34,7 @@ def test_two_recordings_are_two_voices_and_one_is_the_same_again(tts: TTS) -> No
     assert not np.allclose(first.vector, other.vector, atol=1e-2)
 
 
-def test_a_recording_is_kept_by_its_content_and_not_by_its_transcript(tts: TTS) -> None:
+def test_a_recording_is_kept_by_its_content_and_not_by_its_transcript(tts: LoadedTTS) -> None:
     samples = signal("tones", 30_000)
     said, otherwise, alone = tts.clone(samples, "hello"), tts.clone(samples.copy(), "there"), tts.clone(samples)
     assert (said.transcript, otherwise.transcript, alone.transcript) == ("hello", "there", None)
@@ -44,7 +43,7 @@ def test_a_recording_is_kept_by_its_content_and_not_by_its_transcript(tts: TTS) 
     assert said.vector is alone.vector
 
 
-def test_what_is_kept_cannot_be_written_to_and_is_what_would_be_made_anew(tts: TTS) -> None:
+def test_what_is_kept_cannot_be_written_to_and_is_what_would_be_made_anew(tts: LoadedTTS) -> None:
     samples = signal("vowels", 36_000)
     voice = tts.clone(samples, "hello")
     assert voice.codes is not None
@@ -85,7 +84,7 @@ def test_many_threads_get_one_voice() -> None:
     assert all(value is got[0] for value in got)
 
 
-def test_silence_is_cut_off_and_a_pause_is_added(tts: TTS) -> None:
+def test_silence_is_cut_off_and_a_pause_is_added(tts: LoadedTTS) -> None:
     samples, quiet = signal("noise", 36_000), np.zeros(50 * WINDOW, np.float32)
     bare, padded = (tts.clone(part, "hello") for part in (samples, np.concatenate([quiet, samples, quiet])))
     assert bare.codes is not None
@@ -98,12 +97,12 @@ def test_silence_is_cut_off_and_a_pause_is_added(tts: TTS) -> None:
     np.testing.assert_array_equal(bare.codes[: len(asis)], asis)
 
 
-def test_a_quiet_recording_is_not_silence(tts: TTS) -> None:
+def test_a_quiet_recording_is_not_silence(tts: LoadedTTS) -> None:
     quiet = 0.004 * signal("noise", 36_000)
     assert np.isfinite(tts.clone(quiet).vector).all()
 
 
-def test_the_encoders_run_where_they_are_asked_for(tts: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoders_run_where_they_are_asked_for(tts: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
     encoders, threads = tts.speech.cloner.encoders, set()
     for part in (encoders.codec, encoders.speaker):
         inner = part.forward
@@ -120,7 +119,7 @@ def test_the_encoders_run_where_they_are_asked_for(tts: TTS, monkeypatch: pytest
     assert not threads
 
 
-def test_two_voices_speak_differently_and_one_speaks_the_same_again(tts: TTS) -> None:
+def test_two_voices_speak_differently_and_one_speaks_the_same_again(tts: LoadedTTS) -> None:
     def speech(kind: str, transcript: str | None) -> Samples:
         voice = tts.clone(signal(kind, 36_000), transcript)
         return tts.say("hello there", voice, seed=1, max_frames=9).samples
@@ -141,7 +140,7 @@ def write_wav(path: Path, samples: Samples, rate: int) -> Path:
     return path
 
 
-def test_a_file_is_read_at_the_models_rate(tts: TTS, tmp_path: Path) -> None:
+def test_a_file_is_read_at_the_models_rate(tts: LoadedTTS, tmp_path: Path) -> None:
     samples = signal("chirp", 36_000)
     same = tts.clone(str(write_wav(tmp_path / "same.wav", samples, RATE)), "hello")
     fast = tts.clone(write_wav(tmp_path / "fast.wav", np.repeat(samples, 2), 2 * RATE), "hello")
@@ -151,7 +150,7 @@ def test_a_file_is_read_at_the_models_rate(tts: TTS, tmp_path: Path) -> None:
     assert fast.codes.shape == same.codes.shape
 
 
-def test_what_is_no_recording_is_refused(tts: TTS, tmp_path: Path) -> None:
+def test_what_is_no_recording_is_refused(tts: LoadedTTS, tmp_path: Path) -> None:
     (tmp_path / "me.wav").write_text("not a recording")
     for path in (tmp_path / "me.wav", tmp_path / "nowhere.wav", tmp_path):
         with pytest.raises(InvalidRequest, match="audio"):
@@ -186,7 +185,7 @@ def spoiled(value: float) -> Samples:
 )
 @pytest.mark.parametrize("transcript", [None, "hello"])
 def test_a_recording_that_cannot_be_cloned_is_refused(
-    samples: Samples, told: tuple[str, ...], transcript: str | None, tts: TTS
+    samples: Samples, told: tuple[str, ...], transcript: str | None, tts: LoadedTTS
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         tts.clone(samples, transcript)
@@ -197,7 +196,7 @@ def test_a_recording_that_cannot_be_cloned_is_refused(
 
 
 @pytest.mark.parametrize("transcript", ["", " \n", 5, "a\udfff", "long " * 10_000])
-def test_a_transcript_that_says_nothing_is_refused(transcript: Any, tts: TTS) -> None:
+def test_a_transcript_that_says_nothing_is_refused(transcript: Any, tts: LoadedTTS) -> None:
     with pytest.raises(InvalidRequest, match="transcript"):
         tts.clone(signal("noise", 36_000), transcript)
 
@@ -205,5 +204,7 @@ def test_a_transcript_that_says_nothing_is_refused(transcript: Any, tts: TTS) ->
 @pytest.mark.parametrize("kind", ["custom_voice", "voice_design"])
 def test_a_model_that_cannot_clone_says_which_can(kind: str, loaded: Loaded) -> None:
     """Before the file is looked for."""
-    with pytest.raises(InvalidRequest, match=rf"a Base model, which can clone voices \(got '{kind}'\)"):
+    with pytest.raises(
+        InvalidRequest, match=rf"'recording': is not supported by {kind}. Use Qwen/Qwen3-TTS-12Hz-1.7B-Base"
+    ):
         loaded(kind, "float32").clone("nowhere.wav")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from conftest import Loaded
+from conftest import Loaded, LoadedTTS
 from parity import TOLERANCE, golden, relative_error
 from polyvox.models.qwen3_tts import codec_encoder as encoder_code
 from polyvox.models.qwen3_tts import speaker_encoder as speaker_code
@@ -26,7 +26,6 @@ from polyvox.models.qwen3_tts.speaker_encoder import mel_bank, mel_spectrogram
 from polyvox.models.qwen3_tts.synthetic import Size, published_files
 from polyvox.models.qwen3_tts.transformer import file_tensors
 from polyvox.models.request import ClonedVoice
-from polyvox.tts import TTS
 from reference.cases import CLONES, CODED_RECORDINGS, FRAMES, LATENTS_OF, MEL_OF, RECORDINGS, Clone
 from reference.signals import signal
 
@@ -34,12 +33,12 @@ DTYPES = ("float32", "float64")
 VECTOR_TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 
 
-def encoders_of(tts: TTS) -> Encoders:
+def encoders_of(tts: LoadedTTS) -> Encoders:
     assert tts.speech.model.encoders is not None
     return tts.speech.model.encoders
 
 
-def row(tts: TTS, kind: str, count: int) -> Tensor:
+def row(tts: LoadedTTS, kind: str, count: int) -> Tensor:
     return torch.from_numpy(signal(kind, count)).to(encoders_of(tts).speaker.fc.weight)[None]
 
 
@@ -86,7 +85,7 @@ def test_the_mel_bank_is_librosas_to_the_last_bit() -> None:
     np.testing.assert_array_equal(mel_bank(), bank)
 
 
-def voice_of(tts: TTS, case: Clone) -> ClonedVoice:
+def voice_of(tts: LoadedTTS, case: Clone) -> ClonedVoice:
     """The reference's own voice: it neither cuts silence off nor adds a pause."""
     samples, cloner = signal(*case.recording), tts.speech.cloner
     codes = None if case.transcript is None else cloner.codes(samples)

@@ -4,12 +4,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from conftest import DEVICE, Loaded
+from conftest import DEVICE, Loaded, LoadedTTS
 from parity import Batch
 from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt, Reference, build_prompt
 from polyvox.models.qwen3_tts.talker import look_up
 from polyvox.models.request import Layout, Sampling
-from polyvox.tts import TTS
 
 FRAMES = 12
 REQUEST = st.tuples(
@@ -21,7 +20,7 @@ REQUEST = st.tuples(
 )
 
 
-def speak(tts: TTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[list[list[int]]]:
+def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[list[list[int]]]:
     """The codes of each request's frames, all of them in one batch."""
     model = tts.speech.model
     prompts, seeds, sampling = zip(*requests, strict=True)

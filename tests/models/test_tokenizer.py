@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Loaded
+from conftest import Loaded, LoadedTTS
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import read_config
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer, _load
-from polyvox.tts import EMBEDDED_VOICE, TTS
+from polyvox.tts import EMBEDDED_VOICE
 
 VISIBLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(str.strip)
 EMBEDDED = TextTokenizer(EMBEDDED_VOICE, read_config(EMBEDDED_VOICE))
@@ -29,13 +29,13 @@ def test_the_parts_have_the_ids_of_the_whole_chat(text: str) -> None:
         assert EMBEDDED.instructions(text) == turn
 
 
-def test_control_tokens_in_a_text_are_read_as_text(embedded: TTS) -> None:
+def test_control_tokens_in_a_text_are_read_as_text(embedded: LoadedTTS) -> None:
     ids = embedded.speech.tokenizer.text("end<|im_end|>of <tts_pad> it")
     assert max(ids) < embedded.speech.config.im_start_id
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t \u2003", "a\ud800b"])
-def test_text_that_cannot_be_said_is_refused(text: str, embedded: TTS) -> None:
+def test_text_that_cannot_be_said_is_refused(text: str, embedded: LoadedTTS) -> None:
     for encode, field in (
         (embedded.speech.tokenizer.text, "text"),
         (embedded.speech.tokenizer.instructions, "instructions"),

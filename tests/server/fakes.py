@@ -13,13 +13,12 @@ PLACES = 1000  # more than any test takes
 CUSTOM = replace(
     ABOUT,
     identity=ModelIdentity("Fake-CustomVoice", "custom_voice-4-2x8-0123456789ab"),
-    kind="custom_voice",
     voices=("heart", "michael"),
 )
 DESIGN = replace(
     ABOUT,
     identity=ModelIdentity("Fake-VoiceDesign", "voice_design-4-2x8-0123456789ab"),
-    kind="voice_design",
+    designs_voices=True,
     takes_instructions=True,
 )
 

@@ -72,7 +72,7 @@ def test_ready_means_that_something_was_said_and_the_engine_is_there() -> None:
 def test_models_as_clients_ask_for_them(server: Serving) -> None:
     with server.client() as client:
         (model,) = client.get("/v1/models").json()["data"]
-        assert (model["id"], model["object"], model["kind"]) == ("Fake-CustomVoice", "model", "custom_voice")
+        assert (model["id"], model["object"], model["can_clone"]) == ("Fake-CustomVoice", "model", False)
         assert client.get("/v1/audio/models").json() == {"models": [model]}
         assert client.get("/v1/models/Fake-CustomVoice").json() == model
         assert client.get("/v1/models/other/name").status_code == 404

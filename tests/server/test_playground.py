@@ -95,9 +95,9 @@ def test_the_page_is_told_what_the_checkpoint_can_do(about: ModelInfo) -> None:
         server.client() as client,
     ):
         told = client.get("/v1/playground").json()
-    assert told["model"]["kind"] == about.kind
+    assert told["model"]["designs_voices"] == about.designs_voices
     assert told["model"]["takes_instructions"] == about.takes_instructions
-    assert told["model"]["clones"] == (about.kind == "base")
+    assert told["model"]["can_clone"] == about.can_clone
     assert told["model"]["languages"] == list(about.languages)
     assert told["model"]["sample_rate"] == 24_000
     assert [voice["name"] for voice in told["voices"]] == list(about.voices)

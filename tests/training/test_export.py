@@ -8,7 +8,7 @@ import torch
 
 from parity import run
 from polyvox import load
-from polyvox.models.qwen3_tts.checkpoint import load_model
+from polyvox.models.qwen3_tts.checkpoint import load_weights
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
@@ -72,7 +72,7 @@ def test_an_exported_voice_says_what_the_training_pass_predicts(talker: Talker, 
 def test_the_embedded_voice_is_small_and_made_by_this_recipe() -> None:
     size = sum(path.stat().st_size for path in EMBEDDED_VOICE.rglob("*") if path.is_file())
     assert size <= 32_000_000
-    config = load_model(EMBEDDED_VOICE, torch.device("cpu"), torch.float32).config
+    config = load_weights(EMBEDDED_VOICE, torch.device("cpu"), torch.float32).config
     recipe = parse_config(voice_files(SAMPLING))
     assert (config.talker, config.predictor, config.codec) == (recipe.talker, recipe.predictor, recipe.codec)
     assert config.sampling == recipe.sampling

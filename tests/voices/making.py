@@ -6,8 +6,8 @@ from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
 from polyvox.voices import Voice, VoiceLibrary
 
-MODEL = ModelIdentity("Small-Base", "base-48-6x64-0123456789ab")
-OTHER = ModelIdentity("Large-Base", "base-96-6x64-0123456789ab")
+MODEL = ModelIdentity("Small-Base", "base-48-6x64-0123456789ab", can_clone=True)
+OTHER = ModelIdentity("Large-Base", "base-96-6x64-0123456789ab", can_clone=True)
 
 
 def cloned(version: int, in_context: bool = True) -> ClonedVoice:

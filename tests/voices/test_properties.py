@@ -109,12 +109,13 @@ def test_any_voice_is_the_same_after_a_file(
     texts: list[str | None], number: int, in_context: bool, seconds: float | None
 ) -> None:
     consent, description, model = texts
-    identity = ModelIdentity(model or "", "base-1")
+    identity = ModelIdentity(model or "", "base-1", can_clone=True)
     voice = new_voice("Anna", cloned(number, in_context), identity, consent, None, seconds, description)
     assert from_bytes(to_bytes(voice)).info() == voice.info()
 
 
-WHOLE = to_bytes(new_voice("anna", cloned(3), ModelIdentity("a model", "base-1"), "yes", "a.wav", 1.0, None))
+IDENTITY = ModelIdentity("a model", "base-1", can_clone=True)
+WHOLE = to_bytes(new_voice("anna", cloned(3), IDENTITY, "yes", "a.wav", 1.0, None))
 
 
 def same(voice: Voice) -> bool:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console
@@ -22,7 +22,6 @@ from polyvox.errors import PolyvoxError
 if TYPE_CHECKING:
     import torch
 
-    from polyvox.models.qwen3_tts.synthetic import Size
 
 State = Literal["ok", "warn", "fail"]
 SIGNS: dict[State, tuple[str, str]] = {"ok": ("ok", "green"), "warn": ("! ", "yellow"), "fail": ("✗ ", "red")}
@@ -174,14 +173,14 @@ def models() -> Iterator[Finding]:
     """Which published models fit, by their weights and by what each stream needs beside them."""
     import torch
 
-    from polyvox.models.qwen3_tts.synthetic import Size
+    from polyvox.models.registry import DEFAULT_FAMILY, get_family
     from polyvox.tts import placement
 
     device, dtype = placement("auto", "auto")
     cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else _memory()[0]
     place = f"{'the GPU' if cuda else 'memory'}, {str(dtype).removeprefix('torch.')}"
-    for size in get_args(Size):
+    for size in get_family(DEFAULT_FAMILY).sizes:
         weights, stream = model_needs(size, dtype)
         streams = int((free * MEMORY_KEPT - weights) // stream)
         needs = f"{_gb(weights)} and {stream / 1e6:.0f} MB a stream of {CONTEXT} positions"
@@ -288,22 +287,18 @@ CHECKS = (
 )  # fmt: skip
 
 
-def model_needs(size: "Size", dtype: "torch.dtype") -> tuple[int, int]:
+def model_needs(size: str, dtype: "torch.dtype") -> tuple[int, int]:
     """Bytes of a published model's weights, and of what a stream needs: keys and values, and its rows."""
     import torch
 
     from polyvox.engine.model_runner import TEXT_ROWS
     from polyvox.engine.stream_state import RING_FRAMES
-    from polyvox.models.qwen3_tts.checkpoint import empty_model
-    from polyvox.models.qwen3_tts.config import parse_config
-    from polyvox.models.qwen3_tts.synthetic import published_files
+    from polyvox.models.registry import random_model
 
-    config = parse_config(published_files(size, "custom_voice"))
-    model = empty_model(config, torch.device("meta"), dtype)  # the sizes without the memory
-    weights = sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
-    shape = config.talker.transformer
-    cache = CONTEXT * 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
-    return weights, cache + model.new_slots(1, TEXT_ROWS, RING_FRAMES).nbytes
+    model = random_model(size, torch.device("meta"), dtype)  # shapes without memory
+    layers, kv_heads, head_dim = model.kv_shape
+    cache = CONTEXT * 2 * layers * kv_heads * head_dim * dtype.itemsize
+    return model.nbytes, cache + model.new_slots(1, TEXT_ROWS, RING_FRAMES).nbytes
 
 
 def _memory() -> tuple[int, int]:

@@ -10,6 +10,7 @@ import typer
 from polyvox.audio import read_audio
 from polyvox.cli.terminal import Device, Dtype, Json, console, load, show_json, show_rows
 from polyvox.errors import InvalidRequest
+from polyvox.models.info import Capability
 from polyvox.voices import Voice, VoiceLibrary
 
 app = typer.Typer(no_args_is_help=True, help="Keep voices under a name: clone, design, share.")
@@ -45,7 +46,7 @@ def add(
     if not file.is_file():
         raise InvalidRequest("file", str(file), "must be an existing audio file")
     said = _transcript(text, text_file)
-    base = _check_kind("model", model, "base", BASE_MODELS)
+    base = _check_capability("model", model, "can_clone", BASE_MODELS)
     with load(base, device, dtype) as tts:
         began = time.perf_counter()
         with console.status(f"Listening to {file.name} …"):
@@ -151,8 +152,8 @@ def design(
     sample = output or Path(f"{name}.wav")
     if sample.suffix.lower() != ".wav" or not sample.absolute().parent.is_dir():
         raise InvalidRequest("output", str(sample), "must end in .wav and its folder must exist")
-    designer = _check_kind("model", model, "voice_design", DESIGN_MODELS)
-    keeper = None if base is None else _check_kind("base", base, "base", BASE_MODELS)
+    designer = _check_capability("model", model, "designs_voices", DESIGN_MODELS)
+    keeper = None if base is None else _check_capability("base", base, "can_clone", BASE_MODELS)
     with load(designer, device, dtype) as tts:
         stream = tts.stream(say, language=language, instructions=description, seed=seed, trim_silence=True)
         chunks = []
@@ -190,14 +191,13 @@ def design(
     _next(voice, keeper)
 
 
-def _check_kind(field: str, model: str | None, kind: str, required: str) -> str:
-    """The model, if it is one of this kind; found out before its weights are read."""
+def _check_capability(field: str, model: str | None, capability: Capability, required: str) -> str:
+    """The model, if it has the capability; checked before its weights are loaded."""
     if model is None:
         raise InvalidRequest(f"--{field}", model, f"must be {required}")
     with console.status("Starting …"):
-        from polyvox.models.qwen3_tts.checkpoint import find_checkpoint
-        from polyvox.models.qwen3_tts.config import read_config
-    if read_config(find_checkpoint(model)).kind != kind:
+        from polyvox.models.registry import read_info
+    if not read_info(model).supports(capability):
         raise InvalidRequest(f"--{field}", model, f"must be {required}")
     return model
 

@@ -1,25 +1,29 @@
-"""Which checkpoint this is: what a voice was made for, and what may be asked of it."""
+# SPDX-License-Identifier: Apache-2.0
+"""What a loaded model is and what it can do: plain values that cross process boundaries."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
+from polyvox.errors import InvalidRequest
 from polyvox.models.request import Sampling
+
+# Names of ModelInfo's attributes that say whether a request is supported.
+Capability = Literal["voices", "can_clone", "designs_voices", "takes_instructions"]
+Modality = Literal["audio", "text"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """A checkpoint as a voice knows it: a name for people, and a fingerprint of all that a voice depends on.
+    """The name of a checkpoint and the fingerprint of everything that a cloned voice depends on.
 
-    The fingerprint holds the kind, the talker's width, groups and size of the codes, and a hash of the weights that
-    give speaker vectors and codes their meaning. Two checkpoints with the same one take the same voices.
+    The fingerprint covers the model variant, the talker's width, the shape of the codes, and a hash of the weights that
+    define speaker vectors and codes. Checkpoints with equal fingerprints accept the same voices.
     """
 
     name: str
     fingerprint: str
-
-    @property
-    def clones(self) -> bool:
-        """Whether voices are made for it; the other kinds have voices of their own, or none."""
-        return self.fingerprint.startswith("base-")
+    can_clone: bool = False  # accepts cloned voices
 
     def __str__(self) -> str:
         return f"{self.name} ({self.fingerprint})"
@@ -27,13 +31,30 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server tells of a checkpoint and checks requests by, without having it in its process."""
+    """Identity, capabilities and defaults of a model, for processes that have not loaded it."""
 
     identity: ModelIdentity
-    kind: str  # custom_voice, voice_design or base
-    voices: tuple[str, ...]  # of its own
+    voices: tuple[str, ...]  # built-in
     languages: tuple[str, ...]
     takes_instructions: bool
-    hidden_size: int  # numbers of a speaker vector
+    designs_voices: bool  # instructions describe the voice; there is no other way to choose one
+    hidden_size: int  # length of a speaker vector
     frame_seconds: float
-    sampling: Sampling  # where a request says nothing else
+    sampling: Sampling  # defaults
+    max_reference_seconds: float | None = None  # longest recording to clone
+    modalities: tuple[Modality, ...] = ("audio",)  # of the output
+    # A published model of the same family for each capability, for error messages.
+    alternatives: Mapping[Capability, str] = field(default_factory=dict)
+
+    @property
+    def can_clone(self) -> bool:
+        return self.identity.can_clone
+
+    def supports(self, capability: Capability) -> bool:
+        return bool(getattr(self, capability))
+
+    def unsupported(self, field: str, value: object, capability: Capability) -> InvalidRequest:
+        """An error for a request that needs a missing capability; its hint names a model that has it."""
+        hint = self.alternatives.get(capability)
+        requirement = f"is not supported by {self.identity.name}"
+        return InvalidRequest(field, value, requirement, f"Use {hint}." if hint else "")

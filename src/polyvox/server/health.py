@@ -64,8 +64,8 @@ class Health:
             self.problem = str(error)
 
     async def _try(self) -> None:
-        voice = ClonedVoice(np.zeros(self._facts.hidden_size, np.float32)) if self._facts.kind == "base" else None
-        instructions = "A calm voice." if self._facts.kind == "voice_design" else None
+        voice = ClonedVoice(np.zeros(self._facts.hidden_size, np.float32)) if self._facts.can_clone else None
+        instructions = "A calm voice." if self._facts.designs_voices else None
         wanted = SynthesisOptions("Ready.", voice, instructions=instructions, max_frames=TRIAL_FRAMES, format="pcm")
         began = time.monotonic()
         script, request, _ = await self._speaker.in_thread(self._speaker.prepare, wanted)

@@ -38,7 +38,7 @@ class VoiceCatalog:
     def kept(self) -> list[Voice]:
         """Voices of the library that this model speaks with."""
         model = self._facts.identity
-        return [voice for voice in self.library.list() if voice.fits(model)] if model.clones else []
+        return [voice for voice in self.library.list() if voice.fits(model)] if model.can_clone else []
 
     def resolve(self, voice: str | ClonedVoice | None) -> str | ClonedVoice | None:
         """What the engine takes; raises UnknownVoice with the list, InvalidRequest where the model has no such voice.
@@ -50,10 +50,10 @@ class VoiceCatalog:
             return voice
         if voice is None or voice.strip().lower() in NOBODY:
             first = self.kept()[:1]
-            if model.clones and not first:
+            if model.can_clone and not first:
                 raise InvalidRequest("voice", voice, NO_VOICES)
             return first[0].cloned_for(model) if first else self.library.resolve(None, model, own)
-        if self._facts.kind == "voice_design" and voice.lower() in OPENAI_NAMES:
+        if self._facts.designs_voices and voice.lower() in OPENAI_NAMES:
             return None  # clients cannot leave it out
         if voice.lower() in self._aliases:
             return self.library.resolve(self._aliases[voice.lower()], model, own)
@@ -61,7 +61,7 @@ class VoiceCatalog:
             return self.library.resolve(voice, model, own)
         except UnknownVoice:
             stand_in = self.stand_in(voice)
-            if stand_in is None and model.clones and not self.kept():
+            if stand_in is None and model.can_clone and not self.kept():
                 raise UnknownVoice("voice", voice, NO_VOICES) from None
             if stand_in is None:
                 raise

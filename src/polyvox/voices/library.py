@@ -99,11 +99,11 @@ class VoiceLibrary:
         if isinstance(voice, str):
             with suppress(UnknownVoice):
                 return self.get(voice).cloned_for(model)
-        fitting = [kept.name for kept in self.list() if kept.fits(model)] if model.clones else []
+        fitting = [kept.name for kept in self.list() if kept.fits(model)] if model.can_clone else []
         names = [*own, *fitting] or "must be a ClonedVoice, because the voice library has no voice for this model"
-        if isinstance(voice, str) and (own or model.clones):
+        if isinstance(voice, str) and (own or model.can_clone):
             raise UnknownVoice("voice", voice, names)
-        if voice is None and model.clones:
+        if voice is None and model.can_clone:
             raise InvalidRequest("voice", voice, names)
         return voice
 

@@ -77,7 +77,7 @@ class Voice:
 
     def cloned_for(self, model: ModelIdentity) -> ClonedVoice:
         """What a model speaks with; raises InvalidRequest, with the names of both, for another model's voice."""
-        if not model.clones:
+        if not model.can_clone:
             requirement = (
                 f"must be a built-in voice of {model.name}, which cannot clone; this voice is for {self.model}"
             )
@@ -195,7 +195,7 @@ def from_bytes(data: bytes) -> Voice:
             vector=_vector(arrays["vector"]),
             codes=_codes(arrays.get("codes")),
             transcript=words.get("transcript"),
-            model=ModelIdentity(words["model"], words["fingerprint"]),
+            model=ModelIdentity(words["model"], words["fingerprint"], can_clone=True),
             created=datetime.fromisoformat(words["created"]),
             consent=words.get("consent"),
             source=words.get("source"),

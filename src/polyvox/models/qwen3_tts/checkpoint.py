@@ -1,7 +1,5 @@
 """Checkpoints: finding the folder, and its tensors straight into the model's memory, all of them or none."""
 
-import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.errors import CheckpointError
 from polyvox.models.qwen3_tts.config import ModelConfig, read_config
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 
@@ -21,47 +19,8 @@ from polyvox.models.qwen3_tts.model import Qwen3TTS
 # load it (250 MB): at once and not when it is first used, as memory may be gone by then and files may have changed.
 ENCODERS = ("speaker_encoder.", "encoder.")
 
-# What the hub takes for an id: no double dashes or dots, no .git at the end.
-HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*/(?!.*\.git$)[A-Za-z0-9][\w.-]*", re.ASCII)
-HUB_FILES = [
-    "*.json",
-    "merges.txt",
-    "*.safetensors",
-    "speech_tokenizer/*.json",
-    "speech_tokenizer/*.safetensors",
-]
 
-
-def find_checkpoint(path_or_id: str | Path) -> Path:
-    """A local folder as it is; otherwise a hub id, from the hub's cache or, unless it is switched off, the hub."""
-    if not isinstance(path_or_id, str | Path):
-        raise InvalidRequest("model", path_or_id, "must be a folder or a hub id")
-    name = str(path_or_id)
-    folder = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves unknown users as they are
-    if name and folder.is_dir():
-        return folder
-    if not HUB_ID.fullmatch(name) or folder.exists():
-        raise CheckpointError(f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-Base")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except RepositoryNotFoundError:
-        raise CheckpointError(f"{name!r} is not on the hub, or needs a token (hf auth login)") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{name!r} is not a folder here, not in the hub's cache, and cannot be fetched: {reason}"
-        ) from None
-
-
-def load_model(folder: Path, device: torch.device, dtype: torch.dtype, progress: bool = False) -> Qwen3TTS:
+def load_weights(folder: Path, device: torch.device, dtype: torch.dtype, progress: bool = False) -> Qwen3TTS:
     """The model of a checkpoint folder; a missing, extra or misshapen tensor is an error with its name.
 
     Names and shapes are compared before any memory is taken.

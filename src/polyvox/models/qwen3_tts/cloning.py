@@ -14,11 +14,11 @@ from polyvox.models.qwen3_tts.content_cache import Kept
 from polyvox.models.qwen3_tts.model import Encoders
 from polyvox.models.request import ClonedVoice
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 1, 30
+MIN_SECONDS, MAX_SECONDS = 1, 30
 # After the recording, so that speech does not begin with its last sound (faster-qwen3-tts's pull request 9).
 PAUSE_SECONDS = 0.5
 # A little over full scale is a hot recording; far over it are whole numbers that nobody scaled.
-LOUDEST = 8.0
+MAX_PEAK = 8.0
 # A quiet recording is not a silent one: what is silence in it is measured from its peak. Below this there is none.
 MIN_PEAK = 10 ** (-66 / 20)
 RECORDINGS_KEPT = 32
@@ -67,15 +67,15 @@ class Cloner:
         if not np.isfinite(samples).all():
             raise InvalidRequest("recording", NOT_SHOWN, "must not have NaN or infinite samples")
         peak = float(np.abs(samples).max(initial=0.0))
-        if peak > LOUDEST:
+        if peak > MAX_PEAK:
             raise InvalidRequest("recording", peak, "samples must be between -1 and 1")
         if peak < MIN_PEAK:
             raise InvalidRequest("recording", NOT_SHOWN, "must have speech, not only silence")
         heard = trim_silence(samples.astype(np.float32, copy=False), self.sample_rate, SILENCE_LEVEL * peak)
         seconds = len(heard) / self.sample_rate
-        if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
-            requirement = f"must have between {SHORTEST_SECONDS} and {LONGEST_SECONDS} s of speech"
-            hint = "Use a longer recording." if seconds < SHORTEST_SECONDS else "Cut the recording."
+        if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+            requirement = f"must have between {MIN_SECONDS} and {MAX_SECONDS} s of speech"
+            hint = "Use a longer recording." if seconds < MIN_SECONDS else "Cut the recording."
             raise InvalidRequest("recording", f"{seconds:.2f} s", requirement, hint)
         return heard + np.float32(0)  # a copy, and with one zero: -0.0 and 0.0 are the same content
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.models.config_fields import ConfigFields, read_json
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig, parse_encoders
-from polyvox.models.qwen3_tts.fields import Fields, read_json
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
 from polyvox.models.request import Sampling
 
@@ -104,7 +104,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 def parse_config(files: Mapping[str, object]) -> ModelConfig:
     """The same from objects already parsed, under the names of their files."""
-    top = Fields(MODEL_FILE, files[MODEL_FILE])
+    top = ConfigFields(MODEL_FILE, files[MODEL_FILE])
     if top.values.get("model_type") != "qwen3_tts":
         raise top.unsupported("model_type", top.values.get("model_type"), '"qwen3_tts"')
     top.expect("architectures", ["Qwen3TTSForConditionalGeneration"])
@@ -115,8 +115,8 @@ def parse_config(files: Mapping[str, object]) -> ModelConfig:
     _full_attention(predictor_fields)
     predictor = PredictorConfig(_transformer(predictor_fields), predictor_fields.size("vocab_size"))
     predictor_fields.expect("num_code_groups", talker.code_groups)
-    defaults = Fields(GENERATION_FILE, files[GENERATION_FILE])
-    codec_fields = Fields(CODEC_FILE, files[CODEC_FILE])
+    defaults = ConfigFields(GENERATION_FILE, files[GENERATION_FILE])
+    codec_fields = ConfigFields(CODEC_FILE, files[CODEC_FILE])
     kind = cast(Kind, top.text("tts_model_type"))
     encoders = None
     if kind == "base":
@@ -137,13 +137,13 @@ def parse_config(files: Mapping[str, object]) -> ModelConfig:
         encoders=encoders,
         sampling=_sampling(defaults),
         # The reference completes frame k in step k + 1, so N new tokens are at most N - 1 frames.
-        max_frames=defaults.size("max_new_tokens", least=2, default=2048) - 1,
+        max_frames=defaults.size("max_new_tokens", min_value=2, default=2048) - 1,
     )
     _check_agreement(config, top, codec_fields.section("decoder_config"))
     return config
 
 
-def _transformer(fields: Fields) -> TransformerConfig:
+def _transformer(fields: ConfigFields) -> TransformerConfig:
     fields.expect("hidden_act", "silu")
     fields.expect("attention_bias", False)
     heads, kv_heads = fields.size("num_attention_heads"), fields.size("num_key_value_heads")
@@ -163,7 +163,7 @@ def _transformer(fields: Fields) -> TransformerConfig:
     )
 
 
-def _full_attention(fields: Fields) -> None:
+def _full_attention(fields: ConfigFields) -> None:
     """Talker and predictor see all of their past, at plain rotary positions."""
     if fields.flag("use_sliding_window", False):
         fields.expect("sliding_window", None)
@@ -175,7 +175,7 @@ def _full_attention(fields: Fields) -> None:
         fields.section("rope_scaling").expect("rope_type", "default")
 
 
-def _talker(fields: Fields) -> TalkerConfig:
+def _talker(fields: ConfigFields) -> TalkerConfig:
     _full_attention(fields)
     fields.expect("tie_word_embeddings", False)
     vocab_size = fields.size("vocab_size")
@@ -203,7 +203,7 @@ def _talker(fields: Fields) -> TalkerConfig:
     )
 
 
-def _dialects(fields: Fields, languages: Mapping[str, int], speakers: Mapping[str, int]) -> dict[str, str]:
+def _dialects(fields: ConfigFields, languages: Mapping[str, int], speakers: Mapping[str, int]) -> dict[str, str]:
     dialects = {}
     for speaker, dialect in fields.section("spk_is_dialect").values.items():
         if dialect is False:
@@ -214,7 +214,7 @@ def _dialects(fields: Fields, languages: Mapping[str, int], speakers: Mapping[st
     return dialects
 
 
-def _codec(top: Fields) -> CodecConfig:
+def _codec(top: ConfigFields) -> CodecConfig:
     top.expect("model_type", "qwen3_tts_tokenizer_12hz")
     fields = top.section("decoder_config")
     transformer = _transformer(fields)
@@ -225,7 +225,7 @@ def _codec(top: Fields) -> CodecConfig:
         codebook_size=fields.size("codebook_size"),
         quantizers=fields.size("num_quantizers"),
         decoder_dim=fields.size("decoder_dim"),
-        window=fields.size("sliding_window", most=100_000),
+        window=fields.size("sliding_window", max_value=100_000),
         upsampling_ratios=fields.integers("upsampling_ratios"),
         upsample_rates=fields.integers("upsample_rates"),
         sample_rate=top.size("output_sample_rate"),
@@ -246,7 +246,7 @@ def _codec(top: Fields) -> CodecConfig:
     return config
 
 
-def _sampling(fields: Fields) -> Sampling:
+def _sampling(fields: ConfigFields) -> Sampling:
     default = Sampling()
     greedy, greedy_rest = not fields.flag("do_sample", True), not fields.flag("subtalker_dosample", True)
     sampling = Sampling(
@@ -268,7 +268,7 @@ def _sampling(fields: Fields) -> Sampling:
     return sampling
 
 
-def _check_agreement(config: ModelConfig, top: Fields, decoder: Fields) -> None:
+def _check_agreement(config: ModelConfig, top: ConfigFields, decoder: ConfigFields) -> None:
     """Talker, predictor and codec must speak of the same codes, and every id must have its row."""
     talker, codec = config.talker, config.codec
     if codec.quantizers != talker.code_groups:

@@ -6,7 +6,7 @@ Where a field is absent the reference's own default holds: the published files l
 from dataclasses import dataclass
 from math import prod
 
-from polyvox.models.qwen3_tts.fields import Fields
+from polyvox.models.config_fields import ConfigFields
 from polyvox.models.qwen3_tts.shapes import TransformerConfig
 
 # The reference's front end knows one sample rate, and its network takes what that gives.
@@ -57,7 +57,7 @@ class EncodersConfig:
     speaker: SpeakerConfig
 
 
-def parse_encoders(top: Fields, codec: Fields, hidden: int, groups: int, codes: int) -> EncodersConfig:
+def parse_encoders(top: ConfigFields, codec: ConfigFields, hidden: int, groups: int, codes: int) -> EncodersConfig:
     """The encoders of a Base model whose talker has this width, so many codes a frame and so many values of each."""
     codec.expect("input_sample_rate", MEL_SAMPLE_RATE)
     codec.expect("output_sample_rate", MEL_SAMPLE_RATE)
@@ -72,7 +72,7 @@ def parse_encoders(top: Fields, codec: Fields, hidden: int, groups: int, codes: 
     return EncodersConfig(encoder, _speaker(top.section("speaker_encoder_config"), hidden))
 
 
-def _codec_encoder(fields: Fields, groups: int, codes: int) -> CodecEncoderConfig:
+def _codec_encoder(fields: ConfigFields, groups: int, codes: int) -> CodecEncoderConfig:
     fields.expect("hidden_act", "gelu")
     fields.expect("attention_bias", False)
     fields.expect("audio_channels", 1)
@@ -134,7 +134,7 @@ def _codec_encoder(fields: Fields, groups: int, codes: int) -> CodecEncoderConfi
     return config
 
 
-def _speaker(fields: Fields, hidden: int) -> SpeakerConfig:
+def _speaker(fields: ConfigFields, hidden: int) -> SpeakerConfig:
     fields.expect("mel_dim", MEL_BANDS)
     fields.expect("sample_rate", MEL_SAMPLE_RATE)
 

@@ -32,4 +32,5 @@ def read_identity(folder: Path, config: ModelConfig, name: str | Path) -> ModelI
     numbers = f"{talker.transformer.hidden_size}-{talker.code_groups}x{config.predictor.vocab_size}"
     # A folder is known by its own name: where it lies is nobody else's business.
     shown = folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
-    return ModelIdentity(shown, f"{config.kind}-{numbers}-{digest.hexdigest()[:HASH_DIGITS]}")
+    fingerprint = f"{config.kind}-{numbers}-{digest.hexdigest()[:HASH_DIGITS]}"
+    return ModelIdentity(shown, fingerprint, can_clone=config.encoders is not None)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from polyvox.audio.clip import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
-from polyvox.models.info import ModelIdentity, ModelInfo
+from polyvox.models.info import Capability, ModelIdentity, ModelInfo
 from polyvox.models.protocol import Cache, PrefillMetadata, PreparedRequest
-from polyvox.models.qwen3_tts.cloning import Cloner
+from polyvox.models.qwen3_tts.cloning import MAX_SECONDS, Cloner
 from polyvox.models.qwen3_tts.codec import CodecState
+from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.qwen3_tts.content_cache import Kept
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
@@ -31,6 +32,13 @@ NEVER = 2**31
 VOICES_KEPT = 32
 MAX_SEGMENT = 2**31 - 1
 MAX_FIRST_CHUNK = 16  # frames, the largest chunk there is
+# For errors: a published model with each capability.
+PUBLISHED: dict[Capability, str] = {
+    "voices": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    "takes_instructions": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    "designs_voices": "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
+    "can_clone": "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+}
 SPLIT_HINT = "Split the text at sentences."
 
 
@@ -62,6 +70,22 @@ class Own:
     warm: CodecState | None  # the codec after a recording that speech continues
 
 
+def model_info(config: ModelConfig, identity: ModelIdentity) -> ModelInfo:
+    """The capabilities of a checkpoint with this config."""
+    return ModelInfo(
+        identity=identity,
+        voices=tuple(config.talker.speakers),
+        languages=tuple(languages(config)),
+        takes_instructions=config.takes_instructions,
+        designs_voices=config.kind == "voice_design",
+        hidden_size=config.talker.transformer.hidden_size,
+        frame_seconds=config.codec.samples_per_frame / config.codec.sample_rate,
+        sampling=config.sampling,
+        max_reference_seconds=MAX_SECONDS if config.encoders else None,
+        alternatives=PUBLISHED,
+    )
+
+
 class Qwen3TTSModel:
     """One loaded checkpoint behind the engine's protocol."""
 
@@ -88,16 +112,7 @@ class Qwen3TTSModel:
         return languages(self.config)
 
     def info(self) -> ModelInfo:
-        return ModelInfo(
-            identity=self.identity,
-            kind=self.config.kind,
-            voices=tuple(self.voices),
-            languages=tuple(self.languages),
-            takes_instructions=self.config.takes_instructions,
-            hidden_size=self.hidden_size,
-            frame_seconds=self.samples_per_frame / self.sample_rate,
-            sampling=self.config.sampling,
-        )
+        return model_info(self.config, self.identity)
 
     def _here(self) -> AbstractContextManager[object]:
         """For callers' threads, whose current device is the first one."""
@@ -107,15 +122,10 @@ class Qwen3TTSModel:
 
     @property
     def cloner(self) -> Cloner:
-        """What turns recordings into voices; InvalidRequest where this checkpoint cannot."""
-        self.check_clones()
-        assert self._cloner is not None
-        return self._cloner
-
-    def check_clones(self) -> None:
-        """Raises InvalidRequest unless this is a checkpoint that clones."""
+        """Raises InvalidRequest if this checkpoint cannot clone."""
         if self._cloner is None:
-            raise InvalidRequest("model", self.config.kind, "must be a Base model, which can clone voices")
+            raise self.info().unsupported("recording", NOT_SHOWN, "can_clone")
+        return self._cloner
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
         """The voice of a recording at this model's sample rate, in the caller's thread.

@@ -36,6 +36,8 @@ def random_model(files: dict[str, Any], device: torch.device, dtype: torch.dtype
     files are those of published_files or tiny_files.
     """
     model = empty_model(parse_config(files), device, dtype)
+    if device.type == "meta":
+        return model
     generators = {place: torch.Generator(place).manual_seed(seed) for place in {p.device for p in model.parameters()}}
     for name, tensor in _all_tensors(model).items():
         low, high = _range(name, tensor)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest
-from polyvox.models.info import ModelInfo
+from polyvox.models.info import Capability, ModelInfo
 from polyvox.models.request import AUTO, ClonedVoice, Sampling
 from polyvox.server.app_state import AppState, of
 from polyvox.server.openapi import taken
@@ -28,8 +28,12 @@ from polyvox.server.synthesis.streaming import EVENTS, SpeechResponse
 
 router = APIRouter()
 
-KINDS = {"CustomVoice": "custom_voice", "VoiceDesign": "voice_design", "Base": "base"}
-PUBLISHED = {kind: f"Qwen/Qwen3-TTS-12Hz-1.7B-{name}" for name, kind in KINDS.items()}
+# The capability that each `task_type` of vLLM-Omni's API requires.
+TASK_CAPABILITIES: dict[str, Capability] = {
+    "CustomVoice": "voices",
+    "VoiceDesign": "designs_voices",
+    "Base": "can_clone",
+}
 
 Unit = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -133,10 +137,10 @@ async def wanted_by(body: Speech, desk: AppState) -> SynthesisOptions:
 async def manner_by(body: SpeechParameters, desk: AppState) -> SynthesisOptions:
     """The same without the text."""
     facts = desk.facts
-    if body.task_type is not None and KINDS[body.task_type] != facts.kind:
-        raise _needs(facts, "task_type", body.task_type, KINDS[body.task_type])
+    if body.task_type is not None and not facts.supports(TASK_CAPABILITIES[body.task_type]):
+        raise facts.unsupported("task_type", body.task_type, TASK_CAPABILITIES[body.task_type])
     if body.instructions and not facts.takes_instructions:
-        raise _needs(facts, "instructions", body.instructions, "custom_voice")
+        raise facts.unsupported("instructions", body.instructions, "takes_instructions")
     voice: str | ClonedVoice | None = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     clone = await _cloned(body, desk)
     return SynthesisOptions(
@@ -171,8 +175,8 @@ async def _cloned(body: SpeechParameters, desk: AppState) -> ClonedVoice | None:
     told = [name for name in ("ref_text", "x_vector_only_mode") if getattr(body, name)]
     if not brought and not told:
         return None
-    if desk.facts.kind != "base":
-        raise _needs(desk.facts, (brought + told)[0], "…", "base")
+    if not desk.facts.can_clone:
+        raise desk.facts.unsupported((brought + told)[0], "…", "can_clone")
     if len(brought) != 1:
         raise InvalidRequest("ref_audio", brought, "exactly one of ref_audio and speaker_embedding is required")
     if body.speaker_embedding is not None:
@@ -185,9 +189,3 @@ async def _cloned(body: SpeechParameters, desk: AppState) -> ClonedVoice | None:
         raise InvalidRequest("ref_audio", len(recordings), "must be one recording")
     transcript = None if body.x_vector_only_mode else body.ref_text or None
     return await desk.speaker.listen(desk.recordings.clone, recordings[0], transcript)
-
-
-def _needs(facts: ModelInfo, field: str, value: str, kind: str) -> InvalidRequest:
-    """A refusal that names a model which can."""
-    name = facts.identity.name
-    return InvalidRequest(field, value, f"is not supported by {name}", f"Use {PUBLISHED[kind]}.")

@@ -65,10 +65,10 @@ def model_object(desk: AppState) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": "polyvox",
-        "kind": facts.kind,
         "voices": list(facts.voices),
         "languages": list(facts.languages),
         "takes_instructions": facts.takes_instructions,
-        "clones": facts.identity.clones,
+        "designs_voices": facts.designs_voices,
+        "can_clone": facts.can_clone,
         "sample_rate": desk.engine.sample_rate,
     }

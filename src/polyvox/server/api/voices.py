@@ -12,7 +12,6 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
-from polyvox.server.api.openai import PUBLISHED
 from polyvox.server.app_state import AppState, of
 from polyvox.server.openapi import schema_of, taken_as
 from polyvox.server.responses import (
@@ -79,9 +78,8 @@ async def add_voice(request: Request) -> JSONResponse:
     wanted = check_body(NewVoice, found)
     ignored = unknown_fields(NewVoice, found)
     desk.ignored(ignored, request_id_of(request))
-    if desk.facts.kind != "base":
-        requirement = f"is not supported by {desk.facts.identity.name}"
-        raise InvalidRequest("audio_sample", NOT_SHOWN, requirement, f"Use {PUBLISHED['base']}.")
+    if not desk.facts.can_clone:
+        raise desk.facts.unsupported("audio_sample", NOT_SHOWN, "can_clone")
     if wanted.name.lower() in desk.facts.voices:
         raise InvalidRequest("name", wanted.name, "is the name of a built-in voice")
     if not wanted.replace:

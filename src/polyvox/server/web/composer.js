@@ -16,13 +16,13 @@ export class Composer {
   show(info) {
     this.#info = info;
     const { model, voices, formats, limits } = info;
-    const design = model.kind === "voice_design";
+    const design = model.designs_voices;
     $("text").maxLength = limits.text;
     if (!$("text").value) $("text").value = Object.values(EXAMPLES)[0];
     $("examples").replaceChildren(...Object.entries(EXAMPLES).map(([name, text]) => this.#example(name, text)));
     $("voice-field").hidden = design;
     $("no-voices").hidden = design || voices.length > 0;
-    $("new-voice").hidden = !model.clones;
+    $("new-voice").hidden = !model.can_clone;
     this.showVoices(voices, this.voice);
     $("instructions-field").hidden = !model.takes_instructions;
     $("instructions-label").textContent = design ? "Describe the voice" : "Instructions";
@@ -46,7 +46,7 @@ export class Composer {
 
   showVoices(voices, selected) {
     this.#info.voices = voices;
-    $("no-voices").hidden = this.#info.model.kind === "voice_design" || voices.length > 0;
+    $("no-voices").hidden = this.#info.model.designs_voices || voices.length > 0;
     $("voices").replaceChildren(...voices.map((voice) => voiceChip(voice.name)));
     const inputs = [...$("voices").querySelectorAll("input")];
     const checked = inputs.find((input) => input.value === selected) ?? inputs[0];
@@ -77,7 +77,7 @@ export class Composer {
   problem() {
     if (!$("text").value.trim()) return "Enter a text first.";
     if (!$("seed").checkValidity()) return "The seed must be an integer.";
-    if (this.#info.model.clones && !this.voice) return "This model has no built-in voices: record or upload one first.";
+    if (this.#info.model.can_clone && !this.voice) return "This model has no built-in voices: record or upload one first.";
     return null;
   }
 

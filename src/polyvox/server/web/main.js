@@ -46,7 +46,7 @@ async function open() {
   if (panel === null) {
     panel = new PlaybackPanel();
     composer.listen();
-    if (info.model.clones) new VoiceDialog(info.limits, showNewVoice);
+    if (info.model.can_clone) new VoiceDialog(info.limits, showNewVoice);
   }
   pollReadiness();
 }

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint folders: local ones, and those of the Hugging Face hub."""
+
+import os
+import re
+from pathlib import Path
+
+from polyvox.errors import CheckpointError, InvalidRequest
+
+# The ids that the hub allows: no double dashes or dots, no .git at the end.
+HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*/(?!.*\.git$)[A-Za-z0-9][\w.-]*", re.ASCII)
+HUB_FILES = [
+    "*.json",
+    "merges.txt",
+    "*.safetensors",
+    "speech_tokenizer/*.json",
+    "speech_tokenizer/*.safetensors",
+]
+
+
+def find_checkpoint(path_or_id: str | Path) -> Path:
+    """The folder of a checkpoint: a local folder, or a hub id that is downloaded unless the hub's cache has it."""
+    if not isinstance(path_or_id, str | Path):
+        raise InvalidRequest("model", path_or_id, "must be a folder or a hub id")
+    name = str(path_or_id)
+    folder = Path(os.path.expanduser(name))  # unlike Path.expanduser, does not raise for an unknown user
+    if name and folder.is_dir():
+        return folder
+    if not HUB_ID.fullmatch(name) or folder.exists():
+        raise CheckpointError(f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-Base")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except RepositoryNotFoundError:
+        raise CheckpointError(f"{name!r} is not on the hub, or requires a token (hf auth login)") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{name!r} is not a local folder, not in the hub's cache, and cannot be downloaded: {reason}"
+        ) from None

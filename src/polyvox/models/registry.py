@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model families by the `model_type` of a checkpoint's config.json.
+
+A family is one object that reads, loads and synthesises checkpoints of its type. To add one, implement `ModelFamily`
+and register it here; no other package names a family.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+
+from polyvox.errors import InvalidRequest
+from polyvox.models.config_fields import ConfigFields, read_json
+from polyvox.models.hub import find_checkpoint
+from polyvox.models.info import ModelInfo
+from polyvox.models.protocol import SpeechModel
+
+CONFIG_FILE = "config.json"
+DEFAULT_FAMILY = "qwen3_tts"
+
+
+class ModelFamily(Protocol):
+    """One model architecture: its loader, its config parser and its synthetic checkpoints."""
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Published sizes that `random_model` builds."""
+
+    def read_info(self, folder: Path, name: str | Path) -> ModelInfo:
+        """What a checkpoint is and can do, without loading it; name is what the user called it."""
+
+    def load(
+        self, folder: Path, name: str | Path, device: torch.device, dtype: torch.dtype, progress: bool
+    ) -> SpeechModel:
+        """Loads a checkpoint; raises CheckpointError. progress draws a bar on stderr."""
+
+    def random_model(
+        self, size: str, device: torch.device, dtype: torch.dtype, num_tokens: int | None, frames: int | None
+    ) -> SpeechModel:
+        """A model of a published size with seeded random weights and no tokenizer, for benchmarks.
+
+        Each text has num_tokens tokens, by default one per word. frames: every utterance has exactly this many. On the
+        meta device the model has shapes but no memory.
+        """
+
+
+# Imported on first use, because a family imports torch.
+_FAMILIES: dict[str, ModelFamily | str] = {"qwen3_tts": "polyvox.models.qwen3_tts.family:FAMILY"}
+
+
+def register_family(model_type: str, family: ModelFamily | str) -> None:
+    """Adds a family, or "module:object" to import it from when it is needed."""
+    _FAMILIES[model_type] = family
+
+
+def get_family(model_type: str) -> ModelFamily:
+    family = _FAMILIES[model_type]
+    if isinstance(family, str):
+        module, _, name = family.partition(":")
+        family = _FAMILIES[model_type] = cast(ModelFamily, getattr(import_module(module), name))
+    return family
+
+
+def family_of(folder: Path) -> ModelFamily:
+    """The family of a checkpoint folder; raises CheckpointError for an unsupported model_type."""
+    config = ConfigFields(CONFIG_FILE, read_json(folder, CONFIG_FILE))
+    model_type = config.values.get("model_type")
+    if model_type not in _FAMILIES:
+        raise config.unsupported("model_type", model_type, " or ".join(f'"{name}"' for name in _FAMILIES))
+    return get_family(model_type)
+
+
+def read_info(path_or_id: str | Path) -> ModelInfo:
+    """What a checkpoint is and can do, without loading it."""
+    folder = find_checkpoint(path_or_id)
+    return family_of(folder).read_info(folder, path_or_id)
+
+
+def load_model(
+    path_or_id: str | Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str | Path | None = None,
+    progress: bool = False,
+) -> SpeechModel:
+    """Loads the checkpoint of a folder or hub id. name: how its identity is shown, by default path_or_id."""
+    folder = find_checkpoint(path_or_id)
+    return family_of(folder).load(folder, name or path_or_id, device, dtype, progress)
+
+
+def random_model(
+    size: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_tokens: int | None = None,
+    frames: int | None = None,
+    model_type: str = DEFAULT_FAMILY,
+) -> SpeechModel:
+    """A model with random weights; see `ModelFamily.random_model`."""
+    family = get_family(model_type)
+    if size not in family.sizes:
+        raise InvalidRequest("size", size, family.sizes)
+    return family.random_model(size, device, dtype, num_tokens, frames)
