@@ -1,9 +1,10 @@
-"""The scheduler on a simulated large GPU, beside first come first served and beside a global semaphore.
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler on a simulated large GPU, compared with first come, first served and with a global semaphore.
 
-python benchmarks/scheduling.py [--streams 2000] [--loads 0.5,0.7,…] [--seed 1] [--plot docs/scheduling.png]
+    python benchmarks/scheduling.py [--streams 2000] [--loads 0.5,0.7,…] [--seed 1] [--plot docs/scheduling.png]
 
-Discrete events on a fake clock, no device: a plan goes in, its seconds come out of measured figures with noise and
-stalls. The plot needs matplotlib, which is no dependency of Polyvox.
+A discrete-event simulation on a fake clock: the time of a plan follows from measured step times, with noise and stalls.
+--plot needs matplotlib.
 """
 
 import argparse
@@ -24,21 +25,21 @@ from polyvox.engine.stream_state import CHUNK_SIZES, SchedulerLimits, StepPlan, 
 from polyvox.errors import Overloaded
 
 FRAME = 0.08
-# Milliseconds by batch, 1.7B on one H200, kernels in CUDA graphs: frame step; codec call by the frames in it.
+# Milliseconds by batch size, 1.7B on one H200 with CUDA graphs: frame step; codec call by its number of frames.
 FRAME_STEP = ((1, 2.73), (64, 5.55), (128, 6.96), (256, 8.06), (512, 12.1), (1024, 21.0))
 CODEC_CALL = ((1, 0.7), (64, 2.04), (256, 5.56), (512, 10.4), (1024, 20.1))
 PREFILL_ROW = 0.007
-BATCH = 1024  # the largest that was measured; more are several calls
+BATCH = 1024  # the largest measured size; more is split into several calls
 PROMPT_ROWS = (10, 60)
 MEDIAN_FRAMES, SPREAD, FRAMES = 60, 0.6, (12, 400)  # lognormal
-MAX_FRAMES = 500  # all that the scheduler knows of a length
-READER_FRAMES = 25  # what a reader that stopped can still be given: 2 s
-WARM_UP = 10.0  # seconds of traffic before the streams that are counted, about two utterances
+MAX_FRAMES = 500  # the only length that the scheduler knows
+READER_FRAMES = 25  # buffer of a reader that has stopped: 2 s
+WARM_UP = 10.0  # seconds of traffic before the counted streams, about two utterances
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0)
 
 
-def at(points: Sequence[tuple[int, float]], size: int) -> float:
-    """Milliseconds of so large a call: straight lines between the measured sizes, several calls beyond the last."""
+def interpolate(points: Sequence[tuple[int, float]], size: int) -> float:
+    """Milliseconds of a call of this size, linear between the measured sizes; several calls above the last."""
     calls, rest = divmod(size, BATCH)
     total = calls * points[-1][1]
     for (a, low), (b, high) in pairwise(points):
@@ -49,35 +50,36 @@ def at(points: Sequence[tuple[int, float]], size: int) -> float:
 
 @dataclass(slots=True)
 class Gpu:
-    """How long a plan takes: frame step, prompt rows, and a codec call for each size of chunk, one after another.
+    """The time of a plan: frame step, prompt rows and one codec call per chunk size, in sequence.
 
-    A chunk of n frames costs what n streams of one frame do: the codec is bound by its arithmetic.
+    A chunk of n frames costs as much as n streams of one frame: the codec is compute-bound.
     """
 
     random: random.Random
     noise: float = 0.2
     stalls: float = 0.01
     stall: float = 3.0
-    slower: float = 1.0  # than what the scheduler was told at start
+    slower: float = 1.0  # factor on the calibrated times
 
     def seconds(self, plan: StepPlan) -> float:
-        total = at(FRAME_STEP, len(plan.frame)) + PREFILL_ROW * sum(rows for _, rows in plan.prefill)
+        total = interpolate(FRAME_STEP, len(plan.frame)) + PREFILL_ROW * sum(rows for _, rows in plan.prefill)
         for size, streams in Counter(frames for _, frames in plan.codec).items():
-            total += at(CODEC_CALL, size * streams)
+            total += interpolate(CODEC_CALL, size * streams)
         total *= self.slower * self.random.uniform(1 - self.noise, 1 + self.noise)
         return total / 1e3 * (self.stall if self.random.random() < self.stalls else 1.0)
 
 
 def calibrated() -> CostModel:
-    """What an engine finds at start: straight lines through the calls of one and of most."""
-    (few, frame_few), (many, frame_many) = FRAME_STEP[0], FRAME_STEP[-1]
-    (_, codec_few), (_, codec_many) = CODEC_CALL[0], CODEC_CALL[-1]
-    stream, codec_frame = (frame_many - frame_few) / (many - few), (codec_many - codec_few) / (many - few)
-    step, codec = frame_few - few * stream, codec_few - few * codec_frame
+    """The cost model after calibration: linear between the smallest and the largest call."""
+    (small, frame_small), (large, frame_large) = FRAME_STEP[0], FRAME_STEP[-1]
+    (_, codec_small), (_, codec_large) = CODEC_CALL[0], CODEC_CALL[-1]
+    stream = (frame_large - frame_small) / (large - small)
+    codec_frame = (codec_large - codec_small) / (large - small)
+    step, codec = frame_small - small * stream, codec_small - small * codec_frame
     return CostModel(step / 1e3, stream / 1e3, PREFILL_ROW / 1e3, codec / 1e3, codec_frame / 1e3)
 
 
-# 2,048 slots with 46 s of context each are what fits on the card.
+# 2,048 slots with 46 s of context each fit on the GPU.
 LIMITS = SchedulerLimits(
     frame_seconds=FRAME,
     slots=2048,
@@ -97,7 +99,7 @@ def ledger(limits: SchedulerLimits) -> SlotLedger:
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """A request, with what only the simulation knows: its length, and when its reader stops and for how long."""
+    """A request with facts that only the simulation knows: its length, and when its reader stops and for how long."""
 
     arrived: float
     prompt_rows: int
@@ -108,7 +110,7 @@ class Utterance:
 
 
 def utterance(draw: random.Random, arrived: float = 0.0, slow_readers: float = 0.01) -> Utterance:
-    """One of the traffic; one reader in a hundred stops for 3 s at the tenth frame."""
+    """A random utterance; one reader in a hundred stops for 3 s at the tenth frame."""
     frames = int(min(max(draw.lognormvariate(log(MEDIAN_FRAMES), SPREAD), FRAMES[0]), FRAMES[1]))
     slow = draw.random() < slow_readers
     return Utterance(arrived, draw.randint(*PROMPT_ROWS), frames, 10 if slow else inf, 3.0 if slow else 0.0)
@@ -120,13 +122,18 @@ def mean_frames() -> float:
 
 
 def capacity() -> float:
-    """Audio seconds a second of this GPU without noise, every step full: frames, their audio, and their prompts."""
-    rows = sum(PROMPT_ROWS) / 2 / mean_frames()  # for each frame
-    return BATCH * FRAME / (at(FRAME_STEP, BATCH) + at(CODEC_CALL, BATCH) + BATCH * rows * PREFILL_ROW) * 1e3
+    """Audio seconds per second of this GPU without noise and with full steps, including prefill."""
+    rows = sum(PROMPT_ROWS) / 2 / mean_frames()  # per frame
+    return (
+        BATCH
+        * FRAME
+        / (interpolate(FRAME_STEP, BATCH) + interpolate(CODEC_CALL, BATCH) + BATCH * rows * PREFILL_ROW)
+        * 1e3
+    )
 
 
 def traffic(load: float, streams: int, seed: int, warm_up: float = WARM_UP) -> list[Utterance]:
-    """Poisson arrivals at a share of capacity: those of the warm-up, and as many more as asked for."""
+    """Poisson arrivals at a share of the capacity: the warm-up, then the counted streams."""
     draw = random.Random(seed)
     rate = load * capacity() / (mean_frames() * FRAME)
     now = 0.0
@@ -138,9 +145,9 @@ def traffic(load: float, streams: int, seed: int, warm_up: float = WARM_UP) -> l
 
 
 class FirstComeFirstServed(Scheduler):
-    """All streams in every step and prompts as they come; no deadlines, and slots the only door."""
+    """All streams in every step, prompts in order of arrival; no deadlines, and slots as the only admission limit."""
 
-    def places(self) -> int:
+    def max_running(self) -> int:
         return self.limits.slots
 
     def offer(self, track: StreamState, now: float) -> None:  # noqa: ARG002
@@ -148,7 +155,7 @@ class FirstComeFirstServed(Scheduler):
 
     def admit(self, now: float) -> tuple[list[StreamState], list[StreamState]]:
         admitted = []
-        while self.waiting and len(self.running) < self.places():
+        while self.waiting and len(self.running) < self.max_running():
             admitted.append(self.waiting.popleft())
             admitted[-1].admitted, admitted[-1].first_chunk = now, self.first_chunk(now)
             self.running.append(admitted[-1])
@@ -169,9 +176,9 @@ class FirstComeFirstServed(Scheduler):
 
 
 class GlobalSemaphore(FirstComeFirstServed):
-    """A full batch of streams, and as many frames in flight over all of them: who does not read keeps its share."""
+    """A full batch of streams that share one limit on unread frames; a stopped reader keeps its share."""
 
-    def places(self) -> int:
+    def max_running(self) -> int:
         return BATCH
 
     def plan(self, now: float) -> StepPlan:
@@ -189,7 +196,7 @@ POLICIES: dict[str, type[Scheduler]] = {
 
 
 class Simulation:
-    """Runs a scheduler as the engine's loop does; what a frame was is known one step late."""
+    """Runs a scheduler as the engine's loop does; the result of a frame is known one step later."""
 
     def __init__(self, scheduler: Scheduler, gpu: Gpu, utterances: Sequence[Utterance]) -> None:
         self.scheduler, self.gpu, self.now = scheduler, gpu, 0.0
@@ -197,11 +204,11 @@ class Simulation:
         self.tracks: dict[StreamState, Utterance] = {}
         self.done: list[StreamState] = []
         self.refused: list[Utterance] = []
-        self.expired = 0  # of those, who were let into the queue first
-        self.frames: list[tuple[float, int]] = []  # of each step: its end, the frames it made
-        self.plan_seconds: list[float] = []  # of the real clock
-        self._flights: deque[tuple[StreamState, ...]] = deque()
-        self._stopped: dict[StreamState, float] = {}  # readers, and when they go on
+        self.expired = 0  # of those, requests that expired in the queue
+        self.frames: list[tuple[float, int]] = []  # of each step: end time, frames
+        self.plan_seconds: list[float] = []  # in real time
+        self._in_flight: deque[tuple[StreamState, ...]] = deque()
+        self._stopped: dict[StreamState, float] = {}  # stopped readers, and when they resume
         self._ids = 0
 
     def run(self) -> None:
@@ -219,7 +226,7 @@ class Simulation:
         began = time.perf_counter()
         plan = self.scheduler.plan(self.now)
         self.plan_seconds.append(time.perf_counter() - began)
-        if plan or self._flights:
+        if plan or self._in_flight:
             seconds = self.gpu.seconds(plan)
             self.now += seconds
             self._apply(plan)
@@ -227,7 +234,7 @@ class Simulation:
             self.frames.append((self.now, len(plan.frame)))
         else:
             moments = [*self._stopped.values(), *(track.arrived + 1e-6 for track in list(self.coming)[:1])]
-            assert moments, "nothing to do, and nothing that will come"
+            assert moments, "no work and no future event"
             self.now = max(self.now, min(moments))
         return plan
 
@@ -249,9 +256,9 @@ class Simulation:
             assert not track.prompt_left
             track.started += 1
         if plan.frame:
-            self._flights.append(plan.frame)
-        while len(self._flights) > bool(plan.frame):
-            for track in self._flights.popleft():
+            self._in_flight.append(plan.frame)
+        while len(self._in_flight) > bool(plan.frame):
+            for track in self._in_flight.popleft():
                 track.ended = track.ended or track.made == self.tracks[track].frames
                 track.made += not track.ended
         for track, frames in plan.codec:
@@ -280,16 +287,16 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run: the streams after the warm-up, but underruns of all that were admitted."""
+    """One run: the streams after the warm-up, and the underruns of all admitted streams."""
 
     policy: str
     load: float
     streams: int
     refused: int
     underruns: int
-    broken: float  # share of the streams with an underrun
-    audio: float  # made a second while streams came, as a share of capacity
-    first_audio: tuple[float, float]  # median and 95th percentile, from the request
+    broken: float  # share of streams with an underrun
+    audio: float  # generated per second while streams arrived, as a share of the capacity
+    first_audio: tuple[float, float]  # p50 and p95, from the request
     queue_wait: tuple[float, float]
     plan_seconds: float  # median, of the real clock
 
@@ -297,7 +304,7 @@ class Outcome:
 def measure(
     policy: str, load: float, utterances: Sequence[Utterance], streams: int, seed: int, slower: float = 1.0
 ) -> tuple[Outcome, list[Utterance]]:
-    """A run to its end, and the utterances that were let in."""
+    """Runs one policy to the end; also returns the admitted utterances."""
     gpu = Gpu(random.Random(seed), slower=slower)
     simulation = Simulation(POLICIES[policy](LIMITS, calibrated(), ledger(LIMITS)), gpu, utterances)
     simulation.run()
@@ -326,14 +333,14 @@ def share_of(values: Sequence[float], share: float) -> float:
 
 
 def compare(load: float, streams: int, seed: int) -> list[Outcome]:
-    """Polyvox on the traffic, each of the others on exactly the streams that Polyvox let in, and an open door."""
-    all_that_came = traffic(load, streams, seed)
-    first, admitted = measure("Polyvox", load, all_that_came, streams, seed)
+    """Polyvox on the traffic, the others on the streams that Polyvox admitted, and one without admission control."""
+    arrivals = traffic(load, streams, seed)
+    first, admitted = measure("Polyvox", load, arrivals, streams, seed)
     rest = streams - first.refused
     outcomes = [first, *(measure(name, load, admitted, rest, seed)[0] for name in list(POLICIES)[1:])]
     if first.refused:
-        open_door, _ = measure("first come, first served", load, all_that_came, streams, seed)
-        outcomes.append(replace(open_door, policy="first come, first served, nobody refused"))
+        unlimited, _ = measure("first come, first served", load, arrivals, streams, seed)
+        outcomes.append(replace(unlimited, policy="first come, first served, none rejected"))
     return outcomes
 
 
@@ -342,8 +349,8 @@ def plot(outcomes: Sequence[Outcome], path: str) -> None:
 
     figure, axes = pyplot.subplots(1, 3, figsize=(9.5, 3.2), layout="constrained")
     panels: list[tuple[str, Any]] = [
-        ("first audio, p95, s", lambda one: one.first_audio[1]),
-        ("queue wait, p95, s", lambda one: max(one.queue_wait[1], 1e-2)),
+        ("TTFA p95, s", lambda one: one.first_audio[1]),
+        ("queue wait p95, s", lambda one: max(one.queue_wait[1], 1e-2)),
         ("streams with an underrun, %", lambda one: 100 * one.broken),
     ]
     for axis, (title, value) in zip(axes, panels, strict=True):
@@ -361,14 +368,14 @@ def plot(outcomes: Sequence[Outcome], path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=2000, help="counted at each load, after the warm-up")
-    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="shares of capacity, with commas")
+    parser.add_argument("--streams", type=int, default=2000, help="counted streams per load, after the warm-up")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="comma-separated shares of the capacity")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plot", help="a file for the plot")
+    parser.add_argument("--plot", help="file for the plot")
     options = parser.parse_args()
-    sys.stdout.write(f"capacity {capacity():.0f} audio seconds a second, {mean_frames():.1f} frames an utterance\n")
-    sys.stdout.write("| load | policy | refused | audio / capacity | underruns | streams with one ")
-    sys.stdout.write("| first audio p50, p95, ms | queue wait p50, p95, ms | plan, ms |\n" + "|---" * 9 + "|\n")
+    sys.stdout.write(f"capacity {capacity():.0f} audio seconds per second, {mean_frames():.1f} frames per utterance\n")
+    sys.stdout.write("| load | policy | rejected | audio / capacity | underruns | streams with an underrun ")
+    sys.stdout.write("| TTFA p50, p95, ms | queue wait p50, p95, ms | plan, ms |\n" + "|---" * 9 + "|\n")
     outcomes = []
     for load in map(float, options.loads.split(",")):
         for one in compare(load, options.streams, options.seed):
