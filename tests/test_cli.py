@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from polyvox import __version__
 from polyvox.audio import read_audio
 from polyvox.cli.main import main
 
@@ -22,8 +24,8 @@ def polyvox(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return caught.value.code
 
 
-def test_say_writes_a_file_and_tells_on_stderr(tmp_path: Path) -> None:
-    """The real command, as a user runs it."""
+def test_say_writes_a_file_and_a_summary_to_stderr(tmp_path: Path) -> None:
+    """In a process, as a user runs it."""
     done = subprocess.run(
         [sys.executable, "-m", "polyvox", "say", "Hello there.", "-o", "hello.wav", "--seed", "7"],
         cwd=tmp_path, capture_output=True, text=True, check=True,
@@ -43,7 +45,7 @@ def test_say_writes_to_a_pipe() -> None:
     assert b"real time" in done.stderr
 
 
-def test_say_reads_stdin_and_writes_any_format_with_the_times(tmp_path: Path) -> None:
+def test_say_reads_stdin_and_writes_audio_and_subtitles(tmp_path: Path) -> None:
     text = "Dr. Grey paid $3.\n\nThen she left."
     done = subprocess.run(
         [sys.executable, "-m", "polyvox", "say", "-o", "a.flac", "--subtitles", "a.srt", "--rate", "16000",
@@ -59,7 +61,7 @@ def test_say_reads_stdin_and_writes_any_format_with_the_times(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.flac", "a.srt"]
 
 
-def test_say_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+def test_say_resumes_an_interrupted_run(tmp_path: Path) -> None:
     text = " ".join(f"This is sentence {number}." for number in ("one", "two", "three", "four", "five", "six"))
     command = [sys.executable, "-m", "polyvox", "say", text, "-o", "a.wav"]
     parts = tmp_path / "a.wav.parts"
@@ -72,24 +74,24 @@ def test_say_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         running.kill()
     assert not (tmp_path / "a.wav").exists()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "of 6 sentences were spoken before" in done.stderr
+    assert "of 6 sentences are already done" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
 
 
-def test_say_plays_while_it_speaks(tmp_path: Path) -> None:
+def test_say_plays_the_audio(tmp_path: Path) -> None:
     player = tmp_path / "aplay"
-    player.write_text(f"#!/bin/sh\ncat > {tmp_path}/heard\n")
+    player.write_text(f"#!/bin/sh\ncat > {tmp_path}/received\n")
     player.chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     command = [sys.executable, "-m", "polyvox", "say", "Hello.", "--play"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert "played" in done.stderr
-    assert (tmp_path / "heard").stat().st_size > 10_000
+    assert "Played" in done.stderr
+    assert (tmp_path / "received").stat().st_size > 10_000
     assert not (tmp_path / "speech.wav").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
+    ("arguments", "status", "message"),
     [
         (
             ["say", "hi", "--voice", "bob"],
@@ -121,10 +123,10 @@ def test_say_plays_while_it_speaks(tmp_path: Path) -> None:
         (["say", "hi", "--model", ""], 1, "neither a folder nor a hub id"),
     ],
 )
-def test_a_mistake_is_one_sentence(
+def test_an_error_is_one_line_on_stderr(
     arguments: list[str],
     status: int,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -133,13 +135,13 @@ def test_a_mistake_is_one_sentence(
     assert polyvox(monkeypatch, *arguments) == status
     out, err = capsys.readouterr()
     assert out == ""
-    assert told in err
+    assert message in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["corrupt weights", "another model", "NaN weights"])
-def test_a_checkpoint_that_cannot_be_used_is_one_sentence(
+def test_an_invalid_checkpoint_is_reported_in_one_line(
     damage: str,
     checkpoints: Path,
     tmp_path: Path,
@@ -150,20 +152,20 @@ def test_a_checkpoint_that_cannot_be_used_is_one_sentence(
     weights = folder / "model.safetensors"
     if damage == "corrupt weights":
         weights.write_bytes(weights.read_bytes()[:1000])
-        told = "model.safetensors is damaged"
+        message = "model.safetensors is damaged"
     elif damage == "another model":
         (folder / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-        told = 'config.json: model_type is "llama"; supported is "qwen3_tts"'
+        message = 'config.json: model_type is "llama"; supported is "qwen3_tts"'
     else:
         tensors = load_file(weights)
         tensors["talker.model.norm.weight"][3] = float("nan")
         save_file(tensors, weights)
-        told = "talker.model.norm.weight holds NaN"
+        message = "talker.model.norm.weight holds NaN"
     assert polyvox(monkeypatch, "say", "hi", "-o", str(tmp_path / "a.wav"), "--model", str(folder)) == 1
-    assert told in capsys.readouterr().err.replace("\n", " ")
+    assert message in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_a_full_disk_is_told() -> None:
+def test_a_full_disk_is_reported() -> None:
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "polyvox", "say", "Hello.", "-o", "-"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -172,8 +174,13 @@ def test_a_full_disk_is_told() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_command_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert polyvox(monkeypatch, "--help") == 0
-    shown = capsys.readouterr().out
-    assert "say" in shown
-    assert "serve" in shown
+    output = capsys.readouterr().out
+    assert "say" in output
+    assert "serve" in output
+
+
+def test_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert polyvox(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"polyvox {__version__}\n"

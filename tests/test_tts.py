@@ -56,7 +56,7 @@ def test_its_voices_differ(embedded: LoadedTTS) -> None:
 def test_a_stream_gives_the_samples_of_say_in_small_chunks_first(embedded: LoadedTTS) -> None:
     whole = embedded.say(TEXT, seed=1)
     stream = embedded.stream(TEXT, seed=1)
-    with pytest.raises(RuntimeError, match="not ended"):
+    with pytest.raises(RuntimeError, match="not finished"):
         stream.audio([])
     chunks = list(stream)
     sizes = [len(chunk) // embedded.speech.config.codec.samples_per_frame for chunk in chunks]

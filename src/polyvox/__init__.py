@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Polyvox: a streaming speech engine for Qwen3-TTS checkpoints."""
 
 from importlib import import_module
@@ -9,7 +10,7 @@ from polyvox.models.request import ClonedVoice, Request, Sampling
 
 if TYPE_CHECKING:
     from polyvox.engine.config import EngineConfig
-    from polyvox.tts import TTS, Stream, load
+    from polyvox.tts import TTS, SpeechStream, load
     from polyvox.voices import Voice, VoiceLibrary
 
 __version__ = "0.1.0"
@@ -25,7 +26,7 @@ __all__ = [
     "PolyvoxError",
     "Request",
     "Sampling",
-    "Stream",
+    "SpeechStream",
     "StreamFailed",
     "Voice",
     "VoiceLibrary",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 # These need torch, which takes a second or more to import; a server process that only talks to an engine does not.
-_LATE = {"TTS": "tts", "Stream": "tts", "load": "tts", "EngineConfig": "engine.config"}
+_LATE = {"TTS": "tts", "SpeechStream": "tts", "load": "tts", "EngineConfig": "engine.config"}
 _LATE |= {"Voice": "voices", "VoiceLibrary": "voices"}
 
 

@@ -1,4 +1,5 @@
-"""Text to speech in Python: load a checkpoint, say something, or stream it."""
+# SPDX-License-Identifier: Apache-2.0
+"""The Python API: load a checkpoint, then `say`, `stream`, `read` or `clone`."""
 
 import hashlib
 import secrets
@@ -15,18 +16,18 @@ import torch
 from polyvox.audio import Audio
 from polyvox.audio.clip import FinishReason, Samples
 from polyvox.audio.read import read_audio
-from polyvox.audio.time_stretch import TimeStretcher
+from polyvox.audio.time_stretch import check_speed
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Result
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest
+from polyvox.long_form import LongFormReader, ResumeStore, split_text
 from polyvox.models.info import ModelIdentity
 from polyvox.models.protocol import SpeechModel
 from polyvox.models.registry import load_model
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
 from polyvox.progress import ProgressBar
-from polyvox.reading import Reading, ResumeStore, lines_of
 from polyvox.text import TextRules
 from polyvox.voices import VoiceLibrary
 
@@ -42,22 +43,21 @@ def load(
     config: EngineConfig | None = None,
     voices: VoiceLibrary | None = None,
 ) -> "TTS":
-    """A checkpoint from a folder or a hub id, ready to speak; without one, the embedded voice.
+    """Load a checkpoint from a folder or a hub id; without one, the embedded voice.
 
-    device is auto, cpu, cuda or cuda:N; dtype is auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or
-    float64. progress shows a bar on stderr. config is the engine's. voices: the library whose voices a Base model
-    speaks with, by default the user's own.
+    device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or float64.
+    progress: show a progress bar on stderr. config: of the engine. voices: the voice library, by default the user's.
     """
-    place = placement(device, dtype)  # before anything is fetched
+    placed = placement(device, dtype)  # before the checkpoint is downloaded
     if path_or_id is None:
-        speech = load_model(EMBEDDED_VOICE, *place, name="embedded", progress=progress)
+        speech = load_model(EMBEDDED_VOICE, *placed, name="embedded", progress=progress)
     else:
-        speech = load_model(path_or_id, *place, progress=progress)
+        speech = load_model(path_or_id, *placed, progress=progress)
     return TTS(speech, config, VoiceLibrary() if voices is None else voices, speech.info().identity)
 
 
 class TTS:
-    """One loaded checkpoint and the engine that runs it; usable as a context, which closes the engine."""
+    """A loaded checkpoint and its engine. As a context manager it closes the engine."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class TTS:
 
     @property
     def engine(self) -> LocalEngine:
-        """Started by the first request, and again after one that broke."""
+        """The engine, started on first use and restarted after a failure."""
         with self._lock:
             if self._closed:
-                raise EngineDown("this TTS was closed: load it again", retry_after=0)
+                raise EngineDown("The TTS object is closed. Load the model again.", retry_after=0)
             if self._engine is not None and self._engine.broken:
-                self._engine.close()  # it lets go of its memory
+                self._engine.close()  # frees its memory
                 self._engine = None
             if self._engine is None:
                 self._engine = LocalEngine(self.speech, self._config, on_progress=ProgressBar())
@@ -89,27 +89,27 @@ class TTS:
 
     @property
     def voices(self) -> list[str]:
-        """The names that `voice` may have: the model's own, and those of the library that fit it."""
-        own = list(self.speech.info().voices)
+        """The names that `voice` accepts: built-in voices, and voices of the library for this model."""
+        built_in = list(self.speech.info().voices)
         if self.library is None or self.identity is None or not self.identity.can_clone:
-            return own
-        return own + [voice.name for voice in self.library.list() if voice.fits(self.identity)]
+            return built_in
+        return built_in + [voice.name for voice in self.library.list() if voice.fits(self.identity)]
 
     def voice_for(self, voice: str | ClonedVoice | None) -> str | ClonedVoice | None:
-        """A voice as a request has it: a name of the library becomes what the model speaks with."""
+        """Resolve the name of a library voice to the cloned voice; built-in names stay as they are."""
         if self.library is None or self.identity is None:
             return voice
         return self.library.resolve(voice, self.identity, self.speech.info().voices)
 
     @property
     def languages(self) -> list[str]:
-        """The names that `language` may have."""
+        """The names that `language` accepts."""
         return list(self.speech.info().languages)
 
     def clone(self, recording: str | Path | Samples, text: str | None = None) -> ClonedVoice:
-        """The voice of a recording of 1 to 30 s, for a Base model: an audio file, or samples at `sample_rate`.
+        """Clone the voice of a recording of 1 to 30 s (a Base model only): an audio file, or samples at `sample_rate`.
 
-        text is what the recording says; with it, speech continues the recording, which is closer to the voice.
+        text: the transcript. With it, speech continues the recording and is closer to the voice.
         """
         info = self.speech.info()
         if not info.can_clone:  # before the file is read
@@ -129,10 +129,10 @@ class TTS:
         sampling: Sampling | None = None,
         max_frames: int | None = None,
     ) -> Audio:
-        """Speaks a text; the arguments are those of `stream`."""
+        """Speak a text and return the whole clip. The arguments are those of `stream`."""
         voice = self.voice_for(voice)
         request = Request(text, voice, language, instructions, seed, layout, sampling, max_frames, whole_file=True)
-        stream = Stream(self.engine.submit(request), self.sample_rate)
+        stream = SpeechStream(self.engine.submit(request), self.sample_rate)
         return stream.audio(list(stream))
 
     def stream(
@@ -147,21 +147,20 @@ class TTS:
         max_frames: int | None = None,
         live: bool = False,
         trim_silence: bool = False,
-    ) -> "Stream":
-        """Speaks a text chunk by chunk; raises InvalidRequest at once where it cannot.
+    ) -> "SpeechStream":
+        """Speak a text chunk by chunk. Raises InvalidRequest at once if an argument is invalid.
 
-        voice: one of `voices`, by default the model's first, or a cloned voice for a Base model. language: one of
-        `languages`. instructions: how to speak, for models that take them. seed: the same seed gives the same
-        speech; one is drawn if none is given. layout: all text before speech begins ("whole") or one token a frame
-        ("streaming"); by default as the checkpoint was meant. sampling: instead of the checkpoint's own.
-        max_frames: the longest utterance, in frames of 80 ms. live: more text may be appended until finish_text.
-        trim_silence: begin with the first sound.
+        voice: one of `voices`, by default the first, or a cloned voice for a Base model. language: one of `languages`.
+        instructions: how to speak, for models that support it. seed: the same seed gives the same speech; by default a
+        random one. layout: "whole" puts all text before the first frame, "streaming" one token per frame; by default
+        the checkpoint's. sampling: overrides the checkpoint's. max_frames: maximum length in frames of 80 ms. live:
+        text may be appended until finish_text. trim_silence: drop silence before the first sound.
         """
         voice = self.voice_for(voice)
         request = Request(
             text, voice, language, instructions, seed, layout, sampling, max_frames, live, trim_silence=trim_silence
         )
-        return Stream(self.engine.submit(request), self.sample_rate)
+        return SpeechStream(self.engine.submit(request), self.sample_rate)
 
     def read(
         self,
@@ -174,26 +173,35 @@ class TTS:
         speed: float = 1.0,
         rules: TextRules | None = None,
         keep: Path | None = None,
-    ) -> Reading:
-        """Reads a text of any length, sentence by sentence, all equally loud: iterate over it for what is spoken.
+    ) -> LongFormReader:
+        """Speak a text of any length, sentence by sentence, at one loudness. Iterate over the result for the sentences.
 
-        speed: from 0.25 to 4, at the same pitch. rules: how text is made speakable, by default for the language.
-        keep: a folder for what is spoken; a reading of the same goes on from there. The others are as in `stream`.
+        speed: from 0.25 to 4, at the same pitch. rules: how the text is normalised, by default for the language.
+        keep: a folder for finished sentences, from which an interrupted run resumes. The others are as in `stream`.
         """
-        lines, notes = lines_of(text, rules or TextRules(language))
-        TimeStretcher(speed, self.sample_rate)  # or it is refused when the first line is spoken
-        how = Request("", self.voice_for(voice), language, instructions, seed, sampling=sampling)
-        shelf = None
+        sentences, notes = split_text(text, rules or TextRules(language))
+        check_speed(speed)
+        request = Request("", self.voice_for(voice), language, instructions, seed, sampling=sampling)
+        store = None
         if keep is not None:
-            settings = (lines, _told(how.voice), language, instructions, sampling, speed, str(self.identity))
-            shelf = ResumeStore(keep, settings, seed)
-            how = replace(how, seed=shelf.seed)
+            settings = (
+                sentences,
+                _voice_key(request.voice),
+                language,
+                instructions,
+                sampling,
+                speed,
+                str(self.identity),
+            )
+            store = ResumeStore(keep, settings, seed)
+            request = replace(request, seed=store.seed)
         elif seed is None:
-            how = replace(how, seed=secrets.randbelow(2**32))
-        return Reading(self.engine, lines, how, max(1, self.engine.config.max_streams // 2), shelf, speed, notes)
+            request = replace(request, seed=secrets.randbelow(2**32))
+        max_concurrent = max(1, self.engine.config.max_streams // 2)
+        return LongFormReader(self.engine, sentences, request, max_concurrent, store, speed, notes)
 
     def close(self) -> None:
-        """Ends the engine and whatever it still speaks."""
+        """Close the engine and cancel its streams."""
         with self._lock:
             self._closed = True
             if self._engine is not None:
@@ -208,10 +216,10 @@ class TTS:
         self.close()
 
 
-class Stream:
-    """Speech as it is made: iterate over it, with for or async for, for chunks of samples.
+class SpeechStream:
+    """An utterance in progress. Iterate over it, with for or async for, for chunks of samples.
 
-    finish_reason and result are known after the last one.
+    finish_reason and result are set after the last chunk.
     """
 
     def __init__(self, stream: LocalStream, sample_rate: int) -> None:
@@ -224,7 +232,7 @@ class Stream:
 
     @property
     def result(self) -> Result | None:
-        """How it ended, with timings and token counts; None until then."""
+        """The finish reason, timings and token counts; None until the stream has finished."""
         return self._stream.result
 
     @property
@@ -243,27 +251,27 @@ class Stream:
         return next(self._chunks)
 
     def append(self, text: str) -> None:
-        """More text for a live stream, in pieces of any size."""
+        """Append text to a live stream, in pieces of any size."""
         self._stream.append(text)
 
     def finish_text(self) -> None:
-        """No more text will come."""
+        """End the text of a live stream."""
         self._stream.finish_text()
 
     def cancel(self) -> None:
-        """Ends the stream at once; any number of times."""
+        """Cancel the stream at once. Idempotent."""
         self._stream.cancel()
 
     def audio(self, chunks: list[Samples]) -> Audio:
-        """All chunks of this stream as one piece; for a stream that has ended."""
+        """Join all chunks of a finished stream into a clip."""
         if self.finish_reason is None:
-            raise RuntimeError("the stream has not ended: iterate over it first")
+            raise RuntimeError("The stream has not finished. Iterate over it first.")
         samples = np.concatenate([*chunks, np.zeros(0, np.float32)])
         return Audio(samples, self.sample_rate, self.seed, self.finish_reason)
 
 
-def _told(voice: str | ClonedVoice | None) -> object:
-    """A voice as something that can be compared by what it shows."""
+def _voice_key(voice: str | ClonedVoice | None) -> object:
+    """A value that identifies a voice by its content."""
     if not isinstance(voice, ClonedVoice):
         return voice
     codes = b"" if voice.codes is None else voice.codes.tobytes()
@@ -271,16 +279,16 @@ def _told(voice: str | ClonedVoice | None) -> object:
 
 
 def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """What the two arguments of `load` mean on this machine."""
-    place = _device(device)
+    """The torch device and dtype for the arguments of `load`."""
+    target = _parse_device(device)
     if dtype == "auto":
-        dtype = "bfloat16" if place.type == "cuda" else "float32"
+        dtype = "bfloat16" if target.type == "cuda" else "float32"
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise InvalidRequest("dtype", dtype, ["auto", *DTYPES])
-    return place, DTYPES[dtype]
+    return target, DTYPES[dtype]
 
 
-def _device(name: str) -> torch.device:
+def _parse_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One configuration: where it comes from, what goes first, what is refused; and no key that nothing reads."""
 
 import ast
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyvox.cli.serve import _tell
+from polyvox.cli.serve import _print_summary
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
 from polyvox.server.settings import Settings, read_settings
@@ -110,7 +111,7 @@ def test_who_may_call_is_told_at_the_start(
     host: str, keys: list[str], warned: bool, engine: HeldEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server((host, 0)) as listener:
-        _tell(Settings(host=host, api_keys=keys), listener, engine, 0.0)
+        _print_summary(Settings(host=host, api_keys=keys), listener, engine, 0.0)
     told = capsys.readouterr().err
     assert ("Everybody who reaches this port" in told) == warned
     assert ("Bearer YOUR_API_KEY" in told) == bool(keys)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A chapter of 3,000 words: interrupted, resumed, equally loud to the end, without a click at its seams."""
 
 import os
@@ -103,7 +104,7 @@ def test_a_chapter_is_read_to_its_end(tmp_path: Path) -> None:
                 time.sleep(0.05)
             running.send_signal(signal.SIGINT if stop_at == 5 else signal.SIGKILL)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert "sentences were spoken before" in done.stderr
+    assert "sentences are already done" in done.stderr
     assert "Speaking …" in done.stderr
     sound = read_audio(tmp_path / "chapter.wav", RATE, max_seconds=7200, max_bytes=1_000_000_000)
     times = cues(tmp_path / "c.srt")

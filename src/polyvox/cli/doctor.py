@@ -1,4 +1,5 @@
-"""polyvox doctor: what this machine can do, and what to fix. Nothing is fetched."""
+# SPDX-License-Identifier: Apache-2.0
+"""polyvox doctor: check this machine. Nothing is downloaded."""
 
 import importlib.util
 import os
@@ -27,22 +28,22 @@ State = Literal["ok", "warn", "fail"]
 SIGNS: dict[State, tuple[str, str]] = {"ok": ("ok", "green"), "warn": ("! ", "yellow"), "fail": ("✗ ", "red")}
 
 MIN_PYTHON = (3, 11)
-PORT = 8000  # of `polyvox serve`
-CONTEXT = 1024  # positions a stream: a minute and more of speech
-DISK_NEEDED = 5 << 30  # the larger published checkpoint
-MEMORY_KEPT = 0.9  # of what is free; the rest is for activations and for others
-OLDEST_GPU = (8, 0)  # the first with bfloat16
+PORT = 8000  # the default of `polyvox serve`
+CONTEXT = 1024  # positions per stream: more than a minute of speech
+DISK_NEEDED = 5 << 30  # bytes of the largest published checkpoint
+USABLE_MEMORY = 0.9  # share of free memory for weights and streams; the rest is for activations
+MIN_CAPABILITY = (8, 0)  # of a GPU: the first with bfloat16
 OPTIONAL = {"hf_xet": "faster downloads from the hub"}
 PUBLISHED = "models--Qwen--Qwen3-TTS-12Hz-"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, how it is, and what to do where it is not well."""
+    """The result of a check, printed as one line."""
 
     subject: str
     state: State
-    told: str
+    message: str
     fix: str | None = None
     essential: bool = False
 
@@ -55,12 +56,12 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def doctor(as_json: Json = False) -> None:
-    """What this machine can do, and what to fix."""
+    """Check this machine and print how to fix problems."""
     findings: list[Finding] = []
     out = Console(highlight=False, markup=False)
     for check in CHECKS:
-        with console.status(f"Looking at {_subject(check)} …"):
-            found = list(_found(check))
+        with console.status(f"Checking {_subject(check)} …"):
+            found = list(_run(check))
         findings += found
         for finding in found:
             if not as_json:
@@ -69,16 +70,16 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         show_json({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
     elif broken:
-        console.print("Polyvox cannot speak here before what is marked ✗ is mended.")
+        console.print("Polyvox cannot run on this machine. Fix the problems marked ✗, then run: polyvox doctor")
     else:
-        console.print('Polyvox can speak here. Try: polyvox say "Hello there."')
+        console.print('Polyvox is ready. Try: polyvox say "Hello there."')
     if broken:
         raise typer.Exit(1)
 
 
 def _show(out: Console, finding: Finding) -> None:
     sign, colour = SIGNS[finding.state]
-    line = Text.assemble((sign, colour), f" {finding.subject}: {finding.told}")
+    line = Text.assemble((sign, colour), f" {finding.subject}: {finding.message}")
     if finding.fix:
         line.append(f" → {finding.fix}", "bold")
     out.print(line, soft_wrap=True)
@@ -88,24 +89,24 @@ def _subject(check: Check) -> str:
     return check.__name__.replace("_", " ")
 
 
-def _found(check: Check) -> Iterator[Finding]:
-    """What a check finds; that it failed itself is a finding, too."""
+def _run(check: Check) -> Iterator[Finding]:
+    """The findings of a check. An exception is a finding, too."""
     try:
         yield from check()
     except PolyvoxError as error:
         yield Finding(_subject(check), "fail", str(error), essential=True)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        yield Finding(_subject(check), "fail", told, "install again: make clean, then make serve", essential=True)
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        yield Finding(_subject(check), "fail", message, "reinstall: make clean, then make serve", essential=True)
 
 
-# What is looked at, in this order
+# Checks, in the order of the output
 
 
 def python() -> Iterator[Finding]:
     version = platform.python_version()
     if sys.version_info < MIN_PYTHON:
-        yield Finding("Python", "fail", version, "Python 3.11 or newer", essential=True)
+        yield Finding("Python", "fail", version, "install Python 3.11 or newer", essential=True)
     else:
         yield Finding("Python", "ok", f"{version} on {platform.system()} {platform.machine()}")
 
@@ -115,7 +116,7 @@ def torch_build() -> Iterator[Finding]:
 
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU only"
     if torch.version.cuda is None and shutil.which("nvidia-smi"):
-        fix = "there is an NVIDIA driver here: install torch with CUDA to use it"
+        fix = "install torch with CUDA to use the NVIDIA GPU"
         yield Finding("torch", "warn", f"{torch.__version__}, {build}", fix)
     else:
         yield Finding("torch", "ok", f"{torch.__version__}, {build}")
@@ -125,21 +126,21 @@ def gpus() -> Iterator[Finding]:
     import torch
 
     if not torch.cuda.is_available():
-        why = "none that torch can use; speech is made by the CPU"
+        message = "none that torch can use; Polyvox runs on the CPU"
         fix = "check the driver with nvidia-smi" if torch.version.cuda and shutil.which("nvidia-smi") else None
-        yield Finding("GPU", "warn", why, fix)
+        yield Finding("GPU", "warn", message, fix)
         return
     for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
+        device = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
-        capability = (about.major, about.minor)
-        told = f"{about.name}, {_gb(free)} of {_gb(total)} free, compute capability {about.major}.{about.minor}"
+        capability = (device.major, device.minor)
+        message = f"{device.name}, {_gb(free)} of {_gb(total)} free, compute capability {device.major}.{device.minor}"
         if driver := _driver():
-            told += f", driver {driver}"
-        if capability < OLDEST_GPU:
-            yield Finding(f"GPU {index}", "warn", told, "without bfloat16 it is slow: use --dtype float32")
+            message += f", driver {driver}"
+        if capability < MIN_CAPABILITY:
+            yield Finding(f"GPU {index}", "warn", message, "it has no bfloat16: use --dtype float32")
         else:
-            yield Finding(f"GPU {index}", "ok", told)
+            yield Finding(f"GPU {index}", "ok", message)
 
 
 def processor() -> Iterator[Finding]:
@@ -147,30 +148,32 @@ def processor() -> Iterator[Finding]:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free, total = _memory()
-    told = f"{cores} cores, {torch.get_num_threads()} threads for torch, {_gb(free)} of {_gb(total)} memory free"
-    yield Finding("CPU", "ok", told)
+    message = f"{cores} cores, {torch.get_num_threads()} threads for torch, {_gb(free)} of {_gb(total)} memory free"
+    yield Finding("CPU", "ok", message)
 
 
 def embedded_voice() -> Iterator[Finding]:
     from polyvox.tts import load
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     with load(device="cpu") as tts:
-        loaded = time.perf_counter() - began
-        tts.say("Hello.", seed=1, max_frames=4)  # the engine measures itself before it first speaks
-        began = time.perf_counter()
+        load_seconds = time.perf_counter() - start
+        tts.say("Hello.", seed=1, max_frames=4)  # excludes the engine's calibration from the timing
+        start = time.perf_counter()
         audio = tts.say("Hello there.", seed=1)
-        took = time.perf_counter() - began
-    factor = audio.seconds / took
-    told = f"loads in {loaded:.1f} s and speaks at {factor:.1f} × real time on one stream of the CPU"
+        elapsed = time.perf_counter() - start
+    factor = audio.seconds / elapsed
+    message = f"loads in {load_seconds:.1f} s; one stream on the CPU runs at {factor:.1f} × real time"
     if factor < 1:
-        yield Finding("embedded voice", "warn", told, "it stutters: end other programs, or use a larger machine")
+        yield Finding(
+            "embedded voice", "warn", message, "too slow for streaming: stop other programs, or use a faster CPU"
+        )
     else:
-        yield Finding("embedded voice", "ok", told)
+        yield Finding("embedded voice", "ok", message)
 
 
 def models() -> Iterator[Finding]:
-    """Which published models fit, by their weights and by what each stream needs beside them."""
+    """Which published models fit into memory, and for how many streams."""
     import torch
 
     from polyvox.models.registry import DEFAULT_FAMILY, get_family
@@ -179,41 +182,41 @@ def models() -> Iterator[Finding]:
     device, dtype = placement("auto", "auto")
     cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else _memory()[0]
-    place = f"{'the GPU' if cuda else 'memory'}, {str(dtype).removeprefix('torch.')}"
+    target = f"{'the GPU' if cuda else 'memory'}, {str(dtype).removeprefix('torch.')}"
     for size in get_family(DEFAULT_FAMILY).sizes:
         weights, stream = model_needs(size, dtype)
-        streams = int((free * MEMORY_KEPT - weights) // stream)
-        needs = f"{_gb(weights)} and {stream / 1e6:.0f} MB a stream of {CONTEXT} positions"
+        streams = int((free * USABLE_MEMORY - weights) // stream)
+        needs = f"{_gb(weights)}, and {stream / 1e6:.0f} MB per stream of {CONTEXT} positions"
         if streams < 1:
-            fix = f"free {_gb(weights + stream - free * MEMORY_KEPT)}, or a smaller model"
-            yield Finding(f"model {size}", "warn", f"does not fit into {place} ({needs})", fix)
+            fix = f"free {_gb(weights + stream - free * USABLE_MEMORY)}, or use a smaller model"
+            yield Finding(f"model {size}", "warn", f"does not fit into {target} ({needs})", fix)
         elif cuda:
-            yield Finding(f"model {size}", "ok", f"{place} holds {streams} streams ({needs})")
+            yield Finding(f"model {size}", "ok", f"{target} has capacity for {streams} streams ({needs})")
         else:
-            fix = f'whether it keeps up with speech: make bench ARGS="--model {size}"'
-            yield Finding(f"model {size}", "warn", f"{place} holds {streams} streams ({needs})", fix)
+            fix = f'measure its speed: make bench ARGS="--model {size}"'
+            yield Finding(f"model {size}", "warn", f"{target} has capacity for {streams} streams ({needs})", fix)
 
 
-def sound_formats() -> Iterator[Finding]:
-    """Each is tried: a build of FFmpeg may name a codec and still refuse what we ask of it."""
+def audio_formats() -> Iterator[Finding]:
+    """Encodes each format, because an FFmpeg build may list a codec and still reject its options."""
     import av
     import numpy as np
 
     from polyvox.audio.formats import FORMATS, encode
 
-    there, missing = [], []
+    available, missing = [], []
     for name in FORMATS:
         try:
             encode(np.zeros(2400, np.float32), 24000, name)
-            there.append(name)
+            available.append(name)
         except (av.FFmpegError, av.codec.codec.UnknownCodecError, PolyvoxError):
             missing.append(name)
-    told = f"{', '.join(there)} (PyAV {av.__version__})"
+    message = f"{', '.join(available)} (PyAV {av.__version__})"
     if missing:
-        fix = "install PyAV from its own wheels, which hold all codecs"
-        yield Finding("sound formats", "warn", f"{told}; not {', '.join(missing)}", fix)
+        fix = "install PyAV from its wheels, which have all codecs"
+        yield Finding("audio formats", "warn", f"{message}; missing: {', '.join(missing)}", fix)
     else:
-        yield Finding("sound formats", "ok", told)
+        yield Finding("audio formats", "ok", message)
 
 
 def player() -> Iterator[Finding]:
@@ -224,7 +227,7 @@ def player() -> Iterator[Finding]:
         found = "sounddevice"
     if found is None:
         fix = f"pip install sounddevice, or install one of {', '.join(PLAYERS)}"
-        yield Finding("player", "warn", "none found for --play", fix)
+        yield Finding("player", "warn", "none found; --play does not work", fix)
     else:
         yield Finding("player", "ok", f"{found} for --play")
 
@@ -233,20 +236,20 @@ def hub() -> Iterator[Finding]:
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    kept = sorted(folder.name.removeprefix("models--Qwen--") for folder in cache.glob(PUBLISHED + "*"))
+    cached = sorted(folder.name.removeprefix("models--Qwen--") for folder in cache.glob(PUBLISHED + "*"))
     offline = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"
-    told = f"{offline}; in {cache}: {', '.join(kept) or 'no Qwen3-TTS model yet'}"
-    if constants.HF_HUB_OFFLINE and not kept:
-        yield Finding("hub", "warn", told, "unset HF_HUB_OFFLINE once, or name a folder with --model")
+    message = f"{offline}; in {cache}: {', '.join(cached) or 'no Qwen3-TTS models'}"
+    if constants.HF_HUB_OFFLINE and not cached:
+        yield Finding("hub", "warn", message, "unset HF_HUB_OFFLINE to download a model, or pass a folder as --model")
     else:
-        yield Finding("hub", "ok", told)
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    if free < DISK_NEEDED and not kept:
-        told = f"{_gb(free)} free for the hub's cache; the 1.7B models need {_gb(DISK_NEEDED)}"
-        yield Finding("disk", "warn", told, "make room, or set HF_HUB_CACHE to a larger disk")
+        yield Finding("hub", "ok", message)
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if free < DISK_NEEDED and not cached:
+        message = f"{_gb(free)} free for the hub cache; the 1.7B models need {_gb(DISK_NEEDED)}"
+        yield Finding("disk", "warn", message, "free disk space, or set HF_HUB_CACHE to another disk")
     else:
-        yield Finding("disk", "ok", f"{_gb(free)} free for the hub's cache")
+        yield Finding("disk", "ok", f"{_gb(free)} free for the hub cache")
 
 
 def voice_library() -> Iterator[Finding]:
@@ -256,13 +259,13 @@ def voice_library() -> Iterator[Finding]:
     try:
         voices, damaged = library.list(), library.damaged()
     except PolyvoxError as error:
-        yield Finding("voice library", "warn", str(error), "set POLYVOX_HOME to a folder of yours")
+        yield Finding("voice library", "warn", str(error), "set POLYVOX_HOME to a writable folder")
         return
-    told = f"{len(voices)} voices in {library.folder}"
+    message = f"{len(voices)} voices in {library.folder}"
     if damaged:
-        yield Finding("voice library", "warn", f"{told}; {len(damaged)} damaged", "see polyvox voice list")
+        yield Finding("voice library", "warn", f"{message}; {len(damaged)} damaged", "run: polyvox voice list")
     else:
-        yield Finding("voice library", "ok", told)
+        yield Finding("voice library", "ok", message)
 
 
 def port() -> Iterator[Finding]:
@@ -270,25 +273,25 @@ def port() -> Iterator[Finding]:
         with socket.create_server(("127.0.0.1", PORT)):
             yield Finding("port", "ok", f"{PORT} is free for polyvox serve")
     except OSError as error:
-        yield Finding("port", "warn", f"{PORT} is taken ({error.strerror})", "polyvox serve --port 8001")
+        yield Finding("port", "warn", f"{PORT} is in use ({error.strerror})", "run: polyvox serve --port 8001")
 
 
 def packages() -> Iterator[Finding]:
     for name, use in OPTIONAL.items():
         if importlib.util.find_spec(name) is None:
-            yield Finding(name, "warn", f"not installed: {use}", f"pip install {name}, if wanted")
+            yield Finding(name, "warn", f"not installed: {use}", f"optional: pip install {name}")
         else:
             yield Finding(name, "ok", f"installed: {use}")
 
 
 CHECKS = (
-    python, torch_build, gpus, processor, embedded_voice, models, sound_formats, player, hub, voice_library, port,
+    python, torch_build, gpus, processor, embedded_voice, models, audio_formats, player, hub, voice_library, port,
     packages,
 )  # fmt: skip
 
 
 def model_needs(size: str, dtype: "torch.dtype") -> tuple[int, int]:
-    """Bytes of a published model's weights, and of what a stream needs: keys and values, and its rows."""
+    """Bytes of a published model's weights, and bytes per stream: KV cache and slot state."""
     import torch
 
     from polyvox.engine.model_runner import TEXT_ROWS
@@ -302,7 +305,7 @@ def model_needs(size: str, dtype: "torch.dtype") -> tuple[int, int]:
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes of memory that are free, or can be freed, and all."""
+    """Available and total memory in bytes."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -312,7 +315,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's kernel module, where there is one."""
+    """The version of the NVIDIA kernel module, if it is loaded."""
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:

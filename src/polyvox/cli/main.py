@@ -1,10 +1,13 @@
-"""The `polyvox` command. Speech goes to files or stdout; everything that is told goes to stderr."""
+# SPDX-License-Identifier: Apache-2.0
+"""The `polyvox` command. Results go to files or stdout, messages and logs to stderr."""
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from polyvox import __version__
 from polyvox.cli import bench, doctor, say, serve, voice
 from polyvox.cli.terminal import console
 from polyvox.errors import InvalidRequest, PolyvoxError
@@ -17,13 +20,23 @@ app.add_typer(bench.app, name="bench")
 app.command()(doctor.doctor)
 
 
+def _print_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"polyvox {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def polyvox() -> None:
-    """Speech from Qwen3-TTS checkpoints."""
+def polyvox(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Streaming text to speech with Qwen3-TTS checkpoints."""
 
 
 def main() -> None:
-    """Runs the command; an error of ours is one sentence on stderr, never a traceback."""
+    """Run the command. A PolyvoxError is printed as one line on stderr, without a traceback."""
     try:
         app()
     except PolyvoxError as error:

@@ -1,4 +1,5 @@
-"""What all commands share: what is told goes to stderr, what is asked for to stdout."""
+# SPDX-License-Identifier: Apache-2.0
+"""Terminal output and options that all commands share. Messages go to stderr, results to stdout."""
 
 import json
 import sys
@@ -19,23 +20,24 @@ if TYPE_CHECKING:
 console = Console(stderr=True, highlight=False, markup=False)
 
 Model = Annotated[
-    str | None, typer.Option("--model", "-m", help="A folder or a hub id; by default the embedded voice.")
+    str | None,
+    typer.Option("--model", "-m", help="Checkpoint: a folder or a Hugging Face id. [default: the embedded voice]"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 
 
 def load(model: str | None, device: str, dtype: str, config: "EngineConfig | None" = None) -> "TTS":
-    """Loads a checkpoint and tells how long that took."""
+    """Load a checkpoint and print how long it took."""
     with console.status("Starting …"):
         from polyvox import tts
-    began = time.perf_counter()
+    start = time.perf_counter()
     loaded = tts.load(model, device, dtype, progress=console.is_terminal, config=config)
-    place = f"{loaded.speech.device.type}, {str(loaded.speech.dtype).removeprefix('torch.')}"
+    placed = f"{loaded.speech.device.type}, {str(loaded.speech.dtype).removeprefix('torch.')}"
     voices = f"; voices: {', '.join(loaded.voices)}" if loaded.voices else ""
     name = "the embedded voice" if model is None else model
-    console.print(f"Loaded {name} in {time.perf_counter() - began:.1f} s ({place}){voices}", soft_wrap=True)
+    console.print(f"Loaded {name} in {time.perf_counter() - start:.1f} s ({placed}){voices}", soft_wrap=True)
     return loaded
 
 
@@ -44,7 +46,7 @@ def show_json(value: Any) -> None:
 
 
 def show_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table for people; tabs and lines where stdout is a pipe."""
+    """Print a table; tab-separated lines if stdout is not a terminal."""
     if not sys.stdout.isatty():
         for row in rows:
             sys.stdout.write("\t".join(" ".join(cell.split()) for cell in row) + "\n")
@@ -56,5 +58,5 @@ def show_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_figures(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The same with its headings in a pipe, too: figures without their names mean nothing to whoever reads a log."""
+    """Like show_rows, but tab-separated lines have a header, so that figures in logs have their names."""
     show_rows(headings, rows if sys.stdout.isatty() else [headings, *rows])

@@ -1,4 +1,5 @@
-"""polyvox voice: the voice library from the command line."""
+# SPDX-License-Identifier: Apache-2.0
+"""polyvox voice: manage the voice library."""
 
 import shlex
 import time
@@ -13,7 +14,7 @@ from polyvox.errors import InvalidRequest
 from polyvox.models.info import Capability
 from polyvox.voices import Voice, VoiceLibrary
 
-app = typer.Typer(no_args_is_help=True, help="Keep voices under a name: clone, design, share.")
+app = typer.Typer(no_args_is_help=True, help="Manage the voice library: clone, design, share.")
 
 BASE_MODELS = "a Base checkpoint, such as Qwen/Qwen3-TTS-12Hz-1.7B-Base or Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 DESIGN_MODELS = "a VoiceDesign checkpoint, such as Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign"
@@ -22,36 +23,38 @@ SAMPLE = (
     "There are seven candles on the table, and outside it has just begun to rain."
 )
 
-Name = Annotated[str, typer.Argument(help="The voice's name, in any case.")]
-Replace = Annotated[bool, typer.Option("--replace", help="Take the place of a voice of that name.")]
-Consent = Annotated[str | None, typer.Option(help="What the speaker agreed to; kept with the voice.")]
+Name = Annotated[str, typer.Argument(help="Name of the voice (case-insensitive).")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace a voice of the same name.")]
+Consent = Annotated[str | None, typer.Option(help="What the speaker consented to; stored with the voice.")]
 
 
 @app.command()
 def add(
     name: Name,
-    file: Annotated[Path, typer.Argument(help="A recording of 1 to 30 seconds: one speaker, little noise.")],
-    text: Annotated[str | None, typer.Option(help="What is said in it; speech then continues the recording.")] = None,
-    text_file: Annotated[Path | None, typer.Option(help="The same, from a file.")] = None,
+    file: Annotated[Path, typer.Argument(help="Recording of 1 to 30 seconds: one speaker, little noise.")],
+    text: Annotated[
+        str | None, typer.Option(help="Transcript of the recording; brings speech closer to the voice.")
+    ] = None,
+    text_file: Annotated[Path | None, typer.Option(help="File with the transcript.")] = None,
     consent: Consent = None,
     replace: Replace = False,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The Base model to clone for.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Base model that the voice is for.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
-    """Clone a voice from a recording and keep it."""
+    """Clone a voice from a recording and add it to the library."""
     library = VoiceLibrary()
     if not replace:
         library.check_free(name)
     if not file.is_file():
         raise InvalidRequest("file", str(file), "must be an existing audio file")
-    said = _transcript(text, text_file)
+    transcript = _transcript(text, text_file)
     base = _check_capability("model", model, "can_clone", BASE_MODELS)
     with load(base, device, dtype) as tts:
-        began = time.perf_counter()
-        with console.status(f"Listening to {file.name} …"):
+        start = time.perf_counter()
+        with console.status(f"Cloning {file.name} …"):
             recording = read_audio(file, tts.sample_rate)
-            cloned = tts.clone(recording, said)
+            cloned = tts.clone(recording, transcript)
         assert tts.identity is not None
         voice = library.add(
             name,
@@ -62,17 +65,17 @@ def add(
             seconds=round(len(recording) / tts.sample_rate, 2),
             replace=replace,
         )
-    console.print(f"Kept {_described(voice)} ({time.perf_counter() - began:.1f} s).", soft_wrap=True)
+    console.print(f"Added {_described(voice)} ({time.perf_counter() - start:.1f} s).", soft_wrap=True)
     if voice.codes is None:
-        console.print("With --text and what is said in the recording, it would sound closer to it.")
+        console.print("Tip: a transcript (--text) brings the voice closer to the recording.")
     if voice.consent is None:
-        console.print('What the speaker agreed to can be kept with it: --consent "…"')
-    _next(voice, base)
+        console.print('Tip: record the consent of the speaker with --consent "…"')
+    _print_example(voice, base)
 
 
 @app.command("list")
 def list_voices(as_json: Json = False) -> None:
-    """All voices of the library."""
+    """List the voices of the library."""
     library = VoiceLibrary()
     voices, damaged = library.list(), library.damaged()
     if as_json:
@@ -81,71 +84,78 @@ def list_voices(as_json: Json = False) -> None:
     elif voices:
         headings = ("name", "model", "mode", "seconds", "created", "consent")
         show_rows(headings, [_row(voice) for voice in voices])
+        _print_example(voices[0], _model_option(voices[0]))
     for found in damaged:
         console.print(
-            f"! {found.name} is damaged ({found.path}: {found.reason}): polyvox voice rm '{found.name}', or add it "
-            "again with --replace",
+            f"warning: voice {found.name!r} is damaged ({found.path}: {found.reason}). "
+            f"Remove it with: polyvox voice rm {shlex.quote(found.name)}",
             soft_wrap=True,
         )
     if not voices and not damaged:
-        console.print("No voices yet. Clone one: polyvox voice add NAME FILE --model MODEL", soft_wrap=True)
+        console.print(
+            "The voice library is empty. Add a voice with: polyvox voice add NAME FILE --model MODEL", soft_wrap=True
+        )
 
 
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
-    """All that is known of a voice."""
+    """Show the details of a voice."""
     voice = VoiceLibrary().get(name)
     if as_json:
         show_json(voice.info())
     else:
         show_rows(("", ""), [(field, "–" if value is None else str(value)) for field, value in voice.info().items()])
+        _print_example(voice, _model_option(voice))
 
 
 @app.command("rm")
 def remove(name: Name) -> None:
-    """Take a voice away, and all that is stored of it."""
+    """Remove a voice and its data from the library."""
     library = VoiceLibrary()
     library.remove(name)
-    console.print(f"Removed {name}. What was exported stays where it is. Left: {len(library.list())} voices.")
+    console.print(f"Removed {name}. Exported files are not deleted. Voices in the library: {len(library.list())}.")
+    console.print("List them with: polyvox voice list")
 
 
 @app.command()
-def export(
-    name: Name, file: Annotated[Path, typer.Argument(help="The file to write, such as anna.safetensors.")]
-) -> None:
-    """Write a voice to a file, for another machine."""
+def export(name: Name, file: Annotated[Path, typer.Argument(help="Output file, such as anna.safetensors.")]) -> None:
+    """Export a voice to a file."""
     voice = VoiceLibrary().export(name, file)
     console.print(f"Wrote {_described(voice)} to {file}.", soft_wrap=True)
-    console.print(f"On the other machine: polyvox voice import {file.name}", soft_wrap=True)
+    console.print(f"Import it elsewhere with: polyvox voice import {file.name}", soft_wrap=True)
 
 
 @app.command("import")
 def import_voice(
-    file: Annotated[Path, typer.Argument(help="A file of `polyvox voice export`.")],
-    name: Annotated[str | None, typer.Option(help="Another name for it.")] = None,
+    file: Annotated[Path, typer.Argument(help="File from `polyvox voice export`.")],
+    name: Annotated[str | None, typer.Option(help="Another name for the voice.")] = None,
     replace: Replace = False,
 ) -> None:
-    """Keep the voice of an exported file."""
+    """Import an exported voice."""
     voice = VoiceLibrary().import_(file, name, replace=replace)
-    console.print(f"Kept {_described(voice)}.", soft_wrap=True)
-    _next(voice, voice.model.name if "/" in voice.model.name else "MODEL")  # a folder's name is not its place
+    console.print(f"Added {_described(voice)}.", soft_wrap=True)
+    _print_example(voice, _model_option(voice))
 
 
 @app.command()
 def design(
-    description: Annotated[str, typer.Argument(help='The voice in words: "a warm old narrator".')],
-    name: Annotated[str, typer.Option(help="The name to keep it under.")],
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The VoiceDesign model that makes it.")] = None,
-    base: Annotated[str | None, typer.Option(help="The Base model that keeps it.")] = None,
-    say: Annotated[str, typer.Option(help="What the sample says; it becomes the voice's transcript.")] = SAMPLE,
+    description: Annotated[str, typer.Argument(help='Description of the voice: "a warm old narrator".')],
+    name: Annotated[str, typer.Option(help="Name of the new voice.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="VoiceDesign model that designs the voice.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Base model that the voice is stored for.")] = None,
+    say: Annotated[str, typer.Option(help="Text of the sample, which becomes the transcript of the voice.")] = SAMPLE,
     language: Annotated[str, typer.Option("--language", "-l", help="auto, or a language of the model.")] = "auto",
-    seed: Annotated[int | None, typer.Option(help="Another seed gives another voice.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The sample; by default NAME.wav.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; another seed gives another voice.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the sample. [default: NAME.wav]")
+    ] = None,
     replace: Replace = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
-    """Make a voice from a description, and keep it where a Base model is given."""
+    """Design a voice from a description; with --base, add it to the library."""
     library = VoiceLibrary()
     if not replace:
         library.check_free(name)
@@ -153,7 +163,7 @@ def design(
     if sample.suffix.lower() != ".wav" or not sample.absolute().parent.is_dir():
         raise InvalidRequest("output", str(sample), "must end in .wav and its folder must exist")
     designer = _check_capability("model", model, "designs_voices", DESIGN_MODELS)
-    keeper = None if base is None else _check_capability("base", base, "can_clone", BASE_MODELS)
+    base_model = None if base is None else _check_capability("base", base, "can_clone", BASE_MODELS)
     with load(designer, device, dtype) as tts:
         stream = tts.stream(say, language=language, instructions=description, seed=seed, trim_silence=True)
         chunks = []
@@ -163,19 +173,19 @@ def design(
                 status.update(f"Speaking … {sum(map(len, chunks)) / tts.sample_rate:.1f} s")
         audio = stream.audio(chunks)
     audio.save(sample)
-    console.print(f"{sample}: {audio.seconds:.1f} s in the new voice, seed {audio.seed}", soft_wrap=True)
+    console.print(f"Wrote {sample}: {audio.seconds:.1f} s in the new voice, seed {audio.seed}", soft_wrap=True)
     if audio.finish_reason != "stop":
-        console.print("It did not come to its end by itself: listen to it, and try another --seed or a shorter --say.")
-    if keeper is None:
+        console.print("warning: the sample was cut. Listen to it, then try another --seed or a shorter --say.")
+    if base_model is None:
         console.print(
-            f"The voice is not kept: that needs a Base model to clone the sample. Add --base with {BASE_MODELS}, "
-            f"and --seed {audio.seed} for the same voice.",
+            f"The voice was not added to the library. To add it, run again with --seed {audio.seed} and --base: "
+            f"{BASE_MODELS}.",
             soft_wrap=True,
         )
         return
-    del tts, stream  # the memory of the first model is needed for the second
-    with load(keeper, device, dtype) as tts:
-        with console.status(f"Listening to {sample.name} …"):
+    del tts, stream  # free the memory of the first model for the second
+    with load(base_model, device, dtype) as tts:
+        with console.status(f"Cloning {sample.name} …"):
             cloned = tts.clone(sample, say)
         assert tts.identity is not None
         voice = library.add(
@@ -187,12 +197,12 @@ def design(
             description=description,
             replace=replace,
         )
-    console.print(f"Kept {_described(voice)}.", soft_wrap=True)
-    _next(voice, keeper)
+    console.print(f"Added {_described(voice)}.", soft_wrap=True)
+    _print_example(voice, base_model)
 
 
 def _check_capability(field: str, model: str | None, capability: Capability, required: str) -> str:
-    """The model, if it has the capability; checked before its weights are loaded."""
+    """Check a capability of a model before its weights are loaded."""
     if model is None:
         raise InvalidRequest(f"--{field}", model, f"must be {required}")
     with console.status("Starting …"):
@@ -216,7 +226,7 @@ def _transcript(text: str | None, file: Path | None) -> str | None:
 
 
 def _described(voice: Voice) -> str:
-    mode = "a speaker's vector" if voice.codes is None else "vector and recording"
+    mode = "speaker embedding" if voice.codes is None else "speaker embedding and recording"
     return f"{voice.name} ({mode}, for {voice.model.name}, id {voice.id[:12]})"
 
 
@@ -226,6 +236,11 @@ def _row(voice: Voice) -> tuple[str, ...]:
     return (voice.name, voice.model.name, about["mode"], seconds, f"{voice.created:%Y-%m-%d}", voice.consent or "–")
 
 
-def _next(voice: Voice, model: str) -> None:
+def _model_option(voice: Voice) -> str:
+    """The hub id of the voice's model. A name without a slash is the name of a folder, whose path is unknown."""
+    return voice.model.name if "/" in voice.model.name else "MODEL"
+
+
+def _print_example(voice: Voice, model: str) -> None:
     command = f'polyvox say "Hello there." --voice {shlex.quote(voice.name)} --model {shlex.quote(model)}'
     console.print(f"Try: {command}", soft_wrap=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyvox.errors import InvalidRequest
-from polyvox.reading import PARAGRAPH_SECONDS, SENTENCE_SECONDS
+from polyvox.long_form import PARAGRAPH_PAUSE, SENTENCE_PAUSE
 from polyvox.text import Part, Pause, SentenceStream, SpokenText, TextRules, Words
 
 # What is said in one go: a sentence, a clause, or a sentence that is begun with its first words.
@@ -135,7 +135,7 @@ class SegmentQueue:
             self._say(self._sentences.append(paragraph))
             self._end_sentence()
             if self._natural:
-                self._natural = PARAGRAPH_SECONDS
+                self._natural = PARAGRAPH_PAUSE
         self._say(self._sentences.append(last))
         if self._granularity == "token" and (known := self._sentences.certain):
             self._grow(known)
@@ -152,7 +152,7 @@ class SegmentQueue:
             else:
                 self._put(Segment(sentence, self._silence or self._natural))
             clause = self._granularity == "clause" and sentence[-1] not in _STOPS
-            self._natural = CLAUSE_SECONDS if clause else SENTENCE_SECONDS
+            self._natural = CLAUSE_SECONDS if clause else SENTENCE_PAUSE
 
     def _grow(self, known: str) -> None:
         if self._growing is not None:

@@ -1,4 +1,5 @@
-"""polyvox voice, as a user types it."""
+# SPDX-License-Identifier: Apache-2.0
+"""polyvox voice on the command line."""
 
 import hashlib
 import io
@@ -28,7 +29,7 @@ from voices.making import MODEL, add
 
 
 class Shell:
-    """Runs commands in a folder with a library of its own."""
+    """Runs commands in a folder with its own voice library."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoints: Path) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
@@ -49,11 +50,11 @@ class Shell:
         self.run(*arguments)
         assert self.status == 0, self.err
 
-    def refused(self, told: str, *arguments: str, status: int = 2) -> None:
+    def fails(self, message: str, *arguments: str, status: int = 2) -> None:
         self.run(*arguments)
         assert self.status == status, self.err
         assert self.out == ""
-        assert told in self.err
+        assert message in self.err
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def shell(
 ) -> Shell:
     monkeypatch.setenv("POLYVOX_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(TTS, "clone", heard, raising=False)
+    monkeypatch.setattr(TTS, "clone", clone_or_fake, raising=False)
     for number, name in enumerate(("anna.wav", "bob.wav")):
         with wave.open(str(tmp_path / name), "wb") as file:
             file.setnchannels(1)
@@ -75,23 +76,22 @@ def shell(
 clone = TTS.clone
 
 
-def heard(tts: TTS, recording: Path | Samples, text: str | None = None) -> ClonedVoice:
-    """The voice of a recording; of a designed sample, which a random model ends within a second, one that follows
-    from its bytes."""
+def clone_or_fake(tts: TTS, recording: Path | Samples, text: str | None = None) -> ClonedVoice:
+    """Clones arrays. Files, which random models end within a second, give a voice derived from their bytes."""
     if isinstance(recording, np.ndarray):
         return clone(tts, recording, text)
-    chance = np.random.default_rng(list(hashlib.sha256(Path(recording).read_bytes()).digest()))
-    vector = chance.standard_normal(tts.speech.hidden_size).astype(np.float32)
-    codes = chance.integers(0, 64, (25, tts.speech.config.talker.code_groups))
+    rng = np.random.default_rng(list(hashlib.sha256(Path(recording).read_bytes()).digest()))
+    vector = rng.standard_normal(tts.speech.hidden_size).astype(np.float32)
+    codes = rng.integers(0, 64, (25, tts.speech.config.talker.code_groups))
     return ClonedVoice(vector) if text is None else ClonedVoice(vector, codes, text)
 
 
-def test_a_voice_is_added_and_speaks(shell: Shell, tmp_path: Path) -> None:
+def test_an_added_voice_can_be_used(shell: Shell, tmp_path: Path) -> None:
     shell.ok(
         "voice", "add", "Anna", "anna.wav", "--text", " Hello\n there. ", "--consent", "yes", "--model", shell.base
     )
     assert shell.out == ""
-    for part in ("Loaded", "Kept Anna (vector and recording, for base", "Try: polyvox say", "--voice Anna"):
+    for part in ("Loaded", "Added Anna (speaker embedding and recording, for base", "Try: polyvox say", "--voice Anna"):
         assert part in shell.err
     voice = VoiceLibrary(tmp_path / "home/voices").get("anna")
     assert (voice.transcript, voice.consent, voice.source) == ("Hello there.", "yes", "anna.wav")
@@ -99,12 +99,12 @@ def test_a_voice_is_added_and_speaks(shell: Shell, tmp_path: Path) -> None:
     shell.ok("say", "Hello.", "--voice", "anna", "--model", shell.base, "-o", "said.wav")
     with wave.open("said.wav") as file:
         assert file.getnframes() > 0
-    shell.refused("Invalid value for 'voice': must be one of Anna", "say", "x", "-v", "carl", "-m", shell.base)
+    shell.fails("Invalid value for 'voice': must be one of Anna", "say", "x", "-v", "carl", "-m", shell.base)
 
 
-def test_a_voice_without_a_transcript_says_what_would_be_better(shell: Shell, tmp_path: Path) -> None:
+def test_without_a_transcript_a_tip_is_printed(shell: Shell, tmp_path: Path) -> None:
     shell.ok("voice", "add", "anna", "anna.wav", "--model", shell.base)
-    assert "With --text" in shell.err
+    assert "a transcript (--text)" in shell.err
     assert "--consent" in shell.err
     voice = VoiceLibrary(tmp_path / "home/voices").get("anna")
     assert (voice.codes, voice.seconds) == (None, 2.0)
@@ -113,7 +113,7 @@ def test_a_voice_without_a_transcript_says_what_would_be_better(shell: Shell, tm
     assert VoiceLibrary(tmp_path / "home/voices").get("anna").transcript == "Guten Tag."
 
 
-def test_mistakes_are_told_before_anything_is_loaded(shell: Shell, tmp_path: Path) -> None:
+def test_invalid_arguments_are_rejected_before_the_model_is_loaded(shell: Shell, tmp_path: Path) -> None:
     add(VoiceLibrary(tmp_path / "home/voices"), "bob", 1)
     Path("empty.txt").write_text(" ")
     Path("binary.txt").write_bytes(b"\xff\xfe\xff")
@@ -129,27 +129,27 @@ def test_mistakes_are_told_before_anything_is_loaded(shell: Shell, tmp_path: Pat
         "Invalid value for '--model': must be a Base checkpoint": ["anna", "anna.wav"],
         "Qwen/Qwen3-TTS-12Hz-1.7B-Base": ["anna", "anna.wav", "--model", shell.custom],
     }  # fmt: skip
-    for told, arguments in cases.items():
-        shell.refused(told, "voice", "add", *arguments)
+    for message, arguments in cases.items():
+        shell.fails(message, "voice", "add", *arguments)
         assert "Loaded" not in shell.err
-    shell.refused("neither a folder", "voice", "add", "anna", "anna.wav", "--model", "nowhere", status=1)
+    shell.fails("neither a folder", "voice", "add", "anna", "anna.wav", "--model", "nowhere", status=1)
 
 
-def test_a_recording_that_cannot_be_cloned_leaves_nothing(
+def test_a_recording_that_cannot_be_cloned_adds_nothing(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(_: TTS, path: Path, __: str | None = None) -> ClonedVoice:
+    def reject(_: TTS, path: Path, __: str | None = None) -> ClonedVoice:
         raise InvalidRequest("recording", str(path), "must have speech")
 
-    monkeypatch.setattr(TTS, "clone", silent, raising=False)
-    shell.refused("must have speech", "voice", "add", "anna", "anna.wav", "--model", shell.base)
+    monkeypatch.setattr(TTS, "clone", reject, raising=False)
+    shell.fails("must have speech", "voice", "add", "anna", "anna.wav", "--model", shell.base)
     assert not (tmp_path / "home").exists()
 
 
-def test_lists_are_plain_in_a_pipe_and_json_for_programs(shell: Shell, tmp_path: Path) -> None:
+def test_list_prints_tab_separated_lines_to_a_pipe_or_json(shell: Shell, tmp_path: Path) -> None:
     shell.ok("voice", "list")
     assert shell.out == ""
-    assert "No voices yet. Clone one: polyvox voice add" in shell.err
+    assert "The voice library is empty. Add a voice with: polyvox voice add" in shell.err
     library = VoiceLibrary(tmp_path / "home/voices")
     add(library, "Anna", 1)
     library.add("bob", ClonedVoice(np.ones(4, np.float32)), MODEL, consent="a\nb\tc")
@@ -162,18 +162,18 @@ def test_lists_are_plain_in_a_pipe_and_json_for_programs(shell: Shell, tmp_path:
         ["bob", "Small-Base", "vector", "–"],
     ]
     assert rows[1][-1] == "a b c"
-    assert "! carl is damaged" in shell.err
+    assert "voice 'carl' is damaged" in shell.err
     shell.ok("voice", "list", "--json")
-    told = json.loads(shell.out)
-    assert [voice["name"] for voice in told["voices"]] == ["Anna", "bob"]
-    assert told["voices"][0]["id"] == library.get("anna").id
-    assert [voice["name"] for voice in told["damaged"]] == ["carl"]
+    listed = json.loads(shell.out)
+    assert [voice["name"] for voice in listed["voices"]] == ["Anna", "bob"]
+    assert listed["voices"][0]["id"] == library.get("anna").id
+    assert [voice["name"] for voice in listed["damaged"]] == ["carl"]
     shell.ok("voice", "show", "ANNA")
     assert "fingerprint\tbase-48-6x64-0123456789ab" in shell.out
     shell.ok("voice", "show", "bob", "--json")
     assert json.loads(shell.out)["consent"] == "a\nb\tc"
-    shell.refused("'carl' cannot be read", "voice", "show", "carl", status=1)
-    shell.refused("must be one of Anna, bob", "voice", "show", "dora")
+    shell.fails("'carl' cannot be read", "voice", "show", "carl", status=1)
+    shell.fails("must be one of Anna, bob", "voice", "show", "dora")
 
 
 def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,48 +187,48 @@ def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\t" not in out.getvalue()
 
 
-def test_voices_are_removed_exported_and_imported(shell: Shell, tmp_path: Path) -> None:
+def test_voices_can_be_exported_imported_and_removed(shell: Shell, tmp_path: Path) -> None:
     library = VoiceLibrary(tmp_path / "home/voices")
     kept = add(library, "Anna", 1)
     shell.ok("voice", "export", "anna", "out.safetensors")
     assert "polyvox voice import out.safetensors" in shell.err
-    shell.refused("exists", "voice", "import", "out.safetensors")
+    shell.fails("exists", "voice", "import", "out.safetensors")
     shell.ok("voice", "import", "out.safetensors", "--name", "bob")
-    assert "Kept bob" in shell.err
+    assert "Added bob" in shell.err
     assert library.get("bob").id == kept.id
     shell.ok("voice", "rm", "anna")
     assert "Removed anna" in shell.err
-    shell.refused("must be one of bob", "voice", "rm", "anna")
+    shell.fails("must be one of bob", "voice", "rm", "anna")
     shell.ok("voice", "import", "out.safetensors")
     assert library.get("anna").info() == kept.info()
-    shell.refused("must be a file from `polyvox voice export`", "voice", "import", "anna.wav")
-    shell.refused("cannot be read", "voice", "import", "nowhere")
-    shell.refused("cannot be written", "voice", "export", "bob", "nowhere/out")
+    shell.fails("must be a file from `polyvox voice export`", "voice", "import", "anna.wav")
+    shell.fails("cannot be read", "voice", "import", "nowhere")
+    shell.fails("cannot be written", "voice", "export", "bob", "nowhere/out")
 
 
-def test_a_designed_voice_is_kept_where_a_base_model_is_given(shell: Shell, tmp_path: Path) -> None:
-    words = ["voice", "design", "a warm old narrator", "--name", "anna", "--model", shell.designer]
-    words += ["--say", "Hello there.", "--seed", "7"]
-    shell.ok(*words)
+def test_a_designed_voice_is_added_if_a_base_model_is_given(shell: Shell, tmp_path: Path) -> None:
+    arguments = ["voice", "design", "a warm old narrator", "--name", "anna", "--model", shell.designer]
+    arguments += ["--say", "Hello there.", "--seed", "7"]
+    shell.ok(*arguments)
     assert "anna.wav: " in shell.err
-    assert "is not kept: that needs a Base model" in shell.err
+    assert "was not added to the library" in shell.err
     assert "--seed 7" in shell.err
     assert not (tmp_path / "home").exists()
     first = Path("anna.wav").read_bytes()
-    shell.ok(*words, "--base", shell.base, "-o", "sample.wav")
+    shell.ok(*arguments, "--base", shell.base, "-o", "sample.wav")
     assert Path("sample.wav").read_bytes() == first
     voice = VoiceLibrary(tmp_path / "home/voices").get("anna")
     assert (voice.description, voice.transcript, voice.source) == ("a warm old narrator", "Hello there.", "sample.wav")
     assert "Try: polyvox say" in shell.err
-    shell.refused("a voice with this name exists", *words)
-    other = [*words[:4], "bob", *words[5:]]
-    shell.refused("must be a Base checkpoint", *other, "--base", shell.custom)
-    shell.refused("must end in .wav", *other, "-o", "x.mp3")
+    shell.fails("a voice with this name exists", *arguments)
+    other = [*arguments[:4], "bob", *arguments[5:]]
+    shell.fails("must be a Base checkpoint", *other, "--base", shell.custom)
+    shell.fails("must end in .wav", *other, "-o", "x.mp3")
     other[other.index(shell.designer)] = shell.base
-    shell.refused("must be a VoiceDesign checkpoint", *other)
+    shell.fails("must be a VoiceDesign checkpoint", *other)
 
 
-def test_the_real_command_shares_its_library_with_others(tmp_path: Path) -> None:
+def test_processes_share_the_library(tmp_path: Path) -> None:
     library = VoiceLibrary(tmp_path / "home/voices")
     add(library, "Anna", 1)
     environment = os.environ | {"POLYVOX_HOME": str(tmp_path / "home")}
@@ -238,15 +238,16 @@ def test_the_real_command_shares_its_library_with_others(tmp_path: Path) -> None
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
 
     listed = run("list")
-    assert (listed.returncode, listed.stderr) == (0, "")
+    assert listed.returncode == 0
+    assert 'polyvox say "Hello there." --voice Anna --model MODEL' in listed.stderr
     assert listed.stdout.startswith("Anna\tSmall-Base\t")
     assert run("export", "anna", "a.safetensors").returncode == 0
     assert run("import", "a.safetensors", "--name", "Bob").returncode == 0
     assert [voice.name for voice in library.list()] == ["Anna", "Bob"]
-    assert run("rm", "nobody").returncode == 2
+    assert run("rm", "dora").returncode == 2
 
 
-def test_the_page_on_voices_is_true_from_top_to_bottom(
+def test_the_commands_of_the_voices_page_work(
     shell: Shell, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs/voices.md").read_text()
@@ -260,10 +261,10 @@ def test_the_page_on_voices_is_true_from_top_to_bottom(
     commands = [line for text in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in text.splitlines()]
     assert len(commands) == 8
     for command in commands:
-        words = shlex.split(command)
-        assert words[0] == "polyvox"
-        shell.ok(*words[1:])
-        if words[1:3] == ["voice", "list"]:
+        arguments = shlex.split(command)
+        assert arguments[0] == "polyvox"
+        shell.ok(*arguments[1:])
+        if arguments[1:3] == ["voice", "list"]:
             assert [line.split("\t")[0] for line in shell.out.splitlines()] == ["anna", "grandpa"]
     (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     exec(snippet, {})

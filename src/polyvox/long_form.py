@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long-form synthesis: a text of any length, sentence by sentence, with one loudness and sample-exact times."""
+
+import hashlib
+import io
+import json
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.loudness import normalize_loudness
+from polyvox.audio.pcm import Pcm, from_pcm, to_pcm
+from polyvox.audio.silence import trim_silence
+from polyvox.audio.time_stretch import TimeStretcher
+from polyvox.engine.interface import Engine, Stream
+from polyvox.errors import EngineDown, InvalidRequest, Overloaded
+from polyvox.files import write_atomically
+from polyvox.models.request import Request
+from polyvox.text import Note, Pause, SpokenText, TextRules, merged, sentences
+
+SENTENCE_PAUSE, PARAGRAPH_PAUSE = 0.25, 0.6  # seconds of silence, if the text requests no pause
+RETRY_INTERVAL = 0.2  # seconds between attempts while the engine has no capacity
+RETRY_TIMEOUT = 120.0  # seconds after which a sentence that was never admitted fails
+FADE_SECONDS = 0.005  # at both ends of a sentence, to avoid clicks
+_PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One request of a long text, and the pause after it. An empty text is a pause only."""
+
+    text: str
+    pause: float = 0.0  # seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpokenSentence:
+    """The audio of a sentence and its position in the whole, in samples."""
+
+    index: int
+    sentence: Sentence
+    samples: Samples  # without the pause
+    start: int
+    pause: int
+    finish_reason: FinishReason
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.samples)
+
+
+def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], list[Note]]:
+    """Split a text into sentences. The notes list what was left out or changed.
+
+    Raises InvalidRequest if there is nothing to say.
+    """
+    normalizer = SpokenText(rules)
+    found: list[Sentence] = []
+    default_pause = True  # the pause after the last sentence is ours and not from the text
+    for part in merged([*normalizer.append(text), *normalizer.finish()]):
+        if isinstance(part, Pause):
+            last = found.pop() if found else Sentence("")
+            found.append(Sentence(last.text, part.seconds + (0.0 if default_pause else last.pause)))
+            default_pause = False
+            continue
+        default_pause = True
+        for paragraph in _PARAGRAPH_BREAK.split(part.text):
+            found += [Sentence(sentence, SENTENCE_PAUSE) for sentence in sentences(paragraph)]
+            if found and paragraph.strip():
+                found[-1] = replace(found[-1], pause=PARAGRAPH_PAUSE)
+    if not any(sentence.text for sentence in found):
+        raise InvalidRequest("text", text, "must have something to say")
+    if default_pause:
+        found[-1] = replace(found[-1], pause=0.0)
+    return found, normalizer.notes
+
+
+class SentenceJob:
+    """A sentence in the engine. The engine's thread collects its chunks, so that its buffer is never full."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine, self._request = engine, request
+        self._submit()
+
+    def result(self) -> tuple[Samples, FinishReason]:
+        """Wait for the whole sentence. A rejected request is retried for RETRY_TIMEOUT seconds, then Overloaded is
+        raised; other errors are raised at once."""
+        deadline = time.monotonic() + RETRY_TIMEOUT
+        while True:
+            self._done.wait()
+            try:
+                return self._completed()
+            except EngineDown:
+                raise
+            except Overloaded:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(RETRY_INTERVAL)
+                self._submit()
+
+    def cancel(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+
+    def _submit(self) -> None:
+        self._chunks: list[Samples] = []
+        self._done = threading.Event()
+        self._stream: Stream | None = None
+        self._rejection: Overloaded | None = None
+        try:
+            self._stream = self._engine.submit(self._request, self._on_chunk)
+        except EngineDown:
+            raise
+        except Overloaded as error:
+            self._rejection = error
+            self._done.set()
+
+    def _completed(self) -> tuple[Samples, FinishReason]:
+        if self._rejection is not None:
+            raise self._rejection
+        assert self._stream is not None
+        assert self._stream.result is not None
+        self._stream.result.check()
+        return np.concatenate([*self._chunks, np.zeros(0, np.float32)]), self._stream.result.finish_reason
+
+    def _on_chunk(self, stream: Stream) -> None:
+        for chunk in stream.take(1 << 30):
+            self._chunks.append(chunk.samples)
+            if chunk.final:
+                self._done.set()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LongFormReader:
+    """Iterate over it for the sentences of a text as audio, in order; up to `max_concurrent` are generated at once.
+
+    `request` has the options and the seed of all sentences. Sentences in `store` are not generated again, and new ones
+    are added to it.
+    """
+
+    engine: Engine
+    sentences: list[Sentence]
+    request: Request
+    max_concurrent: int
+    store: "ResumeStore | None" = None
+    speed: float = 1.0
+    notes: list[Note] = field(default_factory=list)  # what was left out of the text
+
+    @property
+    def seed(self) -> int:
+        assert self.request.seed is not None, "a long text has a seed"
+        return self.request.seed
+
+    def __iter__(self) -> Iterator[SpokenSentence]:
+        jobs: deque[SentenceJob | None] = deque()  # from the next sentence on; None if there is nothing to generate
+        num_started = start = 0
+        try:
+            for index, sentence in enumerate(self.sentences):
+                while num_started < len(self.sentences) and len(jobs) < self.max_concurrent:
+                    jobs.append(self._start(num_started))
+                    num_started += 1
+                pcm, reason = self._finish(index, jobs.popleft())
+                spoken = SpokenSentence(index, sentence, from_pcm(pcm), start, self._samples(sentence.pause), reason)
+                start = spoken.end + spoken.pause
+                yield spoken
+        finally:
+            for job in jobs:
+                if job is not None:
+                    job.cancel()
+
+    def _start(self, index: int) -> SentenceJob | None:
+        text = self.sentences[index].text
+        if not text or (self.store is not None and index in self.store):
+            return None
+        return SentenceJob(self.engine, replace(self.request, text=text, segment=index, whole_file=True))
+
+    def _finish(self, index: int, job: SentenceJob | None) -> tuple[Pcm, FinishReason]:
+        if job is None:
+            if self.store is not None and index in self.store:
+                return self.store.load(index)
+            return np.zeros(0, np.int16), "stop"
+        try:
+            samples, reason = job.result()
+        except BaseException:
+            job.cancel()
+            raise
+        pcm = to_pcm(_postprocess(samples, self.engine.sample_rate, self.speed))
+        if self.store is not None:
+            self.store.save(index, pcm, reason)
+        return pcm, reason
+
+    def _samples(self, seconds: float) -> int:
+        return round(seconds / self.speed * self.engine.sample_rate)
+
+
+def _postprocess(samples: Samples, sample_rate: int, speed: float) -> Samples:
+    """Trim silence, change the speed, normalise the loudness and fade both ends."""
+    stretcher = TimeStretcher(speed, sample_rate)
+    samples = np.concatenate([stretcher.push(trim_silence(samples, sample_rate)), stretcher.finish()])
+    samples = normalize_loudness(samples, sample_rate)
+    fade = min(int(FADE_SECONDS * sample_rate), len(samples) // 2)
+    if fade:
+        ramp = np.linspace(0.0, 1.0, fade, dtype=np.float32)
+        samples[:fade] *= ramp
+        samples[-fade:] *= ramp[::-1]
+    return samples
+
+
+class ResumeStore:
+    """A folder with the generated sentences of one text, so that an interrupted run can resume.
+
+    Another text, voice, seed or model clears it. Without a seed, the seed of the first run is used.
+    """
+
+    def __init__(self, folder: Path, settings: object, seed: int | None = None) -> None:
+        self._folder = folder
+        key = hashlib.sha256(repr((settings, seed)).encode()).hexdigest()
+        manifest = folder / "reading.json"
+        saved = json.loads(manifest.read_text()) if manifest.is_file() else {}
+        if saved.get("key") != key:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            saved = {"key": key, "seed": secrets.randbelow(2**32) if seed is None else seed}
+            write_atomically(manifest, json.dumps(saved).encode())
+        self.seed: int = saved["seed"]
+        self._files = {int(file.stem): file for file in folder.glob("*.npz")}
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def load(self, index: int) -> tuple[Pcm, FinishReason]:
+        with np.load(self._files[index]) as file:
+            return file["pcm"], str(file["reason"])  # type: ignore[return-value]
+
+    def save(self, index: int, pcm: Pcm, reason: FinishReason) -> None:
+        data = io.BytesIO()
+        np.savez(data, pcm=pcm, reason=np.array(reason))
+        self._files[index] = self._folder / f"{index:06}.npz"
+        write_atomically(self._files[index], data.getvalue())
+
+    def clear(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long texts: order, times, loudness, joins, resuming and retries."""
+
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from conftest import Loaded
+from polyvox import long_form
+from polyvox.audio.clip import Samples
+from polyvox.audio.loudness import integrated_loudness
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.engine import LocalEngine
+from polyvox.errors import Overloaded
+from polyvox.long_form import LongFormReader, ResumeStore, Sentence, SpokenSentence
+from polyvox.models.request import Request
+from polyvox.tts import TTS
+
+REQUEST = Request("", "serena", "english", seed=3, max_frames=12)
+TEXTS = ("hello there", "a", "on and on", "the line", "b c")
+SENTENCES = [Sentence(text, pause) for text, pause in zip(TEXTS, (0.3, 0, 0.1, 0.5, 0), strict=True)]
+
+
+@pytest.fixture
+def engine(loaded: Loaded) -> Iterator[LocalEngine]:
+    engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(max_streams=4))
+    yield engine
+    engine.close()
+
+
+def joined(spoken: list[SpokenSentence]) -> Samples:
+    """The sentences at their positions, with silence between them."""
+    samples = np.zeros(spoken[-1].end, np.float32)
+    for one in spoken:
+        assert not samples[one.start : one.end].any()
+        samples[one.start : one.end] = one.samples
+    return samples
+
+
+def test_sentences_come_in_order_at_exact_times_for_any_concurrency(engine: LocalEngine) -> None:
+    sequential, concurrent = (list(LongFormReader(engine, SENTENCES, REQUEST, number)) for number in (1, 4))
+    assert [one.sentence for one in concurrent] == SENTENCES
+    for before, after in pairwise(concurrent):
+        assert after.start == before.end + round(before.sentence.pause * engine.sample_rate)
+    assert np.array_equal(joined(sequential), joined(concurrent))
+
+
+def test_sentences_have_one_loudness_and_no_clicks(embedded: TTS) -> None:
+    texts = [Sentence("Good morning."), Sentence("The train to the harbour leaves at nine."), Sentence("Yes, please.")]
+    spoken = list(LongFormReader(embedded.engine, texts, Request("", "heart", seed=3), 2))
+    levels = [integrated_loudness(one.samples, embedded.sample_rate) or 0.0 for one in spoken]
+    assert max(levels) - min(levels) < 1
+    for one in spoken:
+        assert abs(one.samples[0]) < 1e-3
+        assert abs(one.samples[-1]) < 1e-3
+
+
+def test_an_interrupted_text_is_resumed(engine: LocalEngine, tmp_path: Path) -> None:
+    settings: dict[str, object] = {"seed": 3}
+    uninterrupted = joined(list(LongFormReader(engine, SENTENCES, REQUEST, 2)))
+    reader = iter(LongFormReader(engine, SENTENCES, REQUEST, 2, ResumeStore(tmp_path / "parts", settings)))
+    first = list(islice(reader, 2))
+    reader.close()  # type: ignore[attr-defined]
+    (tmp_path / "parts" / "000004.partial").write_bytes(b"half of it")
+    store = ResumeStore(tmp_path / "parts", settings)
+    assert len(store) == 2
+    with mock.patch.object(engine, "submit", wraps=engine.submit) as submit:
+        spoken = list(LongFormReader(engine, SENTENCES, REQUEST, 2, store))
+    assert submit.call_count == 3
+    assert np.array_equal(joined(spoken), uninterrupted)
+    assert np.array_equal(spoken[1].samples, first[1].samples)
+    assert len(ResumeStore(tmp_path / "parts", {"seed": 4})) == 0
+    store.clear()
+    assert not (tmp_path / "parts").exists()
+
+
+@pytest.fixture
+def full_engine(loaded: Loaded) -> Iterator[LocalEngine]:
+    """One stream and no queue."""
+    engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(max_streams=1, max_queue=0))
+    yield engine
+    engine.close()
+
+
+def test_a_rejected_sentence_is_retried_until_capacity_is_free(full_engine: LocalEngine) -> None:
+    other = full_engine.submit(Request("hello", "serena", live=True, max_frames=200))
+    reader = LongFormReader(full_engine, SENTENCES[:2], REQUEST, 2)
+    with mock.patch.object(long_form.time, "sleep", side_effect=lambda _: other.cancel()):
+        assert [one.sentence for one in reader] == SENTENCES[:2]
+    assert full_engine.stats()["streams"] == 0
+
+
+def test_a_sentence_that_is_never_admitted_fails_after_the_retry_timeout(full_engine: LocalEngine) -> None:
+    other = full_engine.submit(Request("hello", "serena", live=True, max_frames=200))
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    reader = LongFormReader(full_engine, SENTENCES, REQUEST, 2)
+    with (
+        mock.patch.object(long_form, "time", mock.Mock(monotonic=lambda: now, sleep=sleep)),
+        mock.patch.object(full_engine, "submit", side_effect=Overloaded("no capacity", 1.0)) as submit,
+        pytest.raises(Overloaded, match="no capacity"),
+    ):
+        list(reader)
+    assert now == pytest.approx(long_form.RETRY_TIMEOUT, abs=1)
+    assert submit.call_count == pytest.approx(long_form.RETRY_TIMEOUT / long_form.RETRY_INTERVAL, abs=5)
+    other.cancel()
+
+
+def test_a_sentence_that_fails_raises_and_the_others_are_cancelled(engine: LocalEngine) -> None:
+    with (
+        mock.patch.object(engine._stepper.rows, "decode", side_effect=RuntimeError("injected")),
+        pytest.raises(Exception, match="injected"),
+    ):
+        list(LongFormReader(engine, SENTENCES, REQUEST, 4))
+    with engine.lock:
+        assert engine._work.wait_for(lambda: not engine._crowd.streams, 60)
