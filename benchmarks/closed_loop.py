@@ -134,9 +134,10 @@ def build(model: str, max_streams: int, tokens: int) -> InProcessEngine:
                 simulate(tts.speech, max_streams),
                 replace(config, min_streams_to_pipeline=model_runner.MIN_STREAMS_TO_PIPELINE, cuda_graphs=True),
             )
-    from polyvox.bench.random_weights import random_speech_model
+    from polyvox.models.registry import random_model
+    from polyvox.tts import placement
 
-    return InstrumentedEngine(random_speech_model(model, "auto", "auto", tokens), config)
+    return InstrumentedEngine(random_model(model, *placement("auto", "auto"), tokens), config)
 
 
 def gpu_memory() -> float | None:

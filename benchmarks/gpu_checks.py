@@ -24,22 +24,23 @@ import numpy as np
 import torch
 
 from polyvox.bench.model_calls import SyntheticBatch
-from polyvox.bench.random_weights import random_tts, random_weights
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.models.qwen3_tts.family import FAMILY
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.transformer import Layer
 from polyvox.models.request import Request, Sampling
-from polyvox.tts import load
+from polyvox.tts import TTS, load
 
 Rows = list[tuple[str, str]]
+DEVICE = torch.device("cuda")
 TEXTS = ["Good morning.", "The train leaves at nine.", "Could you say that again, please?", "We ran out of milk."]
 
 
 @torch.inference_mode()
 def rows(size: str) -> Rows:
     """Two batches of 64 that share 32 streams, in other slots."""
-    model = random_weights(size, "cuda", "bfloat16")
+    model = FAMILY.random_model(size, DEVICE, torch.bfloat16).model
     torch.manual_seed(0)
     inputs = torch.randn(96, model.config.talker.transformer.hidden_size, device="cuda").to(model.dtype)
 
@@ -118,8 +119,8 @@ def storm(_: str) -> Rows:
 @torch.inference_mode()
 def layers(size: str) -> Rows:
     """The same weights in bfloat16 and in float32."""
-    narrow = random_weights(size, "cuda", "bfloat16")
-    wide = random_weights(size, "cuda", "float32")
+    narrow = FAMILY.random_model(size, DEVICE, torch.bfloat16).model
+    wide = FAMILY.random_model(size, DEVICE, torch.float32).model
     for one, other in zip(wide.parameters(), narrow.parameters(), strict=True):
         one.copy_(other)
     found: dict[str, list[torch.Tensor]] = {}
@@ -177,7 +178,8 @@ def _decibels(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 def memory(_: str) -> Rows:
     """0.6B, 16 streams of 375 frames."""
-    with random_tts("0.6B", "cuda", "bfloat16", EngineConfig(max_streams=16, context=512), 30) as tts:
+    model = FAMILY.random_model("0.6B", DEVICE, torch.bfloat16, num_tokens=30)
+    with TTS(model, EngineConfig(max_streams=16, context=512)) as tts:
         engine, frames = tts.engine, 375
         sampling = Sampling(min_frames=frames)
         streams = [

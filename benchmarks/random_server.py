@@ -20,10 +20,11 @@ from polyvox.server.settings import read_settings
 
 def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> InProcessEngine:
     """Runs in the engine's process."""
-    from polyvox.bench.random_weights import random_speech_model
     from polyvox.engine.engine import LocalEngine
+    from polyvox.models.registry import random_model
+    from polyvox.tts import placement
 
-    return LocalEngine(random_speech_model(size, device, dtype, tokens, frames), config)
+    return LocalEngine(random_model(size, *placement(device, dtype), tokens, frames), config)
 
 
 def main() -> None:

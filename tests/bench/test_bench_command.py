@@ -14,10 +14,9 @@ import torch
 
 from bench.fake_server import FakeServer, Script, serving, tone
 from polyvox import tts
-from polyvox.bench import random_weights
 from polyvox.cli.main import main
 from polyvox.engine.memory import CPU_SLOTS
-from polyvox.models.qwen3_tts import synthetic
+from polyvox.models.qwen3_tts import family, synthetic
 
 BENCHMARK_PAGE = Path(__file__).parents[2] / "docs/benchmark.md"
 PERFORMANCE_PAGE = BENCHMARK_PAGE.with_name("performance.md")
@@ -104,7 +103,7 @@ def test_engine_measures_the_peak_of_every_dtype_of_the_model(
 ) -> None:
     model = synthetic.random_model(synthetic.tiny_files("custom_voice"), torch.device("cpu"), torch.float32)
     model.codec.narrow(torch.bfloat16)  # its codebooks stay float32, as on a GPU
-    monkeypatch.setattr(random_weights, "random_weights", lambda *_: model)
+    monkeypatch.setattr(family, "random_model", lambda *_: model)
     status = bench("engine", "--model", "0.6B", "--batch", "1", "--context", "16", "--repeats", "2", "-o", "e.json")
     assert status == 0, capsys.readouterr().err
     assert set(json.loads(Path("e.json").read_text())["device"]["rates"]) == {"float32", "bfloat16"}

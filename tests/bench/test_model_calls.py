@@ -21,10 +21,12 @@ from polyvox.bench.model_calls import (
     row,
     to_json,
 )
-from polyvox.bench.random_weights import SyntheticTokenizer, random_tts
 from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks
 from polyvox.engine.config import EngineConfig
-from polyvox.models.qwen3_tts import synthetic
+from polyvox.models.qwen3_tts import family, synthetic
+from polyvox.models.qwen3_tts.family import HashingTokenizer
+from polyvox.models.registry import random_model
+from polyvox.tts import TTS
 
 PEAKS = DevicePeaks("a device", 1e9, {torch.float32: 1e9})
 
@@ -118,18 +120,19 @@ def test_the_number_of_real_time_streams_follows_from_both_steps() -> None:
     assert row(codec)[2] == "–"
 
 
-def test_a_synthetic_tokenizer_gives_one_id_per_word_or_a_fixed_number(loaded: Loaded) -> None:
+def test_a_hashing_tokenizer_gives_one_id_per_word_or_a_fixed_number(loaded: Loaded) -> None:
     config = loaded("custom_voice", "float32").speech.config
-    assert len(SyntheticTokenizer(config, None).text("four words are here")) == 4
-    assert len(SyntheticTokenizer(config, 30).text("any text")) == 30
-    assert SyntheticTokenizer(config, 30).text("one") != SyntheticTokenizer(config, 30).text("two")
-    assert len(SyntheticTokenizer(config, None).role) == 3
+    assert len(HashingTokenizer(config, None).text("four words are here")) == 4
+    assert len(HashingTokenizer(config, 30).text("any text")) == 30
+    assert HashingTokenizer(config, 30).text("one") != HashingTokenizer(config, 30).text("two")
+    assert len(HashingTokenizer(config, None).role) == 3
 
 
 def test_random_weights_generate_utterances_of_a_fixed_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "published_files", lambda _size, kind: synthetic.tiny_files(kind))
-    with random_tts("1.7B", "cpu", "float32", EngineConfig(max_streams=4, max_queue_seconds=60), num_tokens=30) as tts:
-        client = EngineClient(tts.engine, tts.speech.config.sampling, frames=20)
+    monkeypatch.setattr(family, "published_files", lambda _size, kind: synthetic.tiny_files(kind))
+    model = random_model("1.7B", torch.device("cpu"), torch.float32, num_tokens=30)
+    with TTS(model, EngineConfig(max_streams=4, max_queue_seconds=60)) as tts:
+        client = EngineClient(tts.engine, tts.speech.info().sampling, frames=20)
         texts = ("One text.", "Another one.")
         load = Load("closed", 4, warmup=0.0, requests=8, seconds=60)
         result = run_in_process(partial(engine_client, client), load, texts)

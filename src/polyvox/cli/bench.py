@@ -262,11 +262,18 @@ def engine(
 
 
 def _load_model(model: str | None, device: str, dtype: str, stack: ExitStack) -> "Qwen3TTS":
-    from polyvox.bench.random_weights import SIZES, random_weights
+    """The weights of a checkpoint, or random weights of a published size."""
+    from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
+    from polyvox.models.registry import DEFAULT_FAMILY, get_family, random_model
+    from polyvox.tts import placement
 
-    if model in SIZES:
-        return random_weights(str(model), device, dtype)
-    return stack.enter_context(load(model, device, dtype)).speech.model
+    if model in get_family(DEFAULT_FAMILY).sizes:
+        speech = random_model(str(model), *placement(device, dtype))
+    else:
+        speech = stack.enter_context(load(model, device, dtype)).speech
+    if not isinstance(speech, Qwen3TTSModel):
+        raise InvalidRequest("model", model, "must be a Qwen3-TTS model: bench engine times the calls of this family")
+    return speech.model
 
 
 def _parse_numbers(name: str, text: str | None) -> list[float]:

@@ -201,17 +201,18 @@ class TargetOptions:
 
     def build_tts(self, max_streams: int, timeout: float) -> "TTS":
         """An engine that queues every request until its timeout: overload shows as latency, not as rejections."""
-        from polyvox.bench.random_weights import SIZES, random_tts
         from polyvox.engine.config import MIN_CONTEXT, EngineConfig
+        from polyvox.models.registry import DEFAULT_FAMILY, get_family, random_model
+        from polyvox.tts import TTS, placement
 
         context = EngineConfig().context
         if self.frames is not None and self.tokens is not None:
             context = max(MIN_CONTEXT, self.frames + self.tokens + PROMPT_ROWS)
         config = EngineConfig(max_streams, context, max_queue=MAX_QUEUE, max_queue_seconds=timeout)
-        if self.model in SIZES:
+        if self.model in get_family(DEFAULT_FAMILY).sizes:
             if self.frames is None:
                 raise InvalidRequest("frames", None, "is required with random weights, which do not end an utterance")
-            return random_tts(str(self.model), self.device, self.dtype, config, self.tokens)
+            return TTS(random_model(str(self.model), *placement(self.device, self.dtype), self.tokens), config)
         if self.tokens is not None:
             raise InvalidRequest("tokens", self.tokens, "requires random weights; a checkpoint has its own tokenizer")
         return load(self.model, self.device, self.dtype, config)
