@@ -1,4 +1,5 @@
-"""Every command and snippet of the documentation does what it says."""
+# SPDX-License-Identifier: Apache-2.0
+"""Every command and snippet of the documentation runs."""
 
 import json
 import os
@@ -18,7 +19,7 @@ from polyvox.server.settings import Settings, read_settings
 from polyvox.tts import load
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 # From top to bottom, by tests/voices/test_command.py and tests/bench/test_bench_command.py
 RUN_ELSEWHERE = ("voices.md", "benchmark.md", "performance.md")
 HUB_ID = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
@@ -40,18 +41,19 @@ def commands(first_word: str) -> list[str]:
     return [line for line in lines if line.split(" ")[0] == first_word]
 
 
-@pytest.fixture
-def environment(checkpoints: Path, tmp_path: Path) -> dict[str, str]:
-    """The command on the path, and a hub cache where a tiny checkpoint has the published name."""
-    cache = tmp_path / "hub" / f"models--{HUB_ID.replace('/', '--')}"
+@pytest.fixture(scope="module")
+def environment(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The command on the path, and a hub cache with a tiny checkpoint under the published name."""
+    hub = tmp_path_factory.mktemp("hub")
+    cache = hub / f"models--{HUB_ID.replace('/', '--')}"
     shutil.copytree(checkpoints / "custom_voice", cache / "snapshots" / ("0" * 40))
     (cache / "refs").mkdir()
     (cache / "refs/main").write_text("0" * 40)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    return os.environ | {"PATH": path, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
 
 
-def test_nothing_in_a_block_goes_unrun() -> None:
+def test_every_command_of_a_block_is_run() -> None:
     shown = [line.strip() for _, text in blocks("sh") for line in text.splitlines()]
     words = {line.split(" ")[0] for line in shown if line and not line.startswith("#")}
     assert words == {"make", "curl", "polyvox"}
@@ -60,14 +62,14 @@ def test_nothing_in_a_block_goes_unrun() -> None:
 
 @pytest.mark.parametrize("command", commands("polyvox"))
 def test_a_command_of_the_documentation_runs(command: str, environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "chapter.md").write_text("# One\n\nIt was late. Nobody came.\n")
+    (tmp_path / "chapter.md").write_text("# One\n\nIt was late. All was quiet.\n")
     done = subprocess.run(shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     if output := re.search(r"-o (\S+)", command):
         assert len(read_audio(tmp_path / output[1], 24_000)) > 0
 
 
-@pytest.mark.parametrize("text", [text for _, text in blocks("python")])
+@pytest.mark.parametrize("text", [pytest.param(text, id=page) for page, text in blocks("python")])
 def test_a_snippet_of_the_documentation_runs(text: str, environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -75,13 +77,13 @@ def test_a_snippet_of_the_documentation_runs(text: str, environment: dict[str, s
 
 
 @pytest.mark.parametrize("command", commands("make"))
-def test_make_knows_its_targets(command: str) -> None:
+def test_a_make_target_of_the_documentation_exists(command: str) -> None:
     subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, check=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def address(environment: dict[str, str]) -> Iterator[str]:
-    """A server as the documentation starts it, but on any free port."""
+    """A server as the documentation starts it, on any free port."""
     command = ["polyvox", "serve", "--port", "0"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
@@ -95,11 +97,11 @@ def address(environment: dict[str, str]) -> Iterator[str]:
             server.communicate(timeout=20)
 
 
-def test_the_server_answers_as_documented(address: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_server_responds_as_documented(address: str, environment: dict[str, str], tmp_path: Path) -> None:
     for command in commands("curl"):
         assert "http://127.0.0.1:8000" in command
-        asked = [*shlex.split(command.replace("http://127.0.0.1:8000", address)), "--fail", "--silent"]
-        done = subprocess.run(asked, cwd=tmp_path, env=environment, check=True, capture_output=True)
+        request = [*shlex.split(command.replace("http://127.0.0.1:8000", address)), "--fail", "--silent"]
+        done = subprocess.run(request, cwd=tmp_path, env=environment, check=True, capture_output=True)
         output = re.search(r"-o (\S+)", command)
         if output and output[1].endswith(".txt"):
             assert "speech.audio.done" in (tmp_path / output[1]).read_text()
@@ -109,18 +111,20 @@ def test_the_server_answers_as_documented(address: str, environment: dict[str, s
             assert json.loads(done.stdout)
 
 
-def test_a_client_of_the_documentation_hears_something(
+def test_a_websocket_client_of_the_documentation_receives_audio(
     address: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     ((_, text),) = blocks("py")
-    there = text.replace("ws://127.0.0.1:8000", address.replace("http", "ws"))
-    done = subprocess.run([sys.executable, "-c", there], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    program = text.replace("ws://127.0.0.1:8000", address.replace("http", "ws"))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert len(read_audio(tmp_path / "fox.wav", 24_000)) > 24_000
 
 
 @pytest.mark.parametrize("text", [text for _, text in blocks("yaml")])
-def test_a_configuration_of_the_documentation_is_one(text: str, tmp_path: Path) -> None:
+def test_a_configuration_of_the_documentation_is_valid(text: str, tmp_path: Path) -> None:
     (tmp_path / "polyvox.yaml").write_text(text)
     assert read_settings(file=tmp_path / "polyvox.yaml", environment={}) != Settings()
 
@@ -131,13 +135,13 @@ def test_every_setting_is_documented() -> None:
         assert re.search(rf"^\| `{name}` \|.*{re.escape(field.description or '')}", page, re.MULTILINE), name
 
 
-def test_the_table_of_memory_is_the_one_that_a_server_shows() -> None:
+def test_the_memory_table_is_the_one_of_the_server() -> None:
     with load(device="cpu", config=Settings().engine_config()) as tts:
         shown = table(tts.engine._stepper.memory())
     assert f"where the memory goes:\n{shown}\n" in (ROOT / "docs/server.md").read_text()
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_files() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
