@@ -17,7 +17,7 @@ from polyvox.bench.report import HEADINGS, row, serving_report
 from polyvox.bench.results import machine, read
 from polyvox.bench.summary import Summary, to_json
 from polyvox.cli.bench_session import BenchOptions, BenchSession, PlotFiles, check_files
-from polyvox.cli.bench_target import ModelName, progress_bar
+from polyvox.cli.bench_target import progress_bar
 from polyvox.cli.options import with_options
 from polyvox.cli.terminal import Device, Dtype, Json, console, load, show_figures, show_json
 from polyvox.errors import InvalidRequest
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Benchmark a speech server, or the engine.")
 
-MIN_REQUESTS = 5  # expected in a run at the lowest rate of a search
+MIN_EXPECTED_REQUESTS = 5  # in a run at the lowest rate of a search
 DEFAULT_SLO = "underrun=0,ttfa_p95=1s"  # without a bound on latency, a server that queues without limit always passes
 MAX_LOAD, MAX_LOAD_IN_PROCESS = 1024, 64  # defaults of --max-load
 LEVELS = "1,4,8,16,32,48,64,96,128"
@@ -80,7 +80,9 @@ def capacity(
     slo: Annotated[str, typer.Option(help="Service-level objective, such as underrun=0,ttfa_p95=100ms.")] = DEFAULT_SLO,
     by: Annotated[str, typer.Option(help="What the search raises: concurrency or rate.")] = "concurrency",
     initial_load: Annotated[float, typer.Option(help="First load of the search.")] = 1.0,
-    max_load: Annotated[float | None, typer.Option(help="Highest load of the search. [1024; in process 64]")] = None,
+    max_load: Annotated[
+        float | None, typer.Option(help="Highest load of the search; by default 1024, in process 64.")
+    ] = None,
     precision: Annotated[float, typer.Option(min=0, help="Resolution of the result, as a share of the load.")] = 0.05,
     repeats: Repeats = 3,
 ) -> None:
@@ -94,7 +96,7 @@ def capacity(
     first, highest = options.load(mode, initial_load), options.load(mode, max_load)
     if max_load < initial_load:
         raise InvalidRequest("max-load", max_load, f"must be at least --initial-load, which is {initial_load:g}")
-    min_load = 1.0 if mode == "closed" else min(initial_load, MIN_REQUESTS / options.seconds)
+    min_load = 1.0 if mode == "closed" else min(initial_load, MIN_EXPECTED_REQUESTS / options.seconds)
     with ExitStack() as stack:
         session = BenchSession(options, [highest], stack, slo)
 
@@ -202,7 +204,10 @@ def _comparison_rows(compared: "LoadComparison") -> list[list[str]]:
 
 @app.command()
 def engine(
-    model: ModelName = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A folder, a hub id, or 0.6B or 1.7B for random weights."),
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",

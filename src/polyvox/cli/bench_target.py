@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 PROMPT_ROWS = 32  # upper bound on the prompt rows that are not text tokens
 MAX_QUEUE = 4096
 
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="Server: the model name to send. In process: a checkpoint, or 0.6B or 1.7B for random weights.",
-    ),
-]
 RunLoad = Callable[[Load, "ProgressCallback | None"], tuple[list[RequestTrace], ClientLag]]
 
 
@@ -79,7 +71,14 @@ class TargetOptions:
     in_process: Annotated[bool, typer.Option("--in-process", help="Measure the engine without an HTTP server.")] = False
     protocol: Annotated[str, typer.Option(help="http (raw body), sse, or ws (vLLM-Omni's WebSocket).")] = "http"
     endpoint: Annotated[str | None, typer.Option(help="Path on the server, instead of /v1/audio/speech.")] = None
-    model: ModelName = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Server: the model name to send. In process: a checkpoint, or 0.6B or 1.7B for random weights.",
+        ),
+    ] = None
     voice: Annotated[str | None, typer.Option(help="Voice to send; by default none.")] = None
     audio_format: Annotated[str, typer.Option("--format", help="pcm or wav.")] = "pcm"
     sample_rate: Annotated[int, typer.Option(help="Sample rate of PCM if the response does not declare it.")] = 24_000
@@ -95,7 +94,7 @@ class TargetOptions:
     tokens: Annotated[int | None, typer.Option(help="In process, random weights: tokens per text.")] = None
     max_streams: Annotated[
         int | None,
-        typer.Option(help="In process: concurrent streams of the engine. [the highest concurrency, or what fits]"),
+        typer.Option(help="In process: concurrent streams of the engine; by default the highest concurrency."),
     ] = None
     device: Device = "auto"
     dtype: Dtype = "auto"
