@@ -22,7 +22,7 @@ from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels import conv, tiles
 from polyvox.models.qwen3_tts.codec import CodecDecoder, Stateful
-from polyvox.models.qwen3_tts.synthetic import published_files, random_model
+from polyvox.models.qwen3_tts.family import FAMILY
 
 DEVICE = torch.device("cuda")
 HALF_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -56,7 +56,7 @@ def main() -> None:
     batches, frames = ([int(n) for n in text.split(",")] for text in (options.batches, options.frames))
     torch.backends.cudnn.allow_tf32 = True
     with torch.inference_mode():
-        codec = random_model(published_files("0.6B", "custom_voice"), DEVICE, torch.float32).codec
+        codec = FAMILY.random_model("0.6B", DEVICE, torch.float32).model.codec
         half = narrowed(codec, HALF_DTYPES[options.dtype])
         parts: dict[str, Callable[[], None]] = {
             "errors": lambda: show_errors(codec),

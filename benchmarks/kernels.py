@@ -241,7 +241,7 @@ def main() -> int:
             failed += 1
             table.append(f"{name:<36}FAILED: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
         sys.stderr.write(table[-1] + "\n")
-    heading = " ".join(f"{f'B={batch}: µs TB/s [reference]':<25}" for batch in batches)
+    heading = " ".join(f"{f'B={batch}: µs TB/s [ref]':<25}" for batch in batches)
     sys.stdout.write(f"\n{torch.cuda.get_device_name()}, {DTYPE}\n{'':<36}{heading} error rows\n")
     sys.stdout.write("\n".join(table) + "\n")
     return 1 if failed else 0
