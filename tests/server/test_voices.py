@@ -17,7 +17,7 @@ from polyvox.models.request import ClonedVoice
 from polyvox.server.settings import Settings
 from server.fakes import HeldEngine
 from server.live_server import Serving, serving
-from voices.making import MODEL, cloned
+from voices.factories import MODEL, cloned
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from voices.killing import run
+from voices.killed_writers import run
 
 ROUNDS = 1000  # of two kills each
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import os
 import stat
 import subprocess
@@ -13,10 +14,10 @@ from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists, VoiceLibra
 from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
 from polyvox.voices import VoiceLibrary
-from polyvox.voices.library import PARTIAL, SWEEP_SECONDS
+from polyvox.voices.library import PARTIAL, PARTIAL_MAX_AGE
 from polyvox.voices.voice import MAX_FILE
-from voices.killing import environment, run
-from voices.making import MODEL, OTHER, add, cloned, version
+from voices.factories import MODEL, OTHER, add, cloned, version
+from voices.killed_writers import environment, run
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def library(tmp_path: Path) -> VoiceLibrary:
     return VoiceLibrary(tmp_path / "home/voices")
 
 
-def test_a_voice_comes_back_as_it_was_kept(library: VoiceLibrary) -> None:
+def test_a_voice_round_trips(library: VoiceLibrary) -> None:
     kept = add(library, "Anna", 7)
     found = VoiceLibrary(library.folder).get("anna")
     assert version(found) == 7
@@ -32,7 +33,7 @@ def test_a_voice_comes_back_as_it_was_kept(library: VoiceLibrary) -> None:
     assert (found.name, found.created.utcoffset()) == ("Anna", kept.created.utcoffset())
 
 
-def test_a_voice_may_be_a_vector_alone(library: VoiceLibrary) -> None:
+def test_a_voice_may_have_only_an_embedding(library: VoiceLibrary) -> None:
     library.add("anna", cloned(3, in_context=False), MODEL)
     voice = library.get("anna").cloned_for(MODEL)
     assert voice.codes is None
@@ -40,7 +41,7 @@ def test_a_voice_may_be_a_vector_alone(library: VoiceLibrary) -> None:
     assert library.get("anna").info()["mode"] == "vector"
 
 
-def test_the_folder_is_made_by_the_first_write_and_is_its_owners_alone(library: VoiceLibrary) -> None:
+def test_the_first_write_creates_a_private_folder(library: VoiceLibrary) -> None:
     assert library.list() == []
     assert not library.folder.exists()
     add(library, "anna", 1)
@@ -57,7 +58,7 @@ def test_the_folder_is_made_by_the_first_write_and_is_its_owners_alone(library: 
         ({"HOME": "/c"}, "/c/.local/share/polyvox/voices"),
     ],
 )
-def test_where_voices_are_by_default(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POLYVOX_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -65,7 +66,7 @@ def test_where_voices_are_by_default(variables: dict[str, str], folder: str, mon
     assert VoiceLibrary().folder == Path(folder)
 
 
-def test_a_user_without_a_home_has_no_voices_and_is_told_where_to_put_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_the_library_is_empty_and_writes_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POLYVOX_HOME", "XDG_DATA_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -75,11 +76,11 @@ def test_a_user_without_a_home_has_no_voices_and_is_told_where_to_put_them(monke
     monkeypatch.setattr("pwd.getpwuid", unknown)
     library = VoiceLibrary()
     assert library.list() == []
-    with pytest.raises(VoiceLibraryError, match="set POLYVOX_HOME"):
+    with pytest.raises(VoiceLibraryError, match="Set POLYVOX_HOME"):
         add(library, "anna", 1)
 
 
-def test_a_name_is_taken_once_in_any_case(library: VoiceLibrary) -> None:
+def test_names_are_unique_ignoring_case(library: VoiceLibrary) -> None:
     add(library, "Straße", 1)
     for name in ("Straße", "STRASSE", "strasse"):
         with pytest.raises(VoiceExists, match="exists"):
@@ -93,7 +94,7 @@ def test_a_name_is_taken_once_in_any_case(library: VoiceLibrary) -> None:
     "name",
     ["anna", "Anna Warm", "a.b-c_d", "7", "小明", "Zoë", "Zoe\u0308", "हिन्दी", "x" * 60, "con", "Ａnna"],
 )
-def test_names_of_any_script_are_kept(name: str, library: VoiceLibrary) -> None:
+def test_names_may_be_of_any_script(name: str, library: VoiceLibrary) -> None:
     add(library, name, 1)
     assert library.get(name).name == name
     (file,) = library.folder.iterdir()
@@ -108,7 +109,7 @@ def test_names_of_any_script_are_kept(name: str, library: VoiceLibrary) -> None:
         "\u202eanna", "\ud800", "~", "$(x)", None, 7, b"anna",
     ],
 )  # fmt: skip
-def test_what_could_be_a_path_or_a_trick_is_no_name(name: str, library: VoiceLibrary) -> None:
+def test_unsafe_names_are_rejected(name: str, library: VoiceLibrary) -> None:
     with pytest.raises(
         InvalidRequest, match=r"^Invalid value for 'name': must be up to 60 bytes of letters and digits"
     ):
@@ -120,7 +121,7 @@ def test_what_could_be_a_path_or_a_trick_is_no_name(name: str, library: VoiceLib
     assert not library.folder.exists()
 
 
-def test_an_unknown_voice_is_told_with_those_there_are(library: VoiceLibrary) -> None:
+def test_the_error_for_an_unknown_voice_lists_the_voices(library: VoiceLibrary) -> None:
     with pytest.raises(UnknownVoice, match="voice library is empty"):
         library.get("anna")
     add(library, "bob", 1)
@@ -130,7 +131,7 @@ def test_an_unknown_voice_is_told_with_those_there_are(library: VoiceLibrary) ->
             ask("anna")
 
 
-def test_the_same_voice_has_one_content_id_and_is_found_by_it(library: VoiceLibrary) -> None:
+def test_a_voice_is_found_by_its_content_id(library: VoiceLibrary) -> None:
     first, second, third = add(library, "anna", 1), add(library, "bob", 1), add(library, "carl", 2)
     assert first.id == second.id != third.id
     assert library.get(third.id).name == "carl"
@@ -140,11 +141,11 @@ def test_the_same_voice_has_one_content_id_and_is_found_by_it(library: VoiceLibr
 
 
 def test_the_content_id_is_the_same_on_every_machine(library: VoiceLibrary) -> None:
-    """A change of it makes all kept voices unreadable."""
+    """A change would make all stored voices unreadable."""
     assert add(library, "anna", 1).id == "bacc5e4b2a33f2a74a299a1d9b74130059bb71149d62880f3a7605cfdcb0be75"
 
 
-def test_a_voice_of_another_model_is_refused_by_both_names(library: VoiceLibrary) -> None:
+def test_a_voice_of_another_model_is_rejected_with_both_names(library: VoiceLibrary) -> None:
     voice = add(library, "anna", 1)
     assert voice.cloned_for(ModelIdentity("renamed", MODEL.fingerprint, can_clone=True)).vector is voice.vector
     with pytest.raises(InvalidRequest) as caught:
@@ -154,7 +155,7 @@ def test_a_voice_of_another_model_is_refused_by_both_names(library: VoiceLibrary
 
 
 @pytest.mark.parametrize(
-    ("voice", "facts", "told"),
+    ("voice", "fields", "message"),
     [
         (ClonedVoice(np.full(4, np.nan, np.float32)), {}, "voice.vector"),
         (ClonedVoice(np.zeros(0, np.float32)), {}, "voice.vector"),
@@ -172,21 +173,21 @@ def test_a_voice_of_another_model_is_refused_by_both_names(library: VoiceLibrary
         (cloned(1), {"seconds": float("nan")}, "seconds"),
     ],
 )
-def test_what_no_voice_may_be_is_refused(
-    voice: ClonedVoice, facts: dict[str, object], told: str, library: VoiceLibrary
+def test_invalid_voices_are_rejected(
+    voice: ClonedVoice, fields: dict[str, object], message: str, library: VoiceLibrary
 ) -> None:
-    with pytest.raises(InvalidRequest, match=told):
-        library.add("anna", voice, MODEL, **facts)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=message):
+        library.add("anna", voice, MODEL, **fields)  # type: ignore[arg-type]
     assert not library.folder.exists()
 
 
 @pytest.mark.parametrize("source", ["/home/me/anna.wav", "..\\me\\anna.wav", "anna.wav"])
-def test_of_its_source_only_the_file_name_is_kept(source: str, library: VoiceLibrary) -> None:
+def test_only_the_file_name_of_the_source_is_stored(source: str, library: VoiceLibrary) -> None:
     assert library.add("anna", cloned(1), MODEL, source=source).source == "anna.wav"
     assert b"/me" not in next(library.folder.iterdir()).read_bytes()
 
 
-def test_processes_see_each_others_changes_at_the_next_call(library: VoiceLibrary) -> None:
+def test_instances_see_each_others_changes_at_once(library: VoiceLibrary) -> None:
     other = VoiceLibrary(library.folder)
     add(library, "anna", 1)
     assert version(other.get("anna")) == 1
@@ -198,27 +199,27 @@ def test_processes_see_each_others_changes_at_the_next_call(library: VoiceLibrar
         other.get("anna")
 
 
-def test_a_voice_that_did_not_change_is_read_once(library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_read_once(library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     add(library, "anna", 1)
-    assert library.get("anna") is not library.get("anna")  # so young a file may still be another one next time
+    assert library.get("anna") is not library.get("anna")  # a young file is not cached
     os.utime(library.folder / "anna.safetensors", (1, 1))
     first = library.get("anna")
     monkeypatch.setattr(Path, "open", None)
     assert library.get("ANNA") is first
 
 
-def test_of_many_who_take_a_name_one_gets_it(library: VoiceLibrary) -> None:
-    begin, won = threading.Barrier(8), []
+def test_concurrent_adds_of_one_name_have_one_winner(library: VoiceLibrary) -> None:
+    barrier, won = threading.Barrier(8), []
 
-    def take(number: int) -> None:
-        begin.wait()
+    def add_anna(number: int) -> None:
+        barrier.wait()
         try:
             add(VoiceLibrary(library.folder), "anna", number)
             won.append(number)
         except VoiceExists:
             pass
 
-    threads = [threading.Thread(target=take, args=[number]) for number in range(8)]
+    threads = [threading.Thread(target=add_anna, args=[number]) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -227,20 +228,20 @@ def test_of_many_who_take_a_name_one_gets_it(library: VoiceLibrary) -> None:
     assert len(list(library.folder.iterdir())) == 1
 
 
-def test_a_file_system_without_links_will_do(library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_is_supported(library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_link(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", no_link)
     add(library, "anna", 1)
-    monkeypatch.setattr(VoiceLibrary, "check_free", lambda *_: None)  # another process took it since
+    monkeypatch.setattr(VoiceLibrary, "check_free", lambda *_: None)  # another process added it after the check
     with pytest.raises(VoiceExists):
         add(library, "anna", 2)
     assert version(library.get("anna")) == 1
     assert len(list(library.folder.iterdir())) == 1
 
 
-# Damage
+# Damaged files
 
 
 def damages(whole: bytes) -> dict[str, bytes]:
@@ -248,11 +249,11 @@ def damages(whole: bytes) -> dict[str, bytes]:
     flipped[-5] ^= 1
     return {
         "empty": b"",
-        "cut in its numbers": whole[:-7],
-        "cut in its header": whole[:40],
+        "truncated arrays": whole[:-7],
+        "truncated header": whole[:40],
         "another file": b"RIFF" * 100,
-        "a wrong number": bytes(flipped),
-        "a wrong word": whole.replace(b'"consent":"1"', b'"consent":"2"'),
+        "corrupt array": bytes(flipped),
+        "corrupt metadata": whole.replace(b'"consent":"1"', b'"consent":"2"'),
         "no voice": save({"vector": np.ones(4, np.float32)}),
         "no vector": save({"x": np.ones(4, np.float32)}, {"format": "polyvox-voice-1"}),
         "huge": bytes(MAX_FILE + 1),
@@ -261,7 +262,7 @@ def damages(whole: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("damage", damages(bytes(50)))
-def test_a_damaged_file_is_named_and_the_others_still_work(damage: str, library: VoiceLibrary, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_other_voices_work(damage: str, library: VoiceLibrary, tmp_path: Path) -> None:
     add(library, "anna", 1)
     add(library, "bob", 2)
     file = library.folder / "anna.safetensors"
@@ -269,7 +270,7 @@ def test_a_damaged_file_is_named_and_the_others_still_work(damage: str, library:
     assert damaged != file.read_bytes()
     library.get("anna")
     file.write_bytes(damaged)
-    with pytest.raises(VoiceLibraryError, match=r"'anna' cannot be read \(.*anna\.safetensors: .+\): remove it"):
+    with pytest.raises(VoiceLibraryError, match=r"'anna' cannot be read \(.*anna\.safetensors: .+\)\. Remove it"):
         library.get("anna")
     with pytest.raises(VoiceLibraryError):
         library.export("anna", tmp_path / "x")
@@ -287,7 +288,7 @@ def test_a_damaged_file_is_named_and_the_others_still_work(damage: str, library:
     assert library.damaged() == ()
 
 
-def test_files_that_are_no_voices_are_told_or_left_alone(library: VoiceLibrary) -> None:
+def test_other_files_are_reported_or_ignored(library: VoiceLibrary) -> None:
     add(library, "anna", 1)
     (library.folder / "notes.txt").write_text("mine")
     (library.folder / "folder.safetensors").mkdir()
@@ -295,23 +296,21 @@ def test_files_that_are_no_voices_are_told_or_left_alone(library: VoiceLibrary) 
     (library.folder / "bob.safetensors").write_bytes((library.folder / "anna.safetensors").read_bytes())
     assert [voice.name for voice in library.list()] == ["anna"]
     assert {found.name: found.reason for found in library.damaged()} == {
-        "bob": "it holds the voice 'anna': import it instead",
-        "folder": "it is no file",
-        "pipe": "it is no file",
+        "bob": "it has the voice 'anna'; import it instead",
+        "folder": "not a regular file",
+        "pipe": "not a regular file",
     }
 
 
-def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     library = VoiceLibrary(tmp_path / "file")
     for ask in (library.list, lambda: add(library, "anna", 1)):
-        with pytest.raises(VoiceLibraryError, match=r"the voice library in .*file cannot be used"):
+        with pytest.raises(VoiceLibraryError, match=r"The voice library in .*file cannot be used"):
             ask()
 
 
-def test_a_full_disk_leaves_the_old_voice_and_nothing_else(
-    library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_old_voice(library: VoiceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     add(library, "anna", 1)
 
     def full(_: int) -> None:
@@ -327,7 +326,7 @@ def test_a_full_disk_leaves_the_old_voice_and_nothing_else(
 # Export and import
 
 
-def test_a_voice_goes_to_another_library_in_one_file(library: VoiceLibrary, tmp_path: Path) -> None:
+def test_an_exported_voice_can_be_imported(library: VoiceLibrary, tmp_path: Path) -> None:
     kept = add(library, "Anna", 5)
     library.export("anna", tmp_path / "anna.safetensors")
     other = VoiceLibrary(tmp_path / "other")
@@ -342,9 +341,7 @@ def test_a_voice_goes_to_another_library_in_one_file(library: VoiceLibrary, tmp_
         other.import_(tmp_path / "anna.safetensors", "../x")
 
 
-def test_an_export_that_cannot_be_written_and_an_import_that_is_not_there_are_told(
-    library: VoiceLibrary, tmp_path: Path
-) -> None:
+def test_invalid_paths_of_export_and_import_are_rejected(library: VoiceLibrary, tmp_path: Path) -> None:
     add(library, "anna", 1)
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "nowhere/x", tmp_path / "folder"):
@@ -355,15 +352,15 @@ def test_an_export_that_cannot_be_written_and_an_import_that_is_not_there_are_to
         library.import_(tmp_path / "nowhere")
 
 
-# Processes that die
+# Killed processes
 
 
-def test_what_dead_writers_left_goes_when_it_is_old(library: VoiceLibrary) -> None:
+def test_old_temporary_files_are_deleted(library: VoiceLibrary) -> None:
     add(library, "anna", 1)
     old, young = (library.folder / f".{name}{PARTIAL}" for name in ("old", "young"))
     for file in (old, young):
         file.write_bytes(b"half of a voice")
-    then = old.stat().st_mtime - SWEEP_SECONDS - 1
+    then = old.stat().st_mtime - PARTIAL_MAX_AGE - 1
     os.utime(old, (then, then))
     assert [voice.name for voice in library.list()] == ["anna"]
     assert old.exists()
@@ -375,29 +372,27 @@ def test_what_dead_writers_left_goes_when_it_is_old(library: VoiceLibrary) -> No
     assert not young.exists()
 
 
-# Ends itself at the nth thing that it asks of the file system.
-DYING = """
+# Kills itself at its nth file system call.
+KILLED_WRITER = """
 import os, signal, sys
-from voices.making import add
+from voices.factories import add
 from polyvox.voices import VoiceLibrary
 
 folder, last, replace, remove = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "replace", sys.argv[3] == "remove"
-library, asked = VoiceLibrary(folder), 0
+library, calls = VoiceLibrary(folder), 0
 def count(event, _):
-    global asked
+    global calls
     if event in ("open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.scandir"):
-        asked += 1
-        if asked == last:
+        calls += 1
+        if calls == last:
             os.kill(os.getpid(), signal.SIGKILL)
-def begin():
-    sys.addaudithook(count)
-begin()
+sys.addaudithook(count)
 library.remove("anna") if remove else add(library, "anna", 2, replace)
 """
 
 
 @pytest.mark.parametrize(("act", "before", "after"), [("add", None, 2), ("replace", 1, 2), ("remove", 1, None)])
-def test_a_writer_that_dies_at_any_step_leaves_the_old_voice_or_the_new(
+def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_voice(
     act: str, before: int | None, after: int | None, library: VoiceLibrary
 ) -> None:
     seen = []
@@ -406,21 +401,21 @@ def test_a_writer_that_dies_at_any_step_leaves_the_old_voice_or_the_new(
             file.unlink()
         if before is not None:
             add(library, "anna", before)
-        command = [sys.executable, "-c", DYING, str(library.folder), str(step), act]
-        done = subprocess.run(command, env=environment())
+        command = [sys.executable, "-c", KILLED_WRITER, str(library.folder), str(step), act]
+        process = subprocess.run(command, env=environment())
         found = [version(voice) for voice in library.list()]
         assert library.damaged() == ()
         seen.append(found[0] if found else None)
-        if done.returncode == 0:
+        if process.returncode == 0:
             break
-        assert done.returncode == -9
+        assert process.returncode == -9
     assert seen[0] == before
     assert seen[-1] == after
     assert len(seen) >= 3
     assert seen == sorted(seen, key=lambda found: found == after)
 
 
-def test_a_hundred_kills_while_voices_are_written_leave_a_sound_library(
+def test_a_hundred_killed_writers_damage_nothing(
     tmp_path: Path,
 ) -> None:
     run(tmp_path / "voices", 50)

@@ -1,4 +1,5 @@
-"""Two libraries over one folder, in any sequence of acts, are what a dictionary is."""
+# SPDX-License-Identifier: Apache-2.0
+"""Two libraries over one folder behave like one dictionary for any sequence of operations."""
 
 import shutil
 import tempfile
@@ -13,14 +14,15 @@ from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists
 from polyvox.models.info import ModelIdentity
 from polyvox.voices import VoiceLibrary
 from polyvox.voices.voice import MAX_NAME, Voice, from_bytes, name_key, new_voice, to_bytes
-from voices.making import add, cloned, version
+from voices import factories
+from voices.factories import cloned, version
 
 NAMES = ("anna", "Anna", "ANNA", "bob", "Zoë", "Zoe\u0308", "小明")
 names, versions, sides = st.sampled_from(NAMES), st.integers(0, 60), st.integers(0, 1)
 
 
 class Libraries(RuleBasedStateMachine):
-    """The model: by key, the name as it was written last and the version."""
+    """`expected` maps keys to the last written name and version."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,12 +34,12 @@ class Libraries(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     @rule(side=sides, name=names, number=versions, replace=st.booleans())
-    def keep(self, side: int, name: str, number: int, replace: bool) -> None:
+    def add(self, side: int, name: str, number: int, replace: bool) -> None:
         if name_key(name) in self.expected and not replace:
             with pytest.raises(VoiceExists):
-                add(self.sides[side], name, number, replace)
+                factories.add(self.sides[side], name, number, replace)
         else:
-            add(self.sides[side], name, number, replace)
+            factories.add(self.sides[side], name, number, replace)
             self.expected[name_key(name)] = name, number
 
     @rule(side=sides, name=names)
@@ -49,8 +51,8 @@ class Libraries(RuleBasedStateMachine):
             self.sides[side].remove(name)
 
     @rule(side=sides, name=names, new=names, replace=st.booleans())
-    def take_along(self, side: int, name: str, new: str, replace: bool) -> None:
-        """Export on one side, import on the other, under another name."""
+    def export_and_import(self, side: int, name: str, new: str, replace: bool) -> None:
+        """Export from one library and import into the other under another name."""
         file = self.folder / "exported"
         if name_key(name) not in self.expected:
             with pytest.raises(UnknownVoice):
@@ -65,7 +67,7 @@ class Libraries(RuleBasedStateMachine):
             self.expected[name_key(new)] = new, self.expected[name_key(name)][1]
 
     @invariant()
-    def both_sides_agree(self) -> None:
+    def both_libraries_agree(self) -> None:
         for library in self.sides:
             assert {name_key(v.name): (v.name, version(v)) for v in library.list()} == self.expected
             assert library.damaged() == ()
@@ -74,7 +76,7 @@ class Libraries(RuleBasedStateMachine):
                     assert version(library.get(name)) == self.expected[name_key(name)][1]
 
     @invariant()
-    def nothing_else_is_there(self) -> None:
+    def there_are_no_other_files(self) -> None:
         assert len(list((self.folder / "voices").glob("*"))) == len(self.expected)
 
 
@@ -84,7 +86,7 @@ TestLibraries.settings = settings(max_examples=40, stateful_step_count=30, deadl
 
 @given(st.text(max_size=70) | st.text("aÄßﬁ小²7.-_ ", min_size=1, max_size=30))
 @settings(max_examples=500, deadline=None)
-def test_a_name_is_refused_or_is_one_plain_file(name: str) -> None:
+def test_a_name_is_rejected_or_maps_to_one_file(name: str) -> None:
     library = VoiceLibrary("/library")
     try:
         key = name_key(name)
@@ -95,7 +97,7 @@ def test_a_name_is_refused_or_is_one_plain_file(name: str) -> None:
     assert path.name.isascii()
     assert not path.name.startswith(".")
     assert len(path.name) <= 3 * MAX_NAME + 12
-    assert name_key(key) == key  # what is kept under its key is found by it
+    assert name_key(key) == key  # idempotent
 
 
 @given(
@@ -105,9 +107,7 @@ def test_a_name_is_refused_or_is_one_plain_file(name: str) -> None:
     seconds=st.none() | st.floats(0, 1e6),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_voice_is_the_same_after_a_file(
-    texts: list[str | None], number: int, in_context: bool, seconds: float | None
-) -> None:
+def test_any_voice_round_trips(texts: list[str | None], number: int, in_context: bool, seconds: float | None) -> None:
     consent, description, model = texts
     identity = ModelIdentity(model or "", "base-1", can_clone=True)
     voice = new_voice("Anna", cloned(number, in_context), identity, consent, None, seconds, description)
@@ -115,27 +115,27 @@ def test_any_voice_is_the_same_after_a_file(
 
 
 IDENTITY = ModelIdentity("a model", "base-1", can_clone=True)
-WHOLE = to_bytes(new_voice("anna", cloned(3), IDENTITY, "yes", "a.wav", 1.0, None))
+FILE = to_bytes(new_voice("anna", cloned(3), IDENTITY, "yes", "a.wav", 1.0, None))
 
 
 def same(voice: Voice) -> bool:
-    return to_bytes(voice) == WHOLE
+    return to_bytes(voice) == FILE
 
 
-@given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
+@given(st.integers(0, len(FILE) - 1), st.integers(1, 255))
 @settings(max_examples=500, deadline=None)
-def test_any_changed_byte_is_found_out_or_changes_nothing(place: int, change: int) -> None:
-    data = bytearray(WHOLE)
-    data[place] ^= change
+def test_a_changed_byte_is_detected_or_changes_nothing(offset: int, change: int) -> None:
+    data = bytearray(FILE)
+    data[offset] ^= change
     try:
         voice = from_bytes(bytes(data))
     except ValueError:
         return
-    assert same(voice)  # white space at the end of the header
+    assert same(voice)  # e.g. white space at the end of the header
 
 
-@given(st.binary(max_size=300) | st.integers(0, len(WHOLE)).map(lambda end: WHOLE[:end] + b"\xff" * 9))
+@given(st.binary(max_size=300) | st.integers(0, len(FILE)).map(lambda end: FILE[:end] + b"\xff" * 9))
 @settings(max_examples=500, deadline=None)
-def test_junk_is_refused_with_a_reason(data: bytes) -> None:
+def test_random_bytes_are_rejected_with_a_reason(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         from_bytes(data)

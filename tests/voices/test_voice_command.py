@@ -25,7 +25,7 @@ from polyvox.errors import InvalidRequest
 from polyvox.models.request import ClonedVoice
 from polyvox.tts import TTS
 from polyvox.voices import VoiceLibrary
-from voices.making import MODEL, add
+from voices.factories import MODEL, add
 
 
 class Shell:

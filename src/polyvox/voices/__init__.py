@@ -1,6 +1,7 @@
-"""Voices that are kept under a name, on disk, for every process of this machine."""
+# SPDX-License-Identifier: Apache-2.0
+"""The voice library: named voices on disk, shared by all processes of this machine."""
 
-from polyvox.voices.library import Damaged, VoiceLibrary
+from polyvox.voices.library import DamagedVoice, VoiceLibrary
 from polyvox.voices.voice import Voice
 
-__all__ = ["Damaged", "Voice", "VoiceLibrary"]
+__all__ = ["DamagedVoice", "Voice", "VoiceLibrary"]

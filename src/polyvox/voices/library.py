@@ -1,8 +1,9 @@
-"""The voice library: one file a voice, each written whole or not at all, and no process waits for another.
+# SPDX-License-Identifier: Apache-2.0
+"""The voice library: one file per voice, written atomically and without locks.
 
-A file has the name of its voice, so that a new voice is a link that fails where there is one already, a changed voice
-is a rename, and a removed one is gone at once, with all that was known of it. A process that is killed leaves at most a
-hidden file that nobody reads, which a later write of any process takes away.
+The file name is derived from the name of the voice. A new voice is a hard link, which fails if the name exists; a
+changed voice is a rename; a removed voice is one deleted file. A killed process leaves at most a hidden temporary file,
+which a later write of any process deletes.
 """
 
 import errno
@@ -25,19 +26,19 @@ from polyvox.voices.voice import MAX_FILE, Voice, from_bytes, name_key, new_voic
 
 SUFFIX = ".safetensors"
 PARTIAL = ".partial"
-SWEEP_SECONDS = 3600.0  # a write takes milliseconds: what is older than this was left by a process that died
-KEPT = 1024  # voices in memory
-SETTLED_NS = 1_000_000_000  # two files written within a tick of the clock, milliseconds, may look the same
+PARTIAL_MAX_AGE = 3600.0  # seconds; a write takes milliseconds, so an older temporary file has no writer
+CACHE_SIZE = 1024  # voices in memory
+MIN_CACHE_AGE_NS = 1_000_000_000  # two writes within a tick of the file system's clock may look the same
 CONTENT_ID = re.compile(r"[0-9a-f]{64}")
 ADD_HINT = "Add a voice with: polyvox voice add NAME FILE --model MODEL."
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of file systems that cannot link
+NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links
 
-Version = tuple[int, int, int]  # inode, time and size: another file has another one
+FileVersion = tuple[int, int, int]  # inode, modification time and size
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
-    """A file of the library that cannot be read, and why."""
+class DamagedVoice:
+    """A file of the library that cannot be read, and the reason."""
 
     name: str
     path: Path
@@ -45,14 +46,14 @@ class Damaged:
 
 
 class VoiceLibrary:
-    """The voices of a folder; any number of processes may read and change it, and see each other's changes at once.
+    """The voices of a folder. Processes may read and change it concurrently and see each other's changes at once.
 
-    By default the folder is $POLYVOX_HOME/voices, or polyvox/voices among the user's data.
+    The default folder is $POLYVOX_HOME/voices, or polyvox/voices in the user's data folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
-        self._read: dict[Path, tuple[Version, Voice | Damaged]] = {}
+        self._cache: dict[Path, tuple[FileVersion, Voice | DamagedVoice]] = {}
         self._lock = threading.Lock()
 
     def add(
@@ -67,39 +68,39 @@ class VoiceLibrary:
         description: str | None = None,
         replace: bool = False,
     ) -> Voice:
-        """Keeps a voice under a name; raises VoiceExists where there is one and replace is not set."""
+        """Add a voice. Raises VoiceExists if the name exists and replace is False."""
         new = new_voice(name, voice, model, consent, source, seconds, description)
         self._put(new, replace)
         return new
 
     def get(self, name: str) -> Voice:
-        """The voice of this name, in any spelling of its case, or of this content id; raises UnknownVoice."""
+        """The voice with this name (case-insensitive) or content id. Raises UnknownVoice."""
         if isinstance(name, str) and CONTENT_ID.fullmatch(name):
-            found: Voice | Damaged | None = next((voice for voice in self.list() if voice.id == name), None)
+            found: Voice | DamagedVoice | None = next((voice for voice in self.list() if voice.id == name), None)
         else:
             try:
                 found = self._load(self._path(name))
-            except InvalidRequest:  # what cannot be a name is not one of a voice
+            except InvalidRequest:  # not a valid name, so no voice has it
                 found = None
         if found is None:
             raise self._unknown(name)
-        if isinstance(found, Damaged):
-            raise _broken(found)
+        if isinstance(found, DamagedVoice):
+            raise _damaged_error(found)
         return found
 
     def resolve(
         self, voice: str | ClonedVoice | None, model: ModelIdentity, own: Collection[str] = ()
     ) -> str | ClonedVoice | None:
-        """A voice as a model takes it: what the library has by this name, or what it was where that is its own.
+        """Resolve the name of a library voice to a cloned voice; names in `own`, the built-in voices, stay as they are.
 
-        Raises InvalidRequest for a voice of another model, UnknownVoice for a name that neither has.
+        Raises InvalidRequest for a voice of another model and UnknownVoice for an unknown name.
         """
         if isinstance(voice, ClonedVoice) or (isinstance(voice, str) and voice.lower() in own):
             return voice
         if isinstance(voice, str):
             with suppress(UnknownVoice):
                 return self.get(voice).cloned_for(model)
-        fitting = [kept.name for kept in self.list() if kept.fits(model)] if model.can_clone else []
+        fitting = [found.name for found in self.list() if found.fits(model)] if model.can_clone else []
         names = [*own, *fitting] or "must be a ClonedVoice, because the voice library has no voice for this model"
         if isinstance(voice, str) and (own or model.can_clone):
             raise UnknownVoice("voice", voice, names)
@@ -108,39 +109,39 @@ class VoiceLibrary:
         return voice
 
     def list(self) -> list[Voice]:
-        """All voices that can be read, by name."""
+        """All readable voices, sorted by name."""
         return [found for found in self._scan() if isinstance(found, Voice)]
 
-    def damaged(self) -> tuple[Damaged, ...]:
-        """The files that cannot be read; `remove` takes them away, by name."""
-        return tuple(found for found in self._scan() if isinstance(found, Damaged))
+    def damaged(self) -> tuple[DamagedVoice, ...]:
+        """The files that cannot be read. `remove` deletes them by name."""
+        return tuple(found for found in self._scan() if isinstance(found, DamagedVoice))
 
     def check_free(self, name: str) -> None:
-        """Raises InvalidRequest for what cannot be a name, VoiceExists for a name that is taken."""
+        """Raises InvalidRequest for an invalid name and VoiceExists for a name in use."""
         path = self._path(name)
         try:
             if path.exists():
-                raise _taken(name)
+                raise _exists_error(name)
         except OSError as error:
-            raise self._unusable(error) from None
+            raise self._library_error(error) from None
 
     def remove(self, name: str) -> None:
-        """Takes a voice away, and all that is stored of it; raises UnknownVoice where there is none."""
+        """Delete a voice and its data. Raises UnknownVoice."""
         try:
             self._path(name).unlink()
         except (FileNotFoundError, InvalidRequest):
             raise self._unknown(name) from None
         except OSError as error:
-            raise self._unusable(error) from None
+            raise self._library_error(error) from None
         with suppress(OSError):
             _sync(self.folder)
         self.sweep()
 
     def export(self, name: str, path: str | os.PathLike[str]) -> Voice:
-        """Writes a voice to a file that another library can import; an old file stays until the new one is whole."""
+        """Write a voice to a file that another library can import. An existing file is replaced atomically."""
         voice, target = self.get(name), Path(path)
         try:
-            partial = _write(target.absolute().parent, to_bytes(voice))
+            partial = _write_partial(target.absolute().parent, to_bytes(voice))
             try:
                 partial.replace(target)
             except BaseException:
@@ -152,31 +153,31 @@ class VoiceLibrary:
         return voice
 
     def import_(self, path: str | os.PathLike[str], name: str | None = None, *, replace: bool = False) -> Voice:
-        """Keeps the voice of an exported file, under its own name or another."""
+        """Add the voice of an exported file, under its own name or another."""
         try:
-            voice = from_bytes(_bytes(Path(path)))
+            voice = from_bytes(_read_file(Path(path)))
         except OSError as error:
             raise InvalidRequest("path", str(path), f"cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise InvalidRequest("path", str(path), f"must be a file from `polyvox voice export`: {error}") from None
         if name is not None:
             name_key(name)
-            voice = _renamed(voice, name)  # `replace` is an argument here
+            voice = _renamed(voice, name)  # dataclasses.replace is shadowed here
         self._put(voice, replace)
         return voice
 
     def sweep(self) -> int:
-        """Takes away what processes that were killed have left, once it is old; how many files that was."""
-        swept = 0
+        """Delete old temporary files of killed processes and return their number."""
+        num_deleted = 0
         with suppress(OSError):
             for file in os.scandir(self.folder):
                 if file.name.startswith(".") and file.name.endswith(PARTIAL):
-                    # It may be gone by now: another process sweeps too.
+                    # Another process may have deleted it.
                     with suppress(FileNotFoundError):
-                        if time.time() - file.stat(follow_symlinks=False).st_mtime > SWEEP_SECONDS:
+                        if time.time() - file.stat(follow_symlinks=False).st_mtime > PARTIAL_MAX_AGE:
                             os.unlink(file.path)
-                            swept += 1
-        return swept
+                            num_deleted += 1
+        return num_deleted
 
     # Files
 
@@ -188,13 +189,13 @@ class VoiceLibrary:
         if not replace:
             self.check_free(voice.name)  # before anything is written
         if self.folder.parts[:1] == ("~",):
-            raise VoiceLibraryError("there is no home folder for the voice library: set POLYVOX_HOME to a folder")
+            raise VoiceLibraryError("There is no home folder for the voice library. Set POLYVOX_HOME to a folder.")
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise self._unusable(error) from None
+            raise self._library_error(error) from None
         try:
-            partial = _write(self.folder, to_bytes(voice))
+            partial = _write_partial(self.folder, to_bytes(voice))
             try:
                 if replace:
                     partial.replace(path)
@@ -204,78 +205,78 @@ class VoiceLibrary:
                 partial.unlink(missing_ok=True)
             _sync(self.folder)
         except FileExistsError:
-            raise _taken(voice.name) from None
+            raise _exists_error(voice.name) from None
         except OSError as error:
-            raise self._unusable(error) from None
+            raise self._library_error(error) from None
         self.sweep()
 
-    def _scan(self) -> tuple[Voice | Damaged, ...]:
+    def _scan(self) -> tuple[Voice | DamagedVoice, ...]:
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise self._unusable(error) from None
+            raise self._library_error(error) from None
         paths = [self.folder / name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
         found = [voice for path in paths if (voice := self._load(path)) is not None]
         return tuple(sorted(found, key=lambda voice: voice.name.casefold()))
 
-    def _load(self, path: Path) -> Voice | Damaged | None:
-        """The voice of a file, as it was read last unless the file is another one now; None where there is none."""
+    def _load(self, path: Path) -> Voice | DamagedVoice | None:
+        """The voice of a file, from the cache if the file has not changed. None if there is no file."""
         try:
             stat = path.stat()
             if not S_ISREG(stat.st_mode):
-                return Damaged(_name(path), path, "it is no file")
+                return DamagedVoice(_name(path), path, "not a regular file")
             version = _version(stat)
             with self._lock:
-                kept = self._read.get(path)
-            if kept is not None and kept[0] == version:
-                return kept[1]
+                cached = self._cache.get(path)
+            if cached is not None and cached[0] == version:
+                return cached[1]
             with path.open("rb") as file:
                 version = _version(os.fstat(file.fileno()))
-                found = self._parsed(path, file.read(MAX_FILE + 1))
+                found = self._parse(path, file.read(MAX_FILE + 1))
         except FileNotFoundError:
             with self._lock:
-                self._read.pop(path, None)
+                self._cache.pop(path, None)
             return None
         except OSError as error:
-            return Damaged(_name(path), path, error.strerror or str(error))
+            return DamagedVoice(_name(path), path, error.strerror or str(error))
         with self._lock:
-            self._read.pop(path, None)
-            if time.time_ns() - version[1] > SETTLED_NS:
-                self._read[path] = version, found
-            while len(self._read) > KEPT:
-                del self._read[next(iter(self._read))]
+            self._cache.pop(path, None)
+            if time.time_ns() - version[1] > MIN_CACHE_AGE_NS:
+                self._cache[path] = version, found
+            while len(self._cache) > CACHE_SIZE:
+                del self._cache[next(iter(self._cache))]
         return found
 
-    def _parsed(self, path: Path, data: bytes) -> Voice | Damaged:
+    def _parse(self, path: Path, data: bytes) -> Voice | DamagedVoice:
         try:
             voice = from_bytes(data)
             if self._path(voice.name) != path:
-                raise ValueError(f"it holds the voice {voice.name!r}: import it instead")
+                raise ValueError(f"it has the voice {voice.name!r}; import it instead")
         except ValueError as error:
-            return Damaged(_name(path), path, str(error))
+            return DamagedVoice(_name(path), path, str(error))
         return voice
 
     def _unknown(self, name: str) -> UnknownVoice:
         names = [voice.name for voice in self.list()]
         return UnknownVoice("voice", name, names or "the voice library is empty", "" if names else ADD_HINT)
 
-    def _unusable(self, error: OSError) -> VoiceLibraryError:
-        return VoiceLibraryError(f"the voice library in {self.folder} cannot be used: {error.strerror or error}")
+    def _library_error(self, error: OSError) -> VoiceLibraryError:
+        return VoiceLibraryError(f"The voice library in {self.folder} cannot be used: {error.strerror or error}.")
 
 
 def default_folder() -> Path:
-    """Where the user's voices are."""
+    """The folder of the user's voice library."""
     if home := os.environ.get("POLYVOX_HOME"):
         return Path(os.path.expanduser(home)) / "voices"
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    # Where there is no home it stays ~: nothing is found there, and nothing can be written.
+    # Without a home folder it stays ~; nothing is found there and writing fails.
     return Path(os.path.expanduser(data)) / "polyvox/voices"
 
 
-def _write(folder: Path, data: bytes) -> Path:
-    """A hidden file of its own that is on the disk when this returns, for its owner's eyes only."""
+def _write_partial(folder: Path, data: bytes) -> Path:
+    """A new hidden file, synced to disk and readable by its owner only."""
     partial = folder / f".{secrets.token_hex(8)}{PARTIAL}"
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -290,20 +291,20 @@ def _write(folder: Path, data: bytes) -> Path:
 
 
 def _link(partial: Path, path: Path) -> None:
-    """Gives a file its name; raises FileExistsError where another file has it."""
+    """Rename a file without overwriting. Raises FileExistsError."""
     try:
         os.link(partial, path)
     except OSError as error:
-        if error.errno not in NO_LINKS:
+        if error.errno not in NO_HARD_LINKS:
             raise
-        # The same, but for a moment in which another process may take the name: the later one wins.
+        # Not atomic: if another process adds the name at the same moment, the later write wins.
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
         partial.replace(path)
 
 
 def _sync(folder: Path) -> None:
-    """A name is on the disk when its folder is."""
+    """Sync a folder, so that new names in it are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -311,12 +312,12 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _bytes(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_FILE + 1)
 
 
-def _version(stat: os.stat_result) -> Version:
+def _version(stat: os.stat_result) -> FileVersion:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
@@ -329,12 +330,12 @@ def _renamed(voice: Voice, name: str) -> Voice:
     return replace(voice, name=name)
 
 
-def _taken(name: str) -> VoiceExists:
+def _exists_error(name: str) -> VoiceExists:
     return VoiceExists("name", name, "a voice with this name exists", "Choose another name, or replace the voice.")
 
 
-def _broken(found: Damaged) -> VoiceLibraryError:
+def _damaged_error(found: DamagedVoice) -> VoiceLibraryError:
     return VoiceLibraryError(
-        f"the voice {found.name!r} cannot be read ({found.path}: {found.reason}): "
-        f"remove it with `polyvox voice rm`, or add it again with --replace"
+        f"The voice {found.name!r} cannot be read ({found.path}: {found.reason}). "
+        f"Remove it with `polyvox voice rm`, or add it again with --replace."
     )

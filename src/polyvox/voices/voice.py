@@ -1,4 +1,5 @@
-"""One kept voice: what it is called, what it holds, and how it is written to a file."""
+# SPDX-License-Identifier: Apache-2.0
+"""A voice of the library: its fields, its validation and its file format."""
 
 import hashlib
 import itertools
@@ -22,22 +23,22 @@ from polyvox.models.request import ClonedVoice
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 FORMAT = "polyvox-voice-1"
-MAX_NAME = 60  # bytes; shorter than a content id, so that the two cannot be confused, and a file name when escaped
+MAX_NAME = 60  # bytes; shorter than a content id, and valid as an escaped file name
 NAME_MARKS = "-_. "
-# What clients say where they mean no voice in particular.
+# Clients send these names for the default voice.
 RESERVED = ("auto", "default", "none")
 NAME_RULE = (
     f"must be up to {MAX_NAME} bytes of letters and digits, with single '-', '_', '.' or spaces between them, "
     f"and not {', '.join(RESERVED)}"
 )
-MAX_TEXT = 10_000  # characters of each text of a voice
-MAX_VECTOR, MAX_CODES = 65_536, 1 << 20  # numbers; 30 s of the published models are 2,048 and 6,000
+MAX_TEXT = 10_000  # characters of each text field
+MAX_VECTOR, MAX_CODES = 65_536, 1 << 20  # numbers; 30 s with the published models have 2,048 and 6,000
 MAX_CODE = 1 << 16
-MAX_FILE = 8 << 20  # bytes; what those limits come to, and more
+MAX_FILE = 8 << 20  # bytes; more than these limits add up to
 
 
 def name_key(name: object) -> str:
-    """What two spellings of a name have in common; raises InvalidRequest for what cannot be a name."""
+    """The case-folded form by which names are compared. Raises InvalidRequest for an invalid name."""
     if not isinstance(name, str):
         raise InvalidRequest("name", name, NAME_RULE)
     key = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
@@ -54,10 +55,10 @@ def name_key(name: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Voice:
-    """A voice of the library: the vector of a speaker, perhaps with the codes and transcript of a recording.
+    """A voice of the library: a speaker embedding, optionally with the codes and transcript of a recording.
 
-    id is the SHA-256 of vector, codes and transcript: the same voice has it under any name. seconds: of the recording.
-    source: the recording's file name. description: of a voice that was designed. consent: what its owner agreed to.
+    id: SHA-256 of vector, codes and transcript, independent of the name. seconds: duration of the recording. source:
+    its file name. description: the prompt of a designed voice. consent: what the speaker consented to.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Voice:
         return self.model.fingerprint == model.fingerprint
 
     def cloned_for(self, model: ModelIdentity) -> ClonedVoice:
-        """What a model speaks with; raises InvalidRequest, with the names of both, for another model's voice."""
+        """The voice for a request to this model. Raises InvalidRequest for a voice of another model."""
         if not model.can_clone:
             requirement = (
                 f"must be a built-in voice of {model.name}, which cannot clone; this voice is for {self.model}"
@@ -87,7 +88,7 @@ class Voice:
         return ClonedVoice(self.vector, self.codes, self.transcript)
 
     def info(self) -> dict[str, Any]:
-        """All but the numbers, for lists and JSON."""
+        """All fields except the arrays, for lists and JSON."""
         return {
             "name": self.name,
             "id": self.id,
@@ -112,7 +113,7 @@ def new_voice(
     seconds: float | None,
     description: str | None,
 ) -> Voice:
-    """A voice as it will be kept, checked; raises InvalidRequest for the field that is wrong."""
+    """Create and validate a voice. Raises InvalidRequest."""
     vector, codes = _vector(cloned.vector), _codes(cloned.codes)
     _check_text("voice.transcript", cloned.transcript)
     voice = Voice(
@@ -133,7 +134,7 @@ def new_voice(
 
 
 def check(voice: Voice) -> None:
-    """Raises InvalidRequest for the first field that no voice may have."""
+    """Raises InvalidRequest for the first invalid field."""
     name_key(voice.name)
     if (voice.codes is None) != (voice.transcript is None):
         raise InvalidRequest("voice.transcript", voice.transcript, "codes and transcript require each other")
@@ -148,7 +149,7 @@ def check(voice: Voice) -> None:
 
 
 def content_id(vector: NDArray[np.float32], codes: NDArray[np.int64] | None, transcript: str | None) -> str:
-    """The SHA-256 of what is heard of a voice, the same on every machine."""
+    """The SHA-256 of what defines the sound of a voice, equal on every machine."""
     digest = hashlib.sha256(f"{FORMAT}\n{vector.shape}\n".encode())
     digest.update(np.ascontiguousarray(vector, "<f4").data)
     if codes is not None and transcript is not None:
@@ -159,11 +160,11 @@ def content_id(vector: NDArray[np.float32], codes: NDArray[np.int64] | None, tra
 
 
 def to_bytes(voice: Voice) -> bytes:
-    """A voice as a safetensors file, with all of its words in the header."""
+    """Serialise a voice as a safetensors file with its text fields in the metadata."""
     arrays: dict[str, NDArray[Any]] = {"vector": voice.vector}
     if voice.codes is not None:
         arrays["codes"] = voice.codes.astype(np.int32)
-    words = {
+    metadata = {
         "format": FORMAT,
         "name": voice.name,
         "id": voice.id,
@@ -176,59 +177,59 @@ def to_bytes(voice: Voice) -> bytes:
         "seconds": None if voice.seconds is None else repr(float(voice.seconds)),
         "description": voice.description,
     }
-    known = {key: word for key, word in words.items() if word is not None}
-    return save(arrays, known | {"seal": _seal(known)})
+    known = {key: value for key, value in metadata.items() if value is not None}
+    return save(arrays, known | {"seal": _metadata_hash(known)})
 
 
 def from_bytes(data: bytes) -> Voice:
-    """The voice of a file; raises ValueError, with the reason, for anything but a whole and sound one."""
-    words = _header(data)
-    if words.get("format") != FORMAT:
-        raise ValueError(f"it is not a file of the format {FORMAT}")
-    if words.pop("seal", None) != _seal(words):
-        raise ValueError("its words are not what they were when it was written")
+    """Parse a file. Raises ValueError with the reason if it is damaged."""
+    metadata = _read_metadata(data)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"the format is not {FORMAT}")
+    if metadata.pop("seal", None) != _metadata_hash(metadata):
+        raise ValueError("the metadata is corrupt")
     try:
         arrays = load(data)
         voice = Voice(
-            name=words["name"],
-            id=words["id"],
+            name=metadata["name"],
+            id=metadata["id"],
             vector=_vector(arrays["vector"]),
             codes=_codes(arrays.get("codes")),
-            transcript=words.get("transcript"),
-            model=ModelIdentity(words["model"], words["fingerprint"], can_clone=True),
-            created=datetime.fromisoformat(words["created"]),
-            consent=words.get("consent"),
-            source=words.get("source"),
-            seconds=float(words["seconds"]) if "seconds" in words else None,
-            description=words.get("description"),
+            transcript=metadata.get("transcript"),
+            model=ModelIdentity(metadata["model"], metadata["fingerprint"], can_clone=True),
+            created=datetime.fromisoformat(metadata["created"]),
+            consent=metadata.get("consent"),
+            source=metadata.get("source"),
+            seconds=float(metadata["seconds"]) if "seconds" in metadata else None,
+            description=metadata.get("description"),
         )
         check(voice)
     except (SafetensorError, InvalidRequest) as error:
         raise ValueError(str(error)) from None
     except KeyError as error:
-        raise ValueError(f"it has no {error.args[0]}") from None
+        raise ValueError(f"{error.args[0]} is missing") from None
     if voice.id != content_id(voice.vector, voice.codes, voice.transcript):
-        raise ValueError("its content is not what it was when it was written")
+        raise ValueError("the content is corrupt")
     return voice
 
 
-def _header(data: bytes) -> dict[str, str]:
-    """The words of a safetensors file, which its library gives only for files that have a path."""
+def _read_metadata(data: bytes) -> dict[str, str]:
+    """The metadata of a safetensors file, which the safetensors library reads only from paths."""
     if len(data) > MAX_FILE:
-        raise ValueError(f"it is larger than {MAX_FILE >> 20} MiB")
+        raise ValueError(f"the file is larger than {MAX_FILE >> 20} MiB")
     size = int.from_bytes(data[:8], "little")
     try:
-        words = json.loads(data[8 : 8 + size])["__metadata__"]
-        if isinstance(words, dict) and all(isinstance(word, str) for word in words.values()):
-            return words
+        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+        if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
+            return metadata
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
-    raise ValueError("it is cut short, or no voice of Polyvox")
+    raise ValueError("the file is truncated or not a Polyvox voice")
 
 
-def _seal(words: dict[str, str]) -> str:
-    """The id answers for the numbers; this one for the words."""
-    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+def _metadata_hash(metadata: dict[str, str]) -> str:
+    """A checksum of the metadata; the content id is the checksum of the arrays."""
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def _vector(value: object) -> NDArray[np.float32]:
@@ -252,7 +253,7 @@ def _codes(value: object) -> NDArray[np.int64] | None:
 
 
 def _frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
-    """Voices are shared by whoever asks for them."""
+    """Read-only, because voices are shared between requests."""
     array.flags.writeable = False
     return array
 
@@ -266,6 +267,6 @@ def _check_text(field: str, text: object) -> None:
         return
     if not isinstance(text, str) or len(text) > MAX_TEXT:
         raise InvalidRequest(field, text, f"must be a text of at most {MAX_TEXT:,} characters")
-    # Control characters could tell a terminal what to do; lone surrogates cannot be written.
+    # Control characters could control a terminal; lone surrogates cannot be encoded.
     if any(unicodedata.category(c) in ("Cc", "Cs") for c in text if c not in "\n\t"):
         raise InvalidRequest(field, text, "must not have control characters")

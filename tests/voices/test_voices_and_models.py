@@ -1,4 +1,5 @@
-"""Voices of the library and the models that speak with them."""
+# SPDX-License-Identifier: Apache-2.0
+"""Library voices and the models they are for."""
 
 import shutil
 from pathlib import Path
@@ -23,12 +24,12 @@ def base(checkpoints: Path, tmp_path: Path) -> TTS:
 
 
 def recording(frames: int = 12) -> ClonedVoice:
-    chance = np.random.default_rng(frames)
-    vector = chance.standard_normal(48).astype(np.float32)
-    return ClonedVoice(vector, chance.integers(0, 64, (frames, 6)), "hello there")
+    rng = np.random.default_rng(frames)
+    vector = rng.standard_normal(48).astype(np.float32)
+    return ClonedVoice(vector, rng.integers(0, 64, (frames, 6)), "hello there")
 
 
-def test_a_base_model_speaks_with_a_voice_of_the_library_by_its_name(base: TTS) -> None:
+def test_a_base_model_speaks_with_a_library_voice_by_name(base: TTS) -> None:
     assert base.library is not None
     assert base.identity is not None
     voice = recording()
@@ -41,7 +42,7 @@ def test_a_base_model_speaks_with_a_voice_of_the_library_by_its_name(base: TTS) 
     assert np.allclose(direct.samples, streamed, atol=1e-4)
 
 
-def test_an_unknown_voice_of_a_base_model_is_told_with_those_that_fit(base: TTS) -> None:
+def test_the_error_for_an_unknown_voice_lists_the_voices_for_the_model(base: TTS) -> None:
     assert base.library is not None
     assert base.identity is not None
     with pytest.raises(UnknownVoice, match=r"no voice for this model \(got 'anna'\)"):
@@ -54,7 +55,7 @@ def test_an_unknown_voice_of_a_base_model_is_told_with_those_that_fit(base: TTS)
             base.stream("hello", voice)
 
 
-def test_a_voice_of_another_model_is_refused_by_the_names_of_both(base: TTS, checkpoints: Path, tmp_path: Path) -> None:
+def test_a_voice_of_another_model_is_rejected_with_both_names(base: TTS, checkpoints: Path, tmp_path: Path) -> None:
     assert base.library is not None
     assert base.identity is not None
     base.library.add("anna", recording(), base.identity)
@@ -70,7 +71,7 @@ def test_a_voice_of_another_model_is_refused_by_the_names_of_both(base: TTS, che
         other.stream("hello", "anna")
 
 
-def test_models_with_voices_of_their_own_refuse_those_of_the_library_by_name(base: TTS, checkpoints: Path) -> None:
+def test_models_with_built_in_voices_reject_library_voices(base: TTS, checkpoints: Path) -> None:
     assert base.library is not None
     assert base.identity is not None
     base.library.add("anna", recording(), base.identity)
@@ -81,10 +82,10 @@ def test_models_with_voices_of_their_own_refuse_those_of_the_library_by_name(bas
         custom.stream("hello", "anna")
     with pytest.raises(UnknownVoice, match="must be one of serena, eric, vivian"):
         custom.stream("hello", "bob")
-    assert custom.say("hello", "Serena", max_frames=3).seconds > 0  # its own comes first
+    assert custom.say("hello", "Serena", max_frames=3).seconds > 0  # the built-in voice has precedence
 
 
-def test_an_identity_is_of_what_voices_depend_on(checkpoints: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_covers_what_voices_depend_on(checkpoints: Path, tmp_path: Path) -> None:
     def identity(folder: Path) -> str:
         return read_identity(folder, read_config(folder), folder).fingerprint
 
@@ -92,7 +93,7 @@ def test_an_identity_is_of_what_voices_depend_on(checkpoints: Path, tmp_path: Pa
     assert first.startswith("base-48-6x64-")
     folder = shutil.copytree(checkpoints / "base", tmp_path / "copy")
     weights = load_file(folder / "model.safetensors")
-    # Trained further, or kept in another number type: the same voices fit.
+    # Fine-tuning and another dtype keep the fingerprint.
     weights["talker.model.norm.weight"] *= 2
     codec = load_file(folder / "speech_tokenizer/model.safetensors")
     save_file(weights, folder / "model.safetensors")
@@ -105,7 +106,7 @@ def test_an_identity_is_of_what_voices_depend_on(checkpoints: Path, tmp_path: Pa
     assert identity(folder) != first
 
 
-def test_a_library_is_known_by_the_name_that_was_asked_for(loaded: Loaded, checkpoints: Path) -> None:
+def test_the_identity_has_the_requested_name(loaded: Loaded, checkpoints: Path) -> None:
     config = read_config(checkpoints / "base")
     for name in ("Qwen/Qwen3-TTS-12Hz-1.7B-Base", "embedded"):
         assert read_identity(checkpoints / "base", config, name).name == name
@@ -114,8 +115,8 @@ def test_a_library_is_known_by_the_name_that_was_asked_for(loaded: Loaded, check
     assert identity.name == "base"
 
 
-def test_a_library_that_cannot_be_used_keeps_nobody_from_their_own_voices(checkpoints: Path, tmp_path: Path) -> None:
-    (tmp_path / "voices").write_text("no folder")
+def test_built_in_voices_work_without_a_usable_library(checkpoints: Path, tmp_path: Path) -> None:
+    (tmp_path / "voices").write_text("a file")
     library = VoiceLibrary(tmp_path / "voices")
     custom = load(checkpoints / "custom_voice", "cpu", voices=library)
     assert custom.voices == ["serena", "eric", "vivian"]

@@ -1,4 +1,5 @@
-"""Voices for tests, each of one version, which every part of them tells; no torch here."""
+# SPDX-License-Identifier: Apache-2.0
+"""Voices for tests. Every field of a voice encodes its version. Does not import torch."""
 
 import numpy as np
 
@@ -18,20 +19,20 @@ def cloned(version: int, in_context: bool = True) -> ClonedVoice:
 
 
 def add(library: VoiceLibrary, name: str, version: int, replace: bool = False) -> Voice:
-    facts = {"consent": str(version), "source": f"{version}.wav", "description": f"the {version}th"}
-    return library.add(name, cloned(version), MODEL, seconds=float(version), replace=replace, **facts)
+    fields = {"consent": str(version), "source": f"{version}.wav", "description": f"the {version}th"}
+    return library.add(name, cloned(version), MODEL, seconds=float(version), replace=replace, **fields)
 
 
 def version(voice: Voice) -> int:
-    """Which one it is; fails where its parts do not belong together."""
+    """The version of a voice; fails if its fields belong to different versions."""
     assert voice.consent is not None
     number = int(voice.consent)
-    wanted = cloned(number)
-    assert wanted.codes is not None
+    expected = cloned(number)
+    assert expected.codes is not None
     assert voice.codes is not None
-    assert np.array_equal(voice.vector, wanted.vector)
-    assert np.array_equal(voice.codes, wanted.codes)
-    assert voice.transcript == wanted.transcript
+    assert np.array_equal(voice.vector, expected.vector)
+    assert np.array_equal(voice.codes, expected.codes)
+    assert voice.transcript == expected.transcript
     assert (voice.source, voice.seconds, voice.description) == (f"{number}.wav", number, f"the {number}th")
     assert voice.model == MODEL
     return number

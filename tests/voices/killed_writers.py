@@ -1,7 +1,8 @@
-"""Processes that change a voice library and are killed while they do; run by tests, in a process without torch.
+# SPDX-License-Identifier: Apache-2.0
+"""Writers of a voice library that are killed with SIGKILL, in a process without torch.
 
-Two writers a round change voices of their own, and one that both want; each tells what it begins and what it has done.
-After the kill every voice must be as it was after what was done last, or after what was begun and not told to be done.
+In each round two writers change their own voices and a shared one, and report the start and the end of each change.
+After the kill every voice must be in the state of the last completed change or of the change in progress.
 """
 
 import json
@@ -16,26 +17,26 @@ from pathlib import Path
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists
 from polyvox.voices import VoiceLibrary
 from polyvox.voices.library import PARTIAL
-from voices.making import add, version
+from voices.factories import add, version
 
 WRITERS, NAMES, SHARED = 2, 3, "Shared"
-MAX_SECONDS = 0.02  # from a writer's first step to its end
+MAX_SECONDS = 0.02  # until a writer is killed
 
 
 def environment() -> dict[str, str]:
-    """That of a process which finds these tests."""
+    """The environment of a process that imports these tests."""
     paths = [str(Path(__file__).parents[1]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def run(folder: Path, rounds: int) -> None:
-    """So many rounds in a process of their own, and what must hold after them."""
+    """Run the rounds in a separate process and check the library."""
     command = [sys.executable, __file__, str(folder), str(rounds), "7"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["kills"] == WRITERS * rounds
-    assert 0 < told["left"] <= told["kills"]  # a kill leaves one hidden file, or none
+    process = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
+    assert report["kills"] == WRITERS * rounds
+    assert 0 < report["partials"] <= report["kills"]  # a kill leaves at most one temporary file
     for file in folder.glob(f".*{PARTIAL}"):
         os.utime(file, (0, 0))
     library = VoiceLibrary(folder)
@@ -45,28 +46,28 @@ def run(folder: Path, rounds: int) -> None:
 
 
 def main(folder: Path, rounds: int, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     expected: dict[str, set[int | None]] = {f"{writer}-{i}": {None} for writer in range(WRITERS) for i in range(NAMES)}
     steps = 0
     assert "torch" not in sys.modules
     for turn in range(rounds):
-        told = [_killed(folder, writer, turn, chance) for writer in range(WRITERS)]
-        for pid, pipe in told:
-            _kill_later(pid, chance)
-            text = _all(pipe)
+        writers = [_start_writer(folder, writer, turn, rng) for writer in range(WRITERS)]
+        for pid, pipe in writers:
+            _kill_later(pid, rng)
+            text = _read_all(pipe)
             steps += text.count(b"done")
             for line in text.decode().splitlines():
-                begun, name, number = json.loads(line)
+                state, name, number = json.loads(line)
                 if name != SHARED:
-                    expected[name] = (expected[name] if begun == "begin" else set()) | {number}
+                    expected[name] = (expected[name] if state == "begin" else set()) | {number}
         _check(VoiceLibrary(folder), expected)
-    left = len(list(folder.glob(f".*{PARTIAL}")))
-    json.dump({"kills": rounds * WRITERS, "steps": steps, "left": left}, sys.stdout)
+    num_partials = len(list(folder.glob(f".*{PARTIAL}")))
+    json.dump({"kills": rounds * WRITERS, "steps": steps, "partials": num_partials}, sys.stdout)
 
 
-def _killed(folder: Path, writer: int, turn: int, chance: random.Random) -> tuple[int, int]:
-    """A writer at work, and what it tells."""
-    seed = chance.random()
+def _start_writer(folder: Path, writer: int, turn: int, rng: random.Random) -> tuple[int, int]:
+    """The process id of a writer, and the pipe with its reports."""
+    seed = rng.random()
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -76,34 +77,34 @@ def _killed(folder: Path, writer: int, turn: int, chance: random.Random) -> tupl
     return pid, reading
 
 
-def _write(library: VoiceLibrary, writer: int, first: int, chance: random.Random, pipe: int) -> None:
-    def tell(*words: object) -> None:
-        os.write(pipe, json.dumps(words).encode() + b"\n")
+def _write(library: VoiceLibrary, writer: int, first: int, rng: random.Random, pipe: int) -> None:
+    def report(*values: object) -> None:
+        os.write(pipe, json.dumps(values).encode() + b"\n")
 
     for number in range(first, first + 900):
-        name = SHARED if chance.random() < 0.2 else f"{writer}-{chance.randrange(NAMES)}"
-        remove = chance.random() < 0.3
-        tell("begin", name, None if remove else number)
+        name = SHARED if rng.random() < 0.2 else f"{writer}-{rng.randrange(NAMES)}"
+        remove = rng.random() < 0.3
+        report("begin", name, None if remove else number)
         try:
             if remove:
                 library.remove(name)
             else:
-                add(library, name, number, replace=chance.random() < 0.8)
+                add(library, name, number, replace=rng.random() < 0.8)
         except VoiceExists:
             number = version(library.get(name)) if name != SHARED else number
         except UnknownVoice:
             pass
-        tell("done", name, None if remove else number)
+        report("done", name, None if remove else number)
     os._exit(1)
 
 
-def _kill_later(pid: int, chance: random.Random) -> None:
-    select.select([], [], [], chance.random() * MAX_SECONDS)
+def _kill_later(pid: int, rng: random.Random) -> None:
+    select.select([], [], [], rng.random() * MAX_SECONDS)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
-def _all(pipe: int) -> bytes:
+def _read_all(pipe: int) -> bytes:
     with open(pipe, "rb") as file:
         return file.read()
 
