@@ -277,11 +277,20 @@ def tracked_files(paths: list[str]) -> list[str]:
 def check(paths: list[str]) -> list[Violation]:
     """All violations in the tracked and new files under `paths` (everything by default)."""
     sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in tracked_files(paths)}
-    found = [violation for path, source in sources.items() for violation in check_text(path, source)]
+    found: list[Violation] = []
+    for path, source in list(sources.items()):
+        try:
+            if path.endswith(".py"):
+                ast.parse(source)
+        except SyntaxError as error:
+            found.append(Violation(path, error.lineno or 1, "syntax", f"cannot be parsed: {error.msg}"))
+            del sources[path]
+    found += [violation for path, source in sources.items() for violation in check_text(path, source)]
     for path, source in sources.items():
         if path.endswith(".py"):
             found += check_header(path, source)
-    package = [path for path in tracked_files(["src/polyvox"]) if path.endswith(".py")]
+    unparsed = {violation.path for violation in found if violation.word == "syntax"}
+    package = [path for path in tracked_files(["src/polyvox"]) if path.endswith(".py") and path not in unparsed]
     duplicates = check_classes({path: (ROOT / path).read_text(encoding="utf-8") for path in package})
     found += [violation for violation in duplicates if violation.path in sources]
     return sorted(set(found))
