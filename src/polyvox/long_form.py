@@ -25,7 +25,7 @@ from polyvox.engine.interface import Engine, Stream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.files import write_atomically
 from polyvox.models.request import Request
-from polyvox.text import Note, Pause, SpokenText, TextRules, merged, sentences
+from polyvox.text import Note, Pause, TextNormalizer, TextRules, merge_parts, split_sentences
 
 SENTENCE_PAUSE, PARAGRAPH_PAUSE = 0.25, 0.6  # seconds of silence, if the text requests no pause
 RETRY_INTERVAL = 0.2  # seconds between attempts while the engine has no capacity
@@ -63,10 +63,10 @@ def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], list[Note]]
 
     Raises InvalidRequest if there is nothing to say.
     """
-    normalizer = SpokenText(rules)
+    normalizer = TextNormalizer(rules)
     found: list[Sentence] = []
     default_pause = True  # the pause after the last sentence is ours and not from the text
-    for part in merged([*normalizer.append(text), *normalizer.finish()]):
+    for part in merge_parts([*normalizer.append(text), *normalizer.finish()]):
         if isinstance(part, Pause):
             last = found.pop() if found else Sentence("")
             found.append(Sentence(last.text, part.seconds + (0.0 if default_pause else last.pause)))
@@ -74,7 +74,7 @@ def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], list[Note]]
             continue
         default_pause = True
         for paragraph in _PARAGRAPH_BREAK.split(part.text):
-            found += [Sentence(sentence, SENTENCE_PAUSE) for sentence in sentences(paragraph)]
+            found += [Sentence(sentence, SENTENCE_PAUSE) for sentence in split_sentences(paragraph)]
             if found and paragraph.strip():
                 found[-1] = replace(found[-1], pause=PARAGRAPH_PAUSE)
     if not any(sentence.text for sentence in found):

@@ -1,11 +1,12 @@
-"""Sentences survive abbreviations, decimals and addresses, and no character is lost."""
+# SPDX-License-Identifier: Apache-2.0
+"""Sentence splitting: abbreviations, decimals, addresses, streaming."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyvox.text import SentenceStream, sentences
-from text.test_text_stream import TEXTS, cut
+from polyvox.text import SentenceSplitter, split_sentences
+from text.test_normalizer_streaming import TEXTS, cut
 
 
 @pytest.mark.parametrize(
@@ -33,19 +34,19 @@ from text.test_text_stream import TEXTS, cut
         "end",
     ],
 )
-def test_a_text_has_these_sentences(text: str) -> None:
-    wanted = text.split("|")
-    glue = "\n\n" if wanted[0] == "A title" else "" if "你" in text else " "
-    assert sentences(glue.join(wanted)) == wanted
+def test_a_text_is_split_into_these_sentences(text: str) -> None:
+    expected = text.split("|")
+    glue = "\n\n" if expected[0] == "A title" else "" if "你" in text else " "
+    assert split_sentences(glue.join(expected)) == expected
 
 
 @given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([1, 7, 40, 400]))
 @settings(max_examples=300, deadline=None)
-def test_any_cuts_give_the_sentences_of_the_whole_and_lose_nothing(text: str, places: list[int], limit: int) -> None:
-    whole = sentences(text, limit)
-    for pieces in (cut(text, places), list(text)):
-        stream = SentenceStream(limit)
-        assert [sentence for piece in pieces for sentence in stream.append(piece)] + stream.finish() == whole
+def test_chunks_do_not_change_sentences_and_nothing_is_lost(text: str, positions: list[int], limit: int) -> None:
+    whole = split_sentences(text, limit)
+    for pieces in (cut(text, positions), list(text)):
+        splitter = SentenceSplitter(limit)
+        assert [sentence for piece in pieces for sentence in splitter.append(piece)] + splitter.finish() == whole
     assert "".join("".join(whole).split()) == "".join(text.split())
     at = 0
     for sentence in whole:
@@ -56,44 +57,44 @@ def test_any_cuts_give_the_sentences_of_the_whole_and_lose_nothing(text: str, pl
 
 @given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([7, 40, 400]))
 @settings(max_examples=300, deadline=None)
-def test_what_is_certain_of_a_sentence_is_what_it_begins_with(text: str, places: list[int], limit: int) -> None:
-    for pieces in (cut(text, places), list(text)):
-        stream = SentenceStream(limit)
+def test_the_certain_beginning_of_a_sentence_never_changes(text: str, positions: list[int], limit: int) -> None:
+    for pieces in (cut(text, positions), list(text)):
+        splitter = SentenceSplitter(limit)
         known = ""
-        for found in (*map(stream.append, pieces), stream.finish()):
+        for found in (*map(splitter.append, pieces), splitter.finish()):
             for sentence in found:
                 assert sentence.startswith(known)
                 known = ""
-            assert stream.certain.startswith(known)
-            known = stream.certain
+            assert splitter.certain.startswith(known)
+            known = splitter.certain
         assert known == ""
 
 
 @given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([40, 400]))
 @settings(max_examples=300, deadline=None)
-def test_any_cuts_give_the_clauses_of_the_whole_and_lose_nothing(text: str, places: list[int], limit: int) -> None:
-    whole = SentenceStream(limit, clauses=True)
-    wanted = whole.append(text) + whole.finish()
-    for pieces in (cut(text, places), list(text)):
-        stream = SentenceStream(limit, clauses=True)
-        assert [clause for piece in pieces for clause in stream.append(piece)] + stream.finish() == wanted
-    assert "".join("".join(wanted).split()) == "".join(text.split())
+def test_chunks_do_not_change_clauses_and_nothing_is_lost(text: str, positions: list[int], limit: int) -> None:
+    whole = SentenceSplitter(limit, clauses=True)
+    expected = whole.append(text) + whole.finish()
+    for pieces in (cut(text, positions), list(text)):
+        splitter = SentenceSplitter(limit, clauses=True)
+        assert [clause for piece in pieces for clause in splitter.append(piece)] + splitter.finish() == expected
+    assert "".join("".join(expected).split()) == "".join(text.split())
 
 
-def test_clauses_end_at_commas_but_not_after_a_word() -> None:
-    stream = SentenceStream(clauses=True)
+def test_clauses_end_at_commas_unless_they_are_short() -> None:
+    splitter = SentenceSplitter(clauses=True)
     text = "Well, this one is long enough, I think: it has 1,000 words. No."
-    assert stream.append(text) + stream.finish() == [
+    assert splitter.append(text) + splitter.finish() == [
         "Well, this one is long enough,",
         "I think: it has 1,000 words.",
         "No.",
     ]
 
 
-def test_a_long_sentence_is_cut_at_clauses_then_at_words() -> None:
-    assert sentences("One two three, four five six seven eight nine ten.", 30) == [
+def test_a_long_sentence_is_split_at_clauses_then_at_words() -> None:
+    assert split_sentences("One two three, four five six seven eight nine ten.", 30) == [
         "One two three,",
         "four five six seven eight",
         "nine ten.",
     ]
-    assert sentences("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
+    assert split_sentences("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]

@@ -1,21 +1,23 @@
-"""Text as people write it, made speakable."""
+# SPDX-License-Identifier: Apache-2.0
+"""Text normalisation and sentence splitting."""
 
 from polyvox.text.lexicon import load_lexicon
-from polyvox.text.parts import Note, Part, Pause, TextRules, Words, merged, spoken
-from polyvox.text.sentences import SentenceStream, sentences
-from polyvox.text.stream import SpokenText, speakable
+from polyvox.text.normalizer import TextNormalizer, normalize_text
+from polyvox.text.parts import Note, Part, Pause, Words, format_parts, merge_parts
+from polyvox.text.sentences import SentenceSplitter, split_sentences
+from polyvox.text.text_rules import TextRules
 
 __all__ = [
     "Note",
     "Part",
     "Pause",
-    "SentenceStream",
-    "SpokenText",
+    "SentenceSplitter",
+    "TextNormalizer",
     "TextRules",
     "Words",
+    "format_parts",
     "load_lexicon",
-    "merged",
-    "sentences",
-    "speakable",
-    "spoken",
+    "merge_parts",
+    "normalize_text",
+    "split_sentences",
 ]

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """English rules for dates, times of day, durations and ratios."""
 
 import re
 
-from polyvox.text.counting import cardinal, decade, ordinal, year
+from polyvox.text.number_words import cardinal, decade, ordinal, year
 from polyvox.text.rules import LEFT, TH, TO, Rules, before
-from polyvox.text.vocabulary import MONTHS, WEEKDAYS
+from polyvox.text.word_tables import MONTHS, WEEKDAYS
 
 DATES = Rules()
 FULL_MONTH = "|".join(MONTHS)
@@ -61,7 +62,7 @@ def _slashes(match: re.Match[str]) -> str | None:
     first, second, year_of = match.groups()
     if len(year_of) == 2:
         year_of = ("20" if int(year_of) < 70 else "19") + year_of
-    return _date(first, second, year_of) or _date(second, first, year_of)  # the month first, where it can be
+    return _date(first, second, year_of) or _date(second, first, year_of)  # month first if possible
 
 
 @DATES("date", LEFT + rf"(?P<day>\d{{1,2}}){TH}? (?:of )?{_MONTH}(?:,? (?P<year>\d{{4}})(?![.,]?\d))?(?!\w)")

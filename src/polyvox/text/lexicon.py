@@ -1,16 +1,17 @@
-"""A user's lexicon: one `word = respelling` a line."""
+# SPDX-License-Identifier: Apache-2.0
+"""Pronunciation lexicon files: one `word = respelling` per line."""
 
 from pathlib import Path
 
 from polyvox.errors import InvalidRequest
 
-LIMIT = 10_000  # entries; more would make the pattern that finds them slow to build
+MAX_ENTRIES = 10_000  # more would make the regular expression slow to build
 
 
 def load_lexicon(path: str | Path) -> dict[str, str]:
-    """Reads a lexicon. `#` at the start of a line or after white space begins a comment.
+    """Read a lexicon file. `#` at the start of a line or after white space starts a comment.
 
-    Raises InvalidRequest with the line for one that cannot be read, and for a word that stands there twice.
+    Raises InvalidRequest with the line number for invalid lines and duplicate words.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -28,7 +29,7 @@ def load_lexicon(path: str | Path) -> dict[str, str]:
             raise InvalidRequest(where, line.strip(), "must be word = respelling")
         if word.lower() in seen:
             raise InvalidRequest(where, word, f"is already defined on line {seen[word.lower()]}")
-        if len(entries) == LIMIT:
-            raise InvalidRequest(where, word, f"must have at most {LIMIT} entries")
+        if len(entries) == MAX_ENTRIES:
+            raise InvalidRequest(where, word, f"must have at most {MAX_ENTRIES} entries")
         entries[word], seen[word.lower()] = respelling, number
     return entries

@@ -1,13 +1,14 @@
-"""Markdown, HTML and SSML as they stand in text: where a span begins and ends, and what it means."""
+# SPDX-License-Identifier: Apache-2.0
+"""Markdown, HTML and SSML in text: spans, pauses and hidden content."""
 
 import html
 import re
 
 from polyvox.text.parts import Note
 
-LONGEST_PAUSE = 10.0  # seconds
+MAX_PAUSE = 10.0  # seconds
 STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 1.0, "x-strong": 1.5}
-# What begins here is not said up to its end, wherever that is.
+# Opening and closing tags of content that is never spoken.
 HIDDEN = {
     "<think>": "</think>",
     "<thinking>": "</thinking>",
@@ -42,50 +43,50 @@ BLOCK_TAGS = {"p", "div", "section", "article", "ul", "ol", "table", "blockquote
 LINE_TAGS = {"br", "li", "tr", "hr", "s", "dt", "dd"}
 
 
-def pause_of(text: str) -> float | None:
-    """Seconds of "0.5s", "500ms" or "0.5"; None where it is no time."""
+def parse_pause(text: str) -> float | None:
+    """Seconds of "0.5s", "500ms" or "0.5"; None if it is not a time."""
     time = _TIME.fullmatch(text)
     return float(time["value"]) * (0.001 if (time["unit"] or "").lower() == "ms" else 1.0) if time else None
 
 
 def bracket_pause(label: str) -> tuple[bool, float | None]:
-    """Whether a bracket asks for a pause, and how long."""
-    asked = _PAUSE.fullmatch(label)
-    return bool(asked), (
-        pause_of(asked["rest"]) if asked and asked["rest"].strip() else STRENGTHS["medium"] if asked else None
+    """Whether a bracket is a pause, and its duration in seconds."""
+    pause = _PAUSE.fullmatch(label)
+    return bool(pause), (
+        parse_pause(pause["rest"]) if pause and pause["rest"].strip() else STRENGTHS["medium"] if pause else None
     )
 
 
 def break_pause(inside: str) -> float | None:
-    """Seconds of the attributes of a <break>."""
+    """The duration of a <break> in seconds, from its attributes."""
     attributes = {name.lower(): value.strip() for name, value in _ATTRIBUTE.findall(inside)}
     if "time" in attributes:
-        return pause_of(attributes["time"])
+        return parse_pause(attributes["time"])
     return STRENGTHS.get(attributes.get("strength", "medium").lower())
 
 
 def unescape(entity: str) -> str:
-    """The character of an entity; those that would open a tag become signs that do not."""
+    """The character of an entity. < and > become full-width, so that they do not open a tag."""
     return html.unescape(entity).replace("<", "＜").replace(">", "＞")
 
 
-class Hidden:
-    """Takes out of a stream what is never said: thoughts of a model, comments, scripts."""
+class HiddenSpanFilter:
+    """Removes hidden content from streamed text: the reasoning of a language model, comments, scripts."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
-        self._held = ""
+        self._pending = ""
         self._before = ""
         self._ends = ""
         self._source: list[str] = []
 
     @property
-    def held(self) -> int:
-        return len(self._held)
+    def num_pending(self) -> int:
+        return len(self._pending)
 
     def append(self, piece: str, end: bool = False) -> str:
-        """What is not hidden. At most a beginning of a tag is held back."""
-        text, said, at = self._held + piece, [], 0
+        """The visible text. At most the beginning of a tag stays pending."""
+        text, visible, at = self._pending + piece, [], 0
         lower = text.lower() if text.isascii() else "".join(c.lower() if c.isascii() else c for c in text)
         while True:
             if self._ends:
@@ -103,27 +104,27 @@ class Hidden:
                 if found < 0:
                     break
             else:
-                starts = [(place, tag) for tag in HIDDEN if (place := lower.find(tag, at)) >= 0]
-                place, tag = (
+                starts = [(start, tag) for tag in HIDDEN if (start := lower.find(tag, at)) >= 0]
+                start, tag = (
                     min(starts) if starts else (len(text) - (0 if end else _partial(lower, at, tuple(HIDDEN))), "")
                 )
-                shown = text[at:place]
-                said.append(shown)
+                shown = text[at:start]
+                visible.append(shown)
                 self._before = shown[-1:] or self._before
-                at = place + len(tag)
+                at = start + len(tag)
                 if not tag:
                     break
-                if self._before == "`":  # it is spoken about
-                    said.append(text[place:at])
+                if self._before == "`":  # the text quotes the tag as code
+                    visible.append(text[start:at])
                     self._before = ">"
                 else:
-                    self._ends, self._source = HIDDEN[tag], [text[place:at]]
-        self._held = text[at:]
-        return "".join(said)
+                    self._ends, self._source = HIDDEN[tag], [text[start:at]]
+        self._pending = text[at:]
+        return "".join(visible)
 
 
 def _partial(text: str, at: int, tags: tuple[str, ...]) -> int:
-    """How many characters at the end may be the beginning of one of the tags."""
+    """The length of the suffix that may be the beginning of one of the tags."""
     for size in range(min(max(map(len, tags)) - 1, len(text) - at), 0, -1):
         if any(tag.startswith(text[-size:]) for tag in tags):
             return size

@@ -1,16 +1,13 @@
-"""What text becomes on its way to speech, and what a caller may choose about it."""
+# SPDX-License-Identifier: Apache-2.0
+"""The output of text normalisation: words, pauses and notes."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-
-from polyvox.errors import InvalidRequest
-
-ENGLISH = ("auto", "english")
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Text to be said."""
+    """Text to speak."""
 
     text: str
 
@@ -27,7 +24,7 @@ Part = Words | Pause
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that is not said as it stands: its kind, and the text as it was written.
+    """A piece of the text that was changed or left out: its kind, and the original text.
 
     Kinds: code, comment, emoji, image, language, left out, link, malformed, number, pause, repeated, tag, thought,
     unspeakable, url.
@@ -37,33 +34,8 @@ class Note:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class TextRules:
-    """How text is made speakable.
-
-    language: "auto" and "english" have rules for numbers, dates and the like; in any other language only Unicode and
-    markup are cleaned. lexicon: word to respelling; whole words, in any case, the longest first. enabled: False gives
-    every text as it is.
-    """
-
-    language: str = "auto"
-    lexicon: Mapping[str, str] = field(default_factory=dict)
-    enabled: bool = True
-
-    def __post_init__(self) -> None:
-        for word, respelling in self.lexicon.items():
-            if not word.strip() or not any(map(str.isalnum, word)) or "\n" in word:
-                raise InvalidRequest("lexicon", word, "words must have a letter or digit and be on one line")
-            if not respelling.strip():
-                raise InvalidRequest("lexicon", f"{word} = {respelling}", "the respelling must not be empty")
-
-    @property
-    def english(self) -> bool:
-        return self.language.strip().lower() in ENGLISH
-
-
-def merged(parts: Iterable[Part]) -> list[Part]:
-    """The same parts with neighbouring words joined, so that it no longer shows where a stream was cut."""
+def merge_parts(parts: Iterable[Part]) -> list[Part]:
+    """Join adjacent Words, so that the result does not depend on the chunks of a stream."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
@@ -74,6 +46,8 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     return joined
 
 
-def spoken(parts: Iterable[Part]) -> str:
-    """Parts as one line to show; making it speakable again gives the same parts."""
-    return " ".join(part.text if isinstance(part, Words) else f"[pause:{part.seconds:g}s]" for part in merged(parts))
+def format_parts(parts: Iterable[Part]) -> str:
+    """Format parts as one line. Normalising it again gives the same parts."""
+    return " ".join(
+        part.text if isinstance(part, Words) else f"[pause:{part.seconds:g}s]" for part in merge_parts(parts)
+    )

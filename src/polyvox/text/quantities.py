@@ -1,17 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """English rules for money, measures, phone numbers, versions, fractions and plain numbers."""
 
 import re
 
-from polyvox.text import vocabulary as v
-from polyvox.text.counting import cardinal, digits, fraction, number, ordinal, roman, year
+from polyvox.text import word_tables as tables
 from polyvox.text.dates import FULL_MONTH
+from polyvox.text.number_words import cardinal, digits, fraction, number, ordinal, roman, year
 from polyvox.text.rules import LEFT, LETTER, NUM, SIGN, TH, TO, Rules, after, before
 
 QUANTITIES = Rules()
-_UNIT = "|".join(re.escape(unit) for unit in sorted(v.UNITS, key=len, reverse=True))
+_UNIT = "|".join(re.escape(unit) for unit in sorted(tables.UNITS, key=len, reverse=True))
 _NOT_WITH_SPACE = ("in", "pt")  # "5 in the morning"
-_CURRENCY = "".join(sign for sign in v.MONEY if len(sign) == 1)
-_CODES = "|".join(sign for sign in v.MONEY if len(sign) == 3)
+_CURRENCY = "".join(sign for sign in tables.MONEY if len(sign) == 1)
+_CODES = "|".join(sign for sign in tables.MONEY if len(sign) == 3)
 _LARGE = r"(?: ?(?P<large>(?:hundred|thousand|million|billion|trillion)\b|(?:[kKMBbTm]|bn|mn|tn)(?!\w)))?"
 _PER = r"(?:/(?P<per>[A-Za-z]+))?"
 _SMALL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
@@ -26,7 +27,7 @@ _PLURAL = re.compile(r" ([a-z]+s)\b")
 
 
 def digit_runs(text: str) -> list[str]:
-    """Letters as they are; short runs of digits as numbers, years as years, longer ones digit by digit."""
+    """Letters unchanged; short digit runs as numbers, years as years, longer runs digit by digit."""
     return [run if run[0] not in "0123456789" else _digit_run(run) for run in _RUNS.findall(text)]
 
 
@@ -70,8 +71,8 @@ def _spaced(match: re.Match[str]) -> str:
     rf" ?(?P<sign>[€£¥₹₩₽₿]|(?:{_CODES})(?!\w)){_PER}",
 )
 def _money(match: re.Match[str]) -> str:
-    one, many, *cents = v.MONEY[match["sign"]]
-    country = v.COUNTRIES.get(match["country"] or "", "")
+    one, many, *cents = tables.MONEY[match["sign"]]
+    country = tables.COUNTRIES.get(match["country"] or "", "")
     one, many = f"{country} {one}".strip(), f"{country} {many}".strip()
     if _ARTICLE.search(before(match)):
         many = one
@@ -79,7 +80,7 @@ def _money(match: re.Match[str]) -> str:
     whole, _, decimals = amount.partition(".")
     if large or match["until"] or len(decimals) != 2 or not cents:
         said = number(amount) + (f" to {number(match['until'])}" if match["until"] else "")
-        said += f" {v.MAGNITUDES.get(large, large)}" if large else ""
+        said += f" {tables.MAGNITUDES.get(large, large)}" if large else ""
         said += f" {one if said == 'one' else many}"
     else:
         kept = [f"{number(whole)} {one if whole == '1' else many}"] if whole.strip("0,") else []
@@ -91,7 +92,7 @@ def _money(match: re.Match[str]) -> str:
 
 
 def _per(unit: str | None) -> str:
-    return f" per {v.PER.get(unit) or v.UNITS.get(unit, [unit])[0]}" if unit else ""
+    return f" per {tables.PER.get(unit) or tables.UNITS.get(unit, [unit])[0]}" if unit else ""
 
 
 @QUANTITIES("height", LEFT + r"(\d)' ?(\d{1,2})(?:\"|''|(?!\w))")
@@ -126,7 +127,7 @@ def _measure(match: re.Match[str]) -> str | None:
     unit, gap, amount = match["unit"], match["gap"], match["amount"]
     if gap == " " and unit in _NOT_WITH_SPACE and not _FEET_BEFORE.search(before(match)):
         return None
-    one, *many = v.UNITS[unit]
+    one, *many = tables.UNITS[unit]
     singular = gap == "-" or (amount.lstrip("-−±") == "1" and not match["until"]) or _ARTICLE.search(before(match))
     name = one if singular else many[0] if many else one + "s"
     if match["power"]:
@@ -184,11 +185,11 @@ def _number(match: re.Match[str]) -> str | None:
     text = match["number"]
     if match["large"]:
         if (match["large"] == "B" and _WORD_BEFORE.search(before(match))) or match[0] in ("2K", "4K", "8K"):
-            return None  # Room 5B, a 4K screen
-        return f"{number(text)} {v.MAGNITUDES[match['large']]}"
+            return None  # Gate 5B, a 4K screen
+        return f"{number(text)} {tables.MAGNITUDES[match['large']]}"
     if len(text) == 4 and text.isdigit() and "1000" <= text < "2100":
         plural = _PLURAL.match(after(match))
-        if _YEAR_BEFORE.search(before(match)) or (text >= "1900" and (not plural or plural[1] in v.NOT_PLURALS)):
+        if _YEAR_BEFORE.search(before(match)) or (text >= "1900" and (not plural or plural[1] in tables.NOT_PLURALS)):
             return year(text)
     return number(text)
 
@@ -196,10 +197,10 @@ def _number(match: re.Match[str]) -> str | None:
 @QUANTITIES("roman", r"(?<!\w)(?=[IVX])X{0,3}(?:IX|IV|V?I{0,3})(?![\w'-])")
 def _roman(match: re.Match[str]) -> str | None:
     word = _WORD_BEFORE.search(before(match))
-    if not word or (word[1] not in v.NUMBERED and (word[1] in v.NOT_NAMES or len(match[0]) < 2)):
+    if not word or (word[1] not in tables.NUMBERED_NOUNS and (word[1] in tables.NOT_NAMES or len(match[0]) < 2)):
         return None
     value = str(roman(match[0]))
-    return f"the {ordinal(value)}" if word[1] in v.REGNAL else cardinal(value)
+    return f"the {ordinal(value)}" if word[1] in tables.REGNAL else cardinal(value)
 
 
 @QUANTITIES("digits", r"\d+")

@@ -1,4 +1,5 @@
-"""What a rule is: a pattern, and what is said where it matches."""
+# SPDX-License-Identifier: Apache-2.0
+"""Normalisation rules: a pattern and its replacement."""
 
 import re
 from collections.abc import Callable
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 
 Say = Callable[[re.Match[str]], str | None]
 
-# Letters: without ASCII digits and what stands for a power or a fraction.
+# Letters, without digits, superscripts and fractions.
 LETTER = r"[^\W0-9_²³¹⁰⁴-⁹¼-¾⅐-⅞]"
 NUM = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
 SIGN = r"(?:(?<![^\s(\[\"'=<>≤≥≈~*×/:])[-−±])?"
@@ -17,7 +18,7 @@ TH = r"(?:st|nd|rd|th)"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Where its pattern matches, the words of `say` are said; None leaves the place to the rules that follow."""
+    """`say` returns the words for a match of `pattern`; None passes it to the following rules."""
 
     name: str
     pattern: re.Pattern[str]
@@ -25,10 +26,10 @@ class Rule:
 
 
 class Rules(list[Rule]):
-    """Rules in their order. As a decorator it adds the function below it; of several above one, the lowest is first."""
+    """An ordered list of rules. As a decorator it adds a function; of several decorators, the lowest comes first."""
 
     def __call__(self, name: str, pattern: str, flags: int = 0) -> Callable[[Say], Say]:
-        # A digit is an ASCII digit; those of other scripts are left as they are.
+        # Only ASCII digits; those of other scripts are not changed.
         compiled = re.compile(pattern.replace(r"\d", "[0-9]"), flags)
 
         def add(say: Say) -> Say:
@@ -38,7 +39,7 @@ class Rules(list[Rule]):
         return add
 
     def words(self, name: str, pattern: str, said: str) -> None:
-        """A rule that always says the same."""
+        """Add a rule with fixed words."""
         self(name, pattern)(lambda _: said)
 
 

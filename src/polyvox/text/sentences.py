@@ -1,12 +1,13 @@
-"""Sentences of a text, whole or growing: the same ones, however it was cut."""
+# SPDX-License-Identifier: Apache-2.0
+"""Sentence splitting of whole and streamed text, with the same result."""
 
 import re
 
-from polyvox.text.vocabulary import ABBREVIATIONS
+from polyvox.text.word_tables import ABBREVIATIONS
 
-SHORTEST_CLAUSE = 12  # characters: less than that has no melody of its own
-LONGEST_SENTENCE = 400  # characters; about half a minute of speech
-_LOOKAHEAD = 32  # characters after a full stop that may decide: closing marks, white space, opening marks, a letter
+MIN_CLAUSE = 12  # characters; shorter clauses have no prosody of their own
+MAX_SENTENCE = 400  # characters; about half a minute of speech
+_LOOKAHEAD = 32  # characters after a full stop that may decide: quotes, white space, brackets, a letter
 
 _STOP = re.compile(r"[.!?…]+[\"'”’)\]»*_]*(?=\s)|[。！？｡][。！？!?…｡]*[」』”’）)\]\"']*|\n[ \t]*\n")
 _CLAUSES = (re.compile(r"[,;:—–，、；：][\"'”’)\]]*\s|[，、；：]"), re.compile(r"\s"))
@@ -14,68 +15,68 @@ _CLAUSE = re.compile(r"[,;:—–][\"'”’)\]]*(?=\s)|[，、；：]")
 _NEXT = re.compile(r"(\s+)[\"'“‘(\[«*_¿¡—–-]*([^\s\"'“‘(\[«*_¿¡—–-])")
 _BEFORE = re.compile(r"([^\W0-9_](?:[^\W_]|\.(?=\w))*)\.$")
 _INITIALS = re.compile(r"[A-Z](?:\.[A-Z])*")  # J. R. R., U.S.
-# An abbreviation before one of these, or before a small letter or digit, is not an end; before a capital some are.
+# These abbreviations do not end a sentence before a capital letter; others may.
 _NEVER_LAST = {name for name, (_, follows) in ABBREVIATIONS.items() if follows in ("name", "number", "any")}
 _NEVER_LAST -= {"no", "No", "min", "max", "c", "p", "al", "ca", "est", "sec", "Sec", "ch", "Ch"}
 _NUMBERED = {name for name, (_, follows) in ABBREVIATIONS.items() if follows == "number"}
 
 
-class SentenceStream:
-    """Takes text in pieces of any sizes and gives its sentences. Only white space between them is lost.
+class SentenceSplitter:
+    """Splits streamed text into sentences. Only the white space between them is dropped.
 
-    clauses: a comma, colon or dash ends one too, where SHORTEST_CLAUSE characters stand before it.
+    clauses: also split after a comma, colon or dash with at least MIN_CLAUSE characters before it.
     """
 
-    def __init__(self, limit: int = LONGEST_SENTENCE, clauses: bool = False) -> None:
+    def __init__(self, limit: int = MAX_SENTENCE, clauses: bool = False) -> None:
         self._limit, self._clauses = max(1, limit), clauses
-        self._held = ""
+        self._pending = ""
 
     @property
     def certain(self) -> str:
-        """What the next sentence begins with, whatever follows."""
-        text = self._held
+        """The beginning of the next sentence that later text cannot change."""
+        text = self._pending
         for stop in _STOP.finditer(text):
             if not self._certain(text, stop):
                 text = text[: stop.end()]
                 break
-        if len(text) > self._limit // 4:  # one that grows too long is cut at the last of these places
+        if len(text) > self._limit // 4:  # a long sentence is split at the last clause or word
             for pattern in _CLAUSES:
-                places = [place.end() for place in pattern.finditer(text, self._limit // 4)]
-                if places:
-                    return text[: places[-1]].rstrip()
+                ends = [match.end() for match in pattern.finditer(text, self._limit // 4)]
+                if ends:
+                    return text[: ends[-1]].rstrip()
             return text[: self._limit // 4].rstrip()
         return text.rstrip()
 
     def append(self, piece: str) -> list[str]:
-        """The sentences that this piece makes certain."""
+        """The sentences that are complete after this piece."""
         return self._take(piece, end=False)
 
     def finish(self) -> list[str]:
         return self._take("", end=True)
 
     def _take(self, piece: str, end: bool) -> list[str]:
-        text, at, found = self._held + piece, 0, list[str]()
+        text, at, found = self._pending + piece, 0, list[str]()
         while at < len(text):
             if text[at].isspace():
                 at += 1
                 continue
             window = text[at : at + self._limit + _LOOKAHEAD]
-            border = self._border(window, end and at + len(window) == len(text))
-            if border is None:
+            boundary = self._boundary(window, end and at + len(window) == len(text))
+            if boundary is None:
                 break
-            found.append(window[:border].rstrip())
-            at += border
-        self._held = text[at:]
+            found.append(window[:boundary].rstrip())
+            at += boundary
+        self._pending = text[at:]
         return found
 
-    def _border(self, text: str, end: bool) -> int | None:
-        """Where the first sentence or clause ends; a decision that needs more text is not made."""
-        if self._clauses and (clause := _CLAUSE.search(text, SHORTEST_CLAUSE, self._limit)):
-            border = self._sentence_border(text[: clause.end()], end=False)
-            return clause.end() if border is None else border
-        return self._sentence_border(text, end)
+    def _boundary(self, text: str, end: bool) -> int | None:
+        """The end of the first sentence or clause; None if it depends on more text."""
+        if self._clauses and (clause := _CLAUSE.search(text, MIN_CLAUSE, self._limit)):
+            boundary = self._sentence_boundary(text[: clause.end()], end=False)
+            return clause.end() if boundary is None else boundary
+        return self._sentence_boundary(text, end)
 
-    def _sentence_border(self, text: str, end: bool) -> int | None:
+    def _sentence_boundary(self, text: str, end: bool) -> int | None:
         for stop in _STOP.finditer(text):
             if stop.end() > self._limit:
                 break
@@ -88,14 +89,14 @@ class SentenceStream:
         if len(text) <= self._limit:
             return len(text) if end else None
         for pattern in _CLAUSES:
-            places = [place.end() for place in pattern.finditer(text, self._limit // 4, self._limit)]
-            if places:
-                return places[-1]
+            ends = [match.end() for match in pattern.finditer(text, self._limit // 4, self._limit)]
+            if ends:
+                return ends[-1]
         return self._limit
 
     @staticmethod
     def _certain(text: str, stop: re.Match[str]) -> bool:
-        """Whether what follows is there: a letter after white space, or a character that is no closing mark."""
+        """Whether enough text follows to decide: a letter after white space, or any character after a CJK stop."""
         if stop[0][0] == "\n":
             return True
         if stop[0][0] in "。！？｡":
@@ -112,7 +113,7 @@ def _ends(text: str, stop: re.Match[str]) -> bool:
         return True
     letter = following[2]
     dots = mark.rstrip("\"'”’)]»*_")
-    if dots != ".":  # "?!", "...": only a small letter goes on
+    if dots != ".":  # "?!" and "..." end a sentence unless a lower-case letter follows
         return not letter.islower()
     before = _BEFORE.search(text, max(0, stop.start() - 24), stop.start() + 1)
     word = before[1] if before else ""
@@ -123,7 +124,7 @@ def _ends(text: str, stop: re.Match[str]) -> bool:
     return not letter.islower()
 
 
-def sentences(text: str, limit: int = LONGEST_SENTENCE) -> list[str]:
-    """The sentences of a text; one longer than `limit` characters is cut at clauses, then at words, then anywhere."""
-    stream = SentenceStream(limit)
-    return stream.append(text) + stream.finish()
+def split_sentences(text: str, limit: int = MAX_SENTENCE) -> list[str]:
+    """The sentences of a text. Longer ones than `limit` characters are split at clauses, then words, then anywhere."""
+    splitter = SentenceSplitter(limit)
+    return splitter.append(text) + splitter.finish()

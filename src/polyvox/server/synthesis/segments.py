@@ -9,7 +9,7 @@ from typing import Literal
 
 from polyvox.errors import InvalidRequest
 from polyvox.long_form import PARAGRAPH_PAUSE, SENTENCE_PAUSE
-from polyvox.text import Part, Pause, SentenceStream, SpokenText, TextRules, Words
+from polyvox.text import Part, Pause, SentenceSplitter, TextNormalizer, TextRules, Words
 
 # What is said in one go: a sentence, a clause, or a sentence that is begun with its first words.
 Granularity = Literal["sentence", "clause", "token"]
@@ -59,7 +59,7 @@ class SegmentQueue:
 
     def __init__(self, rules: TextRules, granularity: Granularity = "sentence") -> None:
         self._rules, self._granularity = rules, granularity
-        self._words, self._sentences = SpokenText(rules), self._new_sentences()
+        self._words, self._sentences = TextNormalizer(rules), self._new_sentences()
         self._gap = ""  # white space that may become the border of a paragraph
         self._waiting: deque[Segment] = deque()
         self._growing: StreamingSegment | None = None
@@ -92,7 +92,7 @@ class SegmentQueue:
         if self._open:
             self._take(self._words.finish())
             self._end_sentence()
-            self._words, self._gap = SpokenText(self._rules), ""
+            self._words, self._gap = TextNormalizer(self._rules), ""
 
     def finish(self) -> None:
         """No more text will come; any number of times."""
@@ -112,8 +112,8 @@ class SegmentQueue:
             await self._news.wait()
         return self.ready()
 
-    def _new_sentences(self) -> SentenceStream:
-        return SentenceStream(clauses=self._granularity == "clause")
+    def _new_sentences(self) -> SentenceSplitter:
+        return SentenceSplitter(clauses=self._granularity == "clause")
 
     def _take(self, parts: list[Part]) -> None:
         for part in parts:

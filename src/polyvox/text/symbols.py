@@ -1,16 +1,25 @@
-"""English rules for what is neither prose nor number: addresses, paths, abbreviations, signs, pictures."""
+# SPDX-License-Identifier: Apache-2.0
+"""English rules for addresses, paths, abbreviations, signs and emoji."""
 
 import re
 import unicodedata
 
-from polyvox.text import vocabulary as v
-from polyvox.text.characters import PICTURE, is_emoji
+from polyvox.text import word_tables as tables
 from polyvox.text.quantities import digit_runs
 from polyvox.text.rules import LETTER, Rules, after, before
+from polyvox.text.unicode_cleaner import PICTOGRAM, is_emoji
 
-NAMES, SIGNS = Rules(), Rules()  # those before the rules for numbers, and those after
+NAMES, SIGNS = Rules(), Rules()  # applied before and after the rules for numbers
 _TRAILING = ".,;:!?)]}'\"*_~…"
-_SPELLED = v.SIGNS | {".": "dot", "/": "slash", "-": "dash", "_": "underscore", ":": "colon", "~": "tilde", "*": "star"}
+_SPELLED = tables.SIGNS | {
+    ".": "dot",
+    "/": "slash",
+    "-": "dash",
+    "_": "underscore",
+    ":": "colon",
+    "~": "tilde",
+    "*": "star",
+}
 _CODE = _SPELLED | {"_": "", "-": "minus", "*": "times"}
 _OPERATORS = {"===": "=", "==": "=", "!=": "≠", ">=": "≥", "<=": "≤", "->": "→", "=>": "→"}
 _SILENT = "()[]{};,'\"`!?"
@@ -21,15 +30,15 @@ _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W0-9_A-Z]+|[0-9]+")
 _STREETS = {"St": "Street", "Dr": "Drive"}
 _CAPITAL_BEFORE = re.compile(r"\b(?:[A-Z][a-z]+|[0-9]+(?:st|nd|rd|th)) $")
 _CAPITAL_AFTER = re.compile(r' ["(*_]*[A-Z]')
-_SEQUENCE = rf"[\U0001f1e6-\U0001f1ff]{{1,2}}|{PICTURE}(?:[\U0001f3fb-\U0001f3ff]|\u200d{PICTURE}){{0,8}}"
-_SHORT = "|".join(re.escape(name) for name in sorted(v.ABBREVIATIONS, key=len, reverse=True))
-_HOST = rf"(?:localhost|(?:[A-Za-z0-9-]{{1,63}}\.){{1,8}}(?:{'|'.join(v.TOP_DOMAINS)}))"
+_SEQUENCE = rf"[\U0001f1e6-\U0001f1ff]{{1,2}}|{PICTOGRAM}(?:[\U0001f3fb-\U0001f3ff]|\u200d{PICTOGRAM}){{0,8}}"
+_SHORT = "|".join(re.escape(name) for name in sorted(tables.ABBREVIATIONS, key=len, reverse=True))
+_HOST = rf"(?:localhost|(?:[A-Za-z0-9-]{{1,63}}\.){{1,8}}(?:{'|'.join(tables.TOP_DOMAINS)}))"
 _DOMAIN = _HOST + r"(?::\d{2,5})?(?:/[^\s<>\"`|]*)?(?![\w-])(?!\.\w)"
 _COMPARED = {"<": "less than or equal to", ">": "greater than or equal to", "=": "equals", "!": "not equal to"}
 
 
 def spell(text: str, names: dict[str, str] = _SPELLED) -> str:
-    """Letters as they are, digits and signs by name: for addresses and code."""
+    """Letters unchanged, digits and signs by name: for addresses and code."""
     said: list[str] = []
     for piece in _PIECE.findall(text):
         said += digit_runs(piece) or [names.get(piece, "" if piece in _SILENT else piece)]
@@ -37,14 +46,14 @@ def spell(text: str, names: dict[str, str] = _SPELLED) -> str:
 
 
 def code(text: str) -> str:
-    """Inline code: names as words, operators by name, brackets and quotes silent."""
+    """Inline code: names as words, operators by name, brackets and quotes skipped."""
     for operator, sign in _OPERATORS.items():
         text = text.replace(operator, sign)
     return spell(_HYPHEN.sub(" ", text), _CODE)
 
 
 def link(address: str) -> str:
-    """An address as people say it: without scheme, query and fragment."""
+    """An address without scheme, query and fragment."""
     return spell(_SCHEME.sub("", re.split(r"[?#]", address)[0]).rstrip("/"))
 
 
@@ -58,7 +67,7 @@ def _address(match: re.Match[str]) -> str | None:
     return link(kept) + match[0][len(kept) :] or None
 
 
-@NAMES("file", rf"(?<![\w.])[\w-]+(?:\.[\w-]+)*\.(?:{'|'.join(v.FILE_ENDINGS)})(?!\w)(?!\.\w)")
+@NAMES("file", rf"(?<![\w.])[\w-]+(?:\.[\w-]+)*\.(?:{'|'.join(tables.FILE_ENDINGS)})(?!\w)(?!\.\w)")
 def _file(match: re.Match[str]) -> str:
     return spell(match[0])
 
@@ -89,7 +98,7 @@ def _with(match: re.Match[str]) -> str:
 
 @SIGNS("short", rf"(?<![\w.])({_SHORT})\.(?!\w)")
 def _abbreviation(match: re.Match[str]) -> str | None:
-    said, follows = v.ABBREVIATIONS[match[1]]
+    said, follows = tables.ABBREVIATIONS[match[1]]
     capital, ends = _CAPITAL_AFTER.match(after(match)), not after(match).strip(" \"')]*_")
     if match[1] in _STREETS and _CAPITAL_BEFORE.search(before(match)) and (not capital or match[1] == "St"):
         said, follows = _STREETS[match[1]], "end"
@@ -112,12 +121,12 @@ def _name(picture: str) -> str:
 
 @SIGNS("emoji", rf"({_SEQUENCE})\1{{0,16}}")
 def _emoji(match: re.Match[str]) -> str | None:
-    """A picture, or several joined to one, by name; a repeated one once; skin tones are not said."""
+    """An emoji or emoji sequence by name. Repetitions are spoken once; skin tones are skipped."""
     flag = [chr(ord(char) - 0x1F1E6 + ord("A")) for char in match[1] if "\U0001f1e6" <= char <= "\U0001f1ff"]
     if flag:
         return " ".join(flag) + " flag"
     pictures = [c for c in match[1] if is_emoji(c) and not "\U0001f3fb" <= c <= "\U0001f3ff" and c not in "♂♀"]
-    names = [v.EMOJI.get(c) or _name(c) for c in pictures]
+    names = [tables.EMOJI.get(c) or _name(c) for c in pictures]
     return " ".join(dict.fromkeys(names)) or None
 
 
@@ -136,6 +145,6 @@ SIGNS.words("minus", r"(?<=[\w)] )[-−](?= \d)|(?<=\d )[-−](?= [\w(])", "minu
 SIGNS.words("times", r"(?<=[\d)])\*(?=[\d(])|(?<=[\w)] )\*(?= [\w(])".replace(r"[\d", "[0-9"), "times")
 
 
-@SIGNS("sign", "[" + re.escape("".join(v.SIGNS)) + "]")
+@SIGNS("sign", "[" + re.escape("".join(tables.SIGNS)) + "]")
 def sign(match: re.Match[str]) -> str:
-    return v.SIGNS[match[0]]
+    return tables.SIGNS[match[0]]

@@ -1,4 +1,5 @@
-"""English words for what is written short: units, money, signs, abbreviations, pictures. Data, no rules."""
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of English words for units, money, signs, abbreviations and emoji."""
 
 
 def _words(text: str) -> list[str]:
@@ -6,13 +7,13 @@ def _words(text: str) -> list[str]:
 
 
 def _table(text: str) -> dict[str, str]:
-    """`short = words`, with semicolons between."""
+    """`short = words`, separated by semicolons."""
     entries = (" ".join(entry.split()).rpartition(" = ") for entry in text.split(";"))
     return {short: words for short, _, words in entries}
 
 
 def _rows(text: str) -> dict[str, list[str]]:
-    """As a table, with several words for each, parted by commas."""
+    """Like `_table`, with several values per entry, separated by commas."""
     return {short: words.split(", ") for short, words in _table(text).items()}
 
 
@@ -26,20 +27,20 @@ WEEKDAYS = _words(
     Monday Tuesday Wednesday Thursday Friday Saturday Sunday
     """
 )
-# Names whose Roman numeral is an ordinal, and words whose Roman numeral is a number even where it is one letter.
+# Names followed by a Roman ordinal, and nouns followed by a Roman number even if it is one letter.
 REGNAL = _words(
     """
     Benedict Catherine Charles Edward Elizabeth Emperor Francis Frederick George Gregory Henry Ivan James John King
     Leo Louis Mary Napoleon Paul Peter Philip Pius Pope Queen Richard Tsar Wilhelm William
     """
 )
-NUMBERED = _words(
+NUMBERED_NOUNS = _words(
     """
     Act Appendix Article Book Bowl Category Chapter Class Episode Exhibit Figure Grade Group Level Mark Part Phase
     Round Scene Schedule Section Stage Step Table Tier Title Type Unit Volume War Vol. vol. Ch. ch.
     """
 )
-# After one of these I, V and X are letters; one of those after a year is no plural.
+# Words after which I, V and X are letters; words after a year that are not plurals.
 NOT_NAMES = _words(
     """
     Am An And As But If In My No So That The Then This When
@@ -56,7 +57,7 @@ MAGNITUDES = _table(
     trillion; tn = trillion
     """
 )
-# one, many, cents
+# singular, plural, cents
 MONEY = _rows(
     """
     $ = dollar, dollars, cents; € = euro, euros, cents; £ = pound, pounds, pence; ¥ = yen, yen; ₹ = rupee, rupees,
@@ -70,7 +71,7 @@ COUNTRIES = _table(
     US = US; CA = Canadian; C = Canadian; A = Australian; AU = Australian; NZ = New Zealand
     """
 )
-# one, and many where that is not one + s
+# singular, and plural if it is not singular + s
 UNITS = _rows(
     """
     km = kilometer; m = meter; cm = centimeter; mm = millimeter; μm = micrometer; nm = nanometer; mi = mile; yd =
@@ -108,7 +109,7 @@ SIGNS = _table(
     yen; ₹ = rupee; ₩ = won; ₽ = ruble; ₿ = bitcoin; ¢ = cents; ® = registered; ™ = trademark
     """
 )
-# words, and what must follow: a name, a number, anything; an end may also end a sentence.
+# words, and what must follow: a name, a number or anything; "end" may also end a sentence.
 ABBREVIATIONS = _rows(
     """
     Mr = Mister, any; Mrs = Missus, any; Ms = Ms, any; Dr = Doctor, name; Prof = Professor, name; Gen = General,

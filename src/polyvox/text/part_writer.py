@@ -1,4 +1,5 @@
-"""What is said, written down: white space kept apart, words set apart from their neighbours, lines closed."""
+# SPDX-License-Identifier: Apache-2.0
+"""Collects normalised text into parts: spacing, punctuation at line ends, pauses."""
 
 from polyvox.text.parts import Part, Pause, Words
 
@@ -7,21 +8,21 @@ _STOPS = ".!?…"
 _ENDS = ".!?,;:…—–-。！？，；："
 
 
-class Writer:
-    """Collects parts. What it gives depends on the calls alone, never on when the parts are taken."""
+class PartWriter:
+    """Collects parts. The result does not depend on when `take` is called."""
 
     def __init__(self) -> None:
-        self.structured = False  # whether the line is a heading, an item, a row
+        self.structured = False  # the line is a heading, a list item or a table row
         self._parts: list[Part] = []
         self._text: list[str] = []
-        self._last = ""  # the last character since the last pause; none at the beginning
+        self._last = ""  # the last character since the last pause; empty at the start
         self._gap = ""
         self._comma = False
         self._after_words = False
         self._after_pause = False
 
     def raw(self, text: str) -> None:
-        """Text as it stands; runs of spaces become one."""
+        """Text that was not changed. Runs of spaces become one."""
         if text.isspace():
             self._gap = self._gap or " "
         elif text:
@@ -29,15 +30,17 @@ class Writer:
             self._after_words = False
 
     def say(self, words: str, sentence: bool = False) -> None:
-        """Words for something that was not written as words; they never touch their neighbours.
+        """Words that replace something in the text; they are separated from their neighbours by spaces.
 
-        sentence: they begin with a capital letter where they begin a sentence, so that it still shows.
+        sentence: capitalise them at the start of a sentence, so that the sentence splitter still finds it.
         """
         if not words.strip():
             self._gap = self._gap or " "
             return
-        begins = "\n" in self._gap or (self._last in _STOPS and self._gap) or not (self._last or self._after_pause)
-        if sentence and begins:
+        starts_sentence = (
+            "\n" in self._gap or (self._last in _STOPS and self._gap) or not (self._last or self._after_pause)
+        )
+        if sentence and starts_sentence:
             words = words.lstrip()[:1].upper() + words.lstrip()[1:]
         self._put(words.strip(), self._last.isalnum() or self._last in _CLOSING)
         self._after_words = True
@@ -51,11 +54,11 @@ class Writer:
         self._gap = "\n\n"
 
     def cell(self) -> None:
-        """A comma, once more is said on the line."""
+        """Add a comma if more text follows on the line."""
         self._comma = bool(self._last) and "\n" not in self._gap
 
     def end_line(self) -> None:
-        """A full stop after a line that is a thought of its own, unless it has an end."""
+        """Add a full stop after a structured line without punctuation."""
         structured, self.structured, self._comma = self.structured, False, False
         if structured and self._last and "\n" not in self._gap and self._last not in _ENDS:
             self._gap = ""
@@ -74,7 +77,7 @@ class Writer:
         return parts
 
     def _put(self, text: str, apart: bool) -> None:
-        if self._after_pause:  # a full stop alone cannot be said
+        if self._after_pause:  # punctuation alone cannot be spoken
             text = text.lstrip(" .,;:!?…")
             if not text:
                 return

@@ -1,10 +1,11 @@
-"""Numbers in English words: pure functions from digits to what is said."""
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as English words."""
 
 from functools import lru_cache
 
 from num2words import num2words
 
-LONGEST = 15  # digits that are read as one number; longer ones are read digit by digit
+MAX_DIGITS = 15  # longer numbers are read digit by digit
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _FRACTIONS = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 
@@ -15,14 +16,14 @@ def _words(number: int, to: str) -> str:
 
 
 def digits(text: str) -> str:
-    """Each digit by itself; other characters are left out."""
+    """Each digit as a word; other characters are skipped."""
     return " ".join(DIGITS[int(char)] for char in text if char in "0123456789")
 
 
 def cardinal(text: str) -> str:
-    """A whole number, perhaps with thousands separators; 007 and very long ones digit by digit."""
+    """An integer, possibly with thousands separators; 007 and very long numbers digit by digit."""
     bare = text.replace(",", "")
-    if len(bare) > LONGEST or (len(bare) > 1 and bare[0] == "0"):
+    if len(bare) > MAX_DIGITS or (len(bare) > 1 and bare[0] == "0"):
         return digits(bare)
     return _words(int(bare), "cardinal")
 
@@ -31,13 +32,13 @@ def number(text: str) -> str:
     """A number with an optional sign and decimals."""
     sign = {"-": "minus ", "−": "minus ", "+": "plus ", "±": "plus or minus "}.get(text[0], "")
     whole, _, decimals = text.lstrip("-−+±").partition(".")
-    said = cardinal(whole) if whole else ""
-    return sign + (f"{said} point {digits(decimals)}" if decimals else said).strip()
+    words = cardinal(whole) if whole else ""
+    return sign + (f"{words} point {digits(decimals)}" if decimals else words).strip()
 
 
 def ordinal(text: str) -> str:
     bare = text.replace(",", "")
-    return _words(int(bare), "ordinal") if len(bare) <= LONGEST else digits(bare)
+    return _words(int(bare), "ordinal") if len(bare) <= MAX_DIGITS else digits(bare)
 
 
 def year(text: str) -> str:

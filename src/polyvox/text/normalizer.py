@@ -1,28 +1,30 @@
-"""Text made speakable while it is still being written: the same parts, however it was cut."""
+# SPDX-License-Identifier: Apache-2.0
+"""Text normalisation of whole and streamed text, with the same result."""
 
 from itertools import chain
 
-from polyvox.text.borders import LONGEST, WINDOW, Borders
-from polyvox.text.characters import Cleaner
-from polyvox.text.counting import cardinal
-from polyvox.text.inline import CONTEXT, Inline
-from polyvox.text.markup import FENCE, PREFIX, RULE_LINE, Hidden
-from polyvox.text.parts import Note, Part, TextRules, Words, merged
-from polyvox.text.writer import Writer
+from polyvox.text.inline_normalizer import CONTEXT, InlineNormalizer
+from polyvox.text.markup import FENCE, PREFIX, RULE_LINE, HiddenSpanFilter
+from polyvox.text.number_words import cardinal
+from polyvox.text.part_writer import PartWriter
+from polyvox.text.parts import Note, Part, Words, merge_parts
+from polyvox.text.split_points import MAX_SEGMENT, WINDOW, SplitPointFinder
+from polyvox.text.text_rules import TextRules
+from polyvox.text.unicode_cleaner import UnicodeCleaner
 
 
-class SpokenText:
-    """Takes text in pieces of any sizes and gives its parts, in order, as early as is safe.
+class TextNormalizer:
+    """Normalises streamed text and returns its parts as early as possible.
 
-    Held back is the word that may still grow, and with it what a rule may join to it: a number and the word after
-    it, a bracket or tag that is open. At most LONGEST + LONGEST_SPAN characters and one letter's marks are held.
+    It buffers the last word, which may still grow, and what a rule may match together with it: a number before a word,
+    an open bracket or tag. At most MAX_SEGMENT + MAX_SPAN characters and one grapheme cluster are pending.
     """
 
     def __init__(self, rules: TextRules | None = None) -> None:
         self._rules = rules or TextRules()
-        self._cleaner, self._hidden, self._writer = Cleaner(), Hidden(), Writer()
-        self._inline = Inline(self._rules, self._writer)
-        self._borders = Borders(self._rules.english, self._inline.lexicon)
+        self._cleaner, self._hidden, self._writer = UnicodeCleaner(), HiddenSpanFilter(), PartWriter()
+        self._inline = InlineNormalizer(self._rules, self._writer)
+        self._split_points = SplitPointFinder(self._rules.english, self._inline.lexicon)
         self._text, self._at = "", 0
         self._line_start = True
         self._fence, self._code, self._code_lines = "", list[str](), 0
@@ -31,25 +33,25 @@ class SpokenText:
 
     @property
     def notes(self) -> list[Note]:
-        """What was left out or passed through so far, by the layer that found it."""
+        """What was changed or left out so far."""
         return [*self._cleaner.notes, *self._hidden.notes, *self._inline.notes]
 
     def append(self, piece: str) -> list[Part]:
-        """The parts that this piece makes certain."""
+        """The parts that are complete after this piece."""
         if not self._rules.enabled:
             return [Words(piece)] if piece else []
         return self._read(self._hidden.append(self._cleaner.append(piece)), end=False)
 
     def finish(self) -> list[Part]:
-        """The parts that are left."""
+        """The remaining parts."""
         if not self._rules.enabled:
             return []
         return self._read(self._hidden.append(self._cleaner.append("", end=True), end=True), end=True)
 
     @property
-    def held(self) -> int:
-        """How many characters are held back."""
-        return len(self._text) - self._at + self._hidden.held + self._cleaner.held
+    def num_pending(self) -> int:
+        """The number of buffered characters."""
+        return len(self._text) - self._at + self._hidden.num_pending + self._cleaner.num_pending
 
     def _read(self, text: str, end: bool) -> list[Part]:
         self._text += text
@@ -60,16 +62,16 @@ class SpokenText:
                 continue
             window = self._text[self._at : self._at + WINDOW]
             ends = end and self._at + len(window) == len(self._text)
-            border = self._borders.first(window, ends, self._line_start)
-            if border is None:
+            end_of_segment = self._split_points.first(window, ends, self._line_start)
+            if end_of_segment is None:
                 break
-            self._render(window[:border])
-            self._at += border
+            self._render(window[:end_of_segment])
+            self._at += end_of_segment
         if end:
             self._close_code()
             self._writer.end_line()
-        kept = max(0, self._at - CONTEXT)
-        self._text, self._at = self._text[kept:], self._at - kept
+        start = max(0, self._at - CONTEXT)
+        self._text, self._at = self._text[start:], self._at - start
         return self._writer.take()
 
     def _render(self, segment: str) -> None:
@@ -107,10 +109,10 @@ class SpokenText:
         return at
 
     def _read_code(self, end: bool) -> bool:
-        newline = self._text.find("\n", self._at, self._at + LONGEST)
+        newline = self._text.find("\n", self._at, self._at + MAX_SEGMENT)
         whole = newline >= 0
-        stop = newline + 1 if whole else min(len(self._text), self._at + LONGEST)
-        if not whole and stop - self._at < LONGEST and not end:
+        stop = newline + 1 if whole else min(len(self._text), self._at + MAX_SEGMENT)
+        if not whole and stop - self._at < MAX_SEGMENT and not end:
             return False
         line, self._at = self._text[self._at : stop], stop
         first = self._code[-1].endswith("\n")
@@ -134,7 +136,7 @@ class SpokenText:
             self._writer.say(f"Code block, {cardinal(str(lines))} {'line' if lines == 1 else 'lines'}, left out.")
 
 
-def speakable(text: str, rules: TextRules | None = None) -> list[Part]:
-    """The whole text's parts: the stream, fed once."""
-    stream = SpokenText(rules)
-    return merged(chain(stream.append(text), stream.finish()))
+def normalize_text(text: str, rules: TextRules | None = None) -> list[Part]:
+    """Normalise a whole text."""
+    normalizer = TextNormalizer(rules)
+    return merge_parts(chain(normalizer.append(text), normalizer.finish()))

@@ -1,4 +1,5 @@
-"""Unicode as people and programs produce it, made plain: a character and its marks at a time, whatever the cuts."""
+# SPDX-License-Identifier: Apache-2.0
+"""Unicode clean-up of streamed text, one grapheme cluster at a time."""
 
 import re
 import unicodedata
@@ -6,7 +7,7 @@ import unicodedata
 from polyvox.text.parts import Note
 
 ZWJ = "\u200d"
-LONGEST_CLUSTER = 32  # a letter with more marks than this is cut; Unicode's stream-safe format allows 30
+MAX_CLUSTER = 32  # characters; longer clusters are split. Unicode's stream-safe format allows 30 marks
 
 _TABLE = str.maketrans(
     dict.fromkeys("‘’‚‛ʼ′´", "'")
@@ -19,17 +20,17 @@ _TABLE = str.maketrans(
 )
 _PLAIN = re.compile(r"[ -~\n\u00a1-\u00ac\u00ae-\u00b3\u00b6-\u02bb]+")
 _PAIR = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
-# Letters and digits in another dress: full width, ligatures, mathematical, subscripts, Roman numerals, ℃, ①, ㎞.
-_DRESSED = re.compile(
+# Compatibility forms of letters and digits: full width, ligatures, mathematical, subscripts, Roman numerals, ℃, ①, ㎞.
+_COMPATIBILITY = re.compile(
     "[０-９Ａ-Ｚａ-ｚﬀ-ﬆ\U0001d400-\U0001d7ff\u2080-\u209c\u2160-\u217f℀-℁℃℉\u2460-\u24ea\u3300-\u33ff\U0001f100-\U0001f16c]"
 )
-PICTURE = "[\u2300-\u24ff\u25a0-\u27bf\u2900-\u2bff\U0001f000-\U0001f0ff\U0001f18e-\U0001faff]"
+PICTOGRAM = "[\u2300-\u24ff\u25a0-\u27bf\u2900-\u2bff\U0001f000-\U0001f0ff\U0001f18e-\U0001faff]"
 _EMOJI = ((0x1F000, 0x1F0FF), (0x1F18E, 0x1FAFF))
 _TONES = range(0x1F3FB, 0x1F400)
 
 
 def is_emoji(char: str) -> bool:
-    """Whether a character is a picture that is said by its name."""
+    """Whether a character is a pictogram that is spoken by its name."""
     code = ord(char)
     if code < 0x2300 or 0x2500 <= code < 0x25A0 or 0x2800 <= code < 0x2900:  # box drawing, Braille
         return False
@@ -39,7 +40,7 @@ def is_emoji(char: str) -> bool:
 
 
 def _joins(char: str, before: str) -> bool:
-    """Whether a character may change the one before it under NFC, or be one picture with it."""
+    """Whether a character may combine with the one before it under NFC or in an emoji."""
     code = ord(char)
     if code < 0x300:
         return before == "\r" and char == "\n"
@@ -48,34 +49,34 @@ def _joins(char: str, before: str) -> bool:
     return unicodedata.category(char)[0] == "M" or 0x1160 <= code < 0x1200 or 0x16D63 <= code < 0x16D6B
 
 
-class Cleaner:
-    """Cleans text in pieces of any sizes. Held back is what the next character may still change."""
+class UnicodeCleaner:
+    """Cleans streamed text. It buffers the characters that the next one may still change."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
-        self._held = ""
+        self._pending = ""
 
     @property
-    def held(self) -> int:
-        return len(self._held)
+    def num_pending(self) -> int:
+        return len(self._pending)
 
     def append(self, piece: str, end: bool = False) -> str:
-        text = self._held + piece
+        text = self._pending + piece
         done: list[str] = []
         at = 0
         while at < len(text):
             plain = _PLAIN.match(text, at)
-            if plain and plain.end() > at + 1:  # nothing joins what a plain character follows
+            if plain and plain.end() > at + 1:  # a plain character does not combine with the one before it
                 done.append(text[at : plain.end() - 1].translate(_TABLE))
                 at = plain.end() - 1
             after = at + 1
-            while after < len(text) and after - at < LONGEST_CLUSTER and _joins(text[after], text[after - 1]):
+            while after < len(text) and after - at < MAX_CLUSTER and _joins(text[after], text[after - 1]):
                 after += 1
-            if after == len(text) and after - at < LONGEST_CLUSTER and not end:
+            if after == len(text) and after - at < MAX_CLUSTER and not end:
                 break
             done.append(self._cluster(text[at:after]))
             at = after
-        self._held = text[at:]
+        self._pending = text[at:]
         return "".join(done)
 
     def _cluster(self, source: str) -> str:
@@ -84,16 +85,16 @@ class Cleaner:
         )
         cluster = cluster.replace("\r\n", "\n").replace("\r", "\n")
         cluster = unicodedata.normalize("NFC", cluster)
-        pictures = is_emoji(cluster[0])
-        said = []
+        is_pictogram = is_emoji(cluster[0])
+        cleaned = []
         for char in cluster.translate(_TABLE):
             kind = unicodedata.category(char)
             if kind in ("Co", "Cs", "Cn"):
                 self.notes.append(Note("unspeakable", char))
             elif kind == "Zs":
-                said.append(" ")
-            elif char == "\n" or (char == ZWJ and pictures):
-                said.append(char)
+                cleaned.append(" ")
+            elif char == "\n" or (char == ZWJ and is_pictogram):
+                cleaned.append(char)
             elif kind not in ("Cc", "Cf", "Me") and not "\ufe00" <= char <= "\ufe0f":
-                said.append(unicodedata.normalize("NFKC", char) if _DRESSED.match(char) else char)
-        return "".join(said)
+                cleaned.append(unicodedata.normalize("NFKC", char) if _COMPATIBILITY.match(char) else char)
+        return "".join(cleaned)

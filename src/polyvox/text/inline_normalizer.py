@@ -1,39 +1,45 @@
-"""A segment of text, said: one pass from left to right, each place given to the first rule that takes it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Normalisation of a text segment: one pass from left to right, the first matching rule wins."""
 
 import re
 
 from polyvox.text import markup
-from polyvox.text import vocabulary as v
-from polyvox.text.characters import PICTURE, Cleaner
+from polyvox.text import word_tables as tables
 from polyvox.text.dates import DATES
-from polyvox.text.parts import Note, TextRules
+from polyvox.text.part_writer import PartWriter
+from polyvox.text.parts import Note
 from polyvox.text.quantities import QUANTITIES
 from polyvox.text.rules import LETTER, Rule, Rules
-from polyvox.text.words import NAMES, SIGNS, code, link
-from polyvox.text.writer import Writer
+from polyvox.text.symbols import NAMES, SIGNS, code, link
+from polyvox.text.text_rules import TextRules
+from polyvox.text.unicode_cleaner import PICTOGRAM, UnicodeCleaner
 
-CONTEXT = 32  # characters before a segment that its rules may look back at
+CONTEXT = 32  # characters before a segment that its rules may look at
 
-# Words that a rule may begin with; all others are said as they stand.
-_SPECIAL = {name.split(".")[0] for name in v.ABBREVIATIONS} | {sign for sign in v.MONEY if len(sign) == 3}
-_SPECIAL |= {name[:size] for name in (*v.MONTHS, *v.WEEKDAYS) for size in (3, 4, 5, 9)} | {*v.COUNTRIES, *"CFJwxπμ"}
+# Words at which a rule may start; all others pass through.
+_SPECIAL = {name.split(".")[0] for name in tables.ABBREVIATIONS} | {sign for sign in tables.MONEY if len(sign) == 3}
+_SPECIAL |= {name[:size] for name in (*tables.MONTHS, *tables.WEEKDAYS) for size in (3, 4, 5, 9)} | {
+    *tables.COUNTRIES,
+    *"CFJwxπμ",
+}
 _WORD = re.compile(rf"{LETTER}+(?:'{LETTER}+)*(?=[\s,;!?)\"—…]|$|[.:](?:\s|$))")
-_ESCAPED = frozenset("\\`*_{}[]()#+-.!|<>~$")  # what Markdown lets a backslash stand before
-_DECORATION = re.compile(r"([-<>=+^@%&$/\\.!?])\1{3,}")  # no sign is meant
+_ESCAPED = frozenset("\\`*_{}[]()#+-.!|<>~$")  # characters that Markdown allows after a backslash
+_DECORATION = re.compile(r"([-<>=+^@%&$/\\.!?])\1{3,}")  # repeated for decoration
 _ROMAN = re.compile(r"[IVX]+")
 _LETTERS = re.compile(rf"{LETTER}+")
 _NUMBER = re.compile(r"[$€£¥]?[0-9]+(?:[.,:/-][0-9]+)*%?")
 _FOREIGN = re.compile(r"[\u0400-\u1cff\u2e80-\ud7ff\uf900-\ufaff]")
-_PICTURES = re.compile(rf"(?:{PICTURE}\u200d?)+")
+_PICTOGRAMS = re.compile(rf"(?:{PICTOGRAM}\u200d?)+")
 
 
-class Inline:
-    """Writes segments by the rules of a language and a lexicon, and notes what is not said as it stands."""
+class InlineNormalizer:
+    """Applies the rules of a language and a lexicon to segments, and notes what was changed or left out."""
 
-    def __init__(self, rules: TextRules, writer: Writer) -> None:
+    def __init__(self, rules: TextRules, writer: PartWriter) -> None:
         self.notes: list[Note] = []
         self.lexicon = {
-            " ".join(Cleaner().append(word.lower(), end=True).split()): said for word, said in rules.lexicon.items()
+            " ".join(UnicodeCleaner().append(word.lower(), end=True).split()): said
+            for word, said in rules.lexicon.items()
         }
         self._english, self._writer = rules.english, writer
         self._special = _SPECIAL.union(*(_LETTERS.findall(word)[:1] + word.split()[:1] for word in self.lexicon))
@@ -47,7 +53,7 @@ class Inline:
             self._rules += [*NAMES, *DATES, *QUANTITIES, *SIGNS]
 
     def read(self, text: str, at: int = 0) -> None:
-        """Says a text from a place on; what stands before is context."""
+        """Normalise a text from a position on; the text before it is context."""
         while at < len(text):
             at = self._step(text, at)
 
@@ -84,10 +90,10 @@ class Inline:
             if match and match.end() > at and (said := self._said(rule, match)) is not None:
                 self._replace(rule.name, match[0], said)
                 return match.end()
-        if not self._english and (picture := _PICTURES.match(text, at)):
-            self.note("emoji", picture[0])
+        if not self._english and (pictogram := _PICTOGRAMS.match(text, at)):
+            self.note("emoji", pictogram[0])
             self._writer.say("")
-            return picture.end()
+            return pictogram.end()
         if char in "[]`~_*{}<" and (stray := markup.STRAY.match(text, at)):
             return self._stray(text, stray)
         letters = _LETTERS.match(text, at)
@@ -102,7 +108,7 @@ class Inline:
         return self.lexicon.get(" ".join(match[0].lower().split()))
 
     def _replace(self, name: str, source: str, said: str) -> None:
-        """Nothing with a letter or a digit goes unsaid without a note."""
+        """Write the replacement. A letter or digit that is left out always gets a note."""
         if name == "url":
             self.note("url", source)
         elif name == "emoji" and len(source) > 1 and source[0] in source[1:]:
@@ -112,7 +118,7 @@ class Inline:
         self._writer.say(said, sentence=name == "short" or not (name == "code" or source[0].isalpha()))
 
     def _foreign(self, text: str, at: int) -> re.Match[str] | None:
-        """A number among letters of another script: there English words would be wrong."""
+        """A number next to letters of another script, where English words would be wrong."""
         figures = _NUMBER.match(text, at)
         if figures and (after := text[figures.end() : figures.end() + 1]) and _FOREIGN.match(after):
             return figures
@@ -145,45 +151,45 @@ class Inline:
                 self._writer.cell()
 
     def _bracket(self, span: re.Match[str], label: str) -> None:
-        asked, seconds = markup.bracket_pause(label)
-        if asked and not span["url"]:
+        is_pause, seconds = markup.bracket_pause(label)
+        if is_pause and not span["url"]:
             self._pause(span[0], seconds)
             return
         plain = span["url"] is None and span["reference"] is None and not span["image"]
         if not plain or label.startswith("^"):
             self.note("image" if span["image"] else "link", span[0])
         if label.startswith("^"):
-            return  # a footnote's mark
+            return  # a footnote reference
         if span["image"] and self._english:
             self._writer.say("image:" if label.strip() else "image")
         self._writer.raw("(" if plain else "")
-        self.read(label)  # it has no brackets, so this goes no deeper
+        self.read(label)  # a label has no brackets, so this does not recurse further
         self._writer.raw(")" if plain else "")
 
     def _pause(self, source: str, seconds: float | None) -> None:
         if seconds is None:
             self.note("malformed", source)
             return
-        if seconds > markup.LONGEST_PAUSE:
+        if seconds > markup.MAX_PAUSE:
             self.note("pause", source)
         if seconds > 0:
-            self._writer.pause(min(seconds, markup.LONGEST_PAUSE))
+            self._writer.pause(min(seconds, markup.MAX_PAUSE))
 
     def _entity(self, entity: re.Match[str]) -> int:
-        char = Cleaner().append(markup.unescape(entity[0]), end=True)
+        char = UnicodeCleaner().append(markup.unescape(entity[0]), end=True)
         if char == entity[0]:
             self._writer.raw("&")
             return entity.start() + 1
         if not char.strip():
             self.note("tag", entity[0])
-        if char in v.SIGNS and self._english:
-            self._writer.say(v.SIGNS[char])
+        if char in tables.SIGNS and self._english:
+            self._writer.say(tables.SIGNS[char])
         else:
             self._writer.raw(char or " ")
         return entity.end()
 
     def _stray(self, text: str, stray: re.Match[str]) -> int:
-        """Marks without a partner: links' ends, emphasis, an underscore within a name."""
+        """Unpaired marks: ends of links, emphasis, an underscore in a name."""
         if any(map(str.isalnum, stray[0])):
             self.note("link" if stray["url"] else "malformed", stray[0])
         elif "_" in stray[0] and stray.start() and text[stray.start() - 1].isalnum():

@@ -1,4 +1,5 @@
-"""What is said does not depend on how the text was cut; nothing is lost, nothing is slow, little is held back."""
+# SPDX-License-Identifier: Apache-2.0
+"""Streamed normalisation: independent of chunks, lossless, linear and with a small buffer."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polyvox.text import Note, Part, SpokenText, TextRules, Words, merged, speakable, spoken
-from polyvox.text.borders import WINDOW, Borders
-from polyvox.text.characters import LONGEST_CLUSTER
-from polyvox.text.counting import cardinal, digits, ordinal
-from polyvox.text.inline import Inline
-from text.test_speakable import CASES
+from polyvox.text import Note, Part, TextNormalizer, TextRules, Words, format_parts, merge_parts, normalize_text
+from polyvox.text.inline_normalizer import InlineNormalizer
+from polyvox.text.number_words import cardinal, digits, ordinal
+from polyvox.text.split_points import WINDOW, SplitPointFinder
+from polyvox.text.unicode_cleaner import MAX_CLUSTER
+from text.test_normalizer import CASES
 
 RULES = [
     TextRules(),
@@ -97,45 +98,45 @@ TEXTS = st.lists(
 
 
 def read(pieces: Sequence[str], rules: TextRules | None = None) -> tuple[list[Part], list[Note]]:
-    stream = SpokenText(rules)
+    stream = TextNormalizer(rules)
     parts = [part for piece in pieces for part in stream.append(piece)]
-    return merged(parts + stream.finish()), stream.notes
+    return merge_parts(parts + stream.finish()), stream.notes
 
 
-def cut(text: str, places: Sequence[int]) -> list[str]:
-    borders = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    return [text[start:end] for start, end in pairwise(borders)]
+def cut(text: str, positions: Sequence[int]) -> list[str]:
+    bounds = sorted({0, len(text), *(position % (len(text) + 1) for position in positions)})
+    return [text[start:end] for start, end in pairwise(bounds)]
 
 
 @given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from(RULES))
 @example("Es 3,50 € am\n" + "x" * 2000, [700], RULES[0])
 @settings(max_examples=400, deadline=None)
-def test_any_cuts_give_the_parts_and_notes_of_the_whole(text: str, places: list[int], rules: TextRules) -> None:
+def test_chunks_do_not_change_parts_and_notes(text: str, positions: list[int], rules: TextRules) -> None:
     whole = read([text], rules)
-    assert read(cut(text, places), rules) == whole
+    assert read(cut(text, positions), rules) == whole
     assert read(list(text), rules) == whole
-    assert speakable(text, rules) == whole[0]
+    assert normalize_text(text, rules) == whole[0]
 
 
 @pytest.mark.parametrize("source", [source for source, _ in CASES])
-def test_a_case_of_the_table_may_be_cut_anywhere(source: str) -> None:
+def test_every_case_may_be_split_anywhere(source: str) -> None:
     text = f"So {source} then."
     whole = read([text])
-    for place in range(len(text)):
-        assert read([text[:place], text[place:]]) == whole
+    for position in range(len(text)):
+        assert read([text[:position], text[position:]]) == whole
 
 
 @given(st.text(st.characters(codec=None)), st.sampled_from(RULES))
 @settings(max_examples=300, deadline=None)
-def test_any_unicode_is_taken(text: str, rules: TextRules) -> None:
-    for part in speakable(text, rules):
+def test_any_unicode_is_accepted(text: str, rules: TextRules) -> None:
+    for part in normalize_text(text, rules):
         if rules.enabled and isinstance(part, Words):
             part.text.encode()  # no lone surrogates
             assert part.text == part.text.strip()
 
 
-# Words that no rule knows, one for each place, in every kind of markup.
-PLACES = [
+# Templates for words that no rule matches, in every kind of markup.
+TEMPLATES = [
     *(
         "{}",
         "**{}**",
@@ -206,44 +207,46 @@ PLACES = [
 ]
 
 
-GLUED = st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(["", " ", ", ", "\n"])), max_size=12)
+GLUED = st.lists(st.tuples(st.sampled_from(TEMPLATES), st.sampled_from(["", " ", ", ", "\n"])), max_size=12)
 
 
-def filled(places: list[tuple[str, str]], names: Iterator[str]) -> str:
-    return "".join(place.format(*(next(names) for _ in range(place.count("{}")))) + glue for place, glue in places)
+def filled(templates: list[tuple[str, str]], names: Iterator[str]) -> str:
+    return "".join(
+        template.format(*(next(names) for _ in range(template.count("{}")))) + glue for template, glue in templates
+    )
 
 
 @given(GLUED, st.sampled_from(RULES[:2]))
 @settings(max_examples=400, deadline=None)
-def test_every_word_is_said_or_noted(places: list[tuple[str, str]], rules: TextRules) -> None:
+def test_every_word_is_spoken_or_noted(templates: list[tuple[str, str]], rules: TextRules) -> None:
     letters = ("qz" + "".join(chr(ord("b") + int(digit)) for digit in f"{count:03}") + "q" for count in range(1000))
-    text = filled(places, letters)
+    text = filled(templates, letters)
     parts, notes = read([text], rules)
-    kept = spoken(parts) + "".join(note.source for note in notes)
-    assert [word for word in re.findall(r"qz\w{3}q", text) if word not in kept] == []
+    found = format_parts(parts) + "".join(note.source for note in notes)
+    assert [word for word in re.findall(r"qz\w{3}q", text) if word not in found] == []
 
 
 @given(GLUED)
 @settings(max_examples=400, deadline=None)
-def test_every_number_is_said_or_noted(places: list[tuple[str, str]]) -> None:
-    apart = [(place, glue or " ") for place, glue in places if "\u200b" not in place]
+def test_every_number_is_spoken_or_noted(templates: list[tuple[str, str]]) -> None:
+    apart = [(template, glue or " ") for template, glue in templates if "\u200b" not in template]
     text = filled(apart, (str(31_001 + 7 * count) for count in range(1000)))
     parts, notes = read([text])
-    kept = spoken(parts).lower() + "".join(note.source for note in notes)
+    found = format_parts(parts).lower() + "".join(note.source for note in notes)
     for written in re.findall(r"\d{5,}", text):
         ways = {written, digits(written), cardinal(written), ordinal(written)}
-        assert any(way in kept for way in ways), written
+        assert any(way in found for way in ways), written
 
 
-NASTY = [
+PATHOLOGICAL = [
     *("9", "*", "<", "[", "[a", "<a`", "`", "1,", "-", "a.", "./", "&a", "a@", "[x](", "😂", "\u0301", "<think", "x1"),
     *("1/", "#", ".", "_a", "'1", "http://", "+1", "1-", "(1", "{}", "\ud800", "1 ", "<a ", "`a ", " ", "\n", "```\n"),
 ]
 
 
-@pytest.mark.parametrize("unit", NASTY)
-def test_nasty_runs_take_linear_work(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work is counted, not timed: segments, openers looked at, places that rules are tried at."""
+@pytest.mark.parametrize("unit", PATHOLOGICAL)
+def test_pathological_input_takes_linear_work(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts work instead of timing it: segments, spans and positions at which rules are tried."""
     work = 0
 
     def counted(owner: type, method: str) -> None:
@@ -256,28 +259,28 @@ def test_nasty_runs_take_linear_work(unit: str, monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(owner, method, count)
 
-    counted(Inline, "_step")
-    counted(SpokenText, "_render")
-    counted(Borders, "_span")
-    spent = []
+    counted(InlineNormalizer, "_step")
+    counted(TextNormalizer, "_render")
+    counted(SplitPointFinder, "_span")
+    costs = []
     for size in (4_000, 8_000):
         work = 0
-        speakable(unit * (size // len(unit)))
-        spent.append(work)
-    assert spent[1] <= 2.5 * spent[0] + 200
-    assert spent[1] <= 3 * 8_000
+        normalize_text(unit * (size // len(unit)))
+        costs.append(work)
+    assert costs[1] <= 2.5 * costs[0] + 200
+    assert costs[1] <= 3 * 8_000
 
 
 @given(st.lists(st.sampled_from([*SHARDS, "9" * 400, "x" * 900]), max_size=20).map("".join))
 @settings(max_examples=150, deadline=None)
-def test_what_is_held_back_is_bounded(text: str) -> None:
-    stream = SpokenText()
+def test_the_buffer_is_bounded(text: str) -> None:
+    stream = TextNormalizer()
     for char in text:
         stream.append(char)
-        assert stream.held <= WINDOW + LONGEST_CLUSTER + len("<thinking>")
+        assert stream.num_pending <= WINDOW + MAX_CLUSTER + len("<thinking>")
 
 
-ANSWER = """\
+LLM_ANSWER = """\
 Sure! Here is a short plan for your trip to St. Louis on March 4, 2026. First, take the 9:05 a.m. train, which costs \
 $42.50 and covers about 300 km in 3.5 hours.
 
@@ -288,18 +291,18 @@ Have fun, and call 555-123-4567 if you get lost! The rest of the day is yours: w
 """
 
 
-def test_little_of_a_token_stream_is_held_back() -> None:
-    stream = SpokenText()
-    held = []
-    for token in re.findall(r"\s?\w{1,6}|\s?[^\w\s]+|\s", ANSWER):
+def test_the_buffer_is_small_for_a_token_stream() -> None:
+    stream = TextNormalizer()
+    pending = []
+    for token in re.findall(r"\s?\w{1,6}|\s?[^\w\s]+|\s", LLM_ANSWER):
         stream.append(token)
-        held.append(stream.held)
-    assert sum(held) / len(held) < 12
-    assert max(held) < 64
+        pending.append(stream.num_pending)
+    assert sum(pending) / len(pending) < 12
+    assert max(pending) < 64
 
 
 @pytest.mark.parametrize("tag", ["<think>", "<thinking>", "<!--", "<script>"])
-def test_a_thought_is_never_said_however_it_is_cut(tag: str) -> None:
+def test_hidden_content_is_never_spoken_for_any_chunks(tag: str) -> None:
     close = {"<!--": "-->"}.get(tag, tag.replace("<", "</"))
     text = f"Yes {tag} secret {close} and {tag.upper()} secret"
     for size in range(1, len(text)):
@@ -308,16 +311,16 @@ def test_a_thought_is_never_said_however_it_is_cut(tag: str) -> None:
         assert len(notes) == 2
 
 
-def test_words_come_out_before_the_sentence_ends() -> None:
-    stream = SpokenText()
+def test_words_are_returned_before_the_sentence_ends() -> None:
+    stream = TextNormalizer()
 
-    def give(piece: str) -> str:
-        return spoken(stream.append(piece))
+    def append(piece: str) -> str:
+        return format_parts(stream.append(piece))
 
-    assert give("The quick br") == "The quick"
-    assert give("own") == ""
-    assert give(" fox") == " brown"
-    assert give(" ran 5") == " fox ran"
-    assert give(" k") == ""
-    assert give("m to") == " five kilometers"
-    assert give(" the") == " to"
+    assert append("The quick br") == "The quick"
+    assert append("own") == ""
+    assert append(" fox") == " brown"
+    assert append(" ran 5") == " fox ran"
+    assert append(" k") == ""
+    assert append("m to") == " five kilometers"
+    assert append(" the") == " to"

@@ -1,4 +1,5 @@
-"""Text as people write it, and what is said of it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Text normalisation: written text and its spoken form."""
 
 import doctest
 from pathlib import Path
@@ -8,31 +9,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyvox.errors import InvalidRequest
-from polyvox.text import Note, Part, Pause, SpokenText, TextRules, Words, load_lexicon, merged, speakable, spoken
-from polyvox.text.vocabulary import ABBREVIATIONS
+from polyvox.text import (
+    Note,
+    Part,
+    Pause,
+    TextNormalizer,
+    TextRules,
+    Words,
+    format_parts,
+    load_lexicon,
+    merge_parts,
+    normalize_text,
+)
+from polyvox.text.word_tables import ABBREVIATIONS
 
 LINES = (Path(__file__).parent / "cases.tsv").read_text().split("\n")
 CASES = [line.replace("\\n", "\n").replace("\\t", "\b").split("\t") for line in LINES if "\t" in line]
-CASES = [[source.replace("\b", "\t"), said] for source, said in CASES]
+CASES = [[source.replace("\b", "\t"), spoken] for source, spoken in CASES]
 
 
 def read(text: str, rules: TextRules | None = None) -> tuple[list[Part], list[Note]]:
-    stream = SpokenText(rules)
-    return merged(stream.append(text) + stream.finish()), stream.notes
+    stream = TextNormalizer(rules)
+    return merge_parts(stream.append(text) + stream.finish()), stream.notes
 
 
-def test_the_table_is_as_long_as_it_should_be() -> None:
+def test_there_are_at_least_250_cases() -> None:
     assert len({source for source, _ in CASES}) >= 250
 
 
-@pytest.mark.parametrize(("source", "said"), CASES)
-def test_a_written_thing_is_said_as_people_say_it(source: str, said: str) -> None:
-    assert spoken(speakable(source)) == said
+@pytest.mark.parametrize(("source", "spoken"), CASES)
+def test_written_text_becomes_its_spoken_form(source: str, spoken: str) -> None:
+    assert format_parts(normalize_text(source)) == spoken
 
 
-@pytest.mark.parametrize("said", sorted({said for _, said in CASES}))
-def test_what_is_speakable_stays_as_it_is(said: str) -> None:
-    assert spoken(speakable(said)) == said
+@pytest.mark.parametrize("spoken", sorted({spoken for _, spoken in CASES}))
+def test_normalisation_is_idempotent(spoken: str) -> None:
+    assert format_parts(normalize_text(spoken)) == spoken
 
 
 # A word that is an abbreviation, a month or a Roman numeral is not plain before a full stop.
@@ -45,31 +57,31 @@ SENTENCE = st.builds(
 
 
 @given(st.lists(SENTENCE, min_size=1, max_size=5).map(" ".join))
-def test_plain_sentences_are_not_touched(text: str) -> None:
-    assert speakable(text) == [Words(text)]
+def test_plain_sentences_are_not_changed(text: str) -> None:
+    assert normalize_text(text) == [Words(text)]
 
 
-def test_the_switch_gives_the_text_as_it_is() -> None:
+def test_disabled_rules_pass_text_through() -> None:
     text = "  # 5 km\u200b <think>x</think> 😀 [pause:1s] e\u0301  "
     parts, notes = read(text, TextRules(enabled=False))
     assert parts == [Words(text)]
     assert notes == []
 
 
-def test_another_language_keeps_its_numbers_and_says_so() -> None:
+def test_other_languages_keep_their_numbers_with_a_note() -> None:
     parts, notes = read("**Es** kostet 3,50 € am 4. März 😀 `x` [pause:1s] usw.", TextRules(language="German"))
     assert parts == [Words("Es kostet 3,50 € am 4. März x"), Pause(1.0), Words("usw.")]
     assert Note("language", "German") in notes
     assert Note("emoji", "😀") in notes
 
 
-def test_pauses_are_parts_with_bounds() -> None:
+def test_pauses_are_limited() -> None:
     parts, notes = read('One [pause:0.5s] two <break time="20s"/> three [pause:0] four [pause:soon] five')
     assert parts == [Words("One"), Pause(0.5), Words("two"), Pause(10.0), Words("three four five")]
     assert notes == [Note("pause", '<break time="20s"/>'), Note("malformed", "[pause:soon]")]
 
 
-def test_what_is_left_out_is_noted() -> None:
+def test_omissions_are_noted() -> None:
     text = "<think>secret</think>A <b>b</b> [c](http://d.example) ![e](f.png)\n```sh\nrm\n```\n😂😂 \ue000 https://g.com/?q=1"
     _, notes = read(text)
     assert set(notes) == {
@@ -89,21 +101,23 @@ def test_a_lexicon_respells_whole_words_in_any_case_and_the_longest_first() -> N
     rules = TextRules(
         lexicon={"SQL": "sequel", "New York": "Noo Yawk", "New York City": "the city", "example.com": "our site"}
     )
-    said = spoken(speakable("sql, MySQL and new  york; New York City at example.com (SQL).", rules))
-    assert said == "sequel, MySQL and Noo Yawk; the city at our site (sequel)."
+    spoken = format_parts(normalize_text("sql, MySQL and new  york; New York City at example.com (SQL).", rules))
+    assert spoken == "sequel, MySQL and Noo Yawk; the city at our site (sequel)."
 
 
 def test_a_lexicon_works_in_every_language() -> None:
-    assert spoken(speakable("Das GIF.", TextRules(language="german", lexicon={"gif": "Giff"}))) == "Das Giff."
+    assert (
+        format_parts(normalize_text("Das GIF.", TextRules(language="german", lexicon={"gif": "Giff"}))) == "Das Giff."
+    )
 
 
 @pytest.mark.parametrize("lexicon", [{"": "x"}, {"a": " "}, {"--": "x"}])
-def test_a_lexicon_that_cannot_be_said_is_refused(lexicon: dict[str, str]) -> None:
+def test_an_invalid_lexicon_is_rejected(lexicon: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="lexicon"):
         TextRules(lexicon=lexicon)
 
 
-def test_a_lexicon_file_has_a_word_a_line_and_comments(tmp_path: Path) -> None:
+def test_a_lexicon_file_has_one_word_per_line_and_comments(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("# names\nSQL = sequel\n\nC# = see sharp  # the language\nAn Lushan = ahn loo-shahn\n")
     assert load_lexicon(path) == {"SQL": "sequel", "C#": "see sharp", "An Lushan": "ahn loo-shahn"}
@@ -118,34 +132,34 @@ def test_a_lexicon_file_has_a_word_a_line_and_comments(tmp_path: Path) -> None:
         ("sql = a\nSQL = b\n", "line 2.*already defined on line 1"),
     ],
 )
-def test_a_lexicon_file_that_cannot_be_read_names_the_line(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_for_an_invalid_lexicon_line_has_its_number(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "words.txt"
     path.write_text(text)
     with pytest.raises(InvalidRequest, match=message):
         load_lexicon(path)
 
 
-def test_a_lexicon_file_that_is_not_there_or_not_text_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_or_binary_lexicon_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "sound").write_bytes(b"RIFF\xff\xfe")
     for name in ("nowhere", "sound"):
         with pytest.raises(InvalidRequest, match="UTF-8"):
             load_lexicon(tmp_path / name)
 
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/text.md").read_text()
-ROWS = [line.strip("| ").split("` | `") for line in DOCUMENT.split("\n") if line.startswith("| `")]
+PAGE = (Path(__file__).parents[2] / "docs/text.md").read_text()
+ROWS = [line.strip("| ").split("` | `") for line in PAGE.split("\n") if line.startswith("| `")]
 
 
-@pytest.mark.parametrize(("source", "said"), [(source.strip("`"), said.strip("`")) for source, said in ROWS])
-def test_an_example_of_the_documentation_is_true(source: str, said: str) -> None:
-    assert spoken(speakable(source.replace("\\n", "\n"))) == said.replace("\\n", "\n")
+@pytest.mark.parametrize(("source", "spoken"), [(source.strip("`"), spoken.strip("`")) for source, spoken in ROWS])
+def test_examples_of_the_documentation(source: str, spoken: str) -> None:
+    assert format_parts(normalize_text(source.replace("\\n", "\n"))) == spoken.replace("\\n", "\n")
 
 
 def test_the_documentation_has_examples() -> None:
     assert len(ROWS) >= 20
 
 
-def test_the_sessions_of_the_documentation_run() -> None:
-    outcome = doctest.testfile(str(Path(__file__).parents[2] / "docs/text.md"), module_relative=False)
-    assert outcome.attempted >= 6
-    assert outcome.failed == 0
+def test_doctests_of_the_documentation() -> None:
+    results = doctest.testfile(str(Path(__file__).parents[2] / "docs/text.md"), module_relative=False)
+    assert results.attempted >= 6
+    assert results.failed == 0
