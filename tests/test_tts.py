@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import wave
 from concurrent.futures import ThreadPoolExecutor
@@ -22,21 +23,21 @@ TEXT = "Good morning, how are you?"
 
 
 def recorded_frames(model: Qwen3TTS, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """A list that grows with the codes of every frame the model makes."""
-    made: list[torch.Tensor] = []
+    """A list to which the codes of every generated frame are added."""
+    recorded: list[torch.Tensor] = []
     frame = model.frame
 
     def record(rows: Slots, slots: torch.Tensor, *rest: Any) -> torch.Tensor:
         at = rows.frame[slots] % rows.codes.shape[1]
         flags = frame(rows, slots, *rest)
-        made.append(rows.codes[slots, at].clone())
+        recorded.append(rows.codes[slots, at].clone())
         return flags
 
     monkeypatch.setattr(model, "frame", record)
-    return made
+    return recorded
 
 
-def test_the_embedded_voice_speaks_and_stops(embedded: LoadedTTS) -> None:
+def test_the_embedded_voice_speaks_and_ends(embedded: LoadedTTS) -> None:
     audio = embedded.say(TEXT)
     assert audio.finish_reason == "stop"
     assert audio.sample_rate == 24_000
@@ -46,14 +47,14 @@ def test_the_embedded_voice_speaks_and_stops(embedded: LoadedTTS) -> None:
     assert np.isfinite(audio.samples).all()
 
 
-def test_its_voices_differ(embedded: LoadedTTS) -> None:
+def test_the_embedded_voices_differ(embedded: LoadedTTS) -> None:
     assert embedded.voices == ["heart", "michael"]
     default, heart, michael = (embedded.say(TEXT, voice, seed=5).samples for voice in (None, "Heart", "michael"))
     assert np.array_equal(default, heart)
     assert not np.array_equal(heart[:20_000], michael[:20_000])
 
 
-def test_a_stream_gives_the_samples_of_say_in_small_chunks_first(embedded: LoadedTTS) -> None:
+def test_a_stream_has_the_samples_of_say_and_a_small_first_chunk(embedded: LoadedTTS) -> None:
     whole = embedded.say(TEXT, seed=1)
     stream = embedded.stream(TEXT, seed=1)
     with pytest.raises(RuntimeError, match="not finished"):
@@ -65,9 +66,7 @@ def test_a_stream_gives_the_samples_of_say_in_small_chunks_first(embedded: Loade
     np.testing.assert_allclose(stream.audio(chunks).samples, whole.samples, atol=1e-5)
 
 
-def test_the_first_chunk_comes_before_the_speech_is_finished(
-    embedded: LoadedTTS, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_chunk_arrives_before_generation_ends(embedded: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
     made = recorded_frames(embedded.speech.model, monkeypatch)
     stream = embedded.stream(TEXT)
     first = next(iter(stream))
@@ -76,7 +75,7 @@ def test_the_first_chunk_comes_before_the_speech_is_finished(
     assert made
 
 
-def test_streams_that_take_turns_do_not_touch_each_other(embedded: LoadedTTS) -> None:
+def test_interleaved_streams_are_independent(embedded: LoadedTTS) -> None:
     alone = [embedded.say(TEXT, voice, seed=5).samples for voice in embedded.voices]
     streams = [embedded.stream(TEXT, voice, seed=5) for voice in embedded.voices]
     chunks: list[list[np.ndarray]] = [[], []]
@@ -101,26 +100,26 @@ def test_the_same_seed_gives_the_same_speech_and_is_reported(loaded: Loaded) -> 
     assert not np.array_equal(first.samples[:200], other.samples[:200])
 
 
-def test_each_part_of_a_longer_text_has_chances_of_its_own(loaded: Loaded) -> None:
+def test_segments_with_one_seed_have_different_random_numbers(loaded: Loaded) -> None:
     engine = loaded("custom_voice", "float32").engine
-    said = [
+    audio = [
         np.concatenate(
             [chunk.samples for chunk in engine.submit(Request("hello", seed=3, max_frames=9, segment=s)).chunks()]
         )
         for s in (0, 0, 1)
     ]
-    assert np.array_equal(said[0], said[1])
-    assert not np.array_equal(said[0], said[2])
+    assert np.array_equal(audio[0], audio[1])
+    assert not np.array_equal(audio[0], audio[2])
 
 
-def test_speech_is_cut_at_the_longest_utterance(loaded: Loaded) -> None:
+def test_speech_is_cut_at_max_frames(loaded: Loaded) -> None:
     tts = loaded("custom_voice", "float32")
     audio = tts.say("hello", max_frames=5, seed=3)
     assert audio.finish_reason == "length"
     assert len(audio.samples) == 5 * tts.speech.config.codec.samples_per_frame
 
 
-def test_what_a_request_asks_for_is_heard(loaded: Loaded) -> None:
+def test_every_option_of_a_request_changes_the_audio(loaded: Loaded) -> None:
     tts = loaded("custom_voice", "float32")
     plain = {"text": "hello", "voice": "serena", "language": "english", "seed": 2, "max_frames": 30}
     changes = (
@@ -139,8 +138,8 @@ def test_what_a_request_asks_for_is_heard(loaded: Loaded) -> None:
 def test_a_designed_voice_follows_its_description(loaded: Loaded) -> None:
     tts = loaded("voice_design", "float32")
     assert tts.voices == []
-    described = ("an old man", "a young woman, out of breath")
-    old, young = (tts.say("hello", instructions=text, seed=1, max_frames=30) for text in described)
+    descriptions = ("an old man", "a young woman, out of breath")
+    old, young = (tts.say("hello", instructions=text, seed=1, max_frames=30) for text in descriptions)
     assert not np.array_equal(young.samples, old.samples)
 
 
@@ -157,8 +156,8 @@ def test_a_cloned_voice_speaks_with_and_without_its_recording(loaded: Loaded) ->
     assert not np.array_equal(vector_only.samples, in_context.samples)
 
 
-def test_a_recording_warms_the_codec_and_is_cut_off_exactly(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The speech after a recording is what decoding both together gives after the recording's last sample."""
+def test_the_codec_state_after_a_recording_is_exact(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding recording and speech together gives the same speech after the last sample of the recording."""
     tts = loaded("base", "float64")
     voice = cloned(tts, 12)
     assert voice.codes is not None
@@ -173,7 +172,7 @@ def test_a_recording_warms_the_codec_and_is_cut_off_exactly(loaded: Loaded, monk
 
 
 @pytest.mark.parametrize(
-    ("arguments", "field", "told"),
+    ("arguments", "field", "message"),
     [
         ({"voice": "bob"}, "voice", "heart, michael"),
         ({"voice": ClonedVoice(np.zeros(4, np.float32))}, "voice", "Base"),
@@ -203,16 +202,18 @@ def test_a_recording_warms_the_codec_and_is_cut_off_exactly(loaded: Loaded, monk
         ({"sampling": Sampling(top_p=2)}, "top_p", "and 1"),
     ],
 )
-def test_bad_input_is_refused_at_once(arguments: dict[str, object], field: str, told: str, embedded: LoadedTTS) -> None:
+def test_invalid_arguments_are_rejected_at_once(
+    arguments: dict[str, object], field: str, message: str, embedded: LoadedTTS
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         embedded.stream(**({"text": TEXT} | arguments))  # type: ignore[arg-type]
     assert caught.value.field == field
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"vector": np.zeros(3, np.float32)}, "48 finite"),
         ({"codes": None}, "require each other"),
@@ -228,25 +229,25 @@ def test_bad_input_is_refused_at_once(arguments: dict[str, object], field: str, 
         ({"codes": [[0] * 6]}, "an array"),
     ],
 )
-def test_a_voice_that_does_not_fit_is_refused(change: dict[str, object], told: str, loaded: Loaded) -> None:
+def test_an_invalid_voice_is_rejected(change: dict[str, object], message: str, loaded: Loaded) -> None:
     tts = loaded("base", "float32")
-    with pytest.raises(InvalidRequest, match=told) as caught:
+    with pytest.raises(InvalidRequest, match=message) as caught:
         tts.stream("hello", replace(cloned(tts, 4), **change))  # type: ignore[arg-type]
     assert caught.value.field.startswith("voice")
 
 
-def test_each_kind_refuses_the_other_kinds_of_voice(loaded: Loaded) -> None:
+def test_models_reject_voices_they_do_not_support(loaded: Loaded) -> None:
     with pytest.raises(InvalidRequest, match="instructions"):
         loaded("voice_design", "float32").stream("hello", "serena")
     with pytest.raises(InvalidRequest, match="ClonedVoice"):
         loaded("base", "float32").stream("hello", "serena")
 
 
-def test_a_text_beyond_the_models_positions_is_refused(loaded: Loaded) -> None:
+def test_a_text_beyond_the_context_is_rejected(loaded: Loaded) -> None:
     tts = loaded("custom_voice", "float32")
     with pytest.raises(InvalidRequest, match="4096"):
         tts.stream("hello", instructions="x " * 4_500)
-    # Just enough room for a few frames: speech ends with the positions, not beyond them.
+    # Just enough context for a few frames: speech ends with the positions, not beyond them.
     short = 4096 - len(tts.speech.prepare(Request("hello", instructions="x", seed=1)).rows)
     prepared = tts.speech.prepare(Request("hello", instructions="x" * (short - 3), seed=1, guard=False))
     assert 1 <= prepared.max_frames < 10
@@ -265,14 +266,14 @@ def test_a_text_beyond_the_models_positions_is_refused(loaded: Loaded) -> None:
         ({"dtype": "int8"}, "dtype"),
     ],
 )
-def test_a_device_or_type_that_is_not_there_is_refused(arguments: dict[str, str], field: str) -> None:
+def test_an_unavailable_device_or_dtype_is_rejected(arguments: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         polyvox.load(**arguments)  # type: ignore[arg-type]
     assert caught.value.field == field
 
 
 def test_the_embedded_voice_speaks_in_bfloat16(embedded: LoadedTTS) -> None:
-    """Another precision may choose other tokens, but it must still speak and stop."""
+    """Another precision may sample other tokens, but speech must still end."""
     audio = polyvox.load(device="cpu", dtype="bfloat16").say(TEXT)
     assert audio.finish_reason == "stop"
     assert abs(audio.seconds - embedded.say(TEXT).seconds) < 1
@@ -288,7 +289,7 @@ def test_a_saved_file_has_the_samples(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_rejected_and_leaves_no_file(tmp_path: Path) -> None:
     audio = Audio(np.zeros(4, np.float32), 24_000, 1, "stop")
     (tmp_path / "file").touch()
     for path in ("a.doc", "nowhere/a.wav", "file/a.wav", "n" * 300 + ".wav", "a\0b.wav"):
@@ -298,7 +299,7 @@ def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: P
     audio.save(tmp_path / ("n" * 245 + ".wav"))
 
 
-def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.wav"
     path.write_bytes(b"old")
     audio = Audio(np.zeros(4, np.float32), 24_000, 1, "stop")
@@ -308,7 +309,7 @@ def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatc
     assert path.read_bytes() == b"old"
 
 
-def test_many_may_save_to_one_place_at_once(tmp_path: Path) -> None:
+def test_concurrent_saves_to_one_path_are_atomic(tmp_path: Path) -> None:
     audio = Audio(np.zeros(4, np.float32), 24_000, 1, "stop")
     with ThreadPoolExecutor(4) as pool:
         for job in [pool.submit(audio.save, tmp_path / "a.wav") for _ in range(60)]:
@@ -316,13 +317,13 @@ def test_many_may_save_to_one_place_at_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
 
 
-def test_a_base_model_reads_text_a_token_a_frame_and_others_read_it_whole(loaded: Loaded) -> None:
+def test_the_default_layout_depends_on_the_model(loaded: Loaded) -> None:
     for kind, voice, rows in (("base", cloned(loaded("base", "float32"), 0), 9), ("custom_voice", "serena", 13)):
         prepared = loaded(kind, "float32").speech.prepare(Request("hello there", voice, seed=1))
         assert len(prepared.rows) == rows
 
 
-def test_a_stream_can_be_read_in_an_event_loop(embedded: LoadedTTS) -> None:
+def test_a_stream_is_an_async_iterator(embedded: LoadedTTS) -> None:
     async def read() -> list[Samples]:
         return [samples async for samples in embedded.stream("Hello.", seed=5)]
 
@@ -330,7 +331,7 @@ def test_a_stream_can_be_read_in_an_event_loop(embedded: LoadedTTS) -> None:
     np.testing.assert_allclose(np.concatenate(asyncio.run(read())), expected, atol=1e-4)
 
 
-def test_an_engine_that_broke_is_replaced(loaded: Loaded) -> None:
+def test_a_failed_engine_is_replaced(loaded: Loaded) -> None:
     with TTS(loaded("custom_voice", "float32").speech) as tts:
         broken = tts.engine
         step = mock.patch.object(broken._stepper.rows, "frame", side_effect=RuntimeError("injected"))

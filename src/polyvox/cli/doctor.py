@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from polyvox.cli.terminal import Json, console, show_json
+from polyvox.engine.config import EngineConfig
 from polyvox.errors import PolyvoxError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ SIGNS: dict[State, tuple[str, str]] = {"ok": ("ok", "green"), "warn": ("! ", "ye
 
 MIN_PYTHON = (3, 11)
 PORT = 8000  # the default of `polyvox serve`
-CONTEXT = 1024  # positions per stream: more than a minute of speech
+CONTEXT = EngineConfig().context  # positions per stream: more than a minute of speech
 DISK_NEEDED = 5 << 30  # bytes of the largest published checkpoint
 USABLE_MEMORY = 0.9  # share of free memory for weights and streams; the rest is for activations
 MIN_CAPABILITY = (8, 0)  # of a GPU: the first with bfloat16
