@@ -184,3 +184,12 @@ def test_help_lists_the_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert polyvox(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"polyvox {__version__}\n"
+
+
+@pytest.mark.parametrize(("command", "default"), [("say", "speech.wav"), ("serve", "127.0.0.1")])
+def test_help_shows_the_defaults(
+    command: str, default: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert polyvox(monkeypatch, command, "--help") == 0
+    assert default in capsys.readouterr().out

@@ -33,11 +33,11 @@ def say(
     output: Annotated[
         str | None,
         typer.Option(
-            "--output", "-o", help=f"Output file (.wav, .flac, .mp3 …); - for stdout. [default: {DEFAULT_OUTPUT}]"
+            "--output", "-o", help="Output file (.wav, .flac, .mp3 …); - for stdout.", show_default=DEFAULT_OUTPUT
         ),
     ] = None,
     play: Annotated[bool, typer.Option("--play", help="Play the audio while it is generated.")] = False,
-    voice: Annotated[str | None, typer.Option("--voice", "-v", help="Voice. [default: the first one]")] = None,
+    voice: Annotated[str | None, typer.Option("--voice", "-v", help="Voice.", show_default="the first one")] = None,
     language: Annotated[str, typer.Option("--language", "-l", help="auto, or a language of the model.")] = "auto",
     instructions: Annotated[
         str | None, typer.Option("--instructions", "-i", help="How to speak, for models that support it.")

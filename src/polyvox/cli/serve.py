@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 def serve(
     host: Annotated[
-        str | None, typer.Option(help="Address to bind; 0.0.0.0 for all interfaces. [default: 127.0.0.1]")
+        str | None, typer.Option(help="Address to bind; 0.0.0.0 for all interfaces.", show_default="127.0.0.1")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one. [default: 8000]")
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.", show_default="8000")
     ] = None,
     model: Model = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float32 or float64. [default: auto]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float32 or float64.", show_default="auto")] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="HTTP worker processes; 0 runs the engine in the server process. [default: 1]"),
+        typer.Option(min=0, help="HTTP worker processes; 0 runs the engine in the server process.", show_default="1"),
     ] = None,
     max_streams: Annotated[
         int | None,
-        typer.Option(min=1, help="Maximum concurrent streams. [default: 8; on a GPU as many as fit, up to 256]"),
+        typer.Option(min=1, help="Maximum concurrent streams.", show_default="8; on a GPU as many as fit, up to 256"),
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(help="Memory limit for streams in GB. [default: all free memory]")
+        float | None, typer.Option(help="Memory limit for streams in GB.", show_default="all free memory")
     ] = None,
-    slo: Annotated[float | None, typer.Option(help="Maximum time in the queue in seconds. [default: 10]")] = None,
+    slo: Annotated[float | None, typer.Option(help="Maximum time in the queue in seconds.", show_default="10")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with these and all other settings.")] = None,
 ) -> None:
     """Start an HTTP server with OpenAI- and ElevenLabs-compatible APIs."""

@@ -21,7 +21,7 @@ console = Console(stderr=True, highlight=False, markup=False)
 
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="Checkpoint: a folder or a Hugging Face id. [default: the embedded voice]"),
+    typer.Option("--model", "-m", help="Checkpoint: a folder or a Hugging Face id.", show_default="the embedded voice"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]

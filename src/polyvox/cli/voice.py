@@ -149,7 +149,7 @@ def design(
     language: Annotated[str, typer.Option("--language", "-l", help="auto, or a language of the model.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Random seed; another seed gives another voice.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File for the sample. [default: NAME.wav]")
+        Path | None, typer.Option("--output", "-o", help="File for the sample.", show_default="NAME.wav")
     ] = None,
     replace: Replace = False,
     device: Device = "auto",

@@ -30,12 +30,12 @@ def _count(text: str, name: str) -> str:
 
 
 def _clock(hour: str, minute: str, half: str = "") -> str:
-    said = cardinal(str(int(hour)))
+    spoken = cardinal(str(int(hour)))
     if minute != "00":
-        said += f" oh {cardinal(minute[1])}" if minute[0] == "0" else f" {cardinal(minute)}"
+        spoken += f" oh {cardinal(minute[1])}" if minute[0] == "0" else f" {cardinal(minute)}"
     elif not half:
-        said += " o'clock" if 0 < int(hour) <= 12 else " hundred hours"
-    return said + (f" {half.lower()}.m." if half else "")
+        spoken += " o'clock" if 0 < int(hour) <= 12 else " hundred hours"
+    return spoken + (f" {half.lower()}.m." if half else "")
 
 
 @DATES(
@@ -44,17 +44,17 @@ def _clock(hour: str, minute: str, half: str = "") -> str:
 )
 def _iso(match: re.Match[str]) -> str | None:
     year_of, month, day, hour, minute, second, zone = match.groups()
-    said = _date(month, day, year_of)
-    if said is None or int(hour or 0) > 24 or int(minute or 0) > 59:
+    spoken = _date(month, day, year_of)
+    if spoken is None or int(hour or 0) > 24 or int(minute or 0) > 59:
         return None
-    said += f" at {_clock(hour, minute)}" if hour else ""
-    said += f" and {_count(second, 'second')}" if second and int(second) else ""
+    spoken += f" at {_clock(hour, minute)}" if hour else ""
+    spoken += f" and {_count(second, 'second')}" if second and int(second) else ""
     if zone:
-        said += (
+        spoken += (
             " UTC" if zone == "Z" else f" UTC {'plus' if zone[0] == '+' else 'minus'} {cardinal(str(int(zone[1:3])))}"
         )
-        said += f" {cardinal(zone[-2:])}" if zone[3:] and zone[-2:] != "00" else ""
-    return said
+        spoken += f" {cardinal(zone[-2:])}" if zone[3:] and zone[-2:] != "00" else ""
+    return spoken
 
 
 @DATES("date", LEFT + r"(?<!/)(\d{1,2})/(\d{1,2})/(\d{4}|\d\d)(?![\w/])")
@@ -69,8 +69,10 @@ def _slashes(match: re.Match[str]) -> str | None:
 def _day_month(match: re.Match[str]) -> str | None:
     if not 1 <= int(match["day"]) <= 31:
         return None
-    said = f"{ordinal(match['day'])} of {_month(match['month'])}" + (f" {year(match['year'])}" if match["year"] else "")
-    return said if _THE.search(before(match)) else f"the {said}"
+    spoken = f"{ordinal(match['day'])} of {_month(match['month'])}" + (
+        f" {year(match['year'])}" if match["year"] else ""
+    )
+    return spoken if _THE.search(before(match)) else f"the {spoken}"
 
 
 @DATES(
@@ -81,9 +83,9 @@ def _day_month(match: re.Match[str]) -> str | None:
 def _month_day(match: re.Match[str]) -> str | None:
     if not 1 <= int(match["day"]) <= 31:
         return None
-    said = f"{_month(match['month'])} {ordinal(match['day'])}"
-    said += f" to {ordinal(match['until'])}" if match["until"] else ""
-    return said + (f", {year(match['year'])}" if match["year"] else "")
+    spoken = f"{_month(match['month'])} {ordinal(match['day'])}"
+    spoken += f" to {ordinal(match['until'])}" if match["until"] else ""
+    return spoken + (f", {year(match['year'])}" if match["year"] else "")
 
 
 @DATES("date", rf"(?<!\w){_MONTH}(?= \d{{4}}(?!\w))")

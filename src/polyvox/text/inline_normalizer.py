@@ -38,8 +38,8 @@ class InlineNormalizer:
     def __init__(self, rules: TextRules, writer: PartWriter) -> None:
         self.notes: list[Note] = []
         self.lexicon = {
-            " ".join(UnicodeCleaner().append(word.lower(), end=True).split()): said
-            for word, said in rules.lexicon.items()
+            " ".join(UnicodeCleaner().append(word.lower(), end=True).split()): spoken
+            for word, spoken in rules.lexicon.items()
         }
         self._english, self._writer = rules.english, writer
         self._special = _SPECIAL.union(*(_LETTERS.findall(word)[:1] + word.split()[:1] for word in self.lexicon))
@@ -87,8 +87,8 @@ class InlineNormalizer:
             return figures.end()
         for rule in self._rules:
             match = rule.pattern.match(text, at)
-            if match and match.end() > at and (said := self._said(rule, match)) is not None:
-                self._replace(rule.name, match[0], said)
+            if match and match.end() > at and (spoken := self._spoken(rule, match)) is not None:
+                self._replace(rule.name, match[0], spoken)
                 return match.end()
         if not self._english and (pictogram := _PICTOGRAMS.match(text, at)):
             self.note("emoji", pictogram[0])
@@ -101,21 +101,21 @@ class InlineNormalizer:
         self._writer.raw(text[at:after])
         return after
 
-    def _said(self, rule: Rule, match: re.Match[str]) -> str | None:
+    def _spoken(self, rule: Rule, match: re.Match[str]) -> str | None:
         return (rule.name == "url" and self._respelled(match)) or rule.say(match)
 
     def _respelled(self, match: re.Match[str]) -> str | None:
         return self.lexicon.get(" ".join(match[0].lower().split()))
 
-    def _replace(self, name: str, source: str, said: str) -> None:
+    def _replace(self, name: str, source: str, spoken: str) -> None:
         """Write the replacement. A letter or digit that is left out always gets a note."""
         if name == "url":
             self.note("url", source)
         elif name == "emoji" and len(source) > 1 and source[0] in source[1:]:
             self.note("repeated", source)
-        elif not any(map(str.isalnum, said)) and any(map(str.isalnum, source)):
+        elif not any(map(str.isalnum, spoken)) and any(map(str.isalnum, source)):
             self.note("left out", source)
-        self._writer.say(said, sentence=name == "short" or not (name == "code" or source[0].isalpha()))
+        self._writer.say(spoken, sentence=name == "short" or not (name == "code" or source[0].isalpha()))
 
     def _foreign(self, text: str, at: int) -> re.Match[str] | None:
         """A number next to letters of another script, where English words would be wrong."""

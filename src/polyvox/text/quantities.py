@@ -79,16 +79,16 @@ def _money(match: re.Match[str]) -> str:
     amount, large = match["amount"], match["large"] or ""
     whole, _, decimals = amount.partition(".")
     if large or match["until"] or len(decimals) != 2 or not cents:
-        said = number(amount) + (f" to {number(match['until'])}" if match["until"] else "")
-        said += f" {tables.MAGNITUDES.get(large, large)}" if large else ""
-        said += f" {one if said == 'one' else many}"
+        spoken = number(amount) + (f" to {number(match['until'])}" if match["until"] else "")
+        spoken += f" {tables.MAGNITUDES.get(large, large)}" if large else ""
+        spoken += f" {one if spoken == 'one' else many}"
     else:
         kept = [f"{number(whole)} {one if whole == '1' else many}"] if whole.strip("0,") else []
         if int(decimals) or not kept:
             coin = cents[0] if decimals != "01" else {"cents": "cent", "pence": "penny"}.get(cents[0], cents[0])
             kept.append(f"{cardinal(str(int(decimals)))} {coin}")
-        said = " and ".join(kept)
-    return ("minus " if match["minus"] else "") + said + _per(match["per"])
+        spoken = " and ".join(kept)
+    return ("minus " if match["minus"] else "") + spoken + _per(match["per"])
 
 
 def _per(unit: str | None) -> str:
@@ -103,8 +103,8 @@ def _height(match: re.Match[str]) -> str:
 @QUANTITIES("version", r"(?<!\w)(?<!\d\.)(?:([vV])\.?(\d+(?:\.\d+)*)|(\d+(?:\.\d+){2,}))(?!\w)(?!\.\d)")
 def _version(match: re.Match[str]) -> str:
     numbers = (match[2] or match[3]).split(".")
-    said = (" dot " if len(numbers) == 4 and not match[1] else " point ").join(map(cardinal, numbers))
-    return f"version {said}" if match[1] else said
+    spoken = (" dot " if len(numbers) == 4 and not match[1] else " point ").join(map(cardinal, numbers))
+    return f"version {spoken}" if match[1] else spoken
 
 
 @QUANTITIES("fraction", LEFT + r"(?P<whole>\d+[ -])?(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\w/])(?!\.\d)")
@@ -114,8 +114,8 @@ def _fraction(match: re.Match[str]) -> str:
         return f"{cardinal(over)} {cardinal(under)}"
     if len(over) == 4 and len(under) == 2:  # a season
         return f"{year(over)} {cardinal(under)}"
-    said = fraction(over, under) if under.strip("0") else f"{cardinal(over)} slash {cardinal(under)}"
-    return f"{cardinal(whole)} and {'a' + said[3:] if said.startswith('one ') else said}" if whole else said
+    spoken = fraction(over, under) if under.strip("0") else f"{cardinal(over)} slash {cardinal(under)}"
+    return f"{cardinal(whole)} and {'a' + spoken[3:] if spoken.startswith('one ') else spoken}" if whole else spoken
 
 
 @QUANTITIES(
@@ -132,8 +132,8 @@ def _measure(match: re.Match[str]) -> str | None:
     name = one if singular else many[0] if many else one + "s"
     if match["power"]:
         name = {"2": "square ", "3": "cubic "}[match["power"].translate(_SMALL)[-1]] + name
-    said = number(amount) + (f" to {number(match['until'])}" if match["until"] else "")
-    return said + (f" by {number(match['by'])}" if match["by"] else "") + f" {name}{_per(match['per'])}"
+    spoken = number(amount) + (f" to {number(match['until'])}" if match["until"] else "")
+    return spoken + (f" by {number(match['by'])}" if match["by"] else "") + f" {name}{_per(match['per'])}"
 
 
 @QUANTITIES("by", rf"{LEFT}({NUM})(?:[x×]({NUM})|(?: x ({NUM})))(?: ?[x×] ?({NUM}))?(?!\w)")

@@ -38,9 +38,9 @@ class Rules(list[Rule]):
 
         return add
 
-    def words(self, name: str, pattern: str, said: str) -> None:
+    def words(self, name: str, pattern: str, spoken: str) -> None:
         """Add a rule with fixed words."""
-        self(name, pattern)(lambda _: said)
+        self(name, pattern)(lambda _: spoken)
 
 
 def before(match: re.Match[str]) -> str:

@@ -39,10 +39,10 @@ _COMPARED = {"<": "less than or equal to", ">": "greater than or equal to", "=":
 
 def spell(text: str, names: dict[str, str] = _SPELLED) -> str:
     """Letters unchanged, digits and signs by name: for addresses and code."""
-    said: list[str] = []
+    spoken: list[str] = []
     for piece in _PIECE.findall(text):
-        said += digit_runs(piece) or [names.get(piece, "" if piece in _SILENT else piece)]
-    return " ".join(" ".join(said).split())
+        spoken += digit_runs(piece) or [names.get(piece, "" if piece in _SILENT else piece)]
+    return " ".join(" ".join(spoken).split())
 
 
 def code(text: str) -> str:
@@ -98,21 +98,21 @@ def _with(match: re.Match[str]) -> str:
 
 @SIGNS("short", rf"(?<![\w.])({_SHORT})\.(?!\w)")
 def _abbreviation(match: re.Match[str]) -> str | None:
-    said, follows = tables.ABBREVIATIONS[match[1]]
+    spoken, follows = tables.ABBREVIATIONS[match[1]]
     capital, ends = _CAPITAL_AFTER.match(after(match)), not after(match).strip(" \"')]*_")
     if match[1] in _STREETS and _CAPITAL_BEFORE.search(before(match)) and (not capital or match[1] == "St"):
-        said, follows = _STREETS[match[1]], "end"
+        spoken, follows = _STREETS[match[1]], "end"
     if follows == "name":
-        return said if capital else None
+        return spoken if capital else None
     if follows == "number":
-        return said if re.match(r" ?[0-9IVX]", after(match)) else None
-    return said + ("." if follows == "end" and (ends or capital) else "")
+        return spoken if re.match(r" ?[0-9IVX]", after(match)) else None
+    return spoken + ("." if follows == "end" and (ends or capital) else "")
 
 
 @SIGNS("fraction", "((?<=[0-9]) ?)?([¼½¾⅐-⅞])")
 def _vulgar(match: re.Match[str]) -> str:
-    said = unicodedata.name(match[2]).removeprefix("VULGAR FRACTION ").lower()
-    return said if match[1] is None else "and " + said.replace("one ", "a ", 1)
+    spoken = unicodedata.name(match[2]).removeprefix("VULGAR FRACTION ").lower()
+    return spoken if match[1] is None else "and " + spoken.replace("one ", "a ", 1)
 
 
 def _name(picture: str) -> str:
