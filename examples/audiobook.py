@@ -11,22 +11,22 @@ import numpy as np
 
 import polyvox
 from polyvox.audio import Encoder
-from polyvox.reading import subtitles
+from polyvox.subtitles import Cue, format_subtitles
 
 
 def synthesize(tts: polyvox.TTS, chapter: Path, output: Path, voice: str | None) -> float:
     """Write one chapter and its subtitles; returns the seconds of speech."""
-    cues: list[tuple[int, int, str]] = []
+    cues: list[Cue] = []
     written = 0
     partial = output.with_suffix(".part")
     with Encoder("opus", tts.sample_rate) as encoder, partial.open("wb") as file:
         for sentence in tts.read(chapter.read_text(encoding="utf-8"), voice=voice, seed=7):
-            cues.append((sentence.start, sentence.end, sentence.line.text))
+            cues.append((sentence.start, sentence.end, sentence.text))
             file.write(encoder.push(sentence.samples))
             file.write(encoder.push(np.zeros(sentence.pause, np.float32)))
             written = sentence.end + sentence.pause
         file.write(encoder.finish())
-    output.with_suffix(".srt").write_text(subtitles(cues, tts.sample_rate, "srt"), encoding="utf-8")
+    output.with_suffix(".srt").write_text(format_subtitles(cues, tts.sample_rate, "srt"), encoding="utf-8")
     partial.rename(output)  # a chapter exists once it is complete
     return written / tts.sample_rate
 

@@ -54,6 +54,10 @@ class SpokenSentence:
     finish_reason: FinishReason
 
     @property
+    def text(self) -> str:
+        return self.sentence.text
+
+    @property
     def end(self) -> int:
         return self.start + len(self.samples)
 

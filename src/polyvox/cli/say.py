@@ -76,7 +76,7 @@ def say(
         for spoken in _with_progress(reader, show_text):
             for sink in sinks:
                 sink.push(np.concatenate([spoken.samples, np.zeros(spoken.pause, np.float32)]))
-            cues += [(spoken.start, spoken.end, spoken.sentence.text)] if spoken.sentence.text else []
+            cues += [(spoken.start, spoken.end, spoken.text)] if spoken.text else []
             num_cut += spoken.finish_reason != "stop"
             end = spoken.end + spoken.pause
         for sink in sinks:
@@ -200,9 +200,9 @@ def _with_progress(reader: LongFormReader, show_text: bool) -> Iterator[SpokenSe
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=total)
         for spoken in reader:
-            if show_text and spoken.sentence.text:
-                console.print(spoken.sentence.text, soft_wrap=True)
+            if show_text and spoken.text:
+                console.print(spoken.text, soft_wrap=True)
             yield spoken
             minutes, seconds = divmod(spoken.end // reader.engine.sample_rate, 60)
             done = f"{spoken.index + 1} of {len(reader.sentences)}, {minutes}:{seconds:02}"
-            progress.update(task, advance=len(spoken.sentence.text) + 1, description=done)
+            progress.update(task, advance=len(spoken.text) + 1, description=done)
