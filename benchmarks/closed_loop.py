@@ -32,7 +32,7 @@ from polyvox.engine import model_runner
 from polyvox.engine.config import MIN_CONTEXT, EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import InProcessEngine
-from polyvox.ipc.client import RemoteEngine
+from polyvox.ipc.blocking import RemoteEngine
 from polyvox.ipc.supervisor import EngineProcess
 
 # Milliseconds by batch size, 1.7B on one H200: frame step; codec step, per frame.
@@ -216,8 +216,8 @@ def main() -> None:
     levels = [int(each) for each in given.streams.split(",")]
     rows = []
     with EngineProcess(partial(build, given.model, given.max_streams or max(levels), given.tokens)) as process:
-        engine, new_client = RemoteEngine(process.door), RemoteEngineClient(process.door, None, given.frames)
-        sys.stdout.write(f"ready after {process.door.start_seconds:.0f} s, {gpu_memory() or 0:.2f} GB\n")
+        engine, new_client = RemoteEngine(process.endpoint), RemoteEngineClient(process.endpoint, None, given.frames)
+        sys.stdout.write(f"ready after {process.endpoint.start_seconds:.0f} s, {gpu_memory() or 0:.2f} GB\n")
         for streams in levels:
             load = Load("closed", streams, given.seconds, given.ramp, ramp=given.ramp, seed=given.seed)
             processes = given.processes or load.num_processes(os.cpu_count() or 1, STREAMS_PER_READER)

@@ -43,7 +43,7 @@ def main() -> None:
     )
     listener = socket.create_server((settings.host, settings.port), backlog=workers.BACKLOG)
     with listener, EngineProcess(make) as process:
-        workers.serve_by_workers(process.door, settings, listener)
+        workers.serve_by_workers(process.endpoint, settings, listener)
 
 
 if __name__ == "__main__":

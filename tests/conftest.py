@@ -44,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of async tests, which are marked with `pytest.mark.anyio`."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with one tiny checkpoint of each kind."""
     folder = tmp_path_factory.mktemp("checkpoints")

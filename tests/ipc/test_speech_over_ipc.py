@@ -1,10 +1,11 @@
-"""The real engine in a process of its own: the same speech, and the same mercy for everyone else when it dies."""
+# SPDX-License-Identifier: Apache-2.0
+"""The real engine in its own process: the same speech as in this one, and failures stay with their own server."""
 
+import asyncio
 import itertools
 import multiprocessing
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,142 +15,149 @@ import pytest
 
 from conftest import Loaded
 from engine.speaking import request, solo
-from ipc.engine_processes import ROUNDING, TIMEOUT, eventually, spoken, traces
-from ipc.speech_processes import ENDLESS, SLOTS, assert_survives_a_kill, build
+from ipc.engine_processes import (
+    TIMEOUT,
+    TOLERANCE,
+    becomes_true,
+    read,
+    read_samples,
+    resources,
+    stat_becomes,
+)
+from ipc.speech_processes import MAX_FRAMES, SLOTS, assert_survives_a_kill, build
 from polyvox.errors import InvalidRequest, StreamFailed
-from polyvox.ipc.client import RemoteEngine, RemoteStream
-from polyvox.ipc.messages import EngineEndpoint
+from polyvox.ipc.client import AsyncRemoteEngine
+from polyvox.ipc.endpoint import EngineEndpoint
+from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.ipc.worker import EngineProcessConfig
 from polyvox.models.request import ClonedVoice, Request
 
 SPAWN = multiprocessing.get_context("spawn")
 TEXT = "the other assistant, the other user"
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
 def process(checkpoints: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(
-        partial(build, checkpoints / "custom_voice", "float64"), EngineProcessConfig(failures=100)
-    ) as running:
+    factory = partial(build, checkpoints / "custom_voice", "float64")
+    with EngineProcess(factory, EngineProcessConfig(max_failures=100)) as running:
         yield running
 
 
 @pytest.fixture
-def engine(process: EngineProcess) -> Iterator[RemoteEngine]:
-    remote = RemoteEngine(process.door)
-    yield remote
-    remote.close()
+async def engine(process: EngineProcess) -> AsyncIterator[AsyncRemoteEngine]:
+    running = AsyncRemoteEngine(process.endpoint)
+    yield running
+    await running.close()
 
 
-def test_speech_from_another_process_is_the_same(engine: RemoteEngine, loaded: Loaded) -> None:
+async def test_speech_from_another_process_is_the_same(engine: AsyncRemoteEngine, loaded: Loaded) -> None:
     speech = loaded("custom_voice", "float64").speech
     asked = [request(voice=voice, seed=seed) for voice in ("serena", "vivian") for seed in (1, 2)]
-    streams = [engine.submit(one) for one in asked]
+    streams = [await engine.submit(one) for one in asked]
     for stream, one in zip(streams, asked, strict=True):
-        np.testing.assert_allclose(spoken(stream), solo(speech, one), atol=ROUNDING)
+        np.testing.assert_allclose(await read_samples(stream), solo(speech, one), atol=TOLERANCE)
         assert stream.result is not None
         assert stream.result.finish_reason in ("stop", "length")
 
 
-def test_live_text_crosses_the_border(engine: RemoteEngine, loaded: Loaded) -> None:
-    stream = engine.submit(request("the oth", live=True, guard=False))
+async def test_live_text_gives_the_same_speech_as_the_whole_text(engine: AsyncRemoteEngine, loaded: Loaded) -> None:
+    stream = await engine.submit(request("the oth", live=True, guard=False))
     stream.append("er assistant, the")
     stream.append(" other user")
     stream.finish_text()
     whole = solo(loaded("custom_voice", "float64").speech, request(TEXT, layout="streaming", guard=False))
-    np.testing.assert_allclose(spoken(stream), whole, atol=ROUNDING)
+    np.testing.assert_allclose(await read_samples(stream), whole, atol=TOLERANCE)
 
 
-def test_rows_that_another_model_made_say_what_their_text_says(engine: RemoteEngine, loaded: Loaded) -> None:
+async def test_rows_of_another_model_give_the_same_speech_as_their_text(
+    engine: AsyncRemoteEngine, loaded: Loaded
+) -> None:
     speech = loaded("custom_voice", "float64").speech
     rest = speech.tokenizer.text(TEXT)[len(speech.tokenizer.text("the other")) :]
-    stream = engine.submit(request("the other ", live=True, guard=False))
+    stream = await engine.submit(request("the other ", live=True, guard=False))
     middle = len(rest) // 2
     assert middle
     stream.append_rows(speech.text_rows(rest[:middle], last=False).float().numpy())
     stream.append_rows(speech.text_rows(rest[middle:], last=True).float().numpy(), last=True)
     whole = solo(speech, request(TEXT, layout="streaming", guard=False))
-    np.testing.assert_allclose(spoken(stream), whole, atol=ROUNDING)
+    np.testing.assert_allclose(await read_samples(stream), whole, atol=TOLERANCE)
 
 
-def test_rows_of_the_wrong_size_end_their_stream_with_a_sentence(engine: RemoteEngine) -> None:
-    stream = engine.submit(request("the other ", live=True))
+async def test_rows_of_the_wrong_size_end_their_stream_with_the_reason(engine: AsyncRemoteEngine) -> None:
+    stream = await engine.submit(request("the other ", live=True))
     stream.append_rows(np.zeros((1, 7), np.float32))
     with pytest.raises(StreamFailed, match="rows of 48 finite numbers"):
-        spoken(stream)
-    eventually(lambda: engine.stats()["slots_free"] == SLOTS)
+        await read(stream)
+    await stat_becomes(engine, "slots_free", SLOTS)
 
 
-def test_a_bad_request_is_refused_as_it_is_at_home(engine: RemoteEngine) -> None:
+async def test_an_invalid_request_is_rejected_as_in_the_same_process(engine: AsyncRemoteEngine) -> None:
     with pytest.raises(InvalidRequest, match="serena, eric, vivian") as caught:
-        engine.submit(Request("hello", "nobody"))
+        await engine.submit(Request("hello", "unknown"))
     assert caught.value.field == "voice"
-    with pytest.raises(InvalidRequest, match="Base model"):
-        engine.submit(Request("hello", ClonedVoice(np.zeros(48, np.float32))))
+    with pytest.raises(InvalidRequest, match="Base"):
+        await engine.submit(Request("hello", ClonedVoice(np.zeros(48, np.float32))))
 
 
-def listen(door: EngineEndpoint, tell: Connection) -> None:
-    """A server process that holds one stream for ever, and asks for another and another."""
-    engine = RemoteEngine(door)
-    held = engine.submit(request("the other ", live=True))
-    for seed in itertools.count():
-        for _ in engine.submit(request(seed=seed, frames=ENDLESS, guard=False)).chunks(TIMEOUT):
-            tell.send(held.seed)
+def serve_forever(endpoint: EngineEndpoint, results: Connection) -> None:
+    """A server process that keeps one stream open and submits one after another."""
+
+    async def main() -> None:
+        engine = AsyncRemoteEngine(endpoint)
+        held = await engine.submit(request("the other ", live=True))
+        for seed in itertools.count():
+            async for _ in await engine.submit(request(seed=seed, frames=MAX_FRAMES, guard=False)):
+                results.send(held.seed)
+
+    asyncio.run(main())
 
 
-def test_a_server_that_is_killed_takes_nothing_from_another(
-    process: EngineProcess, engine: RemoteEngine, loaded: Loaded
+async def test_a_killed_server_does_not_affect_another(
+    process: EngineProcess, engine: AsyncRemoteEngine, loaded: Loaded
 ) -> None:
-    cancelled = engine.stats().get("finished_cancelled", 0)
-    hear, tell = SPAWN.Pipe(duplex=False)
-    server = SPAWN.Process(target=listen, args=(process.door, tell))
+    cancelled = (await engine.stats()).get("finished_cancelled", 0)
+    results, theirs = SPAWN.Pipe(duplex=False)
+    server = SPAWN.Process(target=serve_forever, args=(process.endpoint, theirs))
     server.start()
-    assert hear.poll(TIMEOUT)
-    asked = request(TEXT, seed=3, frames=ENDLESS, guard=False)
-    chunks = engine.submit(asked).chunks(TIMEOUT)
-    heard = [next(chunks)]
+    assert await asyncio.to_thread(results.poll, TIMEOUT)
+    asked = request(TEXT, seed=3, frames=MAX_FRAMES, guard=False)
+    chunks = aiter(await engine.submit(asked))
+    received = [await anext(chunks)]
     server.kill()
-    heard += chunks
+    received += [chunk async for chunk in chunks]
     server.join(TIMEOUT)
-    assert [chunk.index for chunk in heard] == list(range(len(heard)))
-    samples = np.concatenate([chunk.samples for chunk in heard])
-    np.testing.assert_allclose(samples, solo(loaded("custom_voice", "float64").speech, asked), atol=ROUNDING)
-    eventually(lambda: engine.stats()["slots_free"] == SLOTS)
-    assert engine.stats()["finished_cancelled"] > cancelled
+    assert [chunk.index for chunk in received] == list(range(len(received)))
+    samples = np.concatenate([chunk.samples for chunk in received])
+    np.testing.assert_allclose(samples, solo(loaded("custom_voice", "float64").speech, asked), atol=TOLERANCE)
+    await stat_becomes(engine, "slots_free", SLOTS)
+    assert (await engine.stats())["finished_cancelled"] > cancelled
 
 
-def test_an_engine_that_is_killed_again_and_again_serves_the_next_request(
-    process: EngineProcess, engine: RemoteEngine, loaded: Loaded
+async def test_an_engine_that_is_killed_repeatedly_serves_the_next_request(
+    process: EngineProcess, engine: AsyncRemoteEngine, loaded: Loaded
 ) -> None:
     for _ in range(3):
-        assert_survives_a_kill(process, engine, loaded("custom_voice", "float64").speech)
+        await assert_survives_a_kill(process, engine, loaded("custom_voice", "float64").speech)
 
 
-def test_the_end_under_load_takes_less_than_two_seconds_and_leaves_nothing(checkpoints: Path) -> None:
-    before = traces()
+async def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing(checkpoints: Path) -> None:
+    before = resources()
     process = EngineProcess(partial(build, checkpoints / "custom_voice", "float32"))
-    pid, engine = process.pid, RemoteEngine(process.door)
+    pid, engine = process.pid, AsyncRemoteEngine(process.endpoint)
     assert pid is not None
-    streams = [engine.submit(request(seed=seed, frames=ENDLESS, guard=False)) for seed in range(SLOTS + 2)]
-    ends: list[Exception] = []
+    streams = [await engine.submit(request(seed=seed, frames=MAX_FRAMES, guard=False)) for seed in range(SLOTS + 2)]
+    readers = [asyncio.create_task(read(stream)) for stream in streams]
 
-    def read(stream: RemoteStream) -> None:
-        try:
-            list(stream.chunks(TIMEOUT))
-        except StreamFailed as error:
-            ends.append(error)
+    async def running() -> bool:
+        return (await engine.stats()).get("frames", 0) > 10
 
-    readers = [threading.Thread(target=read, args=(stream,)) for stream in streams]
-    for reader in readers:
-        reader.start()
-    eventually(lambda: engine.stats().get("frames", 0) > 10)
+    await becomes_true(running)
     began = time.monotonic()
     process.close()
     assert time.monotonic() - began < 2
-    for reader in readers:
-        reader.join(TIMEOUT)
-    assert len(ends) == len(streams)
-    engine.close()
+    ends = await asyncio.gather(*readers, return_exceptions=True)
+    assert all(isinstance(end, StreamFailed) for end in ends)
+    await engine.close()
     assert not Path(f"/proc/{pid}").exists()
-    assert traces() == before
+    assert resources() == before

@@ -1,173 +1,284 @@
-"""One server's link to an engine: what is taken, what waits for the ring, and that an end comes with its chunk."""
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's end of one connection: what is taken from streams, what waits for the ring, and malformed input."""
 
+import asyncio
 import os
+import random
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
-from ipc.engine_processes import TIMEOUT, eventually, request
+import msgspec
+import pytest
+
+from ipc.engine_processes import (
+    RING_SAMPLES,
+    TIMEOUT,
+    RawServer,
+    assert_complete,
+    becomes_true,
+    fake_engine_process,
+    read,
+    request,
+    stat_becomes,
+)
 from ipc.fake_engine import CHUNK_SAMPLES, FakeEngine, FakeStream
-from polyvox.engine.interface import Chunk, Stream
+from ipc.test_messages import EXAMPLES
+from polyvox.engine import preparation
+from polyvox.engine.key_counts import KeyCounts
+from polyvox.engine.preparation import PreparationPool
 from polyvox.ipc import messages
-from polyvox.ipc.audio_ring import AudioRing, shared_file
-from polyvox.ipc.worker import WorkerConnection
+from polyvox.ipc.audio_ring import AudioRing, create_shared_memory
+from polyvox.ipc.client import AsyncRemoteEngine
+from polyvox.ipc.endpoint import connect
+from polyvox.ipc.supervisor import EngineProcess
+from polyvox.ipc.worker_connection import WorkerConnection
 from polyvox.models.request import Request
 
-RING = 40 * CHUNK_SAMPLES
+pytestmark = pytest.mark.anyio
 
 
-class FullStream(FakeStream):
-    """Has all its chunks from the start, so nothing is told of it later; a take may be held up."""
+@pytest.fixture(scope="module")
+def process() -> Iterator[EngineProcess]:
+    with fake_engine_process() as running:
+        yield running
 
-    def __init__(self, engine: "FullEngine", asked: Request) -> None:
+
+@pytest.fixture
+async def engine(process: EngineProcess) -> AsyncIterator[AsyncRemoteEngine]:
+    running = AsyncRemoteEngine(process.endpoint)
+    yield running
+    await running.close()
+
+
+class BufferedStream(FakeStream):
+    """Has all its chunks from the start, so the engine sends no notification later."""
+
+    def __init__(self, engine: FakeEngine, asked: Request) -> None:
         super().__init__(engine, asked, None)
-        self._meeting = engine
         with engine.work:
             while self.result is None:
                 self.step()
 
-    def take(self, most: int) -> list[Chunk]:
-        if self._meeting.meets and most:
-            self._meeting.meets = False
-            self._meeting.collecting.set()
-            assert self._meeting.asked.wait(TIMEOUT)
-        return super().take(most)
 
-
-class FullEngine(FakeEngine):
-    """Lets a stream be taken from only once the hearing thread has come to a question for stats."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meets = False
-        self.collecting, self.asked = threading.Event(), threading.Event()
-
-    def stats(self) -> dict[str, float]:
-        self.asked.set()
-        return super().stats()
-
+class BufferedEngine(FakeEngine):
     def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:  # noqa: ARG002
-        return FullStream(self, request)
+        return BufferedStream(self, request)
 
 
-@contextmanager
-def linked(engine: FakeEngine, ring_samples: int) -> Iterator[tuple[WorkerConnection, messages.MessageChannel]]:
-    """A link, and the wire of the server at its other end, which takes nothing from the ring by itself."""
+@asynccontextmanager
+async def connected(engine: FakeEngine, ring_samples: int) -> AsyncIterator[tuple[WorkerConnection, RawServer]]:
+    """A connection, and the server at its other end."""
     here, there = socket.socketpair()
-    file = shared_file(ring_samples)
-    link = WorkerConnection(engine, messages.MessageChannel(here, TIMEOUT), AudioRing(file), TIMEOUT)
-    server = messages.MessageChannel(there, TIMEOUT)
+    file = create_shared_memory(ring_samples)
+    pool = PreparationPool()
+    connection = WorkerConnection(engine, pool, KeyCounts(), AudioRing(file), TIMEOUT)
     os.close(file)
-    there.settimeout(TIMEOUT / 4)  # the link is looked at again when its patience ends
+    server = RawServer()
+    await connection.frames.start(here)
+    await server.frames.start(there)
     try:
-        yield link, server
+        yield connection, server
     finally:
-        link.close()
-        server.close()
-        engine.close()
+        connection.close()
+        await server.disconnected()
+        pool.close()
+        await asyncio.to_thread(engine.close)
 
 
-def heard_by(server: messages.MessageChannel) -> messages.Wakeup:
-    wakeup = server.receive()
-    assert isinstance(wakeup, messages.Wakeup)
-    return wakeup
+def submit(id: int, asked: Request, credit: int) -> messages.Submit:
+    return messages.Submit(id, msgspec.Raw(messages.encode(asked)), credit)
 
 
-def test_credit_that_comes_while_a_stream_is_collected_is_not_overlooked() -> None:
-    engine = FullEngine()
-    pieces: list[messages.Piece] = []
-    with linked(engine, RING) as (_, server):
-
-        def hear_until(count: int) -> None:
-            while len(pieces) < count:
-                pieces.extend(heard_by(server).pieces)
-
-        server.send(messages.Submit(0, request(1, chunks=6), credit=2))
-        hear_until(2)
-        engine.meets = True
-        server.send(messages.Taken(0, {0: 2}))  # these are being collected
-        assert engine.collecting.wait(TIMEOUT)
-        server.send(messages.Taken(0, {0: 2}))  # while these come
-        server.send(messages.AskStats(1))
-        hear_until(6)
-    assert [piece.number for piece in pieces] == list(range(6))
+async def next_update(server: RawServer) -> messages.Update:
+    update = await server.update()
+    assert update is not None
+    return update
 
 
-def test_a_final_chunk_and_its_end_come_together_however_full_the_ring_is() -> None:
-    """Several streams that end at once, and room for less than all of them."""
-    with linked(FullEngine(), 3 * CHUNK_SAMPLES) as (link, server):
+async def test_credit_wakes_a_stream_that_has_run_out_of_it() -> None:
+    async with connected(BufferedEngine(), RING_SAMPLES) as (_, server):
+        server.send(submit(0, request(1, chunks=6), credit=2))
+        headers: list[messages.ChunkHeader] = []
+        for expected in (2, 4, 6):
+            while len(headers) < expected:
+                headers += (await next_update(server)).chunks
+            assert len(headers) == expected
+            server.send(messages.Consumed(expected * CHUNK_SAMPLES, {0: 1}))
+            server.send(messages.Consumed(expected * CHUNK_SAMPLES, {0: 1}))
+    assert [header.index for header in headers] == list(range(6))
+
+
+async def test_a_final_chunk_and_its_result_come_together_however_full_the_ring_is() -> None:
+    """Several streams that end at once, and a ring too small for all of them."""
+    async with connected(BufferedEngine(), 3 * CHUNK_SAMPLES) as (connection, server):
         for id in range(4):
-            server.send(messages.Submit(id, request(id, chunks=2), credit=0))
+            server.send(submit(id, request(id, chunks=2), credit=0))
         replies = 0
         while replies < 4:
-            replies += len(heard_by(server).replies)
-        server.send(messages.Taken(0, dict.fromkeys(range(4), 2)))  # all are ready in one look
+            replies += len((await next_update(server)).replies)
+        server.send(messages.Consumed(0, dict.fromkeys(range(4), 2)))  # all are ready in one flush
         ended: set[int] = set()
-        numbers: dict[int, list[int]] = {id: [] for id in range(4)}
+        indices: dict[int, list[int]] = {id: [] for id in range(4)}
         position = 0
         while len(ended) < 4:
-            wakeup = heard_by(server)
-            for piece in wakeup.pieces:
-                numbers[piece.id].append(piece.number)
-                position += piece.samples
-            finals = {piece.id for piece in wakeup.pieces if piece.final}
-            assert finals == set(wakeup.ended)
-            ended |= finals
-            server.send(messages.Taken(position, {}))
-        assert all(seen == [0, 1] for seen in numbers.values())
-        assert not link._deliveries
+            update = await next_update(server)
+            for header in update.chunks:
+                indices[header.id].append(header.index)
+                position += header.num_samples
+            final = {header.id for header in update.chunks if header.final}
+            assert final == set(update.results)
+            ended |= final
+            server.send(messages.Consumed(position, {}))
+        assert all(seen == [0, 1] for seen in indices.values())
+        assert not connection._deliveries
 
 
-class HeldEngine(FakeEngine):
-    """Can be stopped before chunks are taken from its streams."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stops = False
-        self.stopped, self.goes_on = threading.Event(), threading.Event()
-
-    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
-        if self.stops and any(most for _, most in wanted):
-            self.stops = False
-            self.stopped.set()
-            assert self.goes_on.wait(TIMEOUT)
-        return super().take_all(wanted)
-
-
-def test_a_text_that_is_refused_while_its_stream_is_collected_says_why() -> None:
-    engine = HeldEngine()
-    with linked(engine, RING) as (link, server):
-        server.send(messages.Submit(0, Request("one", seed=1, live=True), credit=8))
-        while not heard_by(server).pieces:
+async def test_a_text_that_is_rejected_while_chunks_are_taken_ends_the_stream_with_the_reason() -> None:
+    async with connected(FakeEngine(), RING_SAMPLES) as (_, server):
+        server.send(submit(0, Request("one", seed=1, live=True), credit=8))
+        while not (await next_update(server)).chunks:
             pass
-        engine.stops = True
-        server.send(messages.Append(0, "two"))
-        assert engine.stopped.wait(TIMEOUT)
-        delivery = link._deliveries[0]
-        server.send(messages.Append(0, "impossible"))
-        eventually(
-            lambda: delivery.failure is not None and delivery.stream is not None and bool(delivery.stream.result)
-        )
-        engine.goes_on.set()
-        while not (wakeup := heard_by(server)).ended:
+        server.send(messages.AppendText(0, "two"))
+        server.send(messages.AppendText(0, "impossible"))
+        server.send(messages.AppendText(0, "three"))
+        while not (update := await next_update(server)).results:
             pass
-    assert wakeup.ended[0].finish_reason == "error"
-    assert "impossible" in str(wakeup.ended[0].error)
+    assert update.results[0].finish_reason == "error"
+    assert "impossible" in str(update.results[0].error)
 
 
-def test_an_answer_does_not_wait_for_a_ring_that_is_full() -> None:
-    with linked(FakeEngine(), 2 * CHUNK_SAMPLES) as (link, server):
+async def test_a_flood_of_texts_ends_its_stream_and_not_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "MAX_PENDING_TEXTS", 10)
+    entered, proceed = threading.Event(), threading.Event()
 
-        def full() -> bool:
-            time.sleep(0.05)  # and the sending thread waits
-            return bool(link._held and link._ready)
+    class SlowTextStream(FakeStream):
+        def append(self, text: str) -> None:
+            entered.set()
+            assert proceed.wait(TIMEOUT)
+            super().append(text)
 
-        for id in (0, 1):  # the ring is full of the first, and the second is ready
-            server.send(messages.Submit(id, request(id, chunks=20), credit=4))
-        eventually(full)
-        server.send(messages.AskStats(2))
-        replies: dict[int, messages.Reply] = {}
+    class SlowTextEngine(FakeEngine):
+        def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+            with self.work:
+                stream = SlowTextStream(self, request, on_ready)
+                self._streams.append(stream)
+                self.work.notify_all()
+                return stream
+
+    async with connected(SlowTextEngine(), RING_SAMPLES) as (_, server):
+        server.send(submit(0, Request("", seed=1, live=True), credit=8))
+        await next_update(server)
+        server.send(messages.AppendText(0, "first"))
+        await asyncio.to_thread(entered.wait, TIMEOUT)
+        for _ in range(11):
+            server.send(messages.AppendText(0, "word"))
+        while not (update := await next_update(server)).results:
+            pass
+        proceed.set()
+        assert "at most 10 texts may be pending" in str(update.results[0].error)
+        server.send(submit(1, request(2, chunks=3), credit=8))
+        while not (update := await next_update(server)).results:
+            pass
+        assert update.results[1].finish_reason == "stop"
+
+
+async def test_a_reply_does_not_wait_for_a_full_ring() -> None:
+    async with connected(FakeEngine(), 2 * CHUNK_SAMPLES) as (connection, server):
+
+        async def full() -> bool:
+            return bool(connection._outgoing and connection._ready)
+
+        for id in (0, 1):  # the first fills the ring, the second is ready
+            server.send(submit(id, request(id, chunks=20), credit=4))
+        await becomes_true(full)
+        server.send(messages.GetStats(2))
+        replies: set[int] = set()
         while 2 not in replies:
-            replies |= heard_by(server).replies
+            replies |= {reply.id for reply in (await next_update(server)).replies}
+
+
+async def test_requests_beyond_the_preparation_queue_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    proceed = threading.Event()
+    engine = FakeEngine()
+    accept = engine.submit
+
+    def slow(asked: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+        assert proceed.wait(TIMEOUT)
+        return accept(asked, on_ready)
+
+    monkeypatch.setattr(engine, "submit", slow)
+    async with connected(engine, RING_SAMPLES) as (_, server):
+        for id in range(preparation.MAX_PENDING_REQUESTS + 1):
+            server.send(submit(id, request(id, chunks=1), credit=8))
+        (reply,) = (await next_update(server)).replies
+        assert isinstance(reply, messages.ErrorReply)
+        assert reply.error_type == "Overloaded"
+        assert reply.id == preparation.MAX_PENDING_REQUESTS
+        proceed.set()
+
+
+# Malformed input
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        messages.Consumed(10**6, {}),  # never written
+        messages.ReleaseKey("never acquired"),
+        messages.AppendText(0, "before the stream is accepted"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+async def test_a_message_that_breaks_the_protocol_ends_the_connection(bad: messages.Message) -> None:
+    async with connected(FakeEngine(), RING_SAMPLES) as (connection, server):
+        server.send(submit(0, request(1, chunks=1_000_000), credit=0))
+        server.send(bad)
+        await server.disconnected()
+        assert connection.frames.closed
+
+
+async def test_a_stream_id_cannot_be_used_twice() -> None:
+    async with connected(FakeEngine(), RING_SAMPLES) as (_, server):
+        for _ in range(2):
+            server.send(submit(0, request(1, chunks=1_000_000), credit=0))
+        await server.disconnected()
+
+
+def random_frames(chance: random.Random) -> bytes:
+    """Whole, mutated, cut and random frames, and lengths that are too large."""
+    data = b""
+    for _ in range(chance.randrange(1, 8)):
+        frame = bytearray(messages.encode(chance.choice(EXAMPLES)))
+        for _ in range(chance.randrange(3)):
+            frame[chance.randrange(len(frame))] = chance.randrange(256)
+        if chance.random() < 0.2:
+            frame = bytearray(chance.randbytes(chance.randrange(60)))
+        length = len(frame) if chance.random() < 0.9 else chance.randrange(2**32)
+        data += length.to_bytes(4) + frame
+    return data
+
+
+async def test_malformed_frames_end_nothing_but_their_own_connection(
+    process: EngineProcess, engine: AsyncRemoteEngine
+) -> None:
+    chance, pid = random.Random(16), process.pid
+    mine = await engine.submit(request(1, text="one", live=True))
+    for _ in range(300):
+        connection, ring = await connect(process.endpoint)
+        connection.setblocking(True)
+        await asyncio.to_thread(partial(send_ignoring_errors, connection, random_frames(chance)))
+        connection.close()
+        ring.close()
+    mine.append("two three")
+    mine.finish_text()
+    assert_complete(await read(mine), seed=1, count=3)
+    await stat_becomes(engine, "streams", 0)
+    assert process.pid == pid
+
+
+def send_ignoring_errors(connection: socket.socket, data: bytes) -> None:
+    with suppress(OSError):  # the engine has closed it
+        connection.sendall(data)

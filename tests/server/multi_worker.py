@@ -16,9 +16,9 @@ import httpx
 
 from ipc.engine_processes import eventually
 from polyvox.engine.interface import InProcessEngine
-from polyvox.ipc.client import RemoteEngine
+from polyvox.ipc.blocking import RemoteEngine
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.ipc.worker import EngineProcessConfig
+from polyvox.ipc.process import EngineProcessConfig
 from polyvox.server.settings import Settings
 from polyvox.server.workers import serve_by_workers
 
@@ -91,12 +91,12 @@ def several(factory: Callable[[], InProcessEngine], settings: Settings) -> Itera
     """factory: the engine, built in its own process."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2048) as listener,
-        EngineProcess(factory, EngineProcessConfig(window=0.01)) as engine_process,
+        EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as engine_process,
     ):
         port = listener.getsockname()[1]
-        parent = _SPAWN.Process(target=serve_by_workers, args=(engine_process.door, settings, listener))
+        parent = _SPAWN.Process(target=serve_by_workers, args=(engine_process.endpoint, settings, listener))
         parent.start()
-        engine = RemoteEngine(engine_process.door)
+        engine = RemoteEngine(engine_process.endpoint)
         server = Several(f"http://127.0.0.1:{port}", port, parent, engine_process, engine)
         try:
             eventually(lambda: len(server.workers()) == settings.workers or not parent.is_alive())

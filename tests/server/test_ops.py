@@ -22,9 +22,9 @@ from starlette.types import Message, Receive, Scope, Send
 from ipc.engine_processes import await_another, eventually, send
 from ipc.fake_engine import ABOUT, FakeEngine
 from polyvox.errors import EngineDown
-from polyvox.ipc.client import RemoteEngine
+from polyvox.ipc.blocking import RemoteEngine
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.ipc.worker import EngineProcessConfig
+from polyvox.ipc.process import EngineProcessConfig
 from polyvox.server.logs import Lines
 from polyvox.server.middleware.auth import AuthMiddleware
 from polyvox.server.request_log import RequestLog, RequestRecord
@@ -252,8 +252,8 @@ def test_a_signal_ends_the_server_after_what_is_under_way() -> None:
 
 def test_an_engine_that_dies_is_told_in_band_and_waited_for() -> None:
     factory = partial(FakeEngine, step_seconds=0.01)
-    with EngineProcess(factory, EngineProcessConfig(window=0.01)) as process:
-        remote = RemoteEngine(process.door)
+    with EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as process:
+        remote = RemoteEngine(process.endpoint)
         try:
             with serving(remote) as server, server.client() as client:
                 voice: dict[str, Any] = {"speaker_embedding": [0.1] * ABOUT.hidden_size, "max_new_tokens": 100_000}
@@ -265,7 +265,7 @@ def test_an_engine_that_dies_is_told_in_band_and_waited_for() -> None:
                     with pytest.raises(httpx.RemoteProtocolError):
                         list(parts)
                 told = client.get(f"/v1/audio/speech/{response.headers['x-request-id']}").json()
-                assert "ended before this stream did" in told["error"]
+                assert "ended before the stream did" in told["error"]
                 refused = server.speak(client, **voice)
                 assert refused.status_code == 503
                 assert int(refused.headers["retry-after-ms"]) > 0

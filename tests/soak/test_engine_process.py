@@ -1,6 +1,6 @@
-"""The real engine's process for longer than `make test` has time for; run by `make soak`."""
+# SPDX-License-Identifier: Apache-2.0
+"""The real engine's process under many kills and cancellations; run by `make soak`."""
 
-import itertools
 import os
 import random
 from collections.abc import Iterator
@@ -11,67 +11,82 @@ import pytest
 
 from conftest import Loaded
 from engine.speaking import request
-from ipc.engine_processes import TIMEOUT, children, eventually, folders
-from ipc.speech_processes import ENDLESS, SLOTS, assert_survives_a_kill, build
-from polyvox.ipc.client import RemoteEngine, RemoteStream
+from ipc.engine_processes import becomes_true, children, folders
+from ipc.speech_processes import MAX_FRAMES, SLOTS, assert_survives_a_kill, build
+from polyvox.ipc.client import AsyncRemoteEngine, AsyncRemoteStream
+from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.ipc.worker import EngineProcessConfig
 
-KILLS = 20
-STREAMS = 1000
-CROWD = 8  # streams at once: more than there are slots, so that some are cancelled while they wait
+NUM_KILLS = 20
+NUM_STREAMS = 1000
+CONCURRENT_STREAMS = 8  # more than there are slots, so that some are cancelled in the queue
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-GROWTH = 4 << 20  # bytes that a thousand streams may cost, where one of them holds about 100 kB while it runs
+MAX_GROWTH = 4 << 20  # bytes that a thousand streams may cost; a running one holds about 100 kB
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 def process(checkpoints: Path) -> Iterator[EngineProcess]:
     before = children(), folders()
-    hosting = EngineProcessConfig(failures=2 * KILLS)
-    with EngineProcess(partial(build, checkpoints / "custom_voice", "float32"), hosting) as running:
+    config = EngineProcessConfig(max_failures=2 * NUM_KILLS)
+    with EngineProcess(partial(build, checkpoints / "custom_voice", "float32"), config) as running:
         yield running
     assert (children(), folders()) == before
 
 
-def test_an_engine_that_is_killed_twenty_times_serves_the_next_request(process: EngineProcess, loaded: Loaded) -> None:
-    engine = RemoteEngine(process.door)
-    for _ in range(KILLS):
-        assert_survives_a_kill(process, engine, loaded("custom_voice", "float32").speech)
-    engine.close()
+async def test_an_engine_that_is_killed_twenty_times_serves_the_next_request(
+    process: EngineProcess, loaded: Loaded
+) -> None:
+    engine = AsyncRemoteEngine(process.endpoint)
+    for _ in range(NUM_KILLS):
+        await assert_survives_a_kill(process, engine, loaded("custom_voice", "float32").speech)
+    await engine.close()
 
 
-def resident(process: EngineProcess) -> int:
+def resident_bytes(process: EngineProcess) -> int:
     return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
 
-def cancel_many(engine: RemoteEngine, count: int, chance: random.Random) -> None:
-    """Each in its own moment: while it waits for a place or for text, after some chunks, by going away."""
-    crowd: list[tuple[RemoteStream, bool]] = []
+async def read_some(stream: AsyncRemoteStream, num_chunks: int) -> None:
+    if num_chunks:
+        async for chunk in stream:
+            if chunk.index + 1 >= num_chunks:
+                break
+
+
+async def cancel_many(engine: AsyncRemoteEngine, count: int, chance: random.Random) -> None:
+    """Cancels each stream at its own moment: in the queue, while it waits for text, after some chunks."""
+    open_streams: list[tuple[AsyncRemoteStream, bool]] = []
     for seed in range(count):
         live = chance.random() < 0.3
-        stream = engine.submit(request("the other ", seed=seed, frames=ENDLESS, guard=False, live=live))
+        stream = await engine.submit(request("the other ", seed=seed, frames=MAX_FRAMES, guard=False, live=live))
         if live and chance.random() < 0.5:
             stream.append("assistant, the ")
-        crowd.append((stream, live))
-        if len(crowd) == CROWD and chance.random() < 0.3:
-            crowd.pop()[0].cancel()  # there are more than there are slots
-        elif len(crowd) == CROWD:
-            oldest, waits = crowd.pop(0)  # so it has a slot, or will
-            list(itertools.islice(oldest.chunks(TIMEOUT), chance.randrange(2 if waits else 6)))
+        open_streams.append((stream, live))
+        if len(open_streams) == CONCURRENT_STREAMS and chance.random() < 0.3:
+            open_streams.pop()[0].cancel()  # it is still in the queue
+        elif len(open_streams) == CONCURRENT_STREAMS:
+            oldest, awaits_text = open_streams.pop(0)  # it has a slot, or gets one
+            await read_some(oldest, chance.randrange(2 if awaits_text else 6))
             oldest.cancel()
-    for stream, _ in crowd:
+    for stream, _ in open_streams:
         stream.cancel()
-    eventually(lambda: engine.stats()["slots_free"] == SLOTS and engine.stats()["waiting"] == 0)
+
+    async def idle() -> bool:
+        stats = await engine.stats()
+        return stats["slots_free"] == SLOTS and stats["waiting"] == 0
+
+    await becomes_true(idle)
 
 
-def test_a_thousand_cancelled_streams_cost_no_memory_and_no_slot(process: EngineProcess) -> None:
-    engine, chance = RemoteEngine(process.door), random.Random(1)
-    cancel_many(engine, STREAMS // 4, chance)
-    before, stats = resident(process), engine.stats()
-    cancel_many(engine, STREAMS, chance)
-    after = engine.stats()
-    assert resident(process) - before < GROWTH
+async def test_a_thousand_cancelled_streams_cost_no_memory_and_no_slot(process: EngineProcess) -> None:
+    engine, chance = AsyncRemoteEngine(process.endpoint), random.Random(1)
+    await cancel_many(engine, NUM_STREAMS // 4, chance)
+    before, stats = resident_bytes(process), await engine.stats()
+    await cancel_many(engine, NUM_STREAMS, chance)
+    after = await engine.stats()
+    assert resident_bytes(process) - before < MAX_GROWTH
     assert after["pages_free"] == stats["pages_free"]
     assert after["streams"] == after["waiting"] == 0
-    assert after["finished_cancelled"] - stats["finished_cancelled"] > STREAMS / 2
-    engine.close()
+    assert after["finished_cancelled"] - stats["finished_cancelled"] > NUM_STREAMS / 2
+    await engine.close()

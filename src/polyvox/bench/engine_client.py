@@ -16,7 +16,7 @@ from polyvox.models.request import Request, Sampling
 
 if TYPE_CHECKING:
     from polyvox.engine.interface import Engine
-    from polyvox.ipc.messages import EngineEndpoint
+    from polyvox.ipc.endpoint import EngineEndpoint
 
 
 # Streams per client process of a remote engine. Each process adds threads to the engine's process, which need its GIL.
@@ -72,7 +72,7 @@ class RemoteEngineClient:
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[Client]:
-        from polyvox.ipc.client import RemoteEngine
+        from polyvox.ipc.blocking import RemoteEngine
 
         engine = RemoteEngine(self.endpoint)
         try:

@@ -170,13 +170,13 @@ class TargetOptions:
         self, texts: tuple[str, ...], max_streams: int, timeout: float, stack: ExitStack, cores: int
     ) -> tuple[RunLoad, int]:
         from polyvox.bench.engine_client import STREAMS_PER_READER, RemoteEngineClient
-        from polyvox.ipc.client import RemoteEngine
+        from polyvox.ipc.blocking import RemoteEngine
         from polyvox.ipc.supervisor import EngineProcess
 
         process = stack.enter_context(EngineProcess(partial(_build_engine, self, max_streams, timeout)))
-        with closing(RemoteEngine(process.door)) as engine:
+        with closing(RemoteEngine(process.endpoint)) as engine:
             max_streams = int(engine.stats()["slots"])
-        new_client = RemoteEngineClient(process.door, self.voice, self.frames)
+        new_client = RemoteEngineClient(process.endpoint, self.voice, self.frames)
 
         def run_load(load_: Load, on_progress: "ProgressCallback | None") -> tuple[list[RequestTrace], ClientLag]:
             processes = self.processes or load_.num_processes(cores, STREAMS_PER_READER)

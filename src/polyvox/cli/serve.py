@@ -16,7 +16,7 @@ from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from polyvox.engine.interface import Engine
-    from polyvox.ipc.messages import EngineEndpoint
+    from polyvox.ipc.endpoint import EngineEndpoint
     from polyvox.server.settings import Settings
 
 
@@ -71,7 +71,7 @@ def serve(
 
 
 def _serve_here(settings: "Settings", listener: socket.socket, stack: ExitStack) -> None:
-    from polyvox.ipc.client import RemoteEngine
+    from polyvox.ipc.blocking import RemoteEngine
     from polyvox.server import workers
 
     start = time.perf_counter()
@@ -87,7 +87,7 @@ def _serve_here(settings: "Settings", listener: socket.socket, stack: ExitStack)
 
 
 def _serve_by_workers(settings: "Settings", listener: socket.socket, stack: ExitStack) -> None:
-    from polyvox.ipc.client import RemoteEngine
+    from polyvox.ipc.blocking import RemoteEngine
     from polyvox.server import workers
 
     start = time.perf_counter()
@@ -104,7 +104,7 @@ def _engine_process(settings: "Settings", stack: ExitStack) -> "EngineEndpoint":
 
     build = partial(workers.build_engine, settings)
     with console.status("Starting the engine …"):
-        return stack.enter_context(EngineProcess(build)).door
+        return stack.enter_context(EngineProcess(build)).endpoint
 
 
 def _print_summary(settings: "Settings", listener: socket.socket, engine: "Engine", start: float) -> None:

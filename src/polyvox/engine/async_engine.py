@@ -135,7 +135,8 @@ class AsyncLocalEngine:
 
     async def _answer(self, answer: Awaitable[T]) -> T:
         try:
-            return await asyncio.wait_for(answer, self._timeout)
+            async with asyncio.timeout(self._timeout):
+                return await answer
         except TimeoutError:
             raise EngineDown(f"The engine did not answer within {self._timeout:g} s.", self._timeout) from None
         except PolyvoxError:

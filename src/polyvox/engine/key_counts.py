@@ -19,6 +19,10 @@ class KeyCounts:
         self._counts[key] += 1
         return True
 
+    def add(self, key: str, count: int) -> None:
+        """Counts requests that were acquired before, without a limit."""
+        self._counts[key] += count
+
     def release(self, key: str, count: int = 1) -> None:
         """Gives back what was acquired."""
         left = self._counts[key] - count

@@ -1,5 +1,7 @@
-"""The way of samples from the engine's process to one server: memory that both see, written and read in order."""
+# SPDX-License-Identifier: Apache-2.0
+"""A ring buffer in shared memory that carries samples from the engine's process to one server."""
 
+import fcntl
 import mmap
 import os
 import sys
@@ -10,63 +12,67 @@ import numpy as np
 from polyvox.audio.clip import Samples
 
 
-def shared_file(samples: int) -> int:
-    """A file descriptor of memory for so many samples.
-
-    It has no name: nothing is left of it once nobody holds it, however its holders ended.
-    """
+def create_shared_memory(num_samples: int) -> int:
+    """A file descriptor of unnamed memory, which is freed when the last process that has it open ends."""
+    size = num_samples * np.dtype(np.float32).itemsize
     if sys.platform == "linux":
-        file = os.memfd_create("polyvox-ring")
+        file = os.memfd_create("polyvox-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(file, size)
+        # A peer that shrinks the file would crash the engine at its next write.
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     else:
         with tempfile.TemporaryFile() as unnamed:
             file = os.dup(unnamed.fileno())
-    os.ftruncate(file, samples * np.dtype(np.float32).itemsize)
+        os.ftruncate(file, size)
     return file
 
 
 class AudioRing:
-    """One end of the memory. Positions count samples from the beginning and do not wrap.
+    """One end of the ring. Positions count samples from the beginning and do not wrap.
 
-    Each side learns the other's position from messages, so that the socket, not the memory, gives the order:
-    samples are in place before the message that tells of them, and copied out before the one that frees them.
+    Each side learns the other's position from messages, so the socket orders the accesses: samples are written before
+    the message that announces them, and copied out before the message that frees them.
     """
 
     def __init__(self, file: int) -> None:
-        self.written = self.taken = 0
+        self.written = self.consumed = 0
         self._map = mmap.mmap(file, 0)
         self._samples: Samples = np.frombuffer(self._map, dtype=np.float32)
         self.capacity = len(self._samples)
 
     @property
-    def room(self) -> int:
-        return self.capacity - (self.written - self.taken)
+    def free(self) -> int:
+        """Samples that can be written."""
+        return self.capacity - (self.written - self.consumed)
 
-    def write(self, added: Samples) -> None:
-        """The writer's: adds samples, for which there must be room."""
-        if len(added) > self.room:
-            raise ValueError(f"{len(added)} samples do not fit: the ring has room for {self.room}")
-        at = self.written % self.capacity
-        before = min(len(added), self.capacity - at)
-        self._samples[at : at + before] = added[:before]
-        if before < len(added):
-            self._samples[: len(added) - before] = added[before:]
-        self.written += len(added)
+    def write(self, samples: Samples) -> None:
+        """Writer: appends samples; raises ValueError if they do not fit."""
+        if len(samples) > self.free:
+            raise ValueError(f"{len(samples)} samples do not fit into the {self.free} free ones of the ring")
+        start = self.written % self.capacity
+        first = min(len(samples), self.capacity - start)
+        self._samples[start : start + first] = samples[:first]
+        if first < len(samples):
+            self._samples[: len(samples) - first] = samples[first:]
+        self.written += len(samples)
 
-    def release(self, taken: int) -> None:
-        """The writer's: the reader has copied everything before this position."""
-        if taken > self.written:
-            raise ValueError(f"position {taken} was never written: the ring is at {self.written}")
-        self.taken = max(self.taken, taken)
+    def release(self, position: int) -> None:
+        """Writer: the reader has copied everything before this position."""
+        if position > self.written:
+            raise ValueError(f"position {position} is beyond the {self.written} samples written")
+        self.consumed = max(self.consumed, position)
 
-    def read(self, samples: int) -> Samples:
-        """The reader's: a copy of the next samples."""
-        at = self.taken % self.capacity
-        before = min(samples, self.capacity - at)
-        copied = np.concatenate((self._samples[at : at + before], self._samples[: samples - before]))
-        self.taken += samples  # only now may the writer use the place again
+    def read(self, num_samples: int) -> Samples:
+        """Reader: a copy of the next samples."""
+        if num_samples > self.capacity:
+            raise ValueError(f"{num_samples} samples exceed the ring's capacity of {self.capacity}")
+        start = self.consumed % self.capacity
+        first = min(num_samples, self.capacity - start)
+        copied = np.concatenate((self._samples[start : start + first], self._samples[: num_samples - first]))
+        self.consumed += num_samples  # the writer may overwrite them from now on
         return copied
 
     def close(self) -> None:
-        """Lets go of the memory; any number of times."""
+        """Unmaps the memory. Idempotent."""
         self._samples = np.empty(0, np.float32)
         self._map.close()

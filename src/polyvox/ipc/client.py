@@ -1,276 +1,327 @@
-"""An engine that runs in another process, as a server sees it: the same interface, and it comes back by itself."""
+# SPDX-License-Identifier: Apache-2.0
+"""`AsyncEngine` for an engine in another process. It runs in the caller's event loop, without threads."""
 
+import asyncio
 import itertools
 import logging
-import threading
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.audio.clip import Samples
+from polyvox.engine.async_engine import CALL_TIMEOUT, LiveText
 from polyvox.engine.interface import Chunk, Result
-from polyvox.engine.stream_reader import StreamReader
-from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, PolyvoxError
+from polyvox.errors import EngineDown
 from polyvox.ipc import messages
+from polyvox.ipc.endpoint import EngineEndpoint, connect
+from polyvox.ipc.framing import FrameConnection
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
 
-CREDIT = 8  # chunks of a stream that may wait for their reader here
-PATIENCE = 10.0  # seconds in which the engine must have read a message
+ReplyT = TypeVar(
+    "ReplyT",
+    messages.SubmitReply,
+    messages.StatsReply,
+    messages.InfoReply,
+    messages.CloneReply,
+    messages.KeyReply,
+)
+
+CREDIT = 8  # chunks of a stream that may be buffered here
+WRITE_TIMEOUT = 10.0  # seconds in which the engine must read a message
 RECONNECT_SECONDS = 0.05
-GIVEN_UP_SECONDS = 60.0  # for a person to have looked at it
-OnReady = Callable[["RemoteStream"], None]
+FAILED_RETRY_SECONDS = 60.0  # an operator must look at it first
+NO_SAMPLES: Samples = np.zeros(0, np.float32)
 
 
-class RemoteStream(StreamReader):
-    """A request that the engine's process has taken."""
+class AsyncRemoteStream(LiveText):
+    """A stream of an engine in another process. Its buffer never exceeds the stream's credit, and the end."""
 
-    def __init__(self, connection: "_Connection", id: int, request: Request, on_ready: OnReady | None) -> None:
-        self._connection, self._id, self._on_ready, self._text_open = connection, id, on_ready, request.live
-        super().__init__(threading.Condition())  # its buffer never holds more than the stream's credit, and its end
-        self._number = 0  # of the next chunk
-        self.seed = request.seed or 0  # until the engine has drawn one
+    def __init__(self, connection: "_EngineConnection", id: int, request: Request) -> None:
+        super().__init__(request)
+        self._connection, self._id = connection, id
+        self._buffer: deque[Chunk] = deque()
+        self._next_index = 0
+        self._changed = asyncio.Event()
+        self.seed = request.seed or 0  # until the engine has chosen one
+        self.result: Result | None = None
 
-    def _took(self, taken: list[Chunk]) -> None:
-        self._connection.return_credit(self._id, len(taken))
-
-    def append(self, text: str) -> None:
-        """Does not wait for the engine: a text that it cannot take ends the stream with an error that says why."""
-        self._append(messages.Append(self._id, text))
-
-    def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
-        self._append(messages.Append(self._id, rows, last))
-
-    def finish_text(self) -> None:
-        if self._text_open:
-            self._append(messages.Append(self._id, None, last=True))
-
-    def _append(self, message: messages.Append) -> None:
-        if not self._text_open:
-            raise InvalidRequest("append", NOT_SHOWN, "requires a live request whose text is not finished")
-        self._text_open = not message.last
-        self._connection.wire.send(message)
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        try:
+            while True:
+                while self._buffer:
+                    chunk = self._buffer.popleft()
+                    self._connection.return_credit(self._id)
+                    if chunk.final and self.result is not None:
+                        self.result.check()
+                    yield chunk
+                    if chunk.final:
+                        return
+                if self.result is not None:
+                    return  # another reader got the end
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self.cancel()
 
     def cancel(self) -> None:
         if self.result is None:
-            self._connection.wire.send(messages.Cancel(self._id))
+            self._connection.send(messages.Cancel(self._id))
 
-    # The receiving thread's
+    def _send_text(self, text: str) -> None:
+        self._connection.send(messages.AppendText(self._id, text))
 
-    def put(self, chunks: list[Chunk], result: Result | None) -> None:
-        """The last chunk and the result come together: who has seen the one can see the other."""
-        with self._ready:
-            if self.result is not None:
-                return  # it has ended here already
-            self._buffer.extend(chunks)
-            self._number += len(chunks)
-            if result is not None:
-                self.result = result
-                if result.finish_reason in ("cancelled", "error"):  # nobody wants what is left of it
-                    self._buffer.clear()
-                    self._buffer.append(Chunk(np.zeros(0, np.float32), self._number, True))
-            self._told()
-        if self._on_ready is not None:
-            try:
-                self._on_ready(self)
-            except Exception:
-                log.exception("a stream is cancelled, as its reader failed")
-                self._on_ready = None
-                self.cancel()
+    def _send_rows(self, rows: NDArray[np.float32], last: bool) -> None:
+        self._connection.send(messages.AppendRows(self._id, np.asarray(rows, np.float32), last))
+
+    def _send_end(self) -> None:
+        self._connection.send(messages.FinishText(self._id))
+
+    # Called by the connection
+
+    def put(self, chunk: Chunk) -> None:
+        if self.result is None:
+            self._buffer.append(chunk)
+            self._next_index += 1
+            self._changed.set()
+
+    def end(self, result: Result) -> None:
+        """The final chunk and the result are put without a break, so a reader sees both."""
+        if self.result is not None:
+            return
+        self.result = result
+        if result.finish_reason in ("cancelled", "error"):  # the rest of the audio is not wanted
+            self._buffer.clear()
+            self._buffer.append(Chunk(NO_SAMPLES, self._next_index, True))
+        self._changed.set()
 
 
-class _Connection:
-    """One connection, from the handshake to its end, and the streams that live and die with it."""
+class _EngineConnection:
+    """One connection to the engine, and the streams and calls that end with it."""
 
-    def __init__(
-        self, door: messages.EngineEndpoint, credit: int, timeout: float, down: Callable[[], EngineDown]
-    ) -> None:
-        self.wire, self._ring = messages.knock(door, PATIENCE)
-        self._window, self._timeout, self._down = credit, timeout, down
-        self._lock = threading.Lock()  # guards all that follows
-        self._over = False
+    def __init__(self, credit: int, timeout: float, down: Callable[[], EngineDown]) -> None:
+        self._credit, self._timeout, self._down = credit, timeout, down
         self._ids = itertools.count()
-        self._streams: dict[int, RemoteStream] = {}
-        self._calls: dict[int, Future[messages.Reply]] = {}
-        self._credit: Counter[int] = Counter()  # chunks that readers have taken and the engine was not told of
-        self.wakeups = 0
+        self._streams: dict[int, AsyncRemoteStream] = {}
+        self._calls: dict[int, asyncio.Future[messages.Reply]] = {}
+        self._consumed: Counter[int] = Counter()  # chunks that the engine does not know of yet
+        self._frames = FrameConnection(WRITE_TIMEOUT, self._dispatch, self._on_close)
+        self.closed = asyncio.Event()
+        self.num_updates = 0
 
-    def submit(self, request: Request, on_ready: OnReady | None) -> RemoteStream:
-        id = next(self._ids)
-        stream = RemoteStream(self, id, request, on_ready)
-        with self._lock:
-            self._streams[id] = stream
+    async def open(self, endpoint: EngineEndpoint) -> None:
+        """Raises OSError if the engine does not answer."""
+        connected, self._ring = await connect(endpoint)
         try:
-            self._call(messages.Submit(id, request, self._window))
+            await self._frames.start(connected)
         except BaseException:
-            with self._lock:
-                self._streams.pop(id, None)
-            self.wire.send(messages.Cancel(id))  # it may have been taken after all, too late
+            connected.close()
+            self._ring.close()
+            raise
+
+    def send(self, message: messages.Message) -> None:
+        """Never blocks. The message is dropped if the connection has ended."""
+        self._frames.send(messages.encode(message))
+
+    async def submit(self, request: Request) -> AsyncRemoteStream:
+        id = next(self._ids)
+        message = messages.Submit(id, msgspec.Raw(messages.encode(request)), self._credit)
+        stream = self._streams[id] = AsyncRemoteStream(self, id, request)
+        try:
+            await self.call(message, messages.SubmitReply)
+        except BaseException:
+            self._streams.pop(id, None)
+            self.send(messages.Cancel(id))  # the engine may still accept it later
             raise
         return stream
 
-    def stats(self) -> dict[str, float]:
-        reply = self._call(messages.AskStats(next(self._ids)))
-        assert isinstance(reply, dict)
-        return {**reply, "wakeups": self.wakeups}
+    def next_id(self) -> int:
+        return next(self._ids)
 
-    def info(self) -> ModelInfo:
-        reply = self._call(messages.AskAbout(next(self._ids)))
-        assert isinstance(reply, ModelInfo)
-        return reply
-
-    def clone(self, samples: Samples, transcript: str | None) -> ClonedVoice:
-        reply = self._call(messages.Clone(next(self._ids), samples, transcript))
-        assert isinstance(reply, ClonedVoice)
-        return reply
-
-    def _call(
-        self, message: messages.Submit | messages.AskStats | messages.AskAbout | messages.Clone
-    ) -> messages.Reply:
-        answer: Future[messages.Reply] = Future()
-        with self._lock:
-            if self._over:
-                raise self._down()
-            self._calls[message.id] = answer
-        self.wire.send(message)
+    async def call(
+        self,
+        message: messages.Submit | messages.GetStats | messages.GetInfo | messages.Clone | messages.AcquireKey,
+        reply_type: type[ReplyT],
+    ) -> ReplyT:
+        """Sends a message and waits for its reply; raises the error that the engine replied with."""
+        if self.closed.is_set():
+            raise self._down()
+        answer = self._calls[message.id] = asyncio.get_running_loop().create_future()
         try:
-            reply = answer.result(self._timeout)
+            self.send(message)
+            async with asyncio.timeout(self._timeout):
+                reply = await answer
         except TimeoutError:
-            reply = EngineDown(f"the engine did not answer within {self._timeout:g} s", self._timeout)
+            raise EngineDown(f"The engine did not answer within {self._timeout:g} s.", self._timeout) from None
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._discard(answer.result())
+            raise
         finally:
-            with self._lock:
-                self._calls.pop(message.id, None)
-        if isinstance(reply, PolyvoxError):
-            raise reply
+            self._calls.pop(message.id, None)
+        if isinstance(reply, messages.ErrorReply):
+            raise reply.error()
+        if not isinstance(reply, reply_type):
+            raise TypeError(f"unexpected reply: {type(reply).__name__}")
         return reply
 
-    def return_credit(self, id: int, chunks: int) -> None:
-        """Goes with the next message about the ring, or at once where the engine could run out of it."""
-        with self._lock:
-            self._credit[id] += chunks
-            if self._credit[id] < self._window // 2:
-                return
-            owed = {id: self._credit.pop(id)}
-            position = self._ring.taken
-        self.wire.send(messages.Taken(position, owed))
+    def return_credit(self, id: int) -> None:
+        """Credit goes with the next `Consumed`, or at once if the stream could run out of it."""
+        self._consumed[id] += 1
+        if self._consumed[id] >= self._credit // 2:
+            self.send(messages.Consumed(self._ring.consumed, {id: self._consumed.pop(id)}))
 
-    def receive(self) -> None:
-        """The receiving thread's work, until the connection ends."""
-        try:
-            while True:
-                wakeup = self.wire.receive()
-                assert isinstance(wakeup, messages.Wakeup)
-                self.wakeups += 1
-                self._wake(wakeup)
-        except (EOFError, OSError) as error:
-            log.debug("the connection to the engine has ended: %r", error)
-        except Exception:
-            log.exception("the connection to the engine is given up, as a message could not be read")
+    def abort(self) -> None:
+        self._frames.abort()
 
-    def _wake(self, wakeup: messages.Wakeup) -> None:
-        chunks: dict[int, list[Chunk]] = {id: [] for id in wakeup.ended}
-        for id, number, samples, final in wakeup.pieces:
-            chunks.setdefault(id, []).append(Chunk(self._ring.read(samples), number, final))
-        with self._lock:
-            for id, reply in wakeup.replies.items():
-                if isinstance(reply, int) and id in self._streams:
-                    self._streams[id].seed = reply
-                if id in self._calls:
-                    self._calls.pop(id).set_result(reply)
-            streams = {id: self._streams[id] for id in chunks if id in self._streams}
-            for id in wakeup.ended:
-                self._streams.pop(id, None)
-            owed, self._credit = self._credit, Counter()
-        if wakeup.pieces or owed:
-            self.wire.send(messages.Taken(self._ring.taken, owed))
-        for id, stream in streams.items():
-            stream.put(chunks[id], wakeup.ended.get(id))
-
-    def end(self, error: str | None) -> None:
-        """Ends all streams and calls, with an error or as cancelled; the receiving thread is out."""
-        with self._lock:
-            self._over = True
-            streams, self._streams = list(self._streams.values()), {}
-            calls, self._calls = list(self._calls.values()), {}
-        for call in calls:
-            call.set_result(self._down())
+    def end_streams(self, error: str | None) -> None:
+        """Ends all streams, with an error or as cancelled."""
+        streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
-            stream.put([], Result("error" if error else "cancelled", stream.seed, error))
-        self.wire.close()
+            stream.end(Result("error" if error else "cancelled", stream.seed, error))
+
+    def _on_close(self) -> None:
+        self.closed.set()
         self._ring.close()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(self._down())
+
+    def _dispatch(self, frame: bytes) -> None:
+        update = messages.engine_decoder.decode(frame)
+        self.num_updates += 1
+        for reply in update.replies:
+            self._on_reply(reply)
+        for header in update.chunks:
+            samples = self._ring.read(header.num_samples)
+            if (stream := self._streams.get(header.id)) is not None:
+                stream.put(Chunk(samples, header.index, header.final))
+        if update.chunks:
+            consumed, self._consumed = self._consumed, Counter()
+            self.send(messages.Consumed(self._ring.consumed, consumed))
+        for id, result in update.results.items():
+            if (stream := self._streams.pop(id, None)) is not None:
+                stream.end(result)
+
+    def _on_reply(self, reply: messages.Reply) -> None:
+        if isinstance(reply, messages.SubmitReply) and reply.id in self._streams:
+            self._streams[reply.id].seed = reply.seed
+        answer = self._calls.pop(reply.id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(reply)
+        else:
+            self._discard(reply)
+
+    def _discard(self, reply: messages.Reply) -> None:
+        """Undoes a call whose caller timed out or was cancelled."""
+        if isinstance(reply, messages.KeyReply) and reply.acquired:
+            self.send(messages.ReleaseKey(reply.key))
 
 
-class RemoteEngine:
-    """An engine behind a door. While its process is down, submit and stats raise EngineDown with a retry time.
+class AsyncRemoteEngine:
+    """Connects to an engine's process at the first call and reconnects by itself, all in the event loop of that call.
 
-    on_ready, where given, is called from the receiving thread when a stream has chunks to take, the last of them
-    final; it must not wait, nor call submit or stats, whose answers come by the same thread.
+    While the process is down, calls raise EngineDown with a retry time.
     """
 
-    def __init__(self, door: messages.EngineEndpoint, *, credit: int = CREDIT, timeout: float = 30.0) -> None:
-        self.sample_rate = door.sample_rate
-        self._door, self._credit, self._timeout = door, credit, timeout
-        self._closed = threading.Event()
-        self._connection = self._connect()
-        self._thread = threading.Thread(target=self._stay_connected, name="polyvox-remote-engine", daemon=True)
-        self._thread.start()
+    def __init__(self, endpoint: EngineEndpoint, *, credit: int = CREDIT, timeout: float = CALL_TIMEOUT) -> None:
+        self.sample_rate = endpoint.sample_rate
+        self._endpoint, self._credit, self._timeout = endpoint, credit, timeout
+        self._connection: _EngineConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._first_attempt = asyncio.Event()
+        self._keys: Counter[str] = Counter()  # counts that this server holds
+        self._closed = False
 
-    def submit(self, request: Request, on_ready: OnReady | None = None) -> RemoteStream:
-        return self._live().submit(request, on_ready)
+    async def submit(self, request: Request) -> AsyncRemoteStream:
+        return await (await self._connected()).submit(request)
 
-    def info(self) -> ModelInfo:
-        return self._live().info()
+    async def info(self) -> ModelInfo:
+        connection = await self._connected()
+        return (await connection.call(messages.GetInfo(connection.next_id()), messages.InfoReply)).info
 
-    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
-        return self._live().clone(samples, transcript)
+    async def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        connection = await self._connected()
+        message = messages.Clone(connection.next_id(), np.asarray(samples, np.float32), transcript)
+        return (await connection.call(message, messages.CloneReply)).voice
 
-    def stats(self) -> dict[str, float]:
-        return self._live().stats()
+    async def stats(self) -> dict[str, float]:
+        connection = await self._connected()
+        reply = await connection.call(messages.GetStats(connection.next_id()), messages.StatsReply)
+        return {**reply.stats, "updates": connection.num_updates}
 
-    def close(self) -> None:
+    async def acquire_key(self, key: str, limit: int) -> bool:
+        connection = await self._connected()
+        message = messages.AcquireKey(connection.next_id(), key, limit)
+        acquired = (await connection.call(message, messages.KeyReply)).acquired
+        if acquired:
+            self._keys[key] += 1
+        return acquired
+
+    def release_key(self, key: str) -> None:
+        if not self._keys[key]:
+            raise ValueError("release_key without acquire_key")
+        self._keys[key] -= 1
+        if not self._keys[key]:
+            del self._keys[key]
+        if self._connection is not None:
+            self._connection.send(messages.ReleaseKey(key))
+
+    async def close(self) -> None:
         """Ends this server's streams and its connection, not the engine's process."""
-        self._closed.set()
-        if (connection := self._connection) is not None:
-            connection.wire.shutdown()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
 
-    def _live(self) -> _Connection:
-        if (connection := self._connection) is None:
+    async def _connected(self) -> _EngineConnection:
+        if self._closed:
             raise self._down()
-        return connection
+        if self._task is None:
+            self._task = asyncio.create_task(self._stay_connected(), name="polyvox-engine-connection")
+        await self._first_attempt.wait()
+        if self._connection is None:
+            raise self._down()
+        return self._connection
 
     def _down(self) -> EngineDown:
-        if self._closed.is_set() or not self._door.folder.exists():
-            return EngineDown("the engine was closed", GIVEN_UP_SECONDS)
+        if self._closed or not self._endpoint.folder.exists():
+            return EngineDown("The engine is closed.", FAILED_RETRY_SECONDS)
         with suppress(FileNotFoundError):
-            return EngineDown(self._door.notice.read_text(), GIVEN_UP_SECONDS)
-        seconds = max(1.0, self._door.start_seconds)
-        return EngineDown(f"the engine is being started again; come back in {seconds:.0f} s", seconds)
+            return EngineDown(self._endpoint.failure_notice.read_text(), FAILED_RETRY_SECONDS)
+        seconds = max(1.0, self._endpoint.start_seconds)
+        return EngineDown(f"The engine is restarting; try again in {seconds:.0f} s.", seconds)
 
-    def _connect(self) -> _Connection | None:
-        try:
-            return _Connection(self._door, self._credit, self._timeout, self._down)
-        except (EOFError, OSError) as error:
-            log.debug("the engine does not answer: %r", error)
-            return None
-
-    def _stay_connected(self) -> None:
-        while True:
-            if (connection := self._connection) is not None:
-                if self._closed.is_set():  # and close() may have come too early for this one
-                    connection.wire.shutdown()
-                connection.receive()
+    async def _stay_connected(self) -> None:
+        while not (self._closed or self._engine_ended()):
+            connection = _EngineConnection(self._credit, self._timeout, self._down)
+            try:
+                await connection.open(self._endpoint)
+            except OSError as error:
+                log.debug("engine not reachable error=%r", error)
+                self._first_attempt.set()
+                await asyncio.sleep(RECONNECT_SECONDS)
+                continue
+            try:
+                if self._keys:
+                    connection.send(messages.HeldKeys(dict(self._keys)))
+                self._connection = connection
+                self._first_attempt.set()
+                await connection.closed.wait()
+            finally:
                 self._connection = None
-                connection.end(None if self._closed.is_set() else "the engine's process ended before this stream did")
-            elif self._closed.is_set() or not self._door.folder.exists() or self._door.notice.exists():
-                return  # it will not come back
-            else:
-                self._closed.wait(RECONNECT_SECONDS)
-                self._connection = self._connect()
+                connection.abort()
+                connection.end_streams(None if self._closed else "The engine's process ended before the stream did.")
+                await connection.closed.wait()
+        self._first_attempt.set()
+
+    def _engine_ended(self) -> bool:
+        return not self._endpoint.folder.exists() or self._endpoint.failure_notice.exists()

@@ -1,222 +1,246 @@
-"""What the engine's process and a server say to each other: messages over one Unix socket, samples by a ring."""
+# SPDX-License-Identifier: Apache-2.0
+"""The messages between a server process and the engine's process, and their encoding.
 
-import logging
-import pickle
-import socket
-import struct
-import threading
-from collections import deque
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+MessagePack, decoded strictly into these types: decoding cannot run code. Samples travel through the `AudioRing`.
+"""
 
+import math
+from typing import Annotated, Any, TypeAlias, get_args
+
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from polyvox.audio.clip import Samples
+from polyvox import errors
 from polyvox.engine.interface import Result
-from polyvox.errors import PolyvoxError
-from polyvox.ipc.audio_ring import AudioRing, shared_file
+from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
-log = logging.getLogger(__name__)
+MAX_MESSAGE_BYTES = 64 << 20  # 11 minutes of a recording at 24 kHz
+MAX_CREDIT = 1 << 20
+MAX_KEY_LENGTH = 256
+MAX_ARRAY_DIMENSIONS = 2
 
-SOCKET = "engine.sock"
-HANDSHAKE_SECONDS = 5.0
-MAX_OUTGOING = 64 << 20  # bytes that may wait for an engine which does not read: some hundred cloned voices
-
-
-@dataclass(frozen=True, slots=True)
-class EngineEndpoint:
-    """Where an engine's process is found. It can be pickled; the folder's mode says who may come in."""
-
-    folder: Path
-    sample_rate: int
-    start_seconds: float  # how long the engine took to start
-
-    @property
-    def notice(self) -> Path:
-        """Exists once the engine is not started again any more, and says why."""
-        return self.folder / "given-up"
+Id: TypeAlias = Annotated[int, Meta(ge=0)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CREDIT)]
+Key: TypeAlias = Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
 
 
-# From a server, which numbers its streams and its questions.
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base class. `id` numbers the streams and calls of one connection."""
 
 
-class Submit(NamedTuple):
-    id: int
-    request: Request
-    credit: int  # chunks that may be on their way to the reader
+# From a server
 
 
-class AskStats(NamedTuple):
-    id: int
+class Submit(Message, frozen=True):
+    """request: an encoded `Request`. It is decoded apart, so that an invalid one is rejected by a reply."""
+
+    id: Id
+    request: msgspec.Raw
+    credit: Count  # chunks that the engine may send before the reader has consumed any
 
 
-class AskAbout(NamedTuple):
-    id: int
+class GetStats(Message, frozen=True):
+    id: Id
 
 
-class Clone(NamedTuple):
-    id: int
-    samples: Samples
+class GetInfo(Message, frozen=True):
+    id: Id
+
+
+class Clone(Message, frozen=True):
+    id: Id
+    samples: NDArray[np.float32]
     transcript: str | None
 
 
-class Append(NamedTuple):
-    id: int
-    text: str | NDArray[np.float32] | None  # or its rows; None: no more will come
-    last: bool = False  # these rows are the last
+class AppendText(Message, frozen=True):
+    id: Id
+    text: str
 
 
-class Cancel(NamedTuple):
-    id: int
+class AppendRows(Message, frozen=True):
+    id: Id
+    rows: NDArray[np.float32]
+    last: bool
 
 
-class Taken(NamedTuple):
-    """The ring is copied up to a position, and readers have taken so many chunks of their streams."""
-
-    position: int
-    chunks: dict[int, int]
+class FinishText(Message, frozen=True):
+    id: Id
 
 
-# From the engine.
+class Cancel(Message, frozen=True):
+    id: Id
 
 
-class Piece(NamedTuple):
-    """A chunk whose samples lie next in the ring."""
+class Consumed(Message, frozen=True):
+    """The ring is copied up to a position, and readers have consumed chunks of their streams."""
 
-    id: int
-    number: int
-    samples: int
+    position: Id
+    chunks: dict[Id, Count]
+
+
+class AcquireKey(Message, frozen=True):
+    id: Id
+    key: Key
+    limit: Count
+
+
+class ReleaseKey(Message, frozen=True):
+    key: Key
+
+
+class HeldKeys(Message, frozen=True):
+    """The counts that a server still holds when it connects to a restarted engine."""
+
+    counts: dict[Key, Count]
+
+
+ServerMessage = (
+    Submit
+    | GetStats
+    | GetInfo
+    | Clone
+    | AppendText
+    | AppendRows
+    | FinishText
+    | Cancel
+    | Consumed
+    | AcquireKey
+    | ReleaseKey
+    | HeldKeys
+)
+
+
+# From the engine
+
+
+class SubmitReply(Message, frozen=True):
+    id: Id
+    seed: int
+
+
+class StatsReply(Message, frozen=True):
+    id: Id
+    stats: dict[str, int | float]
+
+
+class InfoReply(Message, frozen=True):
+    id: Id
+    info: ModelInfo
+
+
+class CloneReply(Message, frozen=True):
+    id: Id
+    voice: ClonedVoice
+
+
+class KeyReply(Message, frozen=True):
+    id: Id
+    key: Key
+    acquired: bool
+
+
+class ErrorReply(Message, frozen=True):
+    id: Id
+    error_type: str
+    message: str
+    field: str | None
+    retry_after: float | None
+
+    @classmethod
+    def of(cls, id: int, error: PolyvoxError) -> "ErrorReply":
+        field, retry_after = getattr(error, "field", None), getattr(error, "retry_after", None)
+        return cls(id, type(error).__name__, str(error), field, retry_after)
+
+    def error(self) -> PolyvoxError:
+        """The same error; a type that is not known here becomes a PolyvoxError."""
+        found = getattr(errors, self.error_type, None)
+        cls = found if isinstance(found, type) and issubclass(found, PolyvoxError) else PolyvoxError
+        error = cls.__new__(cls, self.message)
+        for name in ("field", "retry_after"):
+            if (value := getattr(self, name)) is not None:
+                setattr(error, name, value)
+        return error
+
+
+Reply = SubmitReply | StatsReply | InfoReply | CloneReply | KeyReply | ErrorReply
+
+
+class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A chunk whose samples come next in the ring."""
+
+    id: Id
+    index: Id
+    num_samples: Id
     final: bool
 
 
-# The seed of a stream, stats, what the model is, the voice of a recording, a refusal.
-Reply = int | dict[str, float] | ModelInfo | ClonedVoice | PolyvoxError
+class Update(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All news for one server: replies, chunks, results, to be applied in this order."""
+
+    replies: list[Reply]
+    chunks: list[ChunkHeader]
+    results: dict[Id, Result]
 
 
-class Wakeup(NamedTuple):
-    """All that is new for one server: answers, chunks, ends, in this order."""
-
-    replies: dict[int, Reply]
-    pieces: list[Piece]
-    ended: dict[int, Result]
+# Arrays
 
 
-class MessageChannel:
-    """Messages in both directions. shutdown() ends every wait in send and receive."""
-
-    def __init__(self, connection: socket.socket, patience: float) -> None:
-        connection.settimeout(None)
-        # A peer that stands still must not hold its writer for ever.
-        timeval = struct.pack("ll", int(patience), int(patience % 1 * 1e6))
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-        self._socket, self._incoming = connection, connection.makefile("rb")
-
-    def send(self, message: object) -> None:
-        """For one thread. Where the peer is gone or reads nothing for too long, it is lost, and receive() ends."""
-        self._write(_packed(message))
-
-    def _write(self, data: bytes) -> None:
-        try:
-            self._socket.sendall(data)
-        except OSError as error:
-            log.debug("not sent, as the connection is lost: %r", error)
-            self.shutdown()  # half a message may be out
-
-    def receive(self) -> object:
-        """The next message; raises EOFError or OSError where none will come."""
-        try:
-            return pickle.load(self._incoming)
-        except pickle.UnpicklingError as error:
-            raise EOFError("half a message") from error
-
-    def shutdown(self) -> None:
-        with suppress(OSError):  # it was, or the peer is gone
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.shutdown()
-        self._incoming.close()
-        self._socket.close()
+class _WireArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: Annotated[tuple[Id, ...], Meta(max_length=MAX_ARRAY_DIMENSIONS)]
+    data: bytes
 
 
-class MessageWriter(MessageChannel):
-    """A wire whose send never waits, for any thread: another one writes, in order."""
-
-    def __init__(self, connection: socket.socket, patience: float) -> None:
-        super().__init__(connection, patience)
-        self._news = threading.Condition()  # guards what follows
-        self._outgoing: deque[bytes] = deque()
-        self._bytes = 0
-        self._closed = False
-        self._writer = threading.Thread(target=self._drain, name="polyvox-wire-writer", daemon=True)
-        self._writer.start()
-
-    def send(self, message: object) -> None:
-        """Where more waits than a peer that reads would ever leave, the connection ends."""
-        data = _packed(message)
-        with self._news:
-            if self._closed:
-                return
-            if self._bytes > MAX_OUTGOING:  # before this one, however large that is
-                log.warning("the engine has left %d bytes unread, and the connection is given up", self._bytes)
-                self.shutdown()
-                return
-            self._outgoing.append(data)
-            self._bytes += len(data)
-            self._news.notify()
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        with self._news:
-            self._closed = True
-            self._outgoing.clear()
-            self._news.notify()
-
-    def close(self) -> None:
-        self.shutdown()
-        self._writer.join()
-        super().close()
-
-    def _drain(self) -> None:
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: self._outgoing or self._closed)
-                if self._closed:
-                    return
-                data = self._outgoing.popleft()
-            self._write(data)
-            with self._news:
-                self._bytes -= len(data)
+def _encode_array(value: object) -> _WireArray:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{type(value).__name__} cannot be encoded")
+    return _WireArray(value.dtype.name, value.shape, value.tobytes())
 
 
-def _packed(message: object) -> bytes:
-    return pickle.dumps(message, protocol=5)
-
-
-def knock(door: EngineEndpoint, patience: float) -> tuple[MessageWriter, AudioRing]:
-    """A server's way in; raises OSError or EOFError where nobody answers."""
-    connection = socket.socket(socket.AF_UNIX)
+def _decode_array(expected: type, value: object) -> NDArray[Any]:
+    """expected: NDArray[scalar type], the only custom type of these messages."""
     try:
-        connection.settimeout(HANDSHAKE_SECONDS)
-        connection.connect(str(door.folder / SOCKET))
-        _, files, _, _ = socket.recv_fds(connection, 1, 1)
-        if not files:
-            raise EOFError
-        with open(files[0], "rb") as file:
-            ring = AudioRing(file.fileno())
-            return MessageWriter(connection, patience), ring  # last: it has a thread
-    except BaseException:
-        connection.close()
-        raise
+        array = msgspec.convert(value, _WireArray)
+    except msgspec.ValidationError as error:
+        raise ValueError("expected an array") from error
+    (scalar,) = get_args(get_args(expected)[1])
+    dtype = np.dtype(scalar)
+    if array.dtype != dtype.name:
+        raise ValueError(f"expected an array of {dtype.name}, got {array.dtype[:20]}")
+    if math.prod(array.shape) * dtype.itemsize != len(array.data):
+        raise ValueError(f"an array of shape {array.shape} does not have {len(array.data)} bytes")
+    return np.frombuffer(array.data, dtype).reshape(array.shape).copy()  # writable, and aligned
 
 
-def let_in(connection: socket.socket, samples: int, patience: float) -> tuple[MessageChannel, AudioRing]:
-    """The engine's answer to a knock: a ring of so many samples."""
-    with open(shared_file(samples), "rb") as file:
-        socket.send_fds(connection, [b"R"], [file.fileno()])
-        return MessageChannel(connection, patience), AudioRing(file.fileno())
+# Encoding
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_request_decoder = msgspec.msgpack.Decoder(Request, dec_hook=_decode_array)
+server_decoder = msgspec.msgpack.Decoder(ServerMessage, dec_hook=_decode_array)
+engine_decoder = msgspec.msgpack.Decoder(Update, dec_hook=_decode_array)
+
+
+def encode(message: Message | Update | Request) -> bytes:
+    """Raises InvalidRequest for a value that cannot be sent, such as text with half a surrogate pair."""
+    try:
+        data = _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest("request", NOT_SHOWN, f"cannot be sent to the engine: {error}") from error
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest("request", NOT_SHOWN, f"must encode to at most {MAX_MESSAGE_BYTES:,} bytes")
+    return data
+
+
+def decode_request(data: msgspec.Raw) -> Request:
+    """Raises InvalidRequest with the name of the field."""
+    try:
+        return _request_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        reason, _, path = str(error).partition(" - at ")  # such as `$.sampling.top_k`
+        field = path.strip("`$").rpartition(".")[2] or "request"
+        raise InvalidRequest(field, NOT_SHOWN, f"is malformed: {reason}") from error

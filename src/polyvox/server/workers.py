@@ -21,8 +21,8 @@ from types import FrameType
 import uvicorn
 
 from polyvox.engine.interface import Engine, InProcessEngine
-from polyvox.ipc.client import RemoteEngine
-from polyvox.ipc.messages import EngineEndpoint
+from polyvox.ipc.blocking import RemoteEngine
+from polyvox.ipc.endpoint import EngineEndpoint
 from polyvox.server.app import create_app
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import set_up_logs

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's process: the engine's own thread, one I/O loop for all servers, one pool that prepares requests."""
+
+import asyncio
+import faulthandler
+import gc
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from polyvox.engine.interface import InProcessEngine
+from polyvox.engine.key_counts import KeyCounts
+from polyvox.engine.preparation import PreparationPool
+from polyvox.ipc.endpoint import accept, socket_path
+from polyvox.ipc.worker_connection import WorkerConnection
+
+log = logging.getLogger(__name__)
+
+# The engine's thread releases the GIL at each call to the device, and must get it back soon.
+SWITCH_INTERVAL = 1e-4
+HEARTBEATS = 10  # in the time after which a process without any is killed
+ACCEPT_RETRY_SECONDS = 0.1  # after an error such as too many open files
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcessConfig:
+    """Limits of the process and of its supervisor. Times are in seconds."""
+
+    ring_samples: int = 1 << 22  # of each server: 16 MiB, three minutes of speech
+    worker_timeout: float = 10.0  # a server that consumes nothing for this long is disconnected
+    shutdown_timeout: float = 1.5  # then the process is killed
+    start_timeout: float = 600.0
+    hang_timeout: float = 30.0  # of one step: a device that stalls for some seconds recovers by itself
+    max_failures: int = 3  # within failure_window; then the process is not restarted
+    failure_window: float = 60.0
+
+
+def run_engine_process(
+    factory: Callable[[], InProcessEngine], folder: Path, config: EngineProcessConfig, supervisor: Connection
+) -> None:
+    """Builds the engine and serves it until the supervisor ends the process.
+
+    Sends the supervisor the engine's sample rate, or the reason why there is no engine; then heartbeats, but none while
+    the engine does not answer or its step takes longer than a heartbeat.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager sends them to all processes
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides
+    stop, stopping = socket.socketpair()
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            faulthandler.enable()
+            faulthandler.register(signal.SIGUSR1)  # the supervisor asks for the stacks of all threads
+            socket_path(folder).unlink(missing_ok=True)  # of the process before this one
+            listener.bind(str(socket_path(folder)))  # before the folder may be removed
+            arguments = (supervisor, stopping, folder, config.shutdown_timeout)
+            threading.Thread(target=_watch_supervisor, args=arguments, daemon=True).start()
+            engine = factory()
+            gc.collect()
+            gc.freeze()  # the collector skips what the start allocated; scanning it paused every stream for 130 ms
+            listener.listen()
+            supervisor.send(engine.sample_rate)
+        except Exception as error:
+            log.exception("engine start failed")
+            with suppress(OSError):  # the supervisor has ended
+                supervisor.send(f"{type(error).__name__}: {error}")
+            return
+        asyncio.run(_serve(engine, listener, stop, supervisor, config))
+    engine.close()
+    os._exit(0)  # all is closed; a regular exit of a process with torch takes most of the shutdown timeout
+
+
+async def _serve(
+    engine: InProcessEngine,
+    listener: socket.socket,
+    stop: socket.socket,
+    supervisor: Connection,
+    config: EngineProcessConfig,
+) -> None:
+    """Serves all servers in this event loop until `stop` becomes readable."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_reader(stop, stopped.set)
+    connections: set[WorkerConnection] = set()
+    pool = PreparationPool()
+    tasks = [
+        asyncio.create_task(_send_heartbeats(engine, supervisor, config.hang_timeout / HEARTBEATS)),
+        asyncio.create_task(_accept_servers(engine, listener, pool, connections, config)),
+    ]
+    await stopped.wait()
+    for task in tasks:
+        task.cancel()
+    for connection in list(connections):
+        connection.close()
+    pool.close()
+    await asyncio.sleep(0)  # the connections cancel their streams
+
+
+async def _accept_servers(
+    engine: InProcessEngine,
+    listener: socket.socket,
+    pool: PreparationPool,
+    connections: set[WorkerConnection],
+    config: EngineProcessConfig,
+) -> None:
+    loop, keys = asyncio.get_running_loop(), KeyCounts()
+    listener.setblocking(False)
+    while True:
+        try:
+            connected, _ = await loop.sock_accept(listener)
+            try:
+                ring = accept(connected, config.ring_samples)
+            except BaseException:
+                connected.close()
+                raise
+        except OSError as error:
+            log.warning("worker rejected error=%s", error)
+            await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+            continue
+        connection = WorkerConnection(engine, pool, keys, ring, config.worker_timeout, connections.discard)
+        connections.add(connection)
+        await connection.frames.start(connected)
+        log.info("worker connected workers=%d", len(connections))
+
+
+async def _send_heartbeats(engine: InProcessEngine, supervisor: Connection, interval: float) -> None:
+    while True:
+        # A stream that waits for text or for its reader is in no step, so it never looks like a hang.
+        stats = engine.stats()
+        if stats.get("broken"):
+            log.critical("engine broken")
+            os._exit(1)
+        if stats.get("stuck_seconds", 0.0) <= interval:
+            with suppress(OSError):  # the supervisor has ended, and _watch_supervisor handles it
+                supervisor.send(None)
+        await asyncio.sleep(interval)
+
+
+def _watch_supervisor(supervisor: Connection, stopping: socket.socket, folder: Path, timeout: float) -> None:
+    """Ends the process with its supervisor. If that ended without a message, the folder is removed here."""
+    try:
+        supervisor.recv()
+    except (EOFError, OSError) as error:
+        log.warning("supervisor ended error=%r", error)
+        shutil.rmtree(folder, ignore_errors=True)
+    stopping.close()
+    time.sleep(timeout)
+    os._exit(1)  # the shutdown takes too long

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's end of the connection to one server process.
+
+All of it runs in the I/O loop of the engine's process. The engine's thread only adds the id of a stream that has
+something to read, so that no server can delay the engine or another server.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from polyvox.audio.clip import Samples
+from polyvox.engine.interface import Chunk, InProcessEngine, Result, Stream
+from polyvox.engine.key_counts import KeyCounts
+from polyvox.engine.preparation import PreparationPool, TextWriter, as_polyvox_error
+from polyvox.errors import EngineDown
+from polyvox.ipc import messages
+from polyvox.ipc.audio_ring import AudioRing
+from polyvox.ipc.framing import FrameConnection
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_KEYS = 100_000  # that one server may hold counts of
+NO_SAMPLES: Samples = np.zeros(0, np.float32)
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """A stream of this server."""
+
+    credit: int
+    stream: Stream | None = None  # None until the engine has accepted the request
+    writer: TextWriter | None = None
+
+    def result(self) -> Result | None:
+        assert self.stream is not None
+        return (self.writer.failure if self.writer else None) or self.stream.result
+
+
+class WorkerConnection:
+    """One server: its streams, ring, credits and counts of keys, which are all released when it disconnects.
+
+    timeout: seconds after which a server that consumes nothing is disconnected. on_close: called once, at the end.
+    """
+
+    def __init__(
+        self,
+        engine: InProcessEngine,
+        pool: PreparationPool,
+        keys: KeyCounts,
+        ring: AudioRing,
+        timeout: float,
+        on_close: Callable[["WorkerConnection"], None] = lambda _: None,
+    ) -> None:
+        self._engine, self._pool, self._keys, self._ring, self._timeout = engine, pool, keys, ring, timeout
+        self._on_close = on_close
+        self.frames = FrameConnection(timeout, self._receive, self._close, self._on_writable)
+        self._loop = asyncio.get_running_loop()
+        self._deliveries: dict[int, _Delivery] = {}
+        self._replies: list[messages.Reply] = []
+        self._held_keys: Counter[str] = Counter()
+        self._progress = time.monotonic()  # when the ring was last empty, or the server last consumed from it
+        self._stall_timer = self._loop.call_later(timeout, self._check_stalled)
+        self._outgoing: deque[tuple[int, messages.ChunkHeader | Result, Samples]] = deque()  # waits for the ring
+        # Ids of streams that may have chunks. The engine's thread appends, then checks the flag; the loop clears the
+        # flag, then takes the ids: so none is missed.
+        self._ready: deque[int] = deque()
+        self._flush_scheduled = False
+
+    # Messages from the server
+
+    def _receive(self, frame: bytes) -> None:
+        self._dispatch(messages.server_decoder.decode(frame))
+
+    def _dispatch(self, message: messages.ServerMessage) -> None:
+        match message:
+            case messages.Submit():
+                self._submit(message)
+            case messages.Consumed():
+                self._on_consumed(message)
+            case messages.AppendText(id, text):
+                self._write(id, lambda stream: partial(stream.append, text))
+            case messages.AppendRows(id, rows, last):
+                self._write(id, lambda stream: partial(stream.append_rows, rows, last))
+            case messages.FinishText(id):
+                self._write(id, lambda stream: stream.finish_text)
+            case messages.Cancel(id):
+                self._cancel(id)
+            case messages.GetStats(id):
+                self._reply(messages.StatsReply(id, self._engine.stats()))
+            case messages.GetInfo(id):
+                self._reply(messages.InfoReply(id, self._engine.info()))
+            case messages.Clone():
+                self._clone(message)
+            case messages.AcquireKey():
+                self._acquire_key(message)
+            case messages.ReleaseKey(key):
+                self._release_key(key)
+            case messages.HeldKeys(counts):
+                self._restore_keys(counts)
+
+    def _submit(self, message: messages.Submit) -> None:
+        id = message.id
+        if id in self._deliveries:
+            raise ValueError(f"stream {id} already exists")
+        self._deliveries[id] = _Delivery(message.credit)
+
+        def submit() -> Stream:
+            request = messages.decode_request(message.request)
+            return self._engine.submit(request, on_ready=lambda _: self._notify(id))
+
+        self._prepare(id, submit, self._on_submitted)
+
+    def _on_submitted(self, id: int, job: "Future[Stream]") -> None:
+        if (error := job.exception()) is not None:
+            if isinstance(error, EngineDown):
+                log.critical("engine broken error=%s", error)
+                os._exit(1)
+            self._deliveries.pop(id, None)
+            self._reply_error(id, error)
+            return
+        stream, delivery = job.result(), self._deliveries.get(id)
+        if delivery is None or self.frames.closed:
+            stream.cancel()
+            return
+        delivery.stream = stream
+        delivery.writer = TextWriter(self._pool, stream, on_failure=lambda: self._notify(id))
+        self._reply(messages.SubmitReply(id, stream.seed))
+        self._notify(id)  # chunks that came before the stream was known here
+
+    def _clone(self, message: messages.Clone) -> None:
+        def on_cloned(id: int, job: "Future[messages.CloneReply]") -> None:
+            if (error := job.exception()) is not None:
+                self._reply_error(id, error)
+            else:
+                self._reply(job.result())
+
+        def clone() -> messages.CloneReply:
+            return messages.CloneReply(message.id, self._engine.clone(message.samples, message.transcript))
+
+        self._prepare(message.id, clone, on_cloned)
+
+    def _prepare(self, id: int, work: Callable[[], T], on_done: Callable[[int, "Future[T]"], None]) -> None:
+        """Does the work in a thread of the pool, then calls on_done in the loop."""
+
+        def finished(job: "Future[T]") -> None:
+            if not job.cancelled():
+                with suppress(RuntimeError):  # the loop is closed: the process ends
+                    self._loop.call_soon_threadsafe(on_done, id, job)
+
+        def unless_closed() -> T:
+            if self.frames.closed:
+                raise ConnectionError("the server is disconnected")
+            return work()
+
+        try:
+            self._pool.submit(unless_closed).add_done_callback(finished)
+        except Exception as error:
+            self._deliveries.pop(id, None)
+            self._reply_error(id, error)
+
+    def _write(self, id: int, bind: Callable[[Stream], Callable[[], None]]) -> None:
+        delivery = self._deliveries.get(id)
+        if delivery is None:
+            return  # the stream has ended
+        if delivery.stream is None or delivery.writer is None:
+            raise ValueError(f"text for stream {id}, which is not accepted yet")
+        delivery.writer.write(bind(delivery.stream))
+
+    def _cancel(self, id: int) -> None:
+        if (delivery := self._deliveries.get(id)) is None:
+            return
+        if delivery.stream is None:
+            del self._deliveries[id]  # the stream is cancelled when the engine has accepted it
+        elif delivery.stream.result is None:
+            delivery.stream.cancel()
+
+    def _on_consumed(self, message: messages.Consumed) -> None:
+        self._ring.release(message.position)
+        self._progress = time.monotonic()
+        for id, count in message.chunks.items():
+            if (delivery := self._deliveries.get(id)) is not None:
+                if delivery.credit == 0:
+                    self._ready.append(id)
+                delivery.credit += count
+        self._schedule_flush()
+
+    # Counts of keys
+
+    def _acquire_key(self, message: messages.AcquireKey) -> None:
+        fits = message.key in self._held_keys or len(self._held_keys) < MAX_KEYS
+        acquired = fits and self._keys.acquire(message.key, message.limit)
+        if acquired:
+            self._held_keys[message.key] += 1
+        self._reply(messages.KeyReply(message.id, message.key, acquired))
+
+    def _release_key(self, key: str) -> None:
+        if key not in self._held_keys:
+            raise ValueError("a key is released that was not acquired")
+        self._held_keys[key] -= 1
+        if not self._held_keys[key]:
+            del self._held_keys[key]
+        self._keys.release(key)
+
+    def _restore_keys(self, counts: dict[str, int]) -> None:
+        if self._held_keys or len(counts) > MAX_KEYS:
+            raise ValueError("counts of keys can be restored only once, by a new connection")
+        for key, count in counts.items():
+            if count:
+                self._held_keys[key] = count
+                self._keys.add(key, count)
+
+    # Messages to the server
+
+    def _reply(self, reply: messages.Reply) -> None:
+        self._replies.append(reply)
+        self._schedule_flush()
+
+    def _reply_error(self, id: int, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            raise error
+        if not self.frames.closed:
+            self._reply(messages.ErrorReply.of(id, as_polyvox_error(error)))
+
+    def _notify(self, id: int) -> None:
+        """Any thread: a stream may have chunks or its result."""
+        self._ready.append(id)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            with suppress(RuntimeError):  # the loop is closed: the process ends
+                # Waking the loop releases the GIL in the middle of the engine's notifications. The second pass through
+                # the loop gives the GIL back, so that one update has the chunks of all streams of the step.
+                self._loop.call_soon_threadsafe(self._loop.call_soon, self._flush)
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Sends one update with all that is new, as far as the ring and the socket have room."""
+        self._flush_scheduled = False
+        if self.frames.closed:
+            return
+        if not self.frames.writable:
+            self.frames.pause_reading()  # until the server reads: else replies would pile up
+            return
+        try:
+            if not self._outgoing and self._ready:
+                self._collect(self._take_ready())
+            chunks, results = self._fill_ring()
+            if self._replies or chunks or results:
+                replies, self._replies = self._replies, []
+                self.frames.send(messages.encode(messages.Update(replies, chunks, results)))
+        except Exception:
+            log.exception("worker disconnected reason=%s", "its streams cannot be read")
+            self.frames.abort()
+
+    def _on_writable(self) -> None:
+        self.frames.resume_reading()
+        self._schedule_flush()
+
+    def _take_ready(self) -> Iterable[int]:
+        ready: dict[int, None] = {}
+        while self._ready:
+            ready[self._ready.popleft()] = None
+        return ready
+
+    def _collect(self, ready: Iterable[int]) -> None:
+        """Takes chunks from streams, as far as their credit goes."""
+        found: list[tuple[int, _Delivery, Stream, Result | None]] = []
+        for id in ready:
+            delivery = self._deliveries.get(id)
+            if delivery is not None and delivery.stream is not None:
+                # A cancelled or failed stream ends at once, however much its reader has left unread.
+                found.append((id, delivery, delivery.stream, _cut_short(delivery.result())))
+        taken = self._engine.take_all(
+            [(stream, 0 if ended else delivery.credit) for _, delivery, stream, ended in found]
+        )
+        for (id, delivery, stream, ended), chunks in zip(found, taken, strict=True):
+            delivery.credit -= len(chunks)
+            result = self._enqueue(id, delivery, stream, chunks) or ended
+            if result is not None:
+                self._outgoing.append((id, result, NO_SAMPLES))
+                del self._deliveries[id]
+
+    def _enqueue(self, id: int, delivery: _Delivery, stream: Stream, chunks: list[Chunk]) -> Result | None:
+        """Queues chunks for the ring; the stream's result if it ends with them."""
+        for chunk in chunks:
+            size = len(chunk.samples)
+            if size > self._ring.capacity:
+                stream.cancel()
+                error = f"A chunk of {size} samples exceeds the ring's capacity of {self._ring.capacity}."
+                return Result("error", stream.seed, error)
+            self._outgoing.append((id, messages.ChunkHeader(id, chunk.index, size, chunk.final), chunk.samples))
+            if chunk.final:
+                return delivery.result()
+        return None
+
+    def _fill_ring(self) -> tuple[list[messages.ChunkHeader], dict[int, Result]]:
+        """Moves queued chunks into the ring until it is full. A result comes in the same update as its final chunk."""
+        chunks: list[messages.ChunkHeader] = []
+        results: dict[int, Result] = {}
+        while self._outgoing and len(self._outgoing[0][2]) <= self._ring.free:
+            id, item, samples = self._outgoing.popleft()
+            if isinstance(item, Result):
+                results[id] = item
+                continue
+            if self._ring.written == self._ring.consumed:
+                self._progress = time.monotonic()
+            self._ring.write(samples)
+            chunks.append(item)
+        return chunks, results
+
+    # The end
+
+    def close(self) -> None:
+        """Disconnects the server. Idempotent."""
+        self.frames.abort()
+
+    def _check_stalled(self) -> None:
+        left = self._timeout
+        if self._ring.written > self._ring.consumed:
+            left = self._progress + self._timeout - time.monotonic()
+            if left <= 0:
+                log.warning("worker disconnected reason=%s", f"it consumed no audio for {self._timeout:g} s")
+                self.frames.abort()
+                return
+        self._stall_timer = self._loop.call_later(left, self._check_stalled)
+
+    def _close(self) -> None:
+        self._stall_timer.cancel()
+        for key, count in self._held_keys.items():
+            self._keys.release(key, count)
+        self._held_keys.clear()
+        deliveries, self._deliveries = list(self._deliveries.values()), {}
+        for delivery in deliveries:
+            if delivery.stream is not None:
+                delivery.stream.cancel()
+        self._outgoing.clear()
+        self._ring.close()
+        log.info("worker disconnected streams=%d", len(deliveries))
+        self._on_close(self)
+
+
+def _cut_short(result: Result | None) -> Result | None:
+    return result if result is not None and result.finish_reason in ("cancelled", "error") else None
