@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from unittest import mock
 
 import av
 import numpy as np
@@ -74,6 +75,14 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monke
     (tmp_path / "av.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
     assert len(read_audio(encode(speech(0.5), RATE, "wav"), RATE)) == RATE // 2
+
+
+def test_the_decoder_gets_no_secrets_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYVOX_API_KEYS", "secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with mock.patch.object(subprocess, "run", wraps=subprocess.run) as run:
+        read_audio(encode(speech(0.5), RATE, "wav"), RATE)
+    assert "secret" not in run.call_args.kwargs["env"].values()
 
 
 def test_channels_are_mixed_and_widths_scaled() -> None:
