@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from polyvox.engine.interface import Engine
     from polyvox.ipc.endpoint import EngineEndpoint
 
-
-# Streams per client process of a remote engine. Each process adds threads to the engine's process, which need its GIL.
-STREAMS_PER_READER = 256
+STREAMS_PER_READER = 256  # streams per client process of a remote engine
 
 
 class EngineClient:
