@@ -190,7 +190,7 @@ def memory(_: str) -> Rows:
             for _chunk in stream.chunks():
                 pass
         free, total = torch.cuda.mem_get_info()
-        parts = ", ".join(f"{share.name} {share.size / 1e9:.2f}" for share in engine._stepper.memory())
+        parts = ", ".join(f"{share.name} {share.size / 1e9:.2f}" for share in engine._runner.memory())
     return [
         ("memory: 0.6B, 16 streams of 30 s, GB on the GPU in total", f"{(total - free) / 1e9:.2f}"),
         ("memory: GB of the engine by use", parts),

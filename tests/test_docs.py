@@ -137,7 +137,7 @@ def test_every_setting_is_documented() -> None:
 
 def test_the_memory_table_is_the_one_of_the_server() -> None:
     with load(device="cpu", config=Settings().engine_config()) as tts:
-        shown = table(tts.engine._stepper.memory())
+        shown = table(tts.engine._runner.memory())
     assert f"where the memory goes:\n{shown}\n" in (ROOT / "docs/server.md").read_text()
 
 

@@ -334,7 +334,7 @@ def test_a_stream_is_an_async_iterator(embedded: LoadedTTS) -> None:
 def test_a_failed_engine_is_replaced(loaded: Loaded) -> None:
     with TTS(loaded("custom_voice", "float32").speech) as tts:
         broken = tts.engine
-        step = mock.patch.object(broken._stepper.rows, "frame", side_effect=RuntimeError("injected"))
+        step = mock.patch.object(broken._runner.rows, "frame", side_effect=RuntimeError("injected"))
         with step:
             for _ in range(5):
                 with pytest.raises(PolyvoxError):

@@ -24,11 +24,12 @@ from engine.speaking import PATIENCE, Alone, alone, assert_all_free, request
 from engine.stepped_engine import Injected, SteppedEngine, small_text_ring, two_are_a_crowd
 from polyvox.audio.clip import Samples
 from polyvox.audio.silence import SILENCE_LEVEL
+from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.kv_cache import SCRATCH
-from polyvox.engine.scheduler import GIVE_UP
 from polyvox.engine.stream import LocalStream
+from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request, Sampling
@@ -75,9 +76,9 @@ CUTS = {
     "write": ("error", "the text could not be read: write"),
     "rows": ("error", "rows"),
     "refused": ("error", "all streams are taken"),
-    "queue": ("error", "no place came free"),
+    "queue": ("error", "no slot was free"),
     "reader": ("error", "nothing was read"),
-    "text": ("error", "no text came"),
+    "text": ("error", "no text arrived"),
     "closed": ("error", "the engine was closed"),
 }
 
@@ -141,7 +142,7 @@ class Crowd(RuleBasedStateMachine):
         self.config = EngineConfig(
             max_streams=SLOTS,
             max_queue=QUEUE,
-            max_queue_seconds=PATIENCES["queue"] - GIVE_UP,
+            max_queue_seconds=PATIENCES["queue"] - QUEUE_GRACE_SECONDS,
             reader_timeout=PATIENCES["reader"],
             text_timeout=PATIENCES["text"],
             min_streams_to_pipeline=ahead,
@@ -193,20 +194,18 @@ class Crowd(RuleBasedStateMachine):
         if self.closed:
             return False
         with engine.lock:
-            before = (list(engine._crowd.streams), list(engine._crowd.unspoken), list(engine.scheduler.waiting))
-            pages = engine.scheduler.limits.pages  # the most that it could ask for
-            wait = engine.scheduler.wait(not asked.whole_file, pages, engine.now)
+            before = [list(engine.streams[status]) for status in (StreamStatus.AWAITING_TEXT, StreamStatus.QUEUED)]
+            pages = engine.load.limits.num_pages  # the most that it could ask for
+            wait = engine.admission.estimate_wait(not asked.whole_file, pages, engine.now)
             try:
                 on_ready = None if listener.reader == "none" else listener.told
                 listener.stream = engine.submit(asked, on_ready)
             except Overloaded:
-                assert before == (
-                    list(engine._crowd.streams),
-                    list(engine._crowd.unspoken),
-                    list(engine.scheduler.waiting),
-                )
+                assert before == [
+                    list(engine.streams[status]) for status in (StreamStatus.AWAITING_TEXT, StreamStatus.QUEUED)
+                ]
                 # Files may fill half of the queue.
-                full = len(before[2]) >= QUEUE / 2 or len(before[1]) >= QUEUE + SLOTS
+                full = len(before[1]) >= QUEUE / 2 or len(before[0]) >= QUEUE + SLOTS
                 assert full or wait > self.config.max_queue_seconds
                 self.seen["overloaded"] += 1
                 return False
@@ -249,14 +248,14 @@ class Crowd(RuleBasedStateMachine):
                 raise Injected("rows")
             return make(ids, last)
 
-        opened = stream.text_open and stream.wants_end is None
+        opened = stream.text_open and stream not in self.engine._manager.stop_requests
         with mock.patch.object(self.speech, "text_rows", rows) if meanwhile or fails else ExitStack():
             try:
                 write()
             except Injected:
                 listener.causes.add("rows")
             except Overloaded:
-                assert stream.track is None
+                assert stream.status is StreamStatus.AWAITING_TEXT
                 listener.causes.add("refused")
             except InvalidRequest:
                 assert not (opened and stream.text_open), "text was refused that could have been read"
@@ -322,25 +321,26 @@ class Crowd(RuleBasedStateMachine):
         if self.closed:
             return
         with engine.lock:
-            assert not engine._flights
-            assert not engine._crowd.leaving
-            assert not engine._crowd.notified
+            assert not engine._in_flight
+            assert not engine.streams[StreamStatus.RELEASING]
+            assert not engine._manager.ready
             for listener in self.listeners:
-                stream, track = listener.stream, listener.stream.track
+                stream = listener.stream
                 if listener.reader == "takes":
                     assert not stream._buffer, "a reader was not told"
                 if stream.result is not None:
                     continue
-                assert stream.wants_end is None
-                if track is None:
-                    assert stream in engine._crowd.unspoken
-                elif track not in engine.scheduler.waiting:
-                    full, hungry = engine._crowd.room(stream) < 1, stream.text_open and track.needs_text
-                    assert full or hungry, f"it could go on, and does not: {track}"
-                    assert (stream.full_since is not None) == full
-                    assert not stream.held or stream.silent, "sound is held that could be given"
+                assert stream not in engine._manager.stop_requests
+                if stream.status not in (StreamStatus.AWAITING_TEXT, StreamStatus.QUEUED):
+                    full, hungry = engine._manager.buffer_room(stream) < 1, stream.text_open and stream.needs_text
+                    assert full or hungry, f"a stream that could run does not: {stream}"
+                    assert stream.status in (StreamStatus.PAUSED, StreamStatus.DRAINING)
+                    assert (stream.reader_deadline < inf) == full
+                    assert not stream.assembler.size or stream.assembler.silent, (
+                        "audio is withheld that could be delivered"
+                    )
                     self.seen["full"] += full
-                    assert (stream.waiting_since is not None) >= (hungry and track.decoded == track.started)
+                    assert (stream.text_deadline < inf) >= (hungry and stream.decoded == stream.started)
         before = self._progress()
         with engine.lock:
             patience = min((self._patience(one.stream)[0] for one in self.listeners), default=inf)
@@ -352,12 +352,11 @@ class Crowd(RuleBasedStateMachine):
     def _progress(self) -> list[tuple[object, ...]]:
         with self.engine.lock:
             return [
-                (t.prefilled, t.started, t.decoded, t.admitted, stream.buffered, len(stream.text), stream.result)
-                for stream in (listener.stream for listener in self.listeners)
-                if (t := stream.track) is not None
+                (s.prefilled, s.started, s.decoded, s.status, s.buffered, len(s.text), s.result)
+                for s in (listener.stream for listener in self.listeners)
             ]
 
-    @rule(call=st.sampled_from(["prefill", "frame", "decode", "land", "write"]), after=st.booleans(), sure=SELDOM)
+    @rule(call=st.sampled_from(["prefill", "frame", "decode", "audio", "write"]), after=st.booleans(), sure=SELDOM)
     def fail_once(self, call: str, after: bool, sure: bool) -> None:
         """The next such call fails, before or after its work; never so often in a row that the engine gives up."""
         if not sure or self.closed or self.engine._totals["steps"] <= self.steps_of_last_failure:
@@ -390,11 +389,10 @@ class Crowd(RuleBasedStateMachine):
 
     def _patience(self, stream: LocalStream) -> tuple[float, str]:
         """The moment at which a stream is ended if nothing comes, and what it is ended for."""
-        since: dict[str, float | None] = {"reader": stream.full_since, "text": stream.waiting_since}
-        if stream.track in self.engine.scheduler.waiting:
-            since = {"queue": stream.arrived}
-        limits = [(moment + PATIENCES[name], name) for name, moment in since.items() if moment is not None]
-        return min(limits, default=(inf, "")) if stream.result is None else (inf, "")
+        if stream.status is StreamStatus.QUEUED:
+            return stream.arrived_at + PATIENCES["queue"], "queue"
+        deadline = min((stream.reader_deadline, "reader"), (stream.text_deadline, "text"))
+        return deadline if stream.result is None and deadline[0] < inf else (inf, "")
 
     @rule(sure=SELDOM, quite=SELDOM)
     def close(self, sure: bool, quite: bool) -> None:
@@ -419,33 +417,30 @@ class Crowd(RuleBasedStateMachine):
             for listener in self.listeners:
                 self._stream_is_sound(listener)
             ended = sum(listener.stream.result is not None for listener in self.listeners)
-            assert sum(self.engine._crowd._finished.values()) == ended
+            assert sum(self.engine._manager._num_finished.values()) == ended
         self.spoiled = False
 
     def _each_page_has_one_owner(self) -> None:
-        engine, stepper, scheduler = self.engine, self.engine._stepper, self.engine.scheduler
-        seats = [track.allocation for track in engine._crowd.streams if track.allocation is not None]
+        engine, runner = self.engine, self.engine._runner
+        seats = [stream.allocation for stream in engine.streams if stream.allocation is not None]
         slots = [seat.slot for seat in seats] + engine.ledger.free_slots
         pages = [page for seat in seats for page in seat.pages] + engine.ledger.free_pages
         assert sorted(slots) == list(range(SLOTS))
         assert sorted(pages) == list(range(1, engine.config.pages + 1)), "and page 0 belongs to nobody"
         for seat in seats:
-            table = stepper.cache.table[seat.slot].tolist()
+            table = runner.cache.table[seat.slot].tolist()
             assert table == seat.pages + [SCRATCH] * (len(table) - len(seat.pages))
-        assert (stepper.cache.table[engine.ledger.free_slots] == SCRATCH).all()
-        running = [track for track in engine._crowd.streams if track not in scheduler.waiting]
-        assert set(scheduler.running) == {t for t in running if not engine._crowd.streams[t].result or t.allocation}
-        assert scheduler.files == sum(not track.live for track in scheduler.running)
+        assert (runner.cache.table[engine.ledger.free_slots] == SCRATCH).all()
+        for stream in engine.streams:
+            assert (stream.allocation is not None) == (stream.status in HOLDS_SLOT) == (stream in engine.streams.active)
+            assert (stream.result is not None) == (stream.status is StreamStatus.RELEASING)
         if not self.free:
-            flying = Counter(stream for flight in engine._flights for stream in flight.streams)
-            for stream in flying:
-                assert stream.track is not None
-                assert stream.track.allocation is not None, "a slot was freed under a step in flight"
-            assert all(
-                (stream in flying) == (stream.flight > engine._crowd.over) for stream in engine._crowd.streams.values()
-            )
+            in_flight = set(engine._streams_in_flight())
+            assert all(stream.allocation for stream in in_flight), "a slot was freed under a step in flight"
+            for stream in engine.streams:
+                assert (stream in in_flight) == (stream.last_step > engine._manager.completed_steps)
             # Readers may be told of a step's sound before the step is over.
-            assert len(engine._flights) <= bool(engine.config.min_streams_to_pipeline) + (engine.parked == "tell")
+            assert len(engine._in_flight) <= bool(engine.config.min_streams_to_pipeline) + (engine.parked == "notify")
 
     def _stream_is_sound(self, listener: Listener) -> None:
         stream, engine = listener.stream, self.engine
@@ -460,10 +455,11 @@ class Crowd(RuleBasedStateMachine):
         with suppress(RuntimeError):  # its reader takes from it in another thread
             indices = [chunk.index for chunk in (*listener.heard, *stream._buffer)]
             assert sorted(indices) == indices
-        assert 0 <= stream.buffered <= stream.buffered + stream.held <= BUFFER_FRAMES * frame
+        assert 0 <= stream.buffered <= stream.buffered + stream.assembler.size <= BUFFER_FRAMES * frame
         assert stream.result is None or stream.result.finish_reason in ("stop", "length", "cancelled", "error")
-        if stream.result is not None and stream not in engine._crowd.leaving:
-            assert stream.track is None or stream.track.allocation is None
+        if stream.result is not None and stream.status is not StreamStatus.RELEASING:
+            assert stream.status is StreamStatus.FINISHED
+            assert stream.allocation is None
 
     # The end
 
@@ -480,7 +476,7 @@ class Crowd(RuleBasedStateMachine):
         if not self.spoiled:
             assert not self.engine._thread.is_alive()
             assert_all_free(self.engine)
-            assert not self.engine._crowd.unspoken
+            assert all(listener.stream.status is StreamStatus.FINISHED for listener in self.listeners)
             for listener in self.listeners:
                 self._judge(listener)
 
@@ -525,7 +521,7 @@ class Crowd(RuleBasedStateMachine):
             self.seen[matching[0]] += 1
             assert codes == said[: len(codes)]
             if result.finish_reason == "error":
-                refused = any(part in (result.error or "") for part in ("no place came free", "all streams are taken"))
+                refused = any(part in (result.error or "") for part in ("no slot was free", "all streams are taken"))
                 kind = Overloaded if refused else StreamFailed
                 with pytest.raises(kind):
                     result.check()

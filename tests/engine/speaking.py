@@ -44,7 +44,7 @@ def solo(speech: Qwen3TTSModel, request: Request) -> Samples:
 def assert_all_free(engine: LocalEngine) -> None:
     """Nothing is held, at the latest a step after the last stream's end."""
     with engine.lock:
-        assert engine._work.wait_for(lambda: not engine._crowd.streams, PATIENCE)
+        assert engine._work.wait_for(lambda: not engine.streams, PATIENCE)
     stats = engine.stats()
     assert stats["streams"] == stats["waiting"] == 0
     assert stats["slots_free"] == engine.config.max_streams
@@ -86,14 +86,14 @@ def alone(speech: Qwen3TTSModel, request: Request) -> Alone:
 
 def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
     """From now on, the codes of each stream of this engine as its codec reads them, each frame once and in order."""
-    stepper, rows = engine._stepper, engine._stepper.rows
+    stepper, rows = engine._runner, engine._runner.rows
     ring: torch.Tensor = rows.rows.codes  # type: ignore[attr-defined]
     assign, decode = stepper.assign, stepper.decode
     found: defaultdict[LocalStream, Codes] = defaultdict(list)
     owners: dict[int, LocalStream] = {}  # by slot
 
     def assigned(allocation: SlotAllocation, prepared: PreparedRequest) -> int:
-        streams = engine._crowd.streams.values()
+        streams = engine.streams
         owners[allocation.slot] = next(stream for stream in streams if stream.prepared is prepared)
         return assign(allocation, prepared)
 

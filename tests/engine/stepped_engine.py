@@ -16,7 +16,7 @@ from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.in_flight import CompletedStep, InFlightStep
+from polyvox.engine.in_flight import CompletedStep
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream import LocalStream
@@ -101,36 +101,37 @@ class SteppedEngine(LocalEngine):
         object.__setattr__(self.config, "context", PAGE_POSITIONS)  # three streams cannot all be long
         super()._start()
         self._work = _Watched(self)
-        limits, frame = self.scheduler.limits, self.frame_seconds
-        self.scheduler.limits = replace(limits, prefill_rows=self._prefill_rows, urgent=4 * frame, lead_cap=24 * frame)
-        self._observe(self._stepper)
+        frame = self.frame_seconds
+        self.load.limits = replace(
+            self.load.limits, max_prefill_rows=self._prefill_rows, urgent_lead=4 * frame, lead_cap=24 * frame
+        )
+        self._patch_runner(self._runner)
 
-    def _schedule(self) -> StepPlan | None:
+    def _schedule(self) -> StepPlan[LocalStream] | None:
         self._pass("schedule")
         return super()._schedule()
 
-    def _run(self, plan: StepPlan) -> list[CompletedStep]:
+    def _run(self, plan: StepPlan[LocalStream]) -> list[CompletedStep]:
         self._pass("run")
-        flying = [stream for flight in self._flights for stream in flight.streams]
-        self._planned = [self._crowd.streams[track] for track in self._named(plan)]
-        self._in_step = [*self._planned, *flying]
+        self._planned = plan.streams
+        self._in_step = [*self._planned, *self._streams_in_flight()]
         self.batches[len(plan.frame)] += 1
         return super()._run(plan)
 
-    def _hand_over(self, flight: InFlightStep, sound: list[Samples]) -> None:
-        if self.armed.pop("land", None) is not None:
-            flying = [stream for flight in self._flights for stream in flight.streams]
-            self.hit |= dict.fromkeys([s for s in [*self._planned, *flying] if s.result is None], "step")
+    def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Samples]) -> None:
+        if self.armed.pop("audio", None) is not None:
+            named = [*self._planned, *self._streams_in_flight()]
+            self.hit |= dict.fromkeys([stream for stream in named if stream.result is None], "step")
             raise Injected("step")
-        super()._hand_over(flight, sound)
+        super()._deliver_audio(plan, audio)
 
     def _deliver(self, landed: list[CompletedStep]) -> None:
         self._pass("deliver")
         super()._deliver(landed)
 
-    def _tell_readers(self) -> None:
-        self._pass("tell")
-        super()._tell_readers()
+    def _notify_readers(self) -> None:
+        self._pass("notify")
+        super()._notify_readers()
 
     def _pass(self, part: str) -> None:
         with self.lock:
@@ -145,9 +146,9 @@ class SteppedEngine(LocalEngine):
 
     # What it notes, and where it fails
 
-    def _observe(self, stepper: ModelRunner) -> None:
-        rows: Any = stepper.rows
-        assign, write, clear = rows.assign, stepper.write_text, stepper.clear
+    def _patch_runner(self, runner: ModelRunner) -> None:
+        rows: Any = runner.rows
+        assign, write, clear = rows.assign, runner.write_text, runner.clear
 
         def seated(slot: int, prepared: PreparedRequest) -> None:
             assign(slot, prepared)
@@ -158,25 +159,19 @@ class SteppedEngine(LocalEngine):
 
         def written(slot: int, start: int, text: torch.Tensor, frame: int) -> int:
             if self.armed.pop("write", None) is not None:
-                self.hit[
-                    next(
-                        stream
-                        for stream in self._crowd.streams.values()
-                        if stream.track.allocation and stream.slot == slot
-                    )
-                ] = "write"
+                self.hit[next(stream for stream in self.streams.active if stream.slot == slot)] = "write"
                 raise Injected("write")
             return write(slot, start, text, frame)
 
         def cleared(allocation: SlotAllocation) -> None:
-            if any(stream.track.allocation is allocation for flight in self._flights for stream in flight.streams):
+            if any(stream.allocation is allocation for stream in self._streams_in_flight()):
                 self.wrongs.append("a slot was freed under a step that names it")
             if threading.current_thread() is not self._thread:
                 self.wrongs.append("a slot was freed from another thread")
             clear(allocation)
 
         rows.assign = seated
-        stepper.write_text, stepper.clear = written, cleared  # type: ignore[method-assign]
+        runner.write_text, runner.clear = written, cleared  # type: ignore[method-assign]
         for name in ("prefill", "frame", "decode"):
             setattr(rows, name, self._failing(name, getattr(rows, name)))
         self.codes = note_codes(self)
@@ -226,5 +221,5 @@ def small_text_ring() -> Iterator[None]:
 @contextmanager
 def two_are_a_crowd() -> Iterator[None]:
     """So that sound is held, as it is of many streams."""
-    with mock.patch("polyvox.engine.scheduler.CROWD", 2):
+    with mock.patch("polyvox.engine.scheduler.MIN_STREAMS_TO_WITHHOLD", 2):
         yield

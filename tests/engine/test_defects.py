@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,8 +35,8 @@ def test_a_dead_device_still_tells_every_reader(speech: Qwen3TTSModel) -> None:
     told: set[LocalStream] = set()
     dead = RuntimeError("the device is gone")
     with (
-        mock.patch.object(engine._stepper.rows, "frame", side_effect=dead),
-        mock.patch.object(engine._stepper, "clear", side_effect=dead),
+        mock.patch.object(engine._runner.rows, "frame", side_effect=dead),
+        mock.patch.object(engine._runner, "clear", side_effect=dead),
     ):
         with engine.lock:
             streams = [engine.submit(request(seed=seed), told.add) for seed in range(3)]
@@ -121,7 +122,7 @@ def test_an_engine_that_broke_lets_go_of_its_memory(speech: Qwen3TTSModel, monke
     monkeypatch.setattr("polyvox.engine.engine.log.disabled", True)  # what is logged is kept by the test itself
     with TTS(speech) as tts:
         broken = weakref.ref(tts.engine)
-        with mock.patch.object(tts.engine._stepper.rows, "frame", side_effect=RuntimeError("injected")):
+        with mock.patch.object(tts.engine._runner.rows, "frame", side_effect=RuntimeError("injected")):
             while not tts._engine.broken:  # type: ignore[union-attr]
                 with pytest.raises(Exception, match=r"injected|stopped"):
                     tts.say("hello", "serena", max_frames=3)
@@ -144,7 +145,7 @@ def test_whoever_must_be_refused_is_refused_before_any_work(speech: Qwen3TTSMode
     try:
         held = engine.submit(request("hello ", live=True))
         with engine.lock:
-            assert held._ready.wait_for(lambda: held.buffered or held.waiting_since is not None, PATIENCE)
+            assert held._ready.wait_for(lambda: held.buffered or held.text_deadline < inf, PATIENCE)
         with mock.patch.object(speech, "prepare") as prepare, pytest.raises(Overloaded, match="full"):
             engine.submit(request())
         prepare.assert_not_called()
@@ -159,7 +160,7 @@ def test_a_first_word_that_finds_no_place_says_when_to_come_back(speech: Qwen3TT
         waiting = engine.submit(request("", live=True))
         held = engine.submit(request("hello ", live=True))
         with engine.lock:
-            assert held._ready.wait_for(lambda: held.buffered or held.waiting_since is not None, PATIENCE)
+            assert held._ready.wait_for(lambda: held.buffered or held.text_deadline < inf, PATIENCE)
         with pytest.raises(Overloaded):
             waiting.append("hello there ")
         with pytest.raises(Overloaded):
@@ -170,7 +171,7 @@ def test_a_first_word_that_finds_no_place_says_when_to_come_back(speech: Qwen3TT
 
 
 def test_a_step_that_hangs_does_not_hang_who_closes(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyvox.engine.engine.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("polyvox.engine.engine.CLOSE_TIMEOUT", 0.1)
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     hangs, goes_on = threading.Event(), threading.Event()
 
@@ -179,7 +180,7 @@ def test_a_step_that_hangs_does_not_hang_who_closes(speech: Qwen3TTSModel, monke
         goes_on.wait(PATIENCE)
         raise RuntimeError("too late")
 
-    with mock.patch.object(engine._stepper.rows, "frame", hang):
+    with mock.patch.object(engine._runner.rows, "frame", hang):
         engine.submit(request())
         assert hangs.wait(PATIENCE)
         engine.close()
@@ -198,7 +199,7 @@ def test_a_closed_tts_says_so(speech: Qwen3TTSModel) -> None:
 def test_what_is_trimmed_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
     speech = loaded("embedded", "float32").speech
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
-    decode = engine._stepper.decode
+    decode = engine._runner.decode
 
     def quiet_at_first(work: Any) -> PendingAudio:
         """Silence for a frame and three windows."""
@@ -212,7 +213,7 @@ def test_what_is_trimmed_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
 
     try:
         lengths = set()
-        with mock.patch.object(engine._stepper, "decode", quiet_at_first):
+        with mock.patch.object(engine._runner, "decode", quiet_at_first):
             for first in (1, 2, 4, 8):
                 asked = Request("Good morning.", "heart", seed=1, trim_silence=True, first_chunk=first, max_frames=16)
                 lengths.add(len(spoken(engine.submit(asked))))
@@ -228,7 +229,7 @@ def test_pages_that_a_finished_text_cannot_need_are_given_back(speech: Qwen3TTSM
         stream.finish_text()
         spoken(stream)
         with engine.lock:
-            assert engine._work.wait_for(lambda: not engine._crowd.streams, PATIENCE)
+            assert engine._work.wait_for(lambda: not engine.streams, PATIENCE)
         assert engine.stats()["pages_free"] == engine.config.pages
         assert sorted(engine.ledger.free_pages) == list(range(1, engine.config.pages + 1))
     finally:

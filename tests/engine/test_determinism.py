@@ -88,7 +88,7 @@ def said_in_crowds(speech: Qwen3TTSModel, asked: list[Request], chance: random.R
     try:
         codes = note_codes(engine)
         with engine.lock:
-            engine.scheduler.cost = replace(CHEAP)  # or a machine slower than the tiny checkpoint's 2 ms lets in one
+            engine.load.cost = replace(CHEAP)  # or a machine slower than the tiny checkpoint's 2 ms lets in one
         found, waiting = [], list(asked)
         while waiting:
             with engine.lock:

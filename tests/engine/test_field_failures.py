@@ -5,6 +5,7 @@ of an array, a connector left open. Silent broadcasting of the embedding sum is 
 """
 
 import threading
+from math import inf
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_a_small_batch_after_a_large_one_reads_nothing_of_it(speech: Qwen3TTSMod
 def test_poison_is_found_out_where_something_is_read_before_it_is_written(speech: Qwen3TTSModel) -> None:
     """The switch itself works: a seat that forgets to clear the codec's past is heard."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
-    rows = engine._stepper.rows
+    rows = engine._runner.rows
     assign = rows.assign
 
     def forgetful(slot: int, prepared: object) -> None:
@@ -130,7 +131,7 @@ def test_a_long_prompt_does_not_keep_others_waiting_for_ever(speech: Qwen3TTSMod
     engine = LocalEngine(speech, EngineConfig(max_streams=4, context=2048))
     try:
         with engine.lock:
-            object.__setattr__(engine.scheduler.limits, "prefill_rows", 16)
+            object.__setattr__(engine.load.limits, "max_prefill_rows", 16)
             asked = [request("the other assistant " * 30, seed=i, frames=4) for i in range(3)] + [request()]
             streams = [engine.submit(one) for one in asked]
         for stream, one in zip(streams, asked, strict=True):
@@ -156,17 +157,17 @@ def test_text_that_fails_frees_its_slot_from_the_engines_thread_alone(
     """A slot that another thread frees may be in the step that runs: the next stream would share it."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
     freed: list[str] = []
-    clear = engine._stepper.clear
+    clear = engine._runner.clear
 
     def noted(seat: SlotAllocation) -> None:
         freed.append(threading.current_thread().name)
         clear(seat)
 
-    monkeypatch.setattr(engine._stepper, "clear", noted)
+    monkeypatch.setattr(engine._runner, "clear", noted)
     try:
         stream = engine.submit(request("the other assist", live=True, guard=False))
         with engine.lock:
-            assert stream._ready.wait_for(lambda: stream.waiting_since is not None, PATIENCE)
+            assert stream._ready.wait_for(lambda: stream.text_deadline < inf, PATIENCE)
         with monkeypatch.context() as patch:
             patch.setattr(speech, "text_rows", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):

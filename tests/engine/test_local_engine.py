@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 from conftest import Loaded
 from engine.speaking import PATIENCE, assert_all_free, request, solo, spoken, wait_for_end
 from engine.stepped_engine import CHEAP
+from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Chunk
-from polyvox.engine.scheduler import GIVE_UP
 from polyvox.engine.stream import LocalStream
+from polyvox.engine.stream_status import StreamStatus
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
@@ -50,7 +52,7 @@ def engine(speech: Qwen3TTSModel, request: pytest.FixtureRequest) -> Iterator[Lo
         cuda_graphs=graphs,
     )
     engine = LocalEngine(speech, config)
-    engine.scheduler.cost = replace(CHEAP)  # or this machine, by its measure, keeps one of these 2 ms frames fed
+    engine.load.cost = replace(CHEAP)  # or this machine, by its measure, keeps one of these 2 ms frames fed
     yield engine
     engine.close()
 
@@ -73,7 +75,7 @@ def test_a_crowd_says_what_each_says_alone_and_leaves_nothing_behind(
     crowd: list[tuple[Request, str]], engine: LocalEngine, speech: Qwen3TTSModel
 ) -> None:
     failing: list[LocalStream] = []
-    rows = engine._stepper.rows
+    rows = engine._runner.rows
     assign = rows.assign
 
     def seat_or_fail(slot: int, prepared: PreparedRequest) -> None:
@@ -126,8 +128,7 @@ def test_text_in_any_pieces_is_said_as_the_whole(
 
 def has_said_all(stream: LocalStream) -> bool:
     """It waits for text, and all that could be said before has been given."""
-    track = stream.track
-    return track is not None and stream.waiting_since is not None and track.started == track.decoded > 0
+    return stream.text_deadline < inf and stream.started == stream.decoded > 0
 
 
 def test_waiting_for_text_is_not_an_underrun(speech: Qwen3TTSModel) -> None:
@@ -157,10 +158,10 @@ def test_a_live_stream_that_gets_no_text_is_ended(speech: Qwen3TTSModel) -> None
     try:
         stream = engine.submit(request("the other assist", live=True, guard=False, frames=30))
         with engine.lock:
-            assert stream._ready.wait_for(lambda: stream.waiting_since is not None and stream.buffered, PATIENCE)
+            assert stream._ready.wait_for(lambda: stream.text_deadline < inf and stream.buffered, PATIENCE)
             now[0] = 6.0
             engine.wake()
-        with pytest.raises(StreamFailed, match="no text came"):
+        with pytest.raises(StreamFailed, match="no text arrived"):
             spoken(stream)
         assert len(spoken(engine.submit(request())))
     finally:
@@ -229,8 +230,8 @@ def test_a_reader_that_stops_is_ended_with_an_error(speech: Qwen3TTSModel) -> No
         stream = engine.submit(request(frames=255, sampling=Sampling(min_frames=255)))
         small_buffer(engine, 10)
         with engine.lock:
-            assert stream._ready.wait_for(lambda: stream.full_since is not None or stream.result, PATIENCE)
-            assert stream.full_since is not None
+            assert stream._ready.wait_for(lambda: stream.reader_deadline < inf or stream.result, PATIENCE)
+            assert stream.reader_deadline < inf
             now[0] = 6.0
             engine.wake()
             assert stream._ready.wait_for(lambda: stream.result is not None, PATIENCE)
@@ -251,14 +252,14 @@ def test_a_full_engine_queues_then_refuses(speech: Qwen3TTSModel) -> None:
     try:
         with engine.lock:
             first = engine.submit(request("hello the", live=True, guard=False))
-            assert first._ready.wait_for(lambda: first.buffered or first.waiting_since is not None, PATIENCE)
+            assert first._ready.wait_for(lambda: first.buffered or first.text_deadline < inf, PATIENCE)
         next_up = engine.submit(request(seed=5))
         with pytest.raises(Overloaded, match="full"):
             engine.submit(request(seed=6))
         with engine.lock:
-            now[0] = GIVE_UP + 6.0
+            now[0] = QUEUE_GRACE_SECONDS + 6.0
             engine.wake()
-        with pytest.raises(Overloaded, match="no place came free"):
+        with pytest.raises(Overloaded, match="no slot was free"):
             spoken(next_up)
         first.cancel()
         wait_for_end(first)
@@ -300,7 +301,7 @@ def test_silence_before_the_first_sound_can_be_trimmed(loaded: Loaded) -> None:
 
 def test_a_step_that_fails_ends_its_streams_and_nobody_else(speech: Qwen3TTSModel) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=2))
-    rows = engine._stepper.rows
+    rows = engine._runner.rows
     try:
         with (
             mock.patch.object(rows, "decode", side_effect=RuntimeError("injected")),
@@ -343,9 +344,9 @@ def test_a_thousand_cancelled_streams_leave_memory_flat(speech: Qwen3TTSModel) -
             for stream in streams:
                 wait_for_end(stream)
         assert_all_free(engine)
-        assert not engine._crowd.streams
-        assert not engine._crowd.leaving
-        assert not engine._flights
+        assert not engine.streams
+        assert not engine.streams[StreamStatus.RELEASING]
+        assert not engine._in_flight
         stats = engine.stats()
         assert sum(count for name, count in stats.items() if name.startswith("finished_")) == 1000
         assert resident() - before < 20e6
@@ -418,7 +419,7 @@ def test_live_text_has_the_budget_of_its_length_once_it_is_finished(speech: Qwen
         live.append(" b")
         with engine.lock:
             live.finish_text()
-            assert live.track is not None
+            assert live.status is not StreamStatus.AWAITING_TEXT
         spoken(live)
         whole = engine.submit(Request("a b", "serena", seed=1, layout="streaming", sampling=endless))
         spoken(whole)
@@ -438,9 +439,9 @@ def test_an_end_becomes_likelier_for_live_text_too(speech: Qwen3TTSModel) -> Non
         stream = engine.submit(request("hello there", live=True, frames=3))
         stream.finish_text()
         spoken(stream)
-        budget = int(engine._stepper.rows.rows.budget[0])  # type: ignore[attr-defined]
+        budget = int(engine._runner.rows.rows.budget[0])  # type: ignore[attr-defined]
         spoken(engine.submit(request("hello there", layout="streaming", frames=3)))
-        assert budget == int(engine._stepper.rows.rows.budget[0])  # type: ignore[attr-defined]
+        assert budget == int(engine._runner.rows.rows.budget[0])  # type: ignore[attr-defined]
     finally:
         engine.close()
 
@@ -480,7 +481,7 @@ def test_a_prompt_larger_than_a_step_is_read_in_parts(speech: Qwen3TTSModel) -> 
     try:
         asked = [request("the other assistant " * 28, seed=i, frames=5) for i in range(4)]
         with engine.lock:
-            object.__setattr__(engine.scheduler.limits, "prefill_rows", 37)
+            object.__setattr__(engine.load.limits, "max_prefill_rows", 37)
             streams = [engine.submit(one) for one in asked]
         for stream, one in zip(streams, asked, strict=True):
             np.testing.assert_allclose(spoken(stream), solo(speech, one), atol=1e-6)
@@ -518,7 +519,7 @@ def test_a_run_can_be_seen_in_a_trace(speech: Qwen3TTSModel, tmp_path: Any) -> N
     events = json.loads(path.read_text())["traceEvents"]
     steps = [event for event in events if event["name"] == "step"]
     assert sum(event["args"]["batch"] for event in steps) >= 20
-    assert {"prefill_rows", "codec_frames", "waiting"} <= steps[0]["args"].keys()
+    assert {"prefill_rows", "codec_frames", "queued"} <= steps[0]["args"].keys()
     (stream,) = [event for event in events if event["name"].startswith("stream")]
     assert stream["args"]["finish_reason"] in ("stop", "length")
 
@@ -541,10 +542,10 @@ def test_whoever_asked_to_be_told_is_told_of_every_end(speech: Qwen3TTSModel) ->
     try:
         cancelled = submit(0, live=True)
         with engine.lock:
-            assert cancelled._ready.wait_for(lambda: cancelled.waiting_since is not None, PATIENCE)
+            assert cancelled._ready.wait_for(lambda: cancelled.text_deadline < inf, PATIENCE)
         refused = submit(1)
         with engine.lock:
-            now[0] = GIVE_UP + 6.0
+            now[0] = QUEUE_GRACE_SECONDS + 6.0
             engine.wake()
         assert told[1].wait(PATIENCE)
         assert refused.result is not None
@@ -552,7 +553,7 @@ def test_whoever_asked_to_be_told_is_told_of_every_end(speech: Qwen3TTSModel) ->
         assert told[0].wait(PATIENCE)
         hungry = submit(2, live=True)
         with engine.lock:
-            assert hungry._ready.wait_for(lambda: hungry.waiting_since is not None, PATIENCE)
+            assert hungry._ready.wait_for(lambda: hungry.text_deadline < inf, PATIENCE)
             now[0] = 200.0
             engine.wake()
         assert told[2].wait(PATIENCE)
@@ -568,7 +569,7 @@ def test_a_live_stream_without_a_first_word_is_a_stream_like_any_other(speech: Q
     engine = LocalEngine(speech, config, clock=lambda: now[0])
     try:
         first, second = (engine.submit(request("", live=True, guard=False)) for _ in range(2))
-        with pytest.raises(Overloaded, match="first word"):
+        with pytest.raises(Overloaded, match="first text"):
             engine.submit(request("", live=True))
         first.cancel()
         wait_for_end(first)
@@ -581,7 +582,7 @@ def test_a_live_stream_without_a_first_word_is_a_stream_like_any_other(speech: Q
         with engine.lock:
             now[0] = 40.0
             engine.wake()
-        with pytest.raises(StreamFailed, match="no text came"):
+        with pytest.raises(StreamFailed, match="no text arrived"):
             spoken(forgotten)
         left = engine.submit(request("", live=True))
     finally:
@@ -596,7 +597,7 @@ def test_a_refused_first_word_ends_its_stream(speech: Qwen3TTSModel) -> None:
         waiting = engine.submit(request("", live=True))
         holder = engine.submit(request("the other assist", live=True, guard=False))
         with engine.lock:
-            assert holder._ready.wait_for(lambda: holder.waiting_since is not None, PATIENCE)
+            assert holder._ready.wait_for(lambda: holder.text_deadline < inf, PATIENCE)
         with pytest.raises(Overloaded):
             waiting.append("hello there, user")
         with pytest.raises(Overloaded, match="queue is full"):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from math import inf
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from conftest import Loaded
 from engine.speaking import request
 from engine.stepped_engine import SteppedEngine
 from polyvox.audio.clip import Samples
+from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk
 from polyvox.engine.model_runner import PendingAudio
-from polyvox.engine.stream import BufferedChunk
 from polyvox.errors import Overloaded
 from polyvox.models.request import Sampling
 
@@ -39,7 +40,7 @@ def test_a_reader_that_came_back_in_time_is_not_ended(started: Started) -> None:
     engine = started(EngineConfig(max_streams=1, reader_timeout=10))
     stream = engine.submit(request(frames=36, sampling=Sampling(min_frames=36)))
     engine.go_on()
-    assert stream.full_since is not None
+    assert stream.reader_deadline < inf
     engine.pass_time(9)
     assert stream.take(100)
     engine.pass_time(2)
@@ -51,7 +52,7 @@ def test_text_that_came_in_time_is_said(started: Started) -> None:
     engine = started(EngineConfig(max_streams=1, text_timeout=10))
     stream = engine.submit(request("the other assist", live=True, guard=False))
     engine.go_on()
-    assert stream.waiting_since is not None
+    assert stream.text_deadline < inf
     engine.pass_time(9)
     stream.append("ant, the other user, ")
     stream.finish_text()
@@ -76,7 +77,7 @@ def test_a_step_that_has_landed_holds_no_slot(started: Started) -> None:
     stream = engine.submit(request(frames=5, sampling=Sampling(min_frames=5)))
     while stream.result is None:
         engine.go_on(1)
-        assert (stream.flight > engine._crowd.over) == any(stream in flight.streams for flight in engine._flights)
+        assert (stream.last_step > engine._manager.completed_steps) == (stream in engine._streams_in_flight())
 
 
 def test_a_first_sound_is_given_when_text_runs_out(started: Started) -> None:
@@ -84,28 +85,27 @@ def test_a_first_sound_is_given_when_text_runs_out(started: Started) -> None:
     engine = started(EngineConfig(max_streams=1))
     stream = engine.submit(request("the other assist", live=True, guard=False, trim_silence=True, first_chunk=16))
     engine.go_on()
-    assert stream.waiting_since is not None
-    assert not stream.silent
+    assert stream.text_deadline < inf
+    assert not stream.assembler.silent
     assert stream.buffered > 0
-    assert stream.held == 0
+    assert stream.assembler.size == 0
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["a file that rests", "a stream that was cancelled"])
 def test_held_sound_does_not_keep_that_of_all_others_for_long(
     started: Started, cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyvox.engine.scheduler.CROWD", 0)
+    monkeypatch.setattr("polyvox.engine.scheduler.MIN_STREAMS_TO_WITHHOLD", 0)
     engine = started(EngineConfig(max_streams=1))
     stream = engine.submit(request(whole_file=not cancelled, first_chunk=16))
     step = np.full((256, engine.model.samples_per_frame), 0.5, np.float32)
     with engine.lock:
-        assert stream.track is not None
-        engine._crowd.give(stream, stream.track, step[7], 1, engine.now)
-        assert stream.held == len(step[7])
+        engine._manager.on_audio(stream, step[7], 1, engine.now)
+        assert stream.assembler.size == len(step[7])
     if cancelled:
         stream.cancel()
         engine.go_on()
-    assert not any(np.shares_memory(held, step) for held in stream._held)
+    assert not any(np.shares_memory(part, step) for part in stream.assembler._parts)
 
 
 def test_a_reader_that_takes_nothing_does_not_keep_the_sound_of_all_others(
@@ -135,8 +135,8 @@ def test_nor_does_one_whose_text_has_run_out(started: Started) -> None:
     stream = engine.submit(request("the other assist", live=True, guard=False))
     step = np.full((256, engine.model.samples_per_frame), 0.5, np.float32)
     with engine.lock:
-        stream.hold(step[7])
-        stream.release(final=False)
+        stream.assembler.add(step[7])
+        stream.deliver(final=False)
         (piece,) = stream._buffer
         assert np.shares_memory(piece.parts[0], step)
         stream.wait_for_text(engine.now)

@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 
 from ipc.fake_engine import SAMPLE_RATE
 from polyvox.audio.clip import FinishReason, Samples
+from polyvox.engine.admission import Admission
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.interface import Chunk, Result, Stream
+from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.engine.stream_state import SchedulerLimits, StepPlan, StreamState
+from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
+from polyvox.engine.stream_table import StreamTable
 from polyvox.errors import InvalidRequest
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
@@ -68,10 +72,13 @@ class PacedEngine:
     def __init__(self, slots: int, queue: int, queue_seconds: float) -> None:
         pages = slots * (PROMPT_ROWS + MAX_FRAMES)
         limits = SchedulerLimits(
-            FRAME_SECONDS, slots, pages, 16, 64, queue, queue_seconds, prefill_rows=512, batch=slots
+            FRAME_SECONDS, slots, pages, 16, 64, queue, queue_seconds, max_prefill_rows=512, max_batch=slots
         )
         self.work = threading.Condition()  # guards all that follows
-        self._scheduler = Scheduler(limits, replace(COST), SlotLedger(slots, pages))
+        self._table: StreamTable[StreamState] = StreamTable()
+        self._load = LoadModel(limits, replace(COST), self._table)
+        self._scheduler = Scheduler(self._load, self._table)
+        self._admission = Admission(self._load, self._table, SlotLedger(slots, pages))
         self._streams: dict[StreamState, PacedStream] = {}
         self._ids = 0
         self._counts = {"underruns": 0.0, "finished_error": 0.0}
@@ -83,11 +90,11 @@ class PacedEngine:
     def submit(self, request: Request, on_ready: Callable[[PacedStream], None] | None = None) -> PacedStream:
         with self.work:
             now, live, continues = time.monotonic(), not request.whole_file, request.segment > 0
-            self._scheduler.look(live, continues, now)
+            self._admission.precheck(live, continues, now)
             self._ids += 1
-            track = StreamState(self._ids, now, PROMPT_ROWS, MAX_FRAMES, live=live, continues=continues)
-            self._scheduler.offer(track, now)
-            stream = self._streams[track] = PacedStream(self, request, on_ready)
+            state = StreamState(self._ids, now, PROMPT_ROWS, MAX_FRAMES, live=live, continues=continues)
+            self._admission.enqueue(state, now)
+            stream = self._streams[state] = PacedStream(self, request, on_ready)
             self.work.notify_all()
             return stream
 
@@ -102,8 +109,8 @@ class PacedEngine:
 
     def stats(self) -> dict[str, float]:
         with self.work:
-            running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-            slots, capacity = self._scheduler.limits.slots, self._scheduler.capacity()
+            running, waiting = len(self._table.active), len(self._table[StreamStatus.QUEUED])
+            slots, capacity = self._load.limits.num_slots, self._load.capacity()
             return {"streams": running, "slots": slots, "waiting": waiting, "capacity": capacity, **self._counts}
 
     def close(self) -> None:
@@ -125,17 +132,17 @@ class PacedEngine:
             with self.work:
                 now = time.monotonic()
                 self._deliver(plan, now)
-                self._scheduler.observe(plan, now - began)
+                self._load.observe(plan, now - began)
             self._tell()
 
-    def _plan(self) -> StepPlan:
+    def _plan(self) -> StepPlan[StreamState]:
         now = time.monotonic()
-        for track, stream in list(self._streams.items()):
+        for state, stream in list(self._streams.items()):
             if stream.cancelled:
-                self._end(track, "cancelled", np.zeros(0, np.float32), now)
-        _, expired = self._scheduler.admit(now)
-        for track in expired:
-            self._end(track, "error", np.zeros(0, np.float32), now)
+                self._end(state, "cancelled", np.zeros(0, np.float32), now)
+        for state in self._admission.expire(now):
+            self._end(state, "error", np.zeros(0, np.float32), now)
+        self._admission.admit(now)
         return self._scheduler.plan(now)
 
     def _tell(self) -> None:
@@ -145,39 +152,43 @@ class PacedEngine:
             if stream.on_ready is not None:
                 stream.on_ready(stream)
 
-    def _deliver(self, plan: StepPlan, now: float) -> None:
-        for track, rows in plan.prefill:
-            track.prefilled += rows
-        for track in plan.frame:
-            track.started += 1
-            track.made += 1
-            track.ended = track.made >= self._streams[track].frames
-        for track, frames in plan.codec:
-            track.decoded += frames
-            self._scheduler.gave(track, frames, now)
+    def _deliver(self, plan: StepPlan[StreamState], now: float) -> None:
+        self._scheduler.start(plan, now)
+        for state in plan.frame:
+            state.generated += 1
+            if state.generated >= self._streams[state].frames and not state.ended:
+                self._table.transition(state, StreamStatus.DRAINING, now)
+        for state, frames in plan.codec:
+            state.decoding -= frames
+            state.decoded += frames
+            self._scheduler.deliver(state, frames, now)
             samples = np.full(frames * FRAME_SAMPLES, 0.5, np.float32)
-            if track.ended and track.decoded == track.made:
-                self._end(track, "stop", samples, now)
+            if state.ended and state.decoded == state.generated:
+                self._end(state, "stop", samples, now)
             else:
-                self._streams[track].give(samples, None)
-                self._told.append(self._streams[track])
+                self._streams[state].give(samples, None)
+                self._told.append(self._streams[state])
 
-    def _end(self, track: StreamState, reason: FinishReason, samples: Samples, now: float) -> None:
-        stream = self._streams.pop(track)
-        self._scheduler.release(track, now)
-        self._counts["underruns"] += track.underruns
+    def _end(self, state: StreamState, reason: FinishReason, samples: Samples, now: float) -> None:
+        stream = self._streams.pop(state)
+        if state.status in HOLDS_SLOT:
+            self._table.transition(state, StreamStatus.RELEASING, now)
+            self._admission.release(state, now)
+        elif state.status is not StreamStatus.FINISHED:
+            self._table.transition(state, StreamStatus.FINISHED, now)
+        self._counts["underruns"] += state.underruns
         self._counts["finished_error"] += reason == "error"
-        waited = (now if track.admitted is None else track.admitted) - track.arrived
+        waited = min(now, state.admitted_at) - state.arrived_at
         retry_after = 1.0 if reason == "error" else None
         stream.give(
             samples,
             Result(
                 reason,
                 stream.seed,
-                frames=track.made,
-                seconds=track.given,
+                frames=state.generated,
+                seconds=state.delivered_seconds,
                 queue_wait=waited,
-                underruns=track.underruns,
+                underruns=state.underruns,
                 retry_after=retry_after,
             ),
         )

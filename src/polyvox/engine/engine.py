@@ -1,4 +1,5 @@
-"""The engine in this process: one thread, whose every turn is schedule, run, deliver."""
+# SPDX-License-Identifier: Apache-2.0
+"""The engine in this process: one thread, of which every iteration is schedule, run, deliver."""
 
 import atexit
 import logging
@@ -15,16 +16,21 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
+from polyvox.engine.admission import Admission
 from polyvox.engine.calibration import calibrate
 from polyvox.engine.config import PAGE, EngineConfig
+from polyvox.engine.cost_model import CostModel
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
 from polyvox.engine.interface import Chunk, Stream
+from polyvox.engine.load import LoadModel
 from polyvox.engine.memory import table
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
-from polyvox.engine.stream import LocalStream, OnReady
-from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES, SchedulerLimits, StepPlan, StreamState
+from polyvox.engine.stream import LocalStream, OnReady, StopRequest
+from polyvox.engine.stream_manager import StreamManager
+from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES, SchedulerLimits, StepPlan
+from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
 from polyvox.errors import EngineDown, PolyvoxError
@@ -35,15 +41,15 @@ from polyvox.progress import OnProgress
 
 log = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 10.0  # for the step that runs when the engine is closed
-FAILURES_ALLOWED = 3  # steps in a row that may fail before the engine gives up
+CLOSE_TIMEOUT = 10.0  # seconds for the step in flight when the engine is closed
+MAX_FAILURES = 3  # consecutive failed steps before the engine stops
 
 
 class LocalEngine:
-    """Continuous batching around the frame step; see interface.py for what it promises.
+    """Continuous batching around the frame step; interface.py has the contract.
 
-    One lock guards all that is not on the device. The engine's thread holds it while it plans and while it hands
-    over, never while a step runs.
+    One lock guards all state that is not on the device. The engine's thread holds it while it plans and while it
+    delivers, never while a step runs.
     """
 
     def __init__(
@@ -61,340 +67,347 @@ class LocalEngine:
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._stopping = False
-        self.broken: str | None = None  # and why
-        self._refusal: Exception | None = None  # of a start that failed
-        self._flights: deque[InFlightStep] = deque()
-        self._begun = 0  # steps
-        self._landed = 0.0  # when the last one did
+        self.broken: str | None = None  # the error that stopped the engine
+        self._start_error: Exception | None = None
+        self._in_flight: deque[InFlightStep] = deque()
+        self._num_started = 0  # steps
+        self._last_completed_at = 0.0
+        self._num_streams = 0  # since the start: the last stream's id
         self._totals = dict.fromkeys(("steps", "frames", "prompt_rows"), 0.0)
-        self._last: dict[str, float] = {}  # what the last step had in it
-        self._failures = 0
-        self._began: float | None = None  # when the turn that runs now did; None while there is nothing to do
+        self._last_step: dict[str, float] = {}  # sizes
+        self._num_failures = 0  # consecutive
+        self._busy_since: float | None = None  # start of the current iteration; None while idle
         self._trace = TraceWriter(self.config.trace) if self.config.trace else None
         self._thread = threading.Thread(target=self._loop, name="polyvox-engine", daemon=True)
         self._started = threading.Event()
         self._thread.start()
         self._started.wait()
-        if self._refusal is not None:
-            raise self._refusal
-        # A thread that computes while the interpreter goes away would abort it.
+        if self._start_error is not None:
+            raise self._start_error
+        # A thread that computes during the shutdown of Python would abort it.
         atexit.register(self.close)
 
-    # What others call
+    # Public interface
 
     def submit(self, request: Request, on_ready: OnReady | None = None) -> LocalStream:
-        """Takes a request, or raises InvalidRequest or Overloaded at once.
+        """Accepts a request, or raises InvalidRequest or Overloaded.
 
-        All that can be prepared is prepared here, in the caller's thread. on_ready is called, from the engine's
-        thread and without its lock, when the stream got chunks or its end: for each at most once a turn.
+        The request is prepared here, in the caller's thread. on_ready is called from the engine's thread, without its
+        lock, when the stream has new chunks or its result: at most once in an iteration.
         """
         with self.lock:
-            self._check_up()
-            # Before any work is done for it.
-            self.scheduler.look(not request.whole_file, request.segment > 0, self.clock())
+            self._check_running()
+            self.admission.precheck(not request.whole_file, request.segment > 0, self.clock())
         if request.seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
-        growing = self.model.growing_text(request) if request.live else None
-        ids = growing.append(request.text) if growing else None
+        tokenizer = self.model.growing_text(request) if request.live else None
+        ids = tokenizer.append(request.text) if tokenizer else None
         prepared = None if ids == [] else self.model.prepare(request, ids)
         with self.lock:
-            self._check_up()
-            stream = LocalStream(self, request, growing, on_ready)
+            self._check_running()
+            self._num_streams += 1
+            status = StreamStatus.AWAITING_TEXT if prepared is None else StreamStatus.QUEUED
+            stream = LocalStream(self, self._num_streams, status, request, tokenizer, on_ready)
             if prepared is not None:
-                self.offer(stream, prepared)
+                self.enqueue(stream, prepared)
             else:
-                self._crowd.wait_for_word(stream)
+                self._manager.await_text(stream)
                 self.wake()
             return stream
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
         with self.lock:
-            found = [cast(LocalStream, stream).pop(most) for stream, most in wanted]
-        return [[piece.joined() for piece in pieces] for pieces in found]
+            taken = [cast(LocalStream, stream).pop(max_chunks) for stream, max_chunks in wanted]
+        return [[chunk.joined() for chunk in chunks] for chunks in taken]
 
     def info(self) -> ModelInfo:
         return self.model.info()
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
-        """In the caller's thread, beside the steps."""
+        """Runs in the caller's thread, beside the steps."""
         return self.model.clone(samples, transcript)
 
     def stats(self) -> dict[str, float]:
-        """Counts since the start, and how things stand."""
+        """Counters since the start, and the current state."""
         with self.lock:
-            now, began = self.clock(), self._began
-            leads = self.scheduler.leads(now)
+            now, busy_since = self.clock(), self._busy_since
+            leads = self.load.leads(now)
             return {
-                "streams": len(self.scheduler.running),
-                "waiting": len(self.scheduler.waiting),
-                "capacity": self.scheduler.capacity(),
+                "streams": len(self.streams.active),
+                "waiting": len(self.streams[StreamStatus.QUEUED]),
+                "capacity": self.load.capacity(),
                 "slots": self.config.max_streams,
                 "slots_free": len(self.ledger.free_slots),
                 "pages_free": len(self.ledger.free_pages),
                 "lead_min": leads[0] if leads else inf,
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
-                **self._crowd.counts(),
+                **{f"streams_{status}": float(count) for status, count in self.streams.counts().items()},
+                **self._manager.counts(),
                 **self._totals,
-                "stuck_seconds": now - began if began is not None else 0.0,
+                "stuck_seconds": now - busy_since if busy_since is not None else 0.0,
                 "broken": float(self.broken is not None),
-                **{f"step_{name}": value for name, value in self._last.items()},
+                **{f"step_{name}": value for name, value in self._last_step.items()},
             }
 
     def close(self) -> None:
-        """Ends all streams and the thread; any number of times."""
+        """Ends all streams and the thread. Idempotent."""
         with self.lock:
             self._stopping = True
             self.wake()
         if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(CLOSE_TIMEOUT)
             if self._thread.is_alive():
-                log.error("a step has not ended within %g s; its thread is left to itself", CLOSE_SECONDS)
+                log.error("engine thread did not stop timeout=%g", CLOSE_TIMEOUT)
             atexit.unregister(self.close)
-
-    def wake(self) -> None:
-        """Something has changed that the next turn must see."""
-        self._work.notify_all()
-
-    def changed(self, stream: LocalStream) -> None:
-        """The same, of one stream: its reader has taken, its text has grown, or it shall end."""
-        self._crowd.changed[stream] = None
-        self.wake()
 
     # Called by streams, under the lock
 
-    def offer(self, stream: LocalStream, prepared: PreparedRequest) -> None:
-        """Puts a stream into the queue; raises Overloaded where there is no place in it."""
-        self._check_up()
-        self._crowd.offer(stream, prepared)
+    def wake(self) -> None:
+        """Starts an iteration, because something changed."""
+        self._work.notify_all()
+
+    def on_change(self, stream: LocalStream) -> None:
+        """A stream's reader took chunks, its text grew, or it shall stop."""
+        self._manager.changed[stream] = None
         self.wake()
 
-    def _check_up(self) -> None:
+    def enqueue(self, stream: LocalStream, prepared: PreparedRequest) -> None:
+        """Queues a stream; raises Overloaded or InvalidRequest if admission rejects it."""
+        self._check_running()
+        self._manager.enqueue(stream, prepared)
+        self.wake()
+
+    def add_text(self, stream: LocalStream, rows: Tensor, last: bool) -> None:
+        """Adds text rows to a queued or active stream."""
+        stream.text = torch.cat([stream.text, rows]) if len(stream.text) else rows
+        stream.text_open = stream.text_open and not last
+        self.on_change(stream)
+
+    def request_stop(self, stream: LocalStream, stop: StopRequest) -> None:
+        """Asks for the end of a stream. Only the engine's thread ends it, because a step may use its slot."""
+        if stream.result is None and stream not in self._manager.stop_requests:
+            self._manager.stop_requests[stream] = stop
+            self.on_change(stream)
+
+    def _check_running(self) -> None:
         if self.broken or self._stopping:
             raise EngineDown(self.broken or "the engine is closing", retry_after=1)
 
-    def add_text(self, stream: LocalStream, rows: Tensor, last: bool) -> None:
-        """More rows of text for a stream that has been offered."""
-        stream.text = torch.cat([stream.text, rows]) if len(stream.text) else rows
-        stream.text_open = stream.text_open and not last
-        self.changed(stream)
-
-    def fail(self, stream: LocalStream, error: Exception) -> None:
-        """Asks for the end of one stream; its slot may be in a step, so only the engine's thread ends it."""
-        if stream.result is None and stream.wants_end is None:
-            stream.wants_end, stream.failure, stream.text_open = "error", str(error), False
-            stream.retry_after = getattr(error, "retry_after", None)
-            self.changed(stream)
-
-    # The turn
+    # The loop
 
     def _start(self) -> None:
-        """Takes the memory and measures the machine, in the thread that will do the work."""
+        """Allocates device memory and calibrates, in the thread that runs the steps."""
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)
-        self._stepper = ModelRunner(self.model, self.config)
-        self._stepper.capture(self._on_progress)
-        cost = calibrate(self._stepper, self._on_progress)
-        self.config = self._stepper.config  # with the slots that fit, where none were asked for
+        self._runner = ModelRunner(self.model, self.config)
+        self._runner.capture(self._on_progress)
+        cost = calibrate(self._runner, self._on_progress)
+        self.config = self._runner.config  # with the number of streams that fit, if none was given
+        log.info("memory usage:\n%s", table(self._runner.memory()))
         self.ledger = SlotLedger(self.config.max_streams, self.config.pages)
-        self._stepper.poison(self.ledger.free_slots, self.ledger.free_pages)
-        log.info("where the memory goes:\n%s", table(self._stepper.memory()))
-        limits = SchedulerLimits(
-            frame_seconds=self.frame_seconds,
-            slots=self.config.max_streams,
-            pages=self.config.pages,
-            page_size=PAGE,
-            ring=RING_FRAMES,
-            max_queue=self.config.max_queue,
-            max_queue_seconds=self.config.max_queue_seconds,
-            # A prompt must not hold up for longer than a frame those who come after it.
-            prefill_rows=int(min(max(self.frame_seconds / cost.prefill_row, PAGE), self._stepper.max_prefill_rows)),
-            batch=self.config.max_streams,
-            chunk=CHUNK_SIZES[0 if self.config.deterministic else -1],
-        )
-        self.scheduler = Scheduler(limits, cost, self.ledger)
-        self._crowd = StreamTable(
-            self.model, self.config, self._stepper, self.scheduler, self.clock, self.wake, self._trace
+        self._runner.poison(self.ledger.free_slots, self.ledger.free_pages)
+        self.streams: StreamTable[LocalStream] = StreamTable(self._trace.status if self._trace else None)
+        self.load = LoadModel(self._limits(cost), cost, self.streams)
+        self.scheduler = Scheduler(self.load, self.streams)
+        self.admission = Admission(self.load, self.streams, self.ledger)
+        self._manager = StreamManager(
+            self.model,
+            self.config,
+            self._runner,
+            self.streams,
+            self.admission,
+            self.scheduler,
+            self.clock,
+            self.wake,
+            self._trace,
         )
         self._started.set()
+
+    def _limits(self, cost: CostModel) -> SchedulerLimits:
+        # The prompts of one step may not take longer than a frame.
+        prefill_rows = min(max(self.frame_seconds / cost.prefill_row, PAGE), self._runner.max_prefill_rows)
+        return SchedulerLimits(
+            frame_seconds=self.frame_seconds,
+            num_slots=self.config.max_streams,
+            num_pages=self.config.pages,
+            page_size=PAGE,
+            ring_frames=RING_FRAMES,
+            max_queue=self.config.max_queue,
+            max_queue_seconds=self.config.max_queue_seconds,
+            max_prefill_rows=int(prefill_rows),
+            max_batch=self.config.max_streams,
+            max_chunk=CHUNK_SIZES[0 if self.config.deterministic else -1],
+        )
 
     def _loop(self) -> None:
         with torch.inference_mode():
             try:
                 self._start()
                 while True:
-                    self._began = self.clock()
+                    self._busy_since = self.clock()
                     plan = self._schedule()
                     if plan is None:
                         break
                     self._deliver(self._run(plan))
             except Exception as error:
-                refused = not self._started.is_set() and isinstance(error, PolyvoxError)
-                log.log(logging.INFO if refused else logging.ERROR, "the engine has stopped", exc_info=error)
+                rejected = not self._started.is_set() and isinstance(error, PolyvoxError)
+                log.log(logging.INFO if rejected else logging.ERROR, "engine stopped", exc_info=error)
                 self.broken = f"the engine has stopped: {error}"
-                self._refusal = error if refused else EngineDown(self.broken, retry_after=0)
+                self._start_error = error if rejected else EngineDown(self.broken, retry_after=0)
             finally:
                 try:
-                    self._close_all()
+                    self._end_all()
                 finally:
-                    self._began = None
+                    self._busy_since = None
                     self._started.set()
 
-    def _schedule(self) -> StepPlan | None:
-        """Waits until there is something to do, and says what; None when the engine closes."""
+    def _schedule(self) -> StepPlan[LocalStream] | None:
+        """Waits until there is work, and plans it; None when the engine closes."""
         while True:
             with self.lock:
                 if self._stopping:
                     return None
                 now = self.clock()
-                # What came in time counts, however late this turn is: limits are looked at after it.
-                self._crowd.look_at_changes(now)
-                self._crowd.end_the_impatient(now)
-                self._crowd.admit(now)
+                # Text and reads that arrived in time count, however late this iteration is: timeouts come after them.
+                self._manager.apply_changes(now)
+                self._manager.expire_timeouts(now)
+                self._manager.admit(now)
                 plan = self.scheduler.plan(now)
-                if plan or self._flights:
+                if plan or self._in_flight:
                     return plan
-                if not self._crowd.notified:
-                    self._began = None
-                    self._work.wait(self._crowd.next_timer(now))
-                    self._began = self.clock()
-            self._tell_readers()
+                if not self._manager.ready:
+                    self._busy_since = None
+                    self._work.wait(self._manager.next_timeout(now))
+                    self._busy_since = self.clock()
+            self._notify_readers()
 
-    def _run(self, plan: StepPlan) -> list[CompletedStep]:
-        """Begins a step, and waits until no more are under way than should be; what those that ended gave.
+    def _run(self, plan: StepPlan[LocalStream]) -> list[CompletedStep]:
+        """Launches a step, and waits until at most one is in flight, or none without pipelining.
 
-        Where it fails, that ends the streams of all these steps and nobody else.
+        A failure ends the streams of this step and of those in flight.
         """
-        landed: list[CompletedStep] = []
+        completed: list[CompletedStep] = []
         try:
             if plan:
-                self._begin(plan)
-            many = 0 < self._stepper.min_streams_to_pipeline <= len(plan.frame)
-            while len(self._flights) > bool(many):
-                flight = self._flights[0]
-                if flight.sound is not None:  # whoever waits for it need not wait for the frame beside it
-                    self._hand_over(flight, flight.sound.get())
-                flags = flight.flags.get().tolist() if flight.flags else []
+                self._launch(plan)
+            pipelined = 0 < self._runner.min_streams_to_pipeline <= len(plan.frame)
+            while len(self._in_flight) > pipelined:
+                step = self._in_flight[0]
+                if step.audio is not None:  # readers need not wait for the frame step beside it
+                    self._deliver_audio(step.plan, step.audio.get())
+                flags = step.flags.get().tolist() if step.flags else []
                 now = self.clock()
-                landed.append(CompletedStep(flight, flags, now - max(flight.began, self._landed)))
-                self._landed = now
+                completed.append(CompletedStep(step.plan, flags, now - max(step.started_at, self._last_completed_at)))
+                self._last_completed_at = now
                 with self.lock:
-                    self._flights.popleft()
-                    self._crowd.over = flight.number
-            self._failures = 0
+                    self._in_flight.popleft()
+                    self._manager.completed_steps = step.number
+            self._num_failures = 0
         except Exception as error:
-            self._failures += 1
-            if self._failures > FAILURES_ALLOWED:
+            self._num_failures += 1
+            if self._num_failures > MAX_FAILURES:
                 raise
-            log.exception("a step failed")
-            self._stepper.wait()  # a slot that is freed must not be written to any more
+            log.exception("step failed")
+            self._runner.wait()  # nothing may write to a slot that is released
             self._fail(plan, f"a step of the engine failed: {error}")
-        return landed
+        return completed
 
-    def _begin(self, plan: StepPlan) -> None:
-        """Hands a step to the device."""
-        began, stepper, streams = self.clock(), self._stepper, self._crowd.streams
-        makes, sounds = [streams[track] for track in plan.frame], [streams[track] for track, _ in plan.codec]
-        sound = flags = None
-        if sounds:
-            chunks = zip(sounds, plan.codec, strict=True)
-            sound = stepper.decode([(stream.slot, t.decoded + t.sent, n) for stream, (t, n) in chunks])
+    def _launch(self, plan: StepPlan[LocalStream]) -> None:
+        """Starts a step on the device."""
+        started_at, runner = self.clock(), self._runner
+        audio = flags = None
+        if plan.codec:
+            audio = runner.decode([(s.slot, s.decoded + s.decoding, frames) for s, frames in plan.codec])
         if plan.prefill:
-            stepper.prefill(
-                [(streams[t].slot, t.prefilled, streams[t].prompt[t.prefilled :][:rows]) for t, rows in plan.prefill]
-            )
-        if makes:
-            flags = stepper.frame([(s.slot, t.prompt_rows + t.started) for s, t in zip(makes, plan.frame, strict=True)])
+            runner.prefill([(s.slot, s.prefilled, s.prompt[s.prefilled :][:rows]) for s, rows in plan.prefill])
+        if plan.frame:
+            flags = runner.frame([(s.slot, s.prompt_rows + s.started) for s in plan.frame])
         with self.lock:
-            self._begun += 1
-            self._flights.append(InFlightStep(self._begun, plan, began, makes, flags, sounds, sound))
-            for stream in makes:
-                stream.flight = self._begun
-            for stream in sounds:
-                stream.flight = self._begun
-            for track, rows in plan.prefill:
-                track.prefilled += rows
-                if not track.prompt_left:
-                    streams[track].prepared = None
-            for track in plan.frame:
-                track.started += 1
-            for track, frames in plan.codec:
-                track.sent += frames
+            self._num_started += 1
+            self._in_flight.append(InFlightStep(self._num_started, plan, started_at, flags, audio))
+            self.scheduler.start(plan, started_at)
+            for stream, _ in plan.prefill:
+                if not stream.prompt_left:
+                    stream.prepared = None
+            for stream in plan.frame:
+                stream.last_step = self._num_started
+            for stream, _ in plan.codec:
+                stream.last_step = self._num_started
 
-    def _hand_over(self, flight: InFlightStep, sound: list[Samples]) -> None:
-        """Gives the samples of a step to those who wait for them."""
+    def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Samples]) -> None:
+        """Hands the samples of a step to its streams and their readers."""
         with self.lock:
             now = self.clock()
-            for stream, (track, frames), samples in zip(flight.sounds, flight.plan.codec, sound, strict=True):
-                track.sent -= frames
-                track.decoded += frames
+            for (stream, frames), samples in zip(plan.codec, audio, strict=True):
+                stream.decoding -= frames
+                stream.decoded += frames
                 if stream.result is None:
-                    self._crowd.give(stream, track, samples, frames, now)
-            self._crowd.end_those_who_are_done(flight.sounds)  # a final chunk and its result are told as one
-        self._tell_readers()
+                    self._manager.on_audio(stream, samples, frames, now)
+            self._manager.end_drained(stream for stream, _ in plan.codec)  # final chunk and result in one notification
+        self._notify_readers()
 
-    def _deliver(self, landed: list[CompletedStep]) -> None:
-        """Takes note of what steps told, and ends those that have nothing more to give."""
+    def _deliver(self, completed: list[CompletedStep]) -> None:
+        """Applies the flags of completed steps, and ends streams that are done."""
         with self.lock:
-            for step in landed:
-                for stream, flags in zip(step.flight.makes, step.flags, strict=True):
-                    self._crowd.heard(stream, flags)
-                self._note(step)
-                self._crowd.end_those_who_are_done(step.flight.makes)
-            self._crowd.free_those_who_left()
-        self._tell_readers()
+            now = self.clock()
+            for step in completed:
+                for stream, flags in zip(step.plan.frame, step.flags, strict=True):
+                    self._manager.on_frame_result(stream, flags, now)
+                self._observe(step, now)
+                self._manager.end_drained(step.plan.frame)
+            self._manager.release_finished()
+        self._notify_readers()
 
-    def _tell_readers(self) -> None:
-        """Calls those who asked to be told, without the lock; one that throws loses its own stream only."""
+    def _notify_readers(self) -> None:
+        """Calls on_ready without the lock; a callback that raises cancels its own stream only."""
         with self.lock:
-            ready, self._crowd.notified = list(self._crowd.notified), {}
+            ready, self._manager.ready = list(self._manager.ready), {}
         for stream in ready:
             if stream.on_ready is not None:
                 try:
                     stream.on_ready(stream)
-                except BaseException:  # also an exit that was meant for another thread
-                    log.exception("a reader's callback failed; its stream is cancelled")
+                except BaseException:  # also SystemExit
+                    log.exception("on_ready callback failed, stream cancelled stream=%d", stream.id)
                     stream.cancel()
 
-    # When things go wrong, or end
+    # Failure and shutdown
 
-    def _fail(self, plan: StepPlan, error: str) -> None:
+    def _fail(self, plan: StepPlan[LocalStream], error: str) -> None:
         with self.lock:
-            named = [self._crowd.streams[track] for track in self._named(plan)]
-            flying = [stream for flight in self._flights for stream in flight.streams]
-            self._flights.clear()
-            self._crowd.over = self._begun
-            for stream in dict.fromkeys([*named, *flying]):
-                self._crowd.end(stream, "error", error)
+            failed = [*plan.streams, *self._streams_in_flight()]
+            self._in_flight.clear()
+            self._manager.completed_steps = self._num_started
+            for stream in failed:
+                self._manager.end(stream, "error", error)
 
-    def _close_all(self) -> None:
+    def _streams_in_flight(self) -> list[LocalStream]:
+        return [s for step in self._in_flight for s in (*step.plan.frame, *(stream for stream, _ in step.plan.codec))]
+
+    def _end_all(self) -> None:
         if not self._started.is_set():
             return
         with self.lock:
-            self._flights.clear()
-            self._crowd.over = self._begun
-            for stream in self._crowd.everybody():
-                self._crowd.end(stream, "error", self.broken or "the engine was closed")
+            self._in_flight.clear()
+            self._manager.completed_steps = self._num_started
+            for stream in list(self.streams):
+                self._manager.end(stream, "error", self.broken or "the engine was closed")
             try:
-                self._crowd.free_those_who_left()
-            except Exception:  # of a device that is dead
-                log.exception("what the last streams had could not be freed")
-        self._tell_readers()
+                self._manager.release_finished()
+            except Exception:  # the device may have failed
+                log.exception("slot release failed")
+        self._notify_readers()
         if self._trace:
             try:
                 self._trace.write()
             except Exception:
-                log.exception("the trace could not be written")
+                log.exception("trace write failed")
 
-    def _named(self, plan: StepPlan) -> list[StreamState]:
-        return list(dict.fromkeys([t for t, _ in plan.prefill] + list(plan.frame) + [t for t, _ in plan.codec]))
-
-    def _note(self, step: CompletedStep) -> None:
-        plan = step.flight.plan
-        self.scheduler.observe(plan, step.seconds)
+    def _observe(self, step: CompletedStep, now: float) -> None:
+        self.load.observe(step.plan, step.seconds)
+        batch, rows, frames, _ = step.plan.sizes()
         self._totals["steps"] += 1
-        batch, rows, frames, _ = plan.sizes()
         self._totals["frames"] += batch
         self._totals["prompt_rows"] += rows
-        self._last = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": step.seconds}
+        self._last_step = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": step.seconds}
         if self._trace:
-            self._trace.step(self._last, self.clock(), self.scheduler)
+            self._trace.step(self._last_step, now, len(self.streams[StreamStatus.QUEUED]), self.load.leads(now))

@@ -1,4 +1,5 @@
-"""A step from when it is handed to the device until it is known what it gave."""
+# SPDX-License-Identifier: Apache-2.0
+"""A step between its launch on the device and its completion."""
 
 from dataclasses import dataclass
 
@@ -9,25 +10,19 @@ from polyvox.engine.stream_state import StepPlan
 
 @dataclass(slots=True, eq=False)
 class InFlightStep:
-    """A step under way: who is in it, and what it will give."""
+    """A launched step and its results on their way to the host."""
 
-    number: int  # steps land in the order in which they began
-    plan: StepPlan
-    began: float
-    makes: list[LocalStream]
-    flags: Pending | None
-    sounds: list[LocalStream]
-    sound: PendingAudio | None
-
-    @property
-    def streams(self) -> list[LocalStream]:
-        return self.makes + self.sounds
+    number: int  # steps complete in the order of their launch
+    plan: StepPlan[LocalStream]
+    started_at: float
+    flags: Pending | None  # of plan.frame
+    audio: PendingAudio | None  # of plan.codec
 
 
 @dataclass(slots=True, eq=False)
 class CompletedStep:
-    """A step whose sound was handed over: flags of those that made a frame."""
+    """A step whose audio was delivered and whose flags are known."""
 
-    flight: InFlightStep
+    plan: StepPlan[LocalStream]
     flags: list[int]
     seconds: float

@@ -28,14 +28,14 @@ class StreamReader(ABC):
     def _took(self, taken: list[Any]) -> None:
         """The reader has them; there is room for others."""
 
-    def take(self, most: int) -> list[Chunk]:
+    def take(self, max_chunks: int) -> list[Chunk]:
         """What is there, without waiting."""
-        return self.pop(most)
+        return self.pop(max_chunks)
 
-    def pop(self, most: int) -> list[Any]:
+    def pop(self, max_chunks: int) -> list[Any]:
         """The same as the buffer has it."""
         with self._ready:
-            taken = [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
+            taken = [self._buffer.popleft() for _ in range(min(max_chunks, len(self._buffer)))]
         if taken:
             self._took(taken)
         return taken

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects decoded samples until they are delivered as one chunk, and trims leading silence."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyvox.audio.clip import Samples
+from polyvox.audio.silence import find_onset, window_samples
+from polyvox.engine.interface import Chunk
+
+
+@dataclass(slots=True, eq=False)
+class BufferedChunk:
+    """A chunk as it was decoded: its parts may be views of memory that all streams of a step share."""
+
+    parts: list[Samples]
+    size: int  # samples
+    index: int
+    final: bool
+
+    def own(self) -> None:
+        """Moves the samples to memory of their own, unless they are there already."""
+        if len(self.parts) != 1 or self.parts[0].base is not None:
+            self.parts = [np.concatenate([np.zeros(0, np.float32), *self.parts])]
+
+    def joined(self) -> Chunk:
+        """The chunk in memory of its own."""
+        self.own()
+        return Chunk(self.parts[0], self.index, self.final)
+
+
+class ChunkAssembler:
+    """The samples of one stream that are not delivered yet."""
+
+    def __init__(self, sample_rate: int, trim_silence: bool) -> None:
+        self.size = 0  # samples
+        self.trims = trim_silence  # until the first sound is delivered
+        self._sample_rate = sample_rate
+        self._parts: list[Samples] = []
+        self._has_sound = False
+
+    @property
+    def silent(self) -> bool:
+        """All samples so far are leading silence, which is not delivered."""
+        return self.trims and not self._has_sound
+
+    def add(self, samples: Samples) -> None:
+        """Adds samples, which may be a view of shared memory."""
+        self._parts.append(samples)
+        self.size += len(samples)
+        if self.silent:
+            self._trim()
+
+    def own_last(self) -> None:
+        """Copies the samples added last, so that the memory of a whole step is not kept for them."""
+        self._parts[-1] = self._parts[-1].copy()
+
+    def take(self, index: int, final: bool) -> BufferedChunk:
+        """Removes all samples as a chunk; an empty one if they are silent."""
+        chunk = (
+            BufferedChunk([], 0, index, final) if self.silent else BufferedChunk(self._parts, self.size, index, final)
+        )
+        self.trims = False
+        self.clear()
+        return chunk
+
+    def clear(self) -> None:
+        self._parts, self.size = [], 0
+
+    def _trim(self) -> None:
+        samples = np.concatenate(self._parts)
+        start = find_onset(samples, self._sample_rate)
+        self._has_sound = start is not None
+        # Of silence the last window is kept, because the next sound may begin within it.
+        samples = samples[start if start is not None else -window_samples(self._sample_rate) :]
+        self._parts, self.size = [samples], len(samples)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How loaded the engine is: cost of a frame, capacity, and a snapshot of all leads."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Generic
+
+from polyvox.engine.cost_model import LEARNING_RATE, CostModel
+from polyvox.engine.stream_state import DEFAULT_FIRST_CHUNK, S, SchedulerLimits, StepPlan
+from polyvox.engine.stream_table import StreamTable
+
+SNAPSHOT_TTL = 0.05  # seconds that a snapshot is used for admission
+# Steps from one chunk of one frame to the next: the frame's, the codec's, one in flight, one that stalls (2).
+STEPS_BETWEEN_CHUNKS = 5
+
+
+@dataclass(slots=True)
+class LoadSnapshot:
+    """The state of all streams at one moment."""
+
+    taken_at: float
+    num_live: int  # live streams that need frames
+    leads: list[float]  # of playing streams that need frames, the shortest first
+    _slack: tuple[float, float] | None = None  # the last answer: seconds per frame, slack
+
+    def slack(self, seconds_per_frame: float) -> float:
+        """Seconds that could be lost while every stream still meets its next deadline, the nearest first."""
+        if self._slack is None or self._slack[0] != seconds_per_frame:
+            slack = min((lead - seconds_per_frame * rank for rank, lead in enumerate(self.leads, 1)), default=inf)
+            self._slack = seconds_per_frame, slack
+        return self._slack[1]
+
+
+@dataclass(slots=True)
+class LoadModel(Generic[S]):
+    """The engine's load, as scheduler and admission see it."""
+
+    limits: SchedulerLimits
+    cost: CostModel
+    streams: StreamTable[S]
+    # Moving averages of recent steps
+    prefill_rows_per_frame: float = 0.0
+    codec_calls: float = 1.0
+    _snapshot: LoadSnapshot | None = None
+
+    def observe(self, plan: StepPlan[S], seconds: float) -> None:
+        """Corrects the cost model by the time that a step took."""
+        streams, rows, frames, calls = plan.sizes()
+        self.cost.observe(streams, rows, frames, calls, seconds)
+        self.codec_calls += LEARNING_RATE * (calls - self.codec_calls)
+        # Weighted by the streams of the step: rows beside few frames say little about a full step.
+        weight = LEARNING_RATE * streams / min(self.limits.max_batch, self.limits.num_slots)
+        self.prefill_rows_per_frame += weight * (rows / max(streams, 1) - self.prefill_rows_per_frame)
+
+    def frame_cost(self) -> tuple[float, float]:
+        """Seconds of any step, and of each frame in it with its audio and its share of the prompts."""
+        cost = self.cost
+        each = cost.growing * (cost.stream + cost.codec_frame + cost.prefill_row * self.prefill_rows_per_frame)
+        return cost.fixed * (cost.step + cost.codec * max(1.0, self.codec_calls)), each
+
+    def capacity(self) -> int:
+        """Live streams that can run in real time at once; at least one, on any machine."""
+        seconds = self.limits.frame_seconds * self.limits.headroom
+        fixed, each = self.frame_cost()
+        streams = (seconds - fixed) / each if each else inf
+        if streams > self.limits.max_batch:  # a frame of each stream takes several steps
+            streams = seconds / (fixed / self.limits.max_batch + each)
+        return max(1, int(min(streams, self.limits.num_slots)))
+
+    def first_chunk(self, now: float) -> int:
+        """Frames of a first chunk: one if the next ones arrive before it is played, else DEFAULT_FIRST_CHUNK."""
+        fixed, each = self.frame_cost()
+        step = fixed + each * self.snapshot(now).num_live
+        return 1 if STEPS_BETWEEN_CHUNKS * step <= self.limits.frame_seconds else DEFAULT_FIRST_CHUNK
+
+    def leads(self, now: float) -> list[float]:
+        """Leads of all live streams that are playing, the shortest first."""
+        return sorted(s.lead(now) for s in self.streams.active if s.live and s.first_audio_at < inf)
+
+    def snapshot(self, now: float) -> LoadSnapshot:
+        """The last snapshot, or a new one after SNAPSHOT_TTL: a burst of requests must not visit all streams each."""
+        if self._snapshot is None or not 0 <= now - self._snapshot.taken_at < SNAPSHOT_TTL:
+            needy = [stream for stream in self.streams.active if stream.needs_frames]
+            leads = sorted(lead for stream in needy if (lead := stream.urgency(now)) > -inf)
+            self._snapshot = LoadSnapshot(now, sum(stream.live for stream in needy), leads)
+        return self._snapshot
+
+    def set_snapshot(self, snapshot: LoadSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def invalidate(self) -> None:
+        """Drops the snapshot, after a stream ended."""
+        self._snapshot = None
+
+    def count_admitted(self, stream: S) -> None:
+        """Adds an admitted stream to the snapshot, if there is one."""
+        if self._snapshot is not None:
+            self._snapshot.num_live += stream.live

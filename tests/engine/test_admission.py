@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which requests are rejected, queued and admitted."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.schedulers import FRAME, GPU, LIMITS, SLOW, build, new_stream, playing, running
+from polyvox.engine.admission import QUEUE_GRACE_SECONDS
+from polyvox.engine.cost_model import CostModel
+from polyvox.engine.load import LoadSnapshot
+from polyvox.engine.stream_state import StreamState
+from polyvox.engine.stream_status import StreamStatus
+from polyvox.errors import InvalidRequest, Overloaded
+
+
+def test_requests_are_admitted_in_order_of_arrival_and_live_ones_before_files() -> None:
+    engine = build()
+    streams = [new_stream(live=live) for live in (False, True, False, True)]
+    for one in streams:
+        engine.admission.enqueue(one, 0.0)
+    assert engine.admission.expire(0.5) == []
+    assert engine.admission.admit(0.5) == [streams[1], streams[3], streams[0], streams[2]]
+    assert all(one.admitted_at == 0.5 for one in streams)
+
+
+def test_a_full_queue_rejects_with_the_time_to_retry_after() -> None:
+    engine = build(num_slots=1, max_queue=3, max_queue_seconds=30.0)
+    engine.admit_all(new_stream())
+    for _ in range(3):
+        engine.admission.enqueue(new_stream(), 5.0)
+    with pytest.raises(Overloaded, match="queue is full") as error:
+        engine.admission.enqueue(new_stream(), 5.0)
+    # The default of 3 s and the 5 s of the active stream: the fourth would wait 32 s.
+    assert error.value.retry_after == 2.0
+    assert len(engine.queued) == 3
+
+
+def test_a_request_that_would_wait_too_long_is_rejected_at_once() -> None:
+    engine = build(num_slots=4, max_queue=100, max_queue_seconds=3.5)
+    engine.admit_all(*(new_stream() for _ in range(4)))
+    for _ in range(4):  # by default a stream holds its slot for 3 s: one of four is free every 0.75 s
+        engine.admission.precheck(live=True, continues=False, now=0.0)
+        engine.admission.enqueue(new_stream(), 0.0)
+    with pytest.raises(Overloaded, match=r"free within 3\.5 s") as error:
+        engine.admission.precheck(live=True, continues=False, now=0.0)
+    assert error.value.retry_after == 1.0
+    with pytest.raises(Overloaded):
+        engine.admission.enqueue(new_stream(), 0.0)
+
+
+def test_the_wait_is_estimated_by_how_long_streams_hold_their_slots() -> None:
+    engine = build(num_slots=1, max_queue=100, max_queue_seconds=100.0)
+    estimate = engine.admission.estimate_wait
+    now = 0.0
+    for _ in range(100):
+        one = new_stream(arrived_at=now)
+        engine.admit_all(one, now=now)
+        now += 7.0
+        engine.finish(one, now)
+    assert estimate(True, 0, now) == 0.0
+    engine.admit_all(new_stream(arrived_at=now), now=now)
+    assert estimate(True, 0, now) == pytest.approx(7.0, rel=0.01)
+    assert estimate(True, 0, now + 20) == pytest.approx(11.0, rel=0.01)  # a long stream counts before its end
+    engine.admission.enqueue(new_stream(arrived_at=now), now)
+    assert estimate(True, 0, now) == pytest.approx(14.0, rel=0.01)
+    assert estimate(False, 10_000, now) == 3.0  # no file has ended yet, and too few pages are free
+
+
+def test_the_next_segment_of_an_utterance_is_never_rejected_for_its_wait_and_goes_first() -> None:
+    engine = build(num_slots=2, max_queue=2, max_queue_seconds=3.0)
+    first = new_stream()
+    engine.admit_all(first, new_stream())
+    for one in (new_stream(), new_stream()):
+        engine.admission.enqueue(one, 0.0)
+    with pytest.raises(Overloaded):
+        engine.admission.precheck(live=True, continues=False, now=0.0)
+    following = [new_stream(continues=True), new_stream(continues=True)]
+    for one in following:
+        engine.admission.precheck(live=True, continues=True, now=0.0)
+        engine.admission.enqueue(one, 0.0)
+    with pytest.raises(Overloaded, match="full"):
+        engine.admission.enqueue(new_stream(continues=True), 0.0)
+    assert engine.admission.admit(0.0) == []
+    engine.finish(first, 1.0)
+    assert engine.admission.admit(1.0) == [following[0]]
+
+
+def test_the_next_segment_is_admitted_even_if_the_machine_became_slower() -> None:
+    active = [playing(0.05) for _ in range(4)]
+    engine = running(*active, cost=replace(SLOW, growing=1.2), num_slots=8, max_queue_seconds=100.0)
+    assert engine.load.capacity() == 3
+    engine.finish(active[0], 10.0)
+    new, following = new_stream(arrived_at=10.0), new_stream(arrived_at=10.0, continues=True)
+    engine.admission.enqueue(new, 10.0)
+    engine.admission.enqueue(following, 10.0)
+    assert engine.admission.admit(10.0) == [following]
+
+
+def test_without_a_queue_a_free_slot_is_still_given() -> None:
+    engine = build(max_queue=0, num_slots=1)
+    engine.admit_all(new_stream())
+    with pytest.raises(Overloaded):
+        engine.admission.enqueue(new_stream(), 0.0)
+
+
+def test_a_queued_request_times_out() -> None:
+    engine = build(num_slots=1, max_queue_seconds=5.0)
+    engine.admit_all(new_stream())
+    late = new_stream(arrived_at=1.0)
+    engine.admission.enqueue(late, 1.0)
+    assert engine.admission.expire(QUEUE_GRACE_SECONDS + 5.9) == []  # longer than estimated, and still served
+    assert engine.admission.expire(QUEUE_GRACE_SECONDS + 6.1) == [late]
+    assert late.status is StreamStatus.FINISHED
+    assert not engine.queued
+
+
+def test_a_request_larger_than_the_kv_cache_is_invalid() -> None:
+    with pytest.raises(InvalidRequest, match="raise the engine's context"):
+        build(num_pages=4).admission.enqueue(new_stream(max_frames=100), 0.0)
+
+
+def test_files_leave_half_of_the_slots_and_of_the_queue_to_live_streams() -> None:
+    engine = build(num_slots=4, max_queue=4, max_queue_seconds=10.0)
+    for _ in range(4):
+        engine.admission.enqueue(new_stream(live=False), 0.0)
+    assert len(engine.admission.admit(0.0)) == 2
+    with pytest.raises(Overloaded):
+        engine.admission.enqueue(new_stream(live=False), 0.0)
+    engine.admit_all(new_stream(), new_stream())
+
+
+def test_a_burst_on_an_idle_engine_is_not_limited_by_the_queue() -> None:
+    engine = build(num_slots=64, max_queue=2)
+    for _ in range(66):
+        engine.admission.enqueue(new_stream(), 0.0)
+    with pytest.raises(Overloaded):
+        engine.admission.enqueue(new_stream(), 0.0)
+    assert len(engine.admission.admit(0.0)) == 64
+
+
+def test_a_stream_is_not_admitted_while_others_are_close_to_an_underrun() -> None:
+    late, new = playing(0.03), new_stream(arrived_at=10.0)
+    engine = running(late)
+    engine.admission.enqueue(new, 10.0)
+    assert engine.admission.admit(10.0) == []
+    engine.scheduler.deliver(late, 1.0 / FRAME, 10.0)
+    assert engine.admission.admit(10.1) == [new]
+
+
+def test_a_request_that_arrives_just_after_an_end_gets_the_free_slot() -> None:
+    """The end invalidates the load snapshot."""
+    slow = CostModel(step=0.03, stream=0.02, prefill_row=1e-4, codec=0.01, codec_frame=0.005)
+    one = playing(1.0)
+    engine = running(one, cost=slow, max_queue_seconds=0.0)
+    assert engine.load.capacity() == 1
+    engine.plan(10.0)
+    with pytest.raises(Overloaded):
+        engine.admission.enqueue(new_stream(arrived_at=10.0), 10.0)
+    engine.scheduler.discard_rest(one)
+    engine.streams.transition(one, StreamStatus.RELEASING, 10.0)
+    engine.admission.enqueue(new_stream(arrived_at=10.0), 10.0)
+
+
+def test_a_first_chunk_has_one_frame_if_steps_are_quick() -> None:
+    assert build().load.first_chunk(10.0) == 1
+    assert running(*(playing(1.0) for _ in range(400)), num_slots=400).load.first_chunk(10.0) == 2
+    assert build(CostModel(0.02, 0.0, 0.0, 0.0, 0.0)).load.first_chunk(0.0) == 2
+
+
+@pytest.mark.parametrize(("num_streams", "frames"), [(1, 1), (400, 2)])
+def test_a_first_chunk_counts_all_streams_admitted_together(num_streams: int, frames: int) -> None:
+    engine = build(num_slots=512, num_pages=20_000, max_queue=512)
+    streams = [new_stream(first_chunk=0) for _ in range(num_streams)]
+    for one in streams:
+        engine.admission.enqueue(one, 0.0)
+    assert engine.admission.admit(0.0) == streams
+    assert {one.first_chunk for one in streams} == {frames}
+
+
+# Capacity
+
+
+def test_capacity_is_the_number_of_streams_that_run_in_real_time() -> None:
+    streams = build(num_slots=10_000, max_batch=10_000).load.capacity()
+    assert GPU.seconds(streams, 0, streams) <= FRAME * LIMITS.headroom < GPU.seconds(streams + 1, 0, streams + 1)
+
+
+@given(
+    factor=st.floats(1.0, 20.0),
+    field=st.sampled_from(["step", "stream", "codec", "codec_frame"]),
+    max_batch=st.integers(1, 600),
+)
+def test_a_slower_machine_has_less_capacity_and_a_larger_batch_more(factor: float, field: str, max_batch: int) -> None:
+    slower = replace(GPU, **{field: getattr(GPU, field) * factor})
+    before = build(num_slots=5000, max_batch=max_batch).load.capacity()
+    assert 1 <= build(slower, num_slots=5000, max_batch=max_batch).load.capacity() <= before
+    assert build(num_slots=5000, max_batch=max_batch + 1).load.capacity() >= before
+    assert build(num_slots=max_batch).load.capacity() <= max_batch
+
+
+def test_streams_beyond_capacity_wait() -> None:
+    engine = build(SLOW, max_queue=20, max_queue_seconds=10.0)
+    for _ in range(10):
+        engine.admission.enqueue(new_stream(), 0.0)
+    assert len(engine.admission.admit(0.0)) == engine.load.capacity() == 3
+
+
+def test_a_load_snapshot_answers_for_every_cost_of_a_frame() -> None:
+    snapshot = LoadSnapshot(0.0, 3, [0.1, 0.2, 0.25])
+    assert [round(snapshot.slack(each), 6) for each in (0.01, 0.08, 0.01)] == [0.09, 0.01, 0.09]
+    assert LoadSnapshot(0.0, 0, []).slack(0.01) == inf
+
+
+# Accounting
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Requests arrive, run, end and are cancelled in any order: slots and pages always add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = build(num_slots=5, num_pages=60, max_queue=4, max_queue_seconds=1.0)
+        self.now = 0.0
+        self.accepted: list[StreamState] = []
+
+    @rule(rows=st.integers(1, 300), frames=st.integers(1, 800), live=st.booleans(), continues=st.booleans())
+    def enqueue(self, rows: int, frames: int, live: bool, continues: bool) -> None:
+        one = new_stream(self.now, rows, frames, live=live, continues=continues)
+        before = self.engine.queued
+        try:
+            self.engine.admission.enqueue(one, self.now)
+            self.accepted.append(one)
+        except (Overloaded, InvalidRequest):
+            assert self.engine.queued == before
+
+    @rule()
+    def admit(self) -> None:
+        expired = self.engine.admission.expire(self.now)
+        admitted = self.engine.admission.admit(self.now)
+        max_wait = 1.0 + QUEUE_GRACE_SECONDS
+        assert all(self.now - one.arrived_at <= max_wait for one in admitted)
+        assert all(self.now - one.arrived_at > max_wait for one in expired)
+        self.accepted = [one for one in self.accepted if one not in expired]
+
+    @rule(seconds=st.floats(0.001, 20.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def step(self) -> None:
+        active = self.engine.streams.active
+        plan = self.engine.plan(self.now)
+        assert plan or not any(not one.ended or one.decoded < one.generated for one in active)
+        assert len(plan.frame) == len(set(plan.frame))
+        assert all(0 < rows <= one.prompt_left for one, rows in plan.prefill)
+        self.now += 0.01
+        self.engine.scheduler.start(plan, self.now)
+        for one in plan.frame:
+            assert one.prompt_left == 0
+            one.generated += 1
+        for one, frames in plan.codec:
+            one.decoding -= frames
+            one.decoded += frames
+            assert one.decoded <= one.generated
+            self.engine.scheduler.deliver(one, frames, self.now)
+        for one in active:
+            if one.generated == one.max_frames and not one.ended:
+                self.engine.drain(one, self.now)
+        self.engine.load.observe(plan, 0.01)
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.accepted))
+        self.engine.finish(one, self.now)
+        self.accepted.remove(one)
+
+    @invariant()
+    def slots_and_pages_add_up(self) -> None:
+        active, ledger = list(self.engine.streams.active), self.engine.ledger
+        assert {*active, *self.engine.queued} == set(self.accepted)
+        assert len(active) + len(self.engine.queued) == len(self.accepted) == len(self.engine.streams)
+        assert len(active) == 5 - len(ledger.free_slots)
+        # The queue, as many later segments as slots, and requests for slots that are free.
+        assert len(self.engine.queued) <= 4 + 5 + 5
+        assert len(ledger.free_pages) == 60 - sum(self.engine.admission.pages_for(one) for one in active) >= 0
+
+
+TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
