@@ -116,9 +116,9 @@ def test_a_sentence_that_is_never_admitted_fails_after_the_retry_timeout(full_en
 
 def test_a_sentence_that_fails_raises_and_the_others_are_cancelled(engine: LocalEngine) -> None:
     with (
-        mock.patch.object(engine._stepper.rows, "decode", side_effect=RuntimeError("injected")),
+        mock.patch.object(engine._runner.rows, "decode", side_effect=RuntimeError("injected")),
         pytest.raises(Exception, match="injected"),
     ):
         list(LongFormReader(engine, SENTENCES, REQUEST, 4))
     with engine.lock:
-        assert engine._work.wait_for(lambda: not engine._crowd.streams, 60)
+        assert engine._work.wait_for(lambda: not engine.streams, 60)
