@@ -14,6 +14,8 @@ from polyvox import __version__
 from polyvox.audio import read_audio
 from polyvox.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 
 def polyvox(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The exit status of the command."""

@@ -18,6 +18,8 @@ from polyvox.engine.memory import table
 from polyvox.server.settings import Settings, read_settings
 from polyvox.tts import load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 # From top to bottom, by tests/voices/test_command.py and tests/bench/test_bench_command.py
@@ -139,6 +141,13 @@ def test_the_memory_table_is_the_one_of_the_server() -> None:
     with load(device="cpu", config=Settings().engine_config()) as tts:
         shown = table(tts.engine._runner.memory())
     assert f"where the memory goes:\n{shown}\n" in (ROOT / "docs/server.md").read_text()
+
+
+def test_the_tests_that_the_documentation_names_exist() -> None:
+    existing = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    for page in PAGES:
+        if "notes" not in page.parts:
+            assert set(re.findall(r"\btest_\w+\.py\b", page.read_text())) <= existing, page.name
 
 
 def test_links_lead_to_files() -> None:

@@ -19,6 +19,8 @@ from polyvox.errors import PolyvoxError
 from polyvox.models.qwen3_tts.model import Qwen3TTS, Slots
 from polyvox.tts import TTS
 
+pytestmark = pytest.mark.slow
+
 TEXT = "Good morning, how are you?"
 
 

@@ -18,6 +18,8 @@ from polyvox.cli.main import main
 from polyvox.engine.memory import CPU_SLOTS
 from polyvox.models.qwen3_tts import family, synthetic
 
+pytestmark = pytest.mark.slow
+
 BENCHMARK_PAGE = Path(__file__).parents[2] / "docs/benchmark.md"
 PERFORMANCE_PAGE = BENCHMARK_PAGE.with_name("performance.md")
 FAKE_ASR = """

@@ -11,6 +11,8 @@ from benchmarks.client import SAMPLES, delays
 
 from polyvox.bench.metrics import RequestTrace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -14,6 +14,8 @@ from polyvox.bench.metrics import RequestMetrics, RequestTrace, measure
 from polyvox.bench.receiver import AudioReceiver, RequestFailed
 from polyvox.errors import InvalidRequest
 
+pytestmark = pytest.mark.slow
+
 PROTOCOLS: tuple[WireProtocol, ...] = ("http", "sse", "ws")
 
 

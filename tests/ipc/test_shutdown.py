@@ -21,6 +21,8 @@ from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
 
+pytestmark = pytest.mark.slow
+
 SPAWN = multiprocessing.get_context("spawn")
 
 

@@ -15,6 +15,8 @@ from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.synthetic import tiny_files
 
+pytestmark = pytest.mark.slow
+
 FRAMES, WINDOW, SLOTS = 9, 5, 5
 
 

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_kernels_compile_for_hopper_without_one() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

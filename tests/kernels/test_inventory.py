@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from polyvox import kernels
+
+pytestmark = pytest.mark.slow
 
 # kernel: its launcher, its reference implementation, and the test file that compares them
 REFERENCES = {

@@ -11,6 +11,8 @@ from conftest import Loaded
 from parity import Batch
 from polyvox import kernels
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("checkpoint", "lengths"), [("custom_voice", (19, 4)), ("voice_design", (5,))])

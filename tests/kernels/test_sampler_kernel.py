@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed, draw_keyed_reference
 
-pytestmark = pytest.mark.usefixtures("interpreted")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
 
 SLOTS = 12
 PLAIN = [1.0, 0, 1.0, 1.0]

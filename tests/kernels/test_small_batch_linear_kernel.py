@@ -8,7 +8,7 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.small_batch_linear import MAX_ROWS, VECTOR_ROWS, Norm, is_small_batch, project, project_reference
 
-pytestmark = pytest.mark.usefixtures("interpreted")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
 
 # Another summation order and one or two roundings: a few units in the last digit of numbers near 1.
 CLOSE = {torch.float32: 3e-6, torch.float16: 4e-3}

@@ -10,6 +10,8 @@ from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt, Reference, build_pr
 from polyvox.models.qwen3_tts.talker import look_up
 from polyvox.models.request import Layout, Sampling
 
+pytestmark = pytest.mark.slow
+
 FRAMES = 12
 REQUEST = st.tuples(
     st.text("abc hello the", min_size=1, max_size=30).filter(str.strip),

@@ -23,6 +23,8 @@ from polyvox.tts import EMBEDDED_VOICE
 from reference.cases import CASES, EMBEDDED, STREAMED_CODEC_FRAMES, TOKENIZER_TEXTS, Case
 from reference.golden import HERE, SCRIPTS, checkpoint_digests, digest
 
+pytestmark = pytest.mark.slow
+
 DTYPES = ("float32", "float64")
 CASE = {case.name: case for case in (*CASES, *EMBEDDED)}
 

@@ -24,6 +24,8 @@ from training.pool import Pool
 from training.talker import scale_for_depth
 from training.tokens import load_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TEXT = "Good morning, my neighbor has 3 cats."
 
 

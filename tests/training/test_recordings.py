@@ -12,6 +12,8 @@ from training.rates import difference, rate_of
 from training.recordings import ENGINE, Recording, keep, read, speak
 from training.sampling import table
 
+pytestmark = pytest.mark.slow
+
 # The first twice: so long that two seeds surely differ somewhere.
 LONG = "I left my umbrella on the train this morning, and it has been raining ever since."
 TEXTS = [LONG, "We ran out of milk.", LONG]

@@ -27,6 +27,8 @@ from polyvox.tts import TTS
 from polyvox.voices import VoiceLibrary
 from voices.factories import MODEL, add
 
+pytestmark = pytest.mark.slow
+
 
 class Shell:
     """Runs commands in a folder with its own voice library."""
