@@ -47,14 +47,18 @@ class AudioRing:
 
     def write(self, samples: Samples) -> None:
         """Writer: appends samples; raises ValueError if they do not fit."""
-        if len(samples) > self.free:
-            raise ValueError(f"{len(samples)} samples do not fit into the {self.free} free ones of the ring")
+        size = len(samples)
+        if size > self.free:
+            raise ValueError(f"{size} samples do not fit into the {self.free} free ones of the ring")
         start = self.written % self.capacity
-        first = min(len(samples), self.capacity - start)
-        self._samples[start : start + first] = samples[:first]
-        if first < len(samples):
-            self._samples[: len(samples) - first] = samples[first:]
-        self.written += len(samples)
+        end = start + size
+        if end <= self.capacity:
+            self._samples[start:end] = samples
+        else:
+            first = self.capacity - start
+            self._samples[start:] = samples[:first]
+            self._samples[: size - first] = samples[first:]
+        self.written += size
 
     def release(self, position: int) -> None:
         """Writer: the reader has copied everything before this position."""

@@ -195,7 +195,8 @@ class WorkerConnection:
                 if delivery.credit == 0:
                     self._ready.append(id)
                 delivery.credit += count
-        self._schedule_flush()
+        if self._outgoing or self._ready:
+            self._schedule_flush()
 
     # Counts of keys
 
@@ -313,15 +314,18 @@ class WorkerConnection:
         """Moves queued chunks into the ring until it is full. A result comes in the same update as its final chunk."""
         chunks: list[messages.ChunkHeader] = []
         results: dict[int, Result] = {}
-        while self._outgoing and len(self._outgoing[0][2]) <= self._ring.free:
-            id, item, samples = self._outgoing.popleft()
-            if isinstance(item, Result):
+        outgoing, ring = self._outgoing, self._ring
+        if ring.written == ring.consumed:
+            self._progress = time.monotonic()
+        free = ring.free
+        while outgoing and (size := len(outgoing[0][2])) <= free:
+            id, item, samples = outgoing.popleft()
+            if isinstance(item, messages.ChunkHeader):
+                ring.write(samples)
+                free -= size
+                chunks.append(item)
+            else:
                 results[id] = item
-                continue
-            if self._ring.written == self._ring.consumed:
-                self._progress = time.monotonic()
-            self._ring.write(samples)
-            chunks.append(item)
         return chunks, results
 
     # The end
