@@ -10,6 +10,7 @@ measures the host work per frame; run it on otherwise idle cores.
 """
 
 import argparse
+import asyncio
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from polyvox.bench.engine_client import STREAMS_PER_READER, RemoteEngineClient
+from polyvox.bench.engine_client import STREAMS_PER_READER, RemoteEngineClient, remote_stats
 from polyvox.bench.load import Load
 from polyvox.bench.load_generator import run_in_processes
 from polyvox.bench.prompts import prompts
@@ -32,7 +33,6 @@ from polyvox.engine import model_runner
 from polyvox.engine.config import MIN_CONTEXT, EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import InProcessEngine
-from polyvox.ipc.blocking import RemoteEngine
 from polyvox.ipc.supervisor import EngineProcess
 
 # Milliseconds by batch size, 1.7B on one H200: frame step; codec step, per frame.
@@ -169,14 +169,14 @@ class MemoryMonitor(threading.Thread):
         return f"{min(self.samples):.2f} to {max(self.samples):.2f}" if self.samples else "-"
 
 
-def measure_level(engine: RemoteEngine, new_client: RemoteEngineClient, load: Load, processes: int) -> dict[str, str]:
+def measure_level(new_client: RemoteEngineClient, load: Load, processes: int) -> dict[str, str]:
     """One row of the table."""
-    before, began = engine.stats(), time.monotonic()
+    before, began = asyncio.run(remote_stats(new_client.endpoint)), time.monotonic()
     monitor = MemoryMonitor(load.warmup)
     monitor.start()
     traces, lag = run_in_processes(new_client, load, prompts(), processes)
     memory_used = monitor.stop()
-    after, elapsed = engine.stats(), time.monotonic() - began
+    after, elapsed = asyncio.run(remote_stats(new_client.endpoint)), time.monotonic() - began
     delta = {name: after[name] - before[name] for name in ("steps", "frames", "prompt_rows", "cpu", "thread_cpu")}
     finished = sum(after[name] - before[name] for name in after if name.startswith("finished_"))
     found = summarise(traces)
@@ -216,15 +216,14 @@ def main() -> None:
     levels = [int(each) for each in given.streams.split(",")]
     rows = []
     with EngineProcess(partial(build, given.model, given.max_streams or max(levels), given.tokens)) as process:
-        engine, new_client = RemoteEngine(process.endpoint), RemoteEngineClient(process.endpoint, None, given.frames)
+        new_client = RemoteEngineClient(process.endpoint, None, given.frames)
         sys.stdout.write(f"ready after {process.endpoint.start_seconds:.0f} s, {gpu_memory() or 0:.2f} GB\n")
         for streams in levels:
             load = Load("closed", streams, given.seconds, given.ramp, ramp=given.ramp, seed=given.seed)
             processes = given.processes or load.num_processes(os.cpu_count() or 1, STREAMS_PER_READER)
-            rows.append(measure_level(engine, new_client, load, processes))
+            rows.append(measure_level(new_client, load, processes))
             sys.stdout.write(f"{rows[-1]}\n")
             sys.stdout.flush()
-        engine.close()
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     sys.stdout.write("".join("| " + " | ".join(line) + " |\n" for line in lines))
 

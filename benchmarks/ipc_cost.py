@@ -34,13 +34,14 @@ class PacedStream:
     """A stream that the engine fills with one chunk per step."""
 
     def __init__(self, on_ready: Callable[["PacedStream"], None] | None, num_chunks: int) -> None:
-        self.seed, self.result, self._left, self._on_ready = 0, None, num_chunks, on_ready
-        self.result: Result | None
+        self._num_chunks, self._on_ready = num_chunks, on_ready
+        self.seed = 0
+        self.result: Result | None = None
         self.buffer: deque[Chunk] = deque()
         self._index = 0
 
     def step(self) -> None:
-        final = self._index + 1 == self._left
+        final = self._index + 1 == self._num_chunks
         self.buffer.append(Chunk(CHUNK, self._index, final))
         self._index += 1
         if final:
@@ -117,8 +118,8 @@ async def measure(process: EngineProcess, num_streams: int, num_steps: int) -> N
     after = (await engine.stats())["cpu"]
     cost = [1e6 * each / chunks for each in (after - before, time.process_time() - mine)]
     sys.stdout.write(
-        f"call: {calls[0]:.0f} us round trip, {calls[1]:.0f} us of the engine's CPU, {calls[2]:.0f} us of the server's\n"
-        f"chunk: {cost[0]:.1f} us of the engine's CPU, {cost[1]:.1f} us of the server's ({chunks} chunks)\n"
+        f"call: round trip {calls[0]:.0f} us, CPU of the engine {calls[1]:.0f} us, of the server {calls[2]:.0f} us\n"
+        f"chunk: CPU of the engine {cost[0]:.1f} us, of the server {cost[1]:.1f} us ({chunks} chunks)\n"
     )
     await engine.close()
 

@@ -14,6 +14,7 @@ from polyvox.bench.load_generator import client_lag, run_in_process, run_on_serv
 from polyvox.bench.metrics import RequestTrace
 from polyvox.bench.prompts import prompts
 from polyvox.bench.summary import Summary, summarise
+from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.errors import InvalidRequest
 from polyvox.tts import TTS
 
@@ -146,7 +147,7 @@ def test_a_single_process_runs_in_this_one(server: FakeServer) -> None:
 
 
 def test_the_engine_in_process_generates_utterances_of_a_fixed_length(embedded: TTS) -> None:
-    client = EngineClient(embedded.engine, embedded.speech.info().sampling, frames=6)
+    client = EngineClient(AsyncLocalEngine(embedded.engine), embedded.speech.info().sampling, frames=6)
     load = Load("closed", 2, warmup=0.0, requests=4, seconds=60)
     result = run_in_process(partial(engine_client, client), load, prompts())
     summary = summarise(result.traces)
@@ -157,7 +158,7 @@ def test_the_engine_in_process_generates_utterances_of_a_fixed_length(embedded: 
 
 
 def test_a_request_rejected_by_the_engine_is_counted_by_its_code(embedded: TTS) -> None:
-    client = EngineClient(embedded.engine, embedded.speech.info().sampling, voice="unknown")
+    client = EngineClient(AsyncLocalEngine(embedded.engine), embedded.speech.info().sampling, voice="unknown")
     load = Load("closed", 1, requests=1, warmup=0.0)
     result = run_in_process(partial(engine_client, client), load, prompts())
     assert [trace.error for trace in result.traces] == ["invalid_request"]

@@ -22,6 +22,7 @@ from polyvox.bench.model_calls import (
     to_json,
 )
 from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks
+from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import EngineConfig
 from polyvox.models.qwen3_tts import family, synthetic
 from polyvox.models.qwen3_tts.family import HashingTokenizer
@@ -132,7 +133,7 @@ def test_random_weights_generate_utterances_of_a_fixed_length(monkeypatch: pytes
     monkeypatch.setattr(family, "published_files", lambda _size, kind: synthetic.tiny_files(kind))
     model = random_model("1.7B", torch.device("cpu"), torch.float32, num_tokens=30)
     with TTS(model, EngineConfig(max_streams=4, max_queue_seconds=60)) as tts:
-        client = EngineClient(tts.engine, tts.speech.info().sampling, frames=20)
+        client = EngineClient(AsyncLocalEngine(tts.engine), tts.speech.info().sampling, frames=20)
         texts = ("One text.", "Another one.")
         load = Load("closed", 4, warmup=0.0, requests=8, seconds=60)
         result = run_in_process(partial(engine_client, client), load, texts)

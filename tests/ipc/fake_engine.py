@@ -1,4 +1,5 @@
-"""An engine without a model: its samples follow from seed and index, its speed and its failures are chosen."""
+# SPDX-License-Identifier: Apache-2.0
+"""An engine without a model. Its samples depend on seed and index only; tests choose its speed and its failures."""
 
 import threading
 import time
@@ -18,10 +19,9 @@ from polyvox.models.request import ClonedVoice, Request, Sampling
 
 SAMPLE_RATE = 24_000
 CHUNK_SAMPLES = 480
-BUFFER = 4  # chunks that a stream keeps for its reader
-SLOTS = 8  # that it tells of
-LENGTH = 10  # chunks of a stream that asks for no other number
-
+BUFFER = 4  # chunks that a stream buffers for its reader
+SLOTS = 8  # that it reports
+LENGTH = 10  # chunks of a stream without max_frames
 
 ABOUT = ModelInfo(
     identity=ModelIdentity("Fake-Base", "base-4-2x8-0123456789ab", can_clone=True),
@@ -42,12 +42,12 @@ ABOUT = ModelInfo(
 
 
 def chunk_samples(seed: int, index: int) -> Samples:
-    """Numbers that need all of their bits: whatever is lost on the way shows."""
+    """Samples that use all bits of a float32, so that any loss shows."""
     return np.random.default_rng((seed, index)).uniform(-1, 1, CHUNK_SAMPLES).astype(np.float32)
 
 
 class FakeStream(StreamReader):
-    """Makes one chunk a step: of a live request one for each word and row, of any other max_frames."""
+    """Produces one chunk per step: one for each word and row of a live request, else max_frames."""
 
     def __init__(self, engine: "FakeEngine", request: Request, on_ready: Callable[["FakeStream"], None] | None):
         super().__init__(engine.work)
@@ -95,8 +95,8 @@ class FakeStream(StreamReader):
             self._buffer.clear()
             self._end("cancelled")
         elif self.request.text == "expires":
-            self._end("error", "no place came free", retry_after=2.5)
-        elif self.made == self.goal or self.request.text == "silence":  # which is trimmed away
+            self._end("error", "the queue timeout expired", retry_after=2.5)
+        elif self.made == self.goal or self.request.text == "silence":  # all of it is trimmed
             self._end("stop")
         else:
             self._push(self._samples(), final=self.made + 1 == self.goal and not self.open)
@@ -123,11 +123,11 @@ class FakeStream(StreamReader):
 
 
 class FakeEngine:
-    """Steps all of its streams at once, no faster than once in step_seconds."""
+    """Steps all streams together, at most once per step_seconds."""
 
     def __init__(self, step_seconds: float = 0.0, close_seconds: float = 0.0, sample_rate: int = SAMPLE_RATE) -> None:
         self.sample_rate = sample_rate
-        self.work = threading.Condition()  # guards all that follows
+        self.work = threading.Condition()  # guards the attributes below
         self.made: Counter[str] = Counter()
         self._streams: list[FakeStream] = []
         self._steps = 0
@@ -148,7 +148,7 @@ class FakeEngine:
         if request.text == "invalid":
             raise InvalidRequest("language", "Klingon", ["english", "chinese"])
         if request.text == "overloaded":
-            raise Overloaded("all streams are taken", retry_after=2.5)
+            raise Overloaded("all streams are in use", retry_after=2.5)
         if request.text == "broken":
             raise EngineDown("the loop has ended", retry_after=1)
         if request.text.startswith("gate "):
@@ -200,10 +200,10 @@ class FakeEngine:
                 self.work.wait_for(lambda: self._closing.is_set() or any(s.can_step() for s in self._streams))
                 stepping = [stream for stream in self._streams if stream.can_step()]
                 if "deadlocks" in (stream.request.text for stream in stepping):
-                    _for_ever()
+                    _wait_forever()
                 self._step_began = time.monotonic()
             if "hangs" in (stream.request.text for stream in stepping):
-                _for_ever()
+                _wait_forever()
             with self.work:
                 for stream in stepping:
                     stream.step()
@@ -217,7 +217,7 @@ class FakeEngine:
                 self._closing.wait(self._step_seconds)
 
 
-def _for_ever() -> None:
+def _wait_forever() -> None:
     threading.Event().wait()
 
 
@@ -226,14 +226,14 @@ def unbuildable() -> FakeEngine:
 
 
 def mortal(flag: str) -> FakeEngine:
-    """Cannot be built any more once the file exists."""
+    """Fails to build once the file exists."""
     if Path(flag).exists():
-        raise ValueError("the checkpoint is gone")
+        raise ValueError("the checkpoint is missing")
     return FakeEngine()
 
 
 def gated(gate: str) -> FakeEngine:
-    """Once the pipe exists, waits before it until somebody writes."""
+    """If the pipe exists, waits until a test writes to it."""
     if Path(gate).exists():
         Path(gate).read_text()
     return FakeEngine()

@@ -70,7 +70,7 @@ async def test_an_engine_that_hangs_is_replaced_and_its_stacks_are_logged(
         await restarted(process, pid, engine)
         assert_complete(await read(await engine.submit(request(2))), seed=2, count=10)
         await engine.close()
-    assert "in _for_ever" in capfd.readouterr().err
+    assert "in _wait_forever" in capfd.readouterr().err
 
 
 async def test_a_stopped_process_is_replaced() -> None:
@@ -158,7 +158,7 @@ async def test_after_three_failures_in_a_minute_the_engine_is_not_restarted(
 
     await becomes_true(noticed)
     for _ in range(2):
-        with pytest.raises(EngineDown, match=r"failed 3 times in 60 s.*the checkpoint is gone"):
+        with pytest.raises(EngineDown, match=r"failed 3 times in 60 s.*the checkpoint is missing"):
             await engine.submit(request(1))
     assert [record.levelname for record in caplog.records if "failed 3 times" in record.getMessage()] == ["ERROR"]
     await engine.close()

@@ -188,7 +188,7 @@ async def test_rows_travel_as_arrays_and_the_last_ones_finish_the_text(engine: A
 
 async def test_a_stream_that_times_out_in_the_queue_raises_overloaded(engine: AsyncRemoteEngine) -> None:
     stream = await engine.submit(Request("expires"))
-    with pytest.raises(Overloaded, match="no place came free") as caught:
+    with pytest.raises(Overloaded, match="the queue timeout expired") as caught:
         await read(stream)
     assert type(caught.value) is Overloaded
     assert caught.value.retry_after == 2.5

@@ -69,11 +69,13 @@ class BufferedEngine(FakeEngine):
 
 
 @asynccontextmanager
-async def connected(engine: FakeEngine, ring_samples: int) -> AsyncIterator[tuple[WorkerConnection, RawServer]]:
+async def connected(
+    engine: FakeEngine, ring_samples: int, max_pending: int = 100
+) -> AsyncIterator[tuple[WorkerConnection, RawServer]]:
     """A connection, and the server at its other end."""
     here, there = socket.socketpair()
     file = create_shared_memory(ring_samples)
-    pool = PreparationPool()
+    pool = PreparationPool(max_pending=max_pending)
     connection = WorkerConnection(engine, pool, KeyCounts(), AudioRing(file), TIMEOUT)
     os.close(file)
     server = RawServer()
@@ -210,13 +212,13 @@ async def test_requests_beyond_the_preparation_queue_are_rejected(monkeypatch: p
         return accept(asked, on_ready)
 
     monkeypatch.setattr(engine, "submit", slow)
-    async with connected(engine, RING_SAMPLES) as (_, server):
-        for id in range(preparation.MAX_PENDING_REQUESTS + 1):
+    async with connected(engine, RING_SAMPLES, max_pending=20) as (_, server):
+        for id in range(21):
             server.send(submit(id, request(id, chunks=1), credit=8))
         (reply,) = (await next_update(server)).replies
         assert isinstance(reply, messages.ErrorReply)
         assert reply.error_type == "Overloaded"
-        assert reply.id == preparation.MAX_PENDING_REQUESTS
+        assert reply.id == 20
         proceed.set()
 
 

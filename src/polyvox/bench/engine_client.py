@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmark clients of an engine, in this process or in its own: measurements without an HTTP server."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from polyvox.errors import PolyvoxError
 from polyvox.models.request import Request, Sampling
 
 if TYPE_CHECKING:
-    from polyvox.engine.interface import Engine
+    from polyvox.engine.interface import AsyncEngine
     from polyvox.ipc.endpoint import EngineEndpoint
 
 STREAMS_PER_READER = 256  # streams per client process of a remote engine
@@ -29,7 +28,7 @@ class EngineClient:
     """
 
     def __init__(
-        self, engine: "Engine", sampling: Sampling, voice: str | None = None, frames: int | None = None
+        self, engine: "AsyncEngine", sampling: Sampling, voice: str | None = None, frames: int | None = None
     ) -> None:
         self.engine, self.voice, self.frames = engine, voice, frames
         self.sampling = None if frames is None else replace(sampling, min_frames=frames)
@@ -42,9 +41,7 @@ class EngineClient:
         trace.sample_rate = self.engine.sample_rate
         receiver = AudioReceiver(trace, clock)
         try:
-            # submit prepares the request and may wait for another process.
-            stream = await asyncio.to_thread(self.engine.submit, self.request(text, seed))
-            async for chunk in stream:
+            async for chunk in await self.engine.submit(self.request(text, seed)):
                 if len(chunk.samples):
                     now = receiver.now()
                     receiver.on_byte(now)
@@ -70,11 +67,22 @@ class RemoteEngineClient:
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[Client]:
-        from polyvox.ipc.blocking import RemoteEngine
+        async with connected(self.endpoint) as engine:
+            yield EngineClient(engine, (await engine.info()).sampling, self.voice, self.frames)
 
-        engine = RemoteEngine(self.endpoint)
-        try:
-            sampling = (await asyncio.to_thread(engine.info)).sampling
-            yield EngineClient(engine, sampling, self.voice, self.frames)
-        finally:
-            await asyncio.to_thread(engine.close)
+
+@asynccontextmanager
+async def connected(endpoint: "EngineEndpoint") -> AsyncIterator["AsyncEngine"]:
+    from polyvox.ipc.client import AsyncRemoteEngine
+
+    engine = AsyncRemoteEngine(endpoint)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def remote_stats(endpoint: "EngineEndpoint") -> dict[str, float]:
+    """The stats of an engine in another process."""
+    async with connected(endpoint) as engine:
+        return await engine.stats()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target of a benchmark: a server, or the engine without one."""
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -169,13 +170,11 @@ class TargetOptions:
     def _start_remote(
         self, texts: tuple[str, ...], max_streams: int, timeout: float, stack: ExitStack, cores: int
     ) -> tuple[RunLoad, int]:
-        from polyvox.bench.engine_client import STREAMS_PER_READER, RemoteEngineClient
-        from polyvox.ipc.blocking import RemoteEngine
+        from polyvox.bench.engine_client import STREAMS_PER_READER, RemoteEngineClient, remote_stats
         from polyvox.ipc.supervisor import EngineProcess
 
         process = stack.enter_context(EngineProcess(partial(_build_engine, self, max_streams, timeout)))
-        with closing(RemoteEngine(process.endpoint)) as engine:
-            max_streams = int(engine.stats()["slots"])
+        max_streams = int(asyncio.run(remote_stats(process.endpoint))["slots"])
         new_client = RemoteEngineClient(process.endpoint, self.voice, self.frames)
 
         def run_load(load_: Load, on_progress: "ProgressCallback | None") -> tuple[list[RequestTrace], ClientLag]:
@@ -188,9 +187,10 @@ class TargetOptions:
         self, texts: tuple[str, ...], max_streams: int, timeout: float, stack: ExitStack, _cores: int
     ) -> tuple[RunLoad, int]:
         from polyvox.bench.engine_client import EngineClient, engine_client
+        from polyvox.engine.async_engine import AsyncLocalEngine
 
         engine = stack.enter_context(self.build_tts(max_streams, timeout)).engine
-        client = EngineClient(engine, engine.info().sampling, self.voice, self.frames)
+        client = EngineClient(AsyncLocalEngine(engine), engine.info().sampling, self.voice, self.frames)
 
         def run_load(load_: Load, on_progress: "ProgressCallback | None") -> tuple[list[RequestTrace], ClientLag]:
             result = run_in_process(partial(engine_client, client), load_, texts, on_progress)

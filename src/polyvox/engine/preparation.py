@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NUM_THREADS = 4
-MAX_PENDING_REQUESTS = 256
+MAX_PENDING_REQUESTS = 4096  # admission control rejects before that; this bounds the memory of a burst
 MAX_PENDING_TEXTS = 10_000  # of one stream
 
 
