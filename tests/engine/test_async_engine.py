@@ -196,5 +196,5 @@ def test_a_key_without_requests_takes_no_memory() -> None:
     assert keys.acquire("a", 2)
     assert keys.acquire("a", 2)
     keys.release("a", 2)
-    keys.release("a")  # it held none
+    keys.release("a")  # it has none
     assert len(keys) == 0

@@ -124,20 +124,20 @@ async def test_a_connection_ends_if_the_engine_does_not_read_in_time(
 
 
 async def test_a_call_without_an_answer_times_out(process: EngineProcess, engine: AsyncRemoteEngine) -> None:
-    impatient = AsyncRemoteEngine(process.endpoint, timeout=0.1)
-    await reconnected(impatient)
+    hurried = AsyncRemoteEngine(process.endpoint, timeout=0.1)
+    await reconnected(hurried)
     pid = send(process, signal.SIGSTOP)
     try:
         with pytest.raises(EngineDown, match=r"did not answer within 0.1 s"):
-            await impatient.submit(request(18, chunks=1_000_000))
+            await hurried.submit(request(18, chunks=1_000_000))
         with pytest.raises(EngineDown, match=r"did not answer within 0.1 s"):
-            await impatient.acquire_key("late", 1)
+            await hurried.acquire_key("late", 1)
     finally:
         os.kill(pid, signal.SIGCONT)
     await stat_becomes(engine, "streams", 0)
     assert await engine.acquire_key("late", 1)  # the late answer was given back
     engine.release_key("late")
-    await impatient.close()
+    await hurried.close()
 
 
 async def test_a_server_that_consumes_nothing_is_disconnected_and_delays_no_other(

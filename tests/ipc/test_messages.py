@@ -37,7 +37,7 @@ EXAMPLES: list[messages.ServerMessage] = [
     messages.Consumed(9, {1: 2, 3: 4}),
     messages.AcquireKey(10, "key", 2),
     messages.ReleaseKey("key"),
-    messages.HeldKeys({"key": 2}),
+    messages.RestoreKeys({"key": 2}),
 ]
 
 

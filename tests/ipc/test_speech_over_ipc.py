@@ -105,10 +105,10 @@ def serve_forever(endpoint: EngineEndpoint, results: Connection) -> None:
 
     async def main() -> None:
         engine = AsyncRemoteEngine(endpoint)
-        held = await engine.submit(request("the other ", live=True))
+        open_stream = await engine.submit(request("the other ", live=True))
         for seed in itertools.count():
             async for _ in await engine.submit(request(seed=seed, frames=MAX_FRAMES, guard=False)):
-                results.send(held.seed)
+                results.send(open_stream.seed)
 
     asyncio.run(main())
 

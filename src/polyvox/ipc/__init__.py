@@ -1,1 +1,2 @@
-"""The engine in a process of its own, for any number of servers."""
+# SPDX-License-Identifier: Apache-2.0
+"""An engine in its own process, its supervisor, and its clients in server processes."""

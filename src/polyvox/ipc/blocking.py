@@ -32,7 +32,7 @@ class RemoteStream(StreamReader):
         super().__init__(threading.Condition())
         self._stream, self._loop, self._on_ready = stream, loop, on_ready
         self.seed = stream.seed
-        self._room = asyncio.Semaphore(CREDIT)
+        self._free_chunks = asyncio.Semaphore(CREDIT)
         self._task = loop.create_task(self._move())
 
     def append(self, text: str) -> None:
@@ -51,7 +51,7 @@ class RemoteStream(StreamReader):
     def _took(self, taken: list[Chunk]) -> None:
         for _ in taken:
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._room.release)
+                self._loop.call_soon_threadsafe(self._free_chunks.release)
 
     async def _move(self) -> None:
         index = 0
@@ -59,7 +59,7 @@ class RemoteStream(StreamReader):
             async for chunk in self._stream:
                 index = chunk.index + 1
                 if not chunk.final:
-                    await self._room.acquire()
+                    await self._free_chunks.acquire()
                 self._put(chunk)
         except PolyvoxError:
             self._put(Chunk(np.zeros(0, np.float32), index, True))

@@ -312,7 +312,7 @@ class AsyncRemoteEngine:
                 continue
             try:
                 if self._keys:
-                    connection.send(messages.HeldKeys(dict(self._keys)))
+                    connection.send(messages.RestoreKeys(dict(self._keys)))
                 self._connection = connection
                 self._first_attempt.set()
                 await connection.closed.wait()

@@ -93,7 +93,7 @@ class ReleaseKey(Message, frozen=True):
     key: Key
 
 
-class HeldKeys(Message, frozen=True):
+class RestoreKeys(Message, frozen=True):
     """The counts that a server still holds when it connects to a restarted engine."""
 
     counts: dict[Key, Count]
@@ -111,7 +111,7 @@ ServerMessage = (
     | Consumed
     | AcquireKey
     | ReleaseKey
-    | HeldKeys
+    | RestoreKeys
 )
 
 

@@ -123,7 +123,7 @@ class EngineProcess:
         if process is None:
             return
         with suppress(OSError):
-            self._pipe.send(None)  # tells it to leave the folder
+            self._pipe.send(None)  # a regular end: it does not remove the folder
         self._pipe.close()
         if process.pid is not None:
             process.join(self._config.shutdown_timeout)

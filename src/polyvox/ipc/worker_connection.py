@@ -70,7 +70,7 @@ class WorkerConnection:
         self._loop = asyncio.get_running_loop()
         self._deliveries: dict[int, _Delivery] = {}
         self._replies: list[messages.Reply] = []
-        self._held_keys: Counter[str] = Counter()
+        self._acquired_keys: Counter[str] = Counter()
         self._progress = time.monotonic()  # when the ring was last empty, or the server last consumed from it
         self._stall_timer = self._loop.call_later(timeout, self._check_stalled)
         self._outgoing: deque[tuple[int, messages.ChunkHeader | Result, Samples]] = deque()  # waits for the ring
@@ -108,7 +108,7 @@ class WorkerConnection:
                 self._acquire_key(message)
             case messages.ReleaseKey(key):
                 self._release_key(key)
-            case messages.HeldKeys(counts):
+            case messages.RestoreKeys(counts):
                 self._restore_keys(counts)
 
     def _submit(self, message: messages.Submit) -> None:
@@ -201,26 +201,26 @@ class WorkerConnection:
     # Counts of keys
 
     def _acquire_key(self, message: messages.AcquireKey) -> None:
-        fits = message.key in self._held_keys or len(self._held_keys) < MAX_KEYS
+        fits = message.key in self._acquired_keys or len(self._acquired_keys) < MAX_KEYS
         acquired = fits and self._keys.acquire(message.key, message.limit)
         if acquired:
-            self._held_keys[message.key] += 1
+            self._acquired_keys[message.key] += 1
         self._reply(messages.KeyReply(message.id, message.key, acquired))
 
     def _release_key(self, key: str) -> None:
-        if key not in self._held_keys:
+        if key not in self._acquired_keys:
             raise ValueError("a key is released that was not acquired")
-        self._held_keys[key] -= 1
-        if not self._held_keys[key]:
-            del self._held_keys[key]
+        self._acquired_keys[key] -= 1
+        if not self._acquired_keys[key]:
+            del self._acquired_keys[key]
         self._keys.release(key)
 
     def _restore_keys(self, counts: dict[str, int]) -> None:
-        if self._held_keys or len(counts) > MAX_KEYS:
+        if self._acquired_keys or len(counts) > MAX_KEYS:
             raise ValueError("counts of keys can be restored only once, by a new connection")
         for key, count in counts.items():
             if count:
-                self._held_keys[key] = count
+                self._acquired_keys[key] = count
                 self._keys.add(key, count)
 
     # Messages to the server
@@ -251,7 +251,7 @@ class WorkerConnection:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Sends one update with all that is new, as far as the ring and the socket have room."""
+        """Sends one update with all that is new, as far as the ring and the socket have capacity."""
         self._flush_scheduled = False
         if self.frames.closed:
             return
@@ -346,9 +346,9 @@ class WorkerConnection:
 
     def _close(self) -> None:
         self._stall_timer.cancel()
-        for key, count in self._held_keys.items():
+        for key, count in self._acquired_keys.items():
             self._keys.release(key, count)
-        self._held_keys.clear()
+        self._acquired_keys.clear()
         deliveries, self._deliveries = list(self._deliveries.values()), {}
         for delivery in deliveries:
             if delivery.stream is not None:
