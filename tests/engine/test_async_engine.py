@@ -3,14 +3,14 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
 from ipc.engine_processes import request
-from ipc.fake_engine import FakeEngine, chunk_samples
+from ipc.fake_engine import FakeEngine, FakeStream, chunk_samples
 from polyvox.engine import preparation
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.interface import AsyncEngine, AsyncStream, Chunk
@@ -90,8 +90,8 @@ def test_a_flood_of_texts_ends_only_its_own_stream(runner: asyncio.Runner, monke
     entered, proceed = threading.Event(), threading.Event()
 
     class SlowStream(FakeEngine):
-        def submit(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
-            stream = super().submit(*args, **kwargs)  # type: ignore[arg-type]
+        def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+            stream = super().submit(request, on_ready)
             append = stream.append
 
             def slow(text: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's process dies, hangs or cannot start: it is replaced, streams fail, calls raise EngineDown with a retry time."""
+"""The engine's process dies, hangs or cannot start: it is replaced, its streams fail, calls raise EngineDown."""
 
 import asyncio
 import os
