@@ -185,8 +185,8 @@ class AllStreamsScheduler(Scheduler[StreamState]):
         for stream in active:
             self._update_gaps(stream, now)
         prefill = [(stream, stream.prompt_left) for stream in active if stream.prompt_left]
-        frame = [stream for stream in active if not stream.ended and stream.buffer_room >= 1]
-        ready = [stream for stream in active if stream.generated > stream.decoded and stream.buffer_room >= 1]
+        frame = [stream for stream in active if not stream.ended and stream.buffer_free >= 1]
+        ready = [stream for stream in active if stream.generated > stream.decoded and stream.buffer_free >= 1]
         first = [(s, s.first_chunk) for s in ready if s.first_audio_at == inf and s.generated >= s.first_chunk]
         codec = [(stream, 1) for stream in ready if stream.first_audio_at < inf or stream.ended] + first
         return StepPlan(tuple(prefill), tuple(frame), tuple(dict(codec).items()))
@@ -197,8 +197,8 @@ class SemaphoreScheduler(AllStreamsScheduler):
 
     def plan(self, now: float) -> StepPlan[StreamState]:
         plan = super().plan(now)
-        rooms = [stream.buffer_room for stream in self.streams.active]
-        free = max(0, MAX_BATCH - sum(int(READER_FRAMES - room) for room in rooms if room < READER_FRAMES))
+        unread = sum(max(0, int(READER_FRAMES - min(s.buffer_free, READER_FRAMES))) for s in self.streams.active)
+        free = max(0, MAX_BATCH - unread)
         return StepPlan(plan.prefill, plan.frame[:free], plan.codec[:free])
 
 
@@ -249,7 +249,7 @@ class Simulation:
         self.num_expired += len(expired)
         self.admission.admit(self.now)
         for stream in [stream for stream, until in self._stopped.items() if until <= self.now]:
-            stream.buffer_room = inf
+            stream.buffer_free = inf
             del self._stopped[stream]
         started_at = time.perf_counter()
         plan = self.scheduler.plan(self.now)
@@ -295,7 +295,7 @@ class Simulation:
         for stream, frames in plan.codec:
             assert frames in CHUNK_SIZES
             assert stream.decoded + frames <= stream.generated
-            assert frames <= stream.buffer_room
+            assert frames <= stream.buffer_free
             self._deliver(stream, frames)
         draining = self.streams[StreamStatus.DRAINING]
         for stream in [stream for stream in draining if stream.decoded == stream.generated]:
@@ -308,10 +308,10 @@ class Simulation:
     def _deliver(self, stream: StreamState, frames: int) -> None:
         stops_at = self.accepted[stream].stops_at
         if stream.decoded < stops_at <= stream.decoded + frames:
-            stream.buffer_room = READER_FRAMES
+            stream.buffer_free = READER_FRAMES
             self._stopped[stream] = self.now + self.accepted[stream].stops_for
         elif stream in self._stopped:
-            stream.buffer_room -= frames
+            stream.buffer_free -= frames
         stream.decoding -= frames
         stream.decoded += frames
         stream.undelivered += frames
@@ -368,12 +368,12 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def compare(load: float, streams: int, seed: int) -> list[Outcome]:
     """Polyvox, the others on exactly the streams that Polyvox admitted, and one of them on all streams."""
-    offered = traffic(load, streams, seed)
-    first, admitted = measure("Polyvox", load, offered, streams, seed)
+    arrivals = traffic(load, streams, seed)
+    first, admitted = measure("Polyvox", load, arrivals, streams, seed)
     rest = streams - first.rejected
     outcomes = [first, *(measure(name, load, admitted, rest, seed)[0] for name in list(POLICIES)[1:])]
     if first.rejected:
-        unlimited, _ = measure("first come, first served", load, offered, streams, seed)
+        unlimited, _ = measure("first come, first served", load, arrivals, streams, seed)
         outcomes.append(replace(unlimited, policy="first come, first served, none rejected"))
     return outcomes
 

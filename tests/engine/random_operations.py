@@ -332,7 +332,7 @@ class Crowd(RuleBasedStateMachine):
                     continue
                 assert stream not in engine._manager.stop_requests
                 if stream.status not in (StreamStatus.AWAITING_TEXT, StreamStatus.QUEUED):
-                    full, hungry = engine._manager.buffer_room(stream) < 1, stream.text_open and stream.needs_text
+                    full, hungry = engine._manager.buffer_free(stream) < 1, stream.text_open and stream.needs_text
                     assert full or hungry, f"a stream that could run does not: {stream}"
                     assert stream.status in (StreamStatus.PAUSED, StreamStatus.DRAINING)
                     assert (stream.reader_deadline < inf) == full

@@ -44,7 +44,7 @@ def test_every_ring_buffer_and_first_chunk_lets_a_stream_finish(
     ring: int, first_chunk: int, live: bool, room: int
 ) -> None:
     """Flags are known a step late, and the reader takes a frame in each step."""
-    one = new_stream(max_frames=50, first_chunk=first_chunk, live=live, buffer_room=room)
+    one = new_stream(max_frames=50, first_chunk=first_chunk, live=live, buffer_free=room)
     engine, now = running(one, ring_frames=ring), 0.0
     for _ in range(600):
         plan = engine.plan(now)
@@ -53,19 +53,19 @@ def test_every_ring_buffer_and_first_chunk_lets_a_stream_finish(
         engine.scheduler.start(plan, now)
         if one.generated == 50 and not one.ended:
             engine.drain(one)
-        one.buffer_room = min(one.buffer_room + 1, room)
+        one.buffer_free = min(one.buffer_free + 1, room)
         for _, frames in plan.codec:
             assert frames in CHUNK_SIZES
             one.decoding -= frames
             one.decoded += frames
-            one.buffer_room -= frames
-            assert one.buffer_room >= 0
+            one.buffer_free -= frames
+            assert one.buffer_free >= 0
             engine.scheduler.deliver(one, frames, now)
     assert one.decoded == 50
 
 
 def test_a_file_with_a_small_buffer_progresses_while_others_start() -> None:
-    file = new_stream(live=False, generated=20, started=20, decoded=4, buffer_room=8)
+    file = new_stream(live=False, generated=20, started=20, decoded=4, buffer_free=8)
     assert running(file, new_stream(prompt_rows=100)).plan(0.0).codec == ((file, 8),)
 
 

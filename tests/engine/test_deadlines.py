@@ -72,10 +72,10 @@ def test_text_that_arrives_word_by_word_causes_no_underrun() -> None:
 
 
 def test_a_stopped_reader_causes_no_underrun() -> None:
-    one = playing(0.1, generated=24, started=24, buffer_room=0)
+    one = playing(0.1, generated=24, started=24, buffer_free=0)
     engine = running(one)
     assert engine.plan(13.0).codec == ()
-    one.buffer_room = 25
+    one.buffer_free = 25
     assert engine.plan(13.0).codec == ((one, 4),)
     one.decoded = 24
     engine.scheduler.deliver(one, 4, 13.1)
@@ -84,7 +84,7 @@ def test_a_stopped_reader_causes_no_underrun() -> None:
 
 
 def test_a_reader_with_a_full_buffer_keeps_its_lead() -> None:
-    one = playing(2.0, generated=24, started=24, buffer_room=0)
+    one = playing(2.0, generated=24, started=24, buffer_free=0)
     engine = running(one)
     engine.plan(10.0)
     assert one.lead(10.0) == pytest.approx(2.0)
@@ -92,7 +92,7 @@ def test_a_reader_with_a_full_buffer_keeps_its_lead() -> None:
 
 
 def test_a_stream_with_a_full_buffer_generates_one_chunk_ahead_and_stops() -> None:
-    one = playing(2.0, buffer_room=0)
+    one = playing(2.0, buffer_free=0)
     engine, steps = running(one), 0
     while engine.plan(10.0).frame:
         one.started += 1

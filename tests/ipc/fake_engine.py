@@ -58,7 +58,7 @@ class FakeStream(StreamReader):
         self.open = request.live
         self.cancelled = False
 
-    def _took(self, _: list[Chunk]) -> None:
+    def _on_taken(self, _: list[Chunk]) -> None:
         with self._engine.work:
             self._engine.work.notify_all()
 
@@ -113,7 +113,7 @@ class FakeStream(StreamReader):
 
     def _push(self, samples: Samples, final: bool) -> None:
         self._buffer.append(Chunk(samples, self.made, final))
-        self._told()
+        self._notify()
         self.made += 1
         self._engine.made[f"made.{self.seed}"] += 1
 

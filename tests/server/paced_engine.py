@@ -42,7 +42,7 @@ class PacedStream(StreamReader):
         self.cancelled = False
         self._work, self._given = engine.work, 0
 
-    def _took(self, _: list[Chunk]) -> None:
+    def _on_taken(self, _: list[Chunk]) -> None:
         """It keeps all that was made, however slow its reader."""
 
     def append(self, text: str) -> None:
@@ -63,7 +63,7 @@ class PacedStream(StreamReader):
         self.result = result
         self._buffer.append(Chunk(samples, self._given, result is not None))
         self._given += 1
-        self._told()
+        self._notify()
 
 
 class PacedEngine:

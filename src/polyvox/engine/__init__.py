@@ -1,1 +1,2 @@
-"""How streams run: many at once, one frame step for all of them, nobody starved."""
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: continuous batching, scheduling and admission control for streams of speech."""

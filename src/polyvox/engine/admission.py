@@ -24,7 +24,7 @@ FILE_SHARE = 0.5
 DEFAULT_SLOT_SECONDS = 3.0
 # Ended streams that the estimate remembers, per active stream.
 MEMORY_PER_STREAM = 4
-# Seconds beyond max_queue_seconds after which a queued request times out: its slot is held by streams that do not end.
+# Seconds beyond max_queue_seconds after which a queued request times out: the active streams do not end.
 QUEUE_GRACE_SECONDS = 30.0
 
 
@@ -41,7 +41,7 @@ class SlotTimes:
         self.seconds = self.seconds * decay + seconds
 
     def mean(self, active_seconds: float) -> float:
-        """Seconds per stream, including those that active streams have held theirs for.
+        """Seconds per stream, including the time that active streams have had theirs.
 
         Without these, only short streams would count while long ones run.
         """
@@ -94,7 +94,9 @@ class Admission(Generic[S]):
         closed: set[bool] = set()  # kinds, live or file, of which one must wait: later ones must not overtake it
         for stream in sorted(waiting, key=lambda stream: (not stream.live, not stream.continues)):
             num_pages = self.pages_for(stream)
-            if stream.live in closed or not self._room(stream.live, stream.continues, num_pages, has_slack, now):
+            if stream.live in closed or not self._num_admittable(
+                stream.live, stream.continues, num_pages, has_slack, now
+            ):
                 closed.add(stream.live)
                 continue
             stream.admitted_at, stream.allocation = now, self.ledger.allocate(num_pages)
@@ -153,10 +155,12 @@ class Admission(Generic[S]):
         The next segment of an utterance has no limit of its wait: it was accepted with the first one.
         """
         limits, queued = self.load.limits, self.streams[StreamStatus.QUEUED]
-        room = self._room(live, continues, num_pages, self._has_slack(now), now)  # queued streams that start at once
+        admittable = self._num_admittable(
+            live, continues, num_pages, self._has_slack(now), now
+        )  # queued streams that start at once
         max_queue = limits.max_queue + (limits.num_slots if continues else 0)
         num_files = sum(not stream.live for stream in queued)
-        if len(queued) >= room + max_queue or (not live and num_files >= room + FILE_SHARE * max_queue):
+        if len(queued) >= admittable + max_queue or (not live and num_files >= admittable + FILE_SHARE * max_queue):
             raise Overloaded("all streams are taken and the queue is full", self.retry_after(live, now))
         if not continues and self.estimate_wait(live, num_pages, now) > limits.max_queue_seconds:
             reason = f"no slot is expected to be free within {limits.max_queue_seconds:g} s"
@@ -171,7 +175,7 @@ class Admission(Generic[S]):
             free = max(int(FILE_SHARE * limits.num_slots), 1) - sum(not stream.live for stream in active)
         return min(free, limits.num_slots - len(active))
 
-    def _room(self, live: bool, continues: bool, num_pages: int, has_slack: bool, now: float) -> int:
+    def _num_admittable(self, live: bool, continues: bool, num_pages: int, has_slack: bool, now: float) -> int:
         """How many streams like this one could be admitted now, by deadlines, slots and, for this one, pages."""
         limits = self.load.limits
         if num_pages > len(self.ledger.free_pages):

@@ -1,12 +1,13 @@
-"""How large an engine is and how patient; what follows from it is derived, what cannot work is refused."""
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of an engine: its size, its limits and its timeouts."""
 
 from dataclasses import dataclass, fields
 from math import inf
 
 from polyvox.errors import InvalidRequest
 
-PAGE = 16  # positions that are given to a stream at a time
-MIN_CONTEXT = 256  # positions: a prompt and a sentence
+PAGE = 16  # positions of a KV page
+MIN_CONTEXT = 256  # positions: enough for a prompt and a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +40,18 @@ class EngineConfig:
     trace: str | None = None
 
     def check(self) -> None:
-        """Raises InvalidRequest with the sentence that mends it."""
-        least = {"context": MIN_CONTEXT}
+        """Raises InvalidRequest if a value cannot work."""
+        minimums = {"context": MIN_CONTEXT}
         for field in fields(self):
-            value, low = getattr(self, field.name), least.get(field.name, 0)
+            value, minimum = getattr(self, field.name), minimums.get(field.name, 0)
             if field.type not in (int, float):
                 continue
             if isinstance(value, bool) or not isinstance(value, int if field.type is int else int | float):
                 raise InvalidRequest(
                     field.name, value, "must be an integer" if field.type is int else "must be a number"
                 )
-            if not low <= value < inf:
-                raise InvalidRequest(field.name, value, f"must be at least {low}")
+            if not minimum <= value < inf:
+                raise InvalidRequest(field.name, value, f"must be at least {minimum}")
         if self.buffer_seconds < 2:
             raise InvalidRequest(
                 "buffer_seconds", self.buffer_seconds, "must be at least 2, because the largest chunk is 1.3 s"
@@ -64,4 +65,5 @@ class EngineConfig:
 
     @property
     def pages(self) -> int:
+        """KV pages of the engine."""
         return -(-self.max_streams * self.context // PAGE)

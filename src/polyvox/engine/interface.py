@@ -1,4 +1,5 @@
-"""What the server, the bench and Python users see of an engine, whether it runs in their process or in its own."""
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of an engine, in this process or in another one."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from polyvox.models.request import ClonedVoice, Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Some more of a stream's samples, mono, in [-1, 1]; index counts from 0, and the last chunk is final.
+    """The next samples of a stream, mono, in [-1, 1]; index counts from 0, and the last chunk is final.
 
-    The final chunk may be empty: an end is always told, also where no sample is left to give.
+    Every stream has a final chunk; it may be empty.
     """
 
     samples: Samples
@@ -32,24 +33,24 @@ class Result:
     finish_reason: FinishReason
     seed: int
     error: str | None = None
-    text_tokens: int = 0  # read
-    frames: int = 0  # made
+    text_tokens: int = 0
+    frames: int = 0  # generated
     seconds: float = 0.0  # of audio
     queue_wait: float = 0.0  # seconds from the request to its admission
     first_audio: float | None = None  # seconds from the request to its first chunk
     underruns: int = 0
     text_waits: int = 0
-    retry_after: float | None = None  # seconds, where it was refused for want of a place
+    retry_after: float | None = None  # seconds, if the stream was rejected or timed out in the queue
 
     def check(self) -> None:
-        """Raises what a reader should know: Overloaded or StreamFailed; nothing after a good end."""
+        """Raises Overloaded or StreamFailed if the stream ended with an error."""
         if self.finish_reason == "error":
             message = self.error or "the stream failed"
             raise StreamFailed(message) if self.retry_after is None else Overloaded(message, self.retry_after)
 
 
 class Stream(Protocol):
-    """A request that was taken."""
+    """An accepted request."""
 
     @property
     def seed(self) -> int: ...
@@ -59,29 +60,29 @@ class Stream(Protocol):
         """None until the stream has ended."""
 
     def chunks(self, timeout: float | None = None) -> Iterator[Chunk]:
-        """The chunks as they come, for one reader; ends after the final one.
+        """The chunks for one reader; ends after the final one. Leaving the iteration early cancels the stream.
 
-        Raises StreamFailed where the stream ended with an error, Overloaded where it found no place, TimeoutError
-        where nothing came for `timeout` seconds.
+        Raises StreamFailed if the stream ended with an error, Overloaded if it timed out in the queue, TimeoutError
+        if no chunk arrived for `timeout` seconds.
         """
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
-        """The same for a reader in an event loop, which costs no thread; without a timeout."""
+        """The same for a reader in an event loop, without a thread and without a timeout."""
 
-    def take(self, most: int, /) -> list[Chunk]:
-        """At most so many of the chunks that are there, without waiting; for whoever is told by on_ready."""
+    def take(self, max_chunks: int, /) -> list[Chunk]:
+        """At most this many of the buffered chunks, without waiting; for readers that use on_ready."""
 
     def append(self, text: str) -> None:
         """More text for a live request."""
 
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
-        """More text as rows [n, hidden] that another model has made, after a first word; the last ones close it."""
+        """More text as rows [n, hidden] of another model, after a first word of text; last: finishes the text."""
 
     def finish_text(self) -> None:
-        """No more text will come."""
+        """Marks the text as complete. Idempotent."""
 
     def cancel(self) -> None:
-        """Ends the stream within a step; any number of times, at any moment."""
+        """Ends the stream within one step. Idempotent."""
 
 
 class Engine(Protocol):
@@ -89,33 +90,32 @@ class Engine(Protocol):
     def sample_rate(self) -> int: ...
 
     def submit(self, request: Request, on_ready: Callable[[Stream], None] | None = None) -> Stream:
-        """Takes a request, or raises InvalidRequest or Overloaded at once.
+        """Accepts a request, or raises InvalidRequest, Overloaded or EngineDown.
 
-        on_ready is called, from a thread of the engine's, when the stream has new chunks and when it has its
-        result. Raises EngineDown where the engine cannot take anything.
+        on_ready is called from a thread of the engine when the stream has new chunks and when it has its result.
         """
 
     def info(self) -> ModelInfo:
-        """What the engine speaks with, and what may be asked of it."""
+        """The loaded model and what it accepts."""
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
-        """The voice of a recording at the engine's sample rate; not in the engine's own thread.
+        """The voice of a recording at the engine's sample rate; runs in the caller's thread.
 
-        Raises InvalidRequest where the recording or the model will not do.
+        Raises InvalidRequest if the recording cannot be used or the model cannot clone.
         """
 
     def stats(self) -> dict[str, float]:
-        """Counts since the start, and how things stand."""
+        """Counters since the start, and the current state."""
 
     def close(self) -> None:
-        """Ends all streams and leaves nothing running; any number of times."""
+        """Ends all streams and all threads. Idempotent."""
 
 
 class InProcessEngine(Engine, Protocol):
-    """An engine in this process, which others may be let in to."""
+    """An engine in this process, which can serve other processes."""
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
-        """Of each stream at most so many chunks, without waiting: one look for whoever reads many."""
+        """Takes from many streams with one lock: of each at most this many chunks, without waiting."""
 
 
 class AsyncStream(Protocol):

@@ -52,7 +52,7 @@ class Scheduler(Generic[S]):
             if (
                 stream.reader_gap
                 or stream.text_gap < inf
-                or stream.buffer_room < 1
+                or stream.buffer_free < 1
                 or stream.started >= stream.text_frames
             ):
                 self._update_gaps(stream, now)
@@ -66,7 +66,7 @@ class Scheduler(Generic[S]):
                 prompts.append(stream)
             elif self._can_generate(stream):
                 ready.append((urgency, stream.arrived_at, stream.id, stream))
-            if available > 0 and stream.buffer_room >= 1 + stream.decoding:
+            if available > 0 and stream.buffer_free >= 1 + stream.decoding:
                 chunks.append((urgency, stream.id, stream))
         leads.sort()
         self.load.set_snapshot(LoadSnapshot(now, num_live, leads))
@@ -118,13 +118,13 @@ class Scheduler(Generic[S]):
         stream.undelivered = 0
 
     def discard_rest(self, stream: S) -> None:
-        """Stops a stream whose remaining frames nobody reads: frames not yet in a codec call are dropped."""
+        """Drops the frames of a stopped stream that are not in a codec call yet."""
         stream.generated = stream.decoded + stream.decoding
         self.load.invalidate()
 
     def is_due(self, stream: S, now: float) -> bool:
         """Whether undelivered frames are delivered now; each chunk costs the host the same, however short it is."""
-        if stream.buffer_room < 1 or stream.undelivered >= self.max_chunk or stream.needs_text:
+        if stream.buffer_free < 1 or stream.undelivered >= self.max_chunk or stream.needs_text:
             return True
         starting = stream.is_starting(now)
         if len(self.streams.active) < MIN_STREAMS_TO_WITHHOLD and not starting:
@@ -148,10 +148,10 @@ class Scheduler(Generic[S]):
         if stream.first_audio_at < inf and now < stream.deadline:
             # Text or reader came back before the player's buffer was empty: later delays are the engine's own.
             stream.text_gap = inf
-            stream.reader_gap = stream.reader_gap and stream.buffer_room < 1
+            stream.reader_gap = stream.reader_gap and stream.buffer_free < 1
         if needs_text and stream.text_gap == inf:  # else the same gap continues: nothing was delivered since
             stream.text_gap = stream.started
-        if stream.buffer_room < 1 and stream.generated > stream.decoded:
+        if stream.buffer_free < 1 and stream.generated > stream.decoded:
             stream.reader_gap = True
         elif not (needs_text and stream.decoded == stream.started):
             return
@@ -163,7 +163,7 @@ class Scheduler(Generic[S]):
             not stream.ended
             and stream.started < stream.max_frames
             and stream.started < stream.text_frames
-            and stream.started - stream.decoded < min(self.load.limits.ring_frames, stream.buffer_room + MAX_CHUNK)
+            and stream.started - stream.decoded < min(self.load.limits.ring_frames, stream.buffer_free + MAX_CHUNK)
         )
 
     def _budget(self, leads: list[float], num_live: int) -> tuple[int, float]:
@@ -199,10 +199,10 @@ class Scheduler(Generic[S]):
         chosen, used = [], 0
         for stream in sorted(prompts, key=lambda stream: (not stream.live, stream.arrived_at, stream.id)):
             seconds = live_seconds if stream.live else min(live_seconds, file_seconds)
-            room = min(seconds / row, limits.max_prefill_rows) - used
-            if room < 1:
+            left = min(seconds / row, limits.max_prefill_rows) - used
+            if left < 1:
                 break
-            chosen.append((stream, min(stream.prompt_left, int(room))))
+            chosen.append((stream, min(stream.prompt_left, int(left))))
             used += chosen[-1][1]
         return chosen
 
@@ -240,9 +240,9 @@ class Scheduler(Generic[S]):
         relaxed: Counter[int] = Counter()
         for urgency, _, stream in chunks:
             available = stream.generated - stream.decoded - stream.decoding
-            room = stream.buffer_room - stream.decoding
-            size = _chunk_size(min(available, room, self.max_chunk))
-            wanted = min(self.chunk(stream, now) - stream.undelivered, room)
+            free = stream.buffer_free - stream.decoding
+            size = _chunk_size(min(available, free, self.max_chunk))
+            wanted = min(self.chunk(stream, now) - stream.undelivered, free)
             complete = available >= wanted or stream.ended or stream.needs_text
             candidates.append((urgency, stream, size, complete))
             if urgency > -inf and complete:
@@ -263,7 +263,7 @@ class Scheduler(Generic[S]):
                 if urgency >= urgent_lead and relaxed[size] < call_frames and not urgent[size]:
                     if stream.ended:  # its slot is wanted: it joins a call that runs anyway
                         size = max((other for other in CHUNK_SIZES if other <= size and urgent[other]), default=size)
-                    elif size < min(self.max_chunk, _chunk_size(stream.buffer_room - stream.decoding)):
+                    elif size < min(self.max_chunk, _chunk_size(stream.buffer_free - stream.decoding)):
                         continue
                 chosen.append((stream, size))
         return chosen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of slots and KV pages: the only place that knows which of them are free."""
+"""The ledger of slots and KV pages: the only record of which of them are free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -97,10 +97,10 @@ class LocalStream(StreamReader, StreamState):
 
     def pop(self, max_chunks: int) -> list[Any]:
         """Chunks as they were decoded; the reader joins their parts without the lock."""
-        with self._engine.lock:  # one transaction: taking the chunks and reporting the room
+        with self._engine.lock:  # one transaction: take the chunks and report the free space
             return super().pop(max_chunks)
 
-    def _took(self, taken: list[BufferedChunk]) -> None:
+    def _on_taken(self, taken: list[BufferedChunk]) -> None:
         self.buffered -= sum(chunk.size for chunk in taken)
         self._engine.on_change(self)
 
@@ -180,7 +180,7 @@ class LocalStream(StreamReader, StreamState):
         self.text_deadline = deadline
         self.text_waits += 1
         self._own_last_chunk()
-        self._told()
+        self._notify()
 
     def finish(self, result: Result) -> None:
         """Sets the result; the reader finds the rest of its buffer, unless the stream was cut short, and the end."""
@@ -203,7 +203,7 @@ class LocalStream(StreamReader, StreamState):
         self._num_chunks += 1
         self._has_final = self._has_final or chunk.final
         self.buffered += chunk.size
-        self._told()
+        self._notify()
 
     def _own_last_chunk(self) -> None:
         """A slow reader must not keep the memory of other streams; all chunks before the last are copied already."""

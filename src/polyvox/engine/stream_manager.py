@@ -79,7 +79,7 @@ class StreamManager:
         # An active stream never waits for pages, so it may not need more than there are.
         max_frames = max(1, min(prepared.max_frames, self.config.pages * PAGE - len(prepared.rows) - 1))
         stream.prompt_rows, stream.max_frames = len(prepared.rows), max_frames
-        stream.buffer_room = self.buffer_room(stream)
+        stream.buffer_free = self.buffer_free(stream)
         stream.text_frames = 0 if stream.text_open else inf
         self._admission.enqueue(stream, now)
         stream.arrived_at = stream.deadline = now
@@ -112,15 +112,15 @@ class StreamManager:
     # What readers and writers did
 
     def apply_changes(self, now: float) -> None:
-        """Applies stop requests, room in buffers and new text."""
+        """Applies stop requests, free space in buffers and new text."""
         changed, self.changed = self.changed, {}
         for stream in changed:
             stop = self.stop_requests.pop(stream, None)
             if stop is not None:
                 self.end(stream, stop.reason, stop.error, stop.retry_after)
             elif stream.result is None:
-                stream.buffer_room = self.buffer_room(stream)
-                if stream.buffer_room >= 1:
+                stream.buffer_free = self.buffer_free(stream)
+                if stream.buffer_free >= 1:
                     stream.reader_deadline = inf
                     self._update_pause(stream, now)
         for stream in list(self._with_text):
@@ -209,7 +209,7 @@ class StreamManager:
         stream.assembler.add(samples)
         if trims:
             stream.undelivered = stream.assembler.size // self._samples_per_frame
-        stream.buffer_room = self.buffer_room(stream)
+        stream.buffer_free = self.buffer_free(stream)
         final = stream.ended and stream.decoded == stream.generated
         if final or (not stream.assembler.silent and self._scheduler.is_due(stream, now)):
             self._deliver(stream, final, now)
@@ -219,14 +219,14 @@ class StreamManager:
     def _deliver(self, stream: LocalStream, final: bool, now: float) -> None:
         size = stream.deliver(final)
         self._scheduler.deliver(stream, size / self._samples_per_frame, now)
-        stream.buffer_room = self.buffer_room(stream)
-        if stream.buffer_room < 1 and stream.reader_deadline == inf:
+        stream.buffer_free = self.buffer_free(stream)
+        if stream.buffer_free < 1 and stream.reader_deadline == inf:
             stream.reader_deadline = now + self.config.reader_timeout
             self._update_pause(stream, now)
         self._audio_seconds += size / self.sample_rate
         self.ready[stream] = None
 
-    def buffer_room(self, stream: LocalStream) -> float:
+    def buffer_free(self, stream: LocalStream) -> float:
         """Frames that the reader's buffer can take."""
         size = self.config.buffer_seconds * self.sample_rate
         return max(0.0, (size - stream.buffered - stream.assembler.size) // self._samples_per_frame)

@@ -62,7 +62,7 @@ class StreamState:
     decoded: int = 0
     undelivered: int = 0  # decoded frames that wait for more, to be delivered as one chunk
     text_frames: float = inf  # frames that have text; later ones wait for it
-    buffer_room: float = inf  # frames that the reader's buffer can take beyond the undelivered ones
+    buffer_free: float = inf  # frames that still fit into the reader's buffer, the undelivered ones counted as there
     # Playback
     admitted_at: float = inf
     first_audio_at: float = inf

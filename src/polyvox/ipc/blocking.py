@@ -48,7 +48,7 @@ class RemoteStream(StreamReader):
         if self.result is None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stream.cancel)
 
-    def _took(self, taken: list[Chunk]) -> None:
+    def _on_taken(self, taken: list[Chunk]) -> None:
         for _ in taken:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._free_chunks.release)
@@ -69,7 +69,7 @@ class RemoteStream(StreamReader):
             if chunk.final:
                 self.result = self._stream.result
             self._buffer.append(chunk)
-            self._told()
+            self._notify()
         if self._on_ready is not None:
             try:
                 self._on_ready(self)
