@@ -23,6 +23,8 @@ from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
 from polyvox.tts import TTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def speech(loaded: Loaded) -> Qwen3TTSModel:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -24,6 +25,8 @@ from polyvox.kernels import sampler
 from polyvox.models.qwen3_tts import model
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request, Sampling
+
+pytestmark = pytest.mark.slow
 
 log = logging.getLogger(__name__)
 

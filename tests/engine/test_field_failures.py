@@ -19,6 +19,8 @@ from polyvox.errors import StreamFailed
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
 
+pytestmark = pytest.mark.slow
+
 SMALL_RING = 24  # text rows
 
 

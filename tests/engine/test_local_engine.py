@@ -30,6 +30,8 @@ from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import ClonedVoice, Request, Sampling
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ("hello there", "the other assistant", "on and on it goes, the line", "a")
 
 

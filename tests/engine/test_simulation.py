@@ -18,6 +18,8 @@ import pytest
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.stream_state import StepPlan, StreamState
 
+pytestmark = pytest.mark.slow
+
 
 def benchmark() -> ModuleType:
     path = Path(__file__).parents[2] / "benchmarks" / "scheduling.py"

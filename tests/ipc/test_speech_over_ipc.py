@@ -137,7 +137,7 @@ async def test_a_killed_server_does_not_affect_another(
 async def test_an_engine_that_is_killed_repeatedly_serves_the_next_request(
     process: EngineProcess, engine: AsyncRemoteEngine, loaded: Loaded
 ) -> None:
-    for _ in range(3):
+    for _ in range(2):
         await assert_survives_a_kill(process, engine, loaded("custom_voice", "float64").speech)
 
 
