@@ -1,4 +1,5 @@
-"""The same as tests/engine/test_stateful.py for about ten minutes: `make soak`."""
+# SPDX-License-Identifier: Apache-2.0
+"""The stateful test of tests/engine/test_stateful.py for about ten minutes."""
 
 import os
 
@@ -7,11 +8,11 @@ import pytest
 from conftest import Loaded
 from engine.random_operations import play
 
-# Examples of each of the four; about a third of a second each on one core.
+# Per parameter set; about a third of a second each on one core.
 EXAMPLES = int(os.environ.get("POLYVOX_SOAK_EXAMPLES", "400"))
 
 
-@pytest.mark.parametrize("free", [False, True], ids=["part by part", "unstopped"])
+@pytest.mark.parametrize("free", [False, True], ids=["stepped", "free-running"])
 @pytest.mark.parametrize("ahead", [0, 1], ids=["at once", "one step late"])
-def test_whatever_happens_for_long_each_stream_says_what_it_says_alone(loaded: Loaded, ahead: int, free: bool) -> None:
+def test_random_operations_leave_every_stream_equal_to_its_solo_run(loaded: Loaded, ahead: int, free: bool) -> None:
     play(loaded("custom_voice", "float64").speech, ahead, EXAMPLES, free, steps=50)
