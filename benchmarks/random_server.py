@@ -15,7 +15,7 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import InProcessEngine
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server import workers
-from polyvox.server.settings import read_settings
+from polyvox.server.settings import load_settings
 
 
 def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> InProcessEngine:
@@ -37,13 +37,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
     flags = {"port": given.port, "workers": given.workers, "max_streams": given.max_streams, "context": 256}
-    settings = read_settings(flags)
+    settings = load_settings(flags)
     make = partial(
         build, given.size, settings.device, settings.dtype, settings.engine_config(), given.frames, given.tokens
     )
     listener = socket.create_server((settings.host, settings.port), backlog=workers.BACKLOG)
     with listener, EngineProcess(make) as process:
-        workers.serve_by_workers(process.endpoint, settings, listener)
+        workers.run_workers(process.endpoint, settings, listener)
 
 
 if __name__ == "__main__":

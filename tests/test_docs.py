@@ -15,7 +15,7 @@ import pytest
 
 from polyvox.audio import read_audio
 from polyvox.engine.memory import table
-from polyvox.server.settings import Settings, read_settings
+from polyvox.server.settings import Settings, load_settings
 from polyvox.tts import load
 
 pytestmark = pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_websocket_client_of_the_documentation_receives_audio(
 @pytest.mark.parametrize("text", [text for _, text in blocks("yaml")])
 def test_a_configuration_of_the_documentation_is_valid(text: str, tmp_path: Path) -> None:
     (tmp_path / "polyvox.yaml").write_text(text)
-    assert read_settings(file=tmp_path / "polyvox.yaml", environment={}) != Settings()
+    assert load_settings(file=tmp_path / "polyvox.yaml") != Settings()
 
 
 def test_every_setting_is_documented() -> None:

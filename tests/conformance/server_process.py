@@ -73,7 +73,7 @@ class ServerProcess:
 def run_server(voices: Path, *arguments: str) -> Iterator[ServerProcess]:
     """Start a server on loopback and wait until it is ready. It must exit with 0 on SIGTERM."""
     command = [sys.executable, "-m", "polyvox", "serve", "--port", "0", "--device", "cpu", *arguments]
-    environment = {**os.environ, "POLYVOX_LOG_FORMAT": "json", "POLYVOX_VOICES": str(voices)}
+    environment = {**os.environ, "POLYVOX_LOG_FORMAT": "json", "POLYVOX_VOICES_DIR": str(voices)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         log_lines: list[str] = []
         urls: list[str] = []

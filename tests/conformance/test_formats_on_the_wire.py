@@ -10,8 +10,8 @@ import pytest
 from audio.signals import decoded
 from ipc.fake_engine import CHUNK_SAMPLES, SAMPLE_RATE
 from polyvox.audio.formats import FORMATS
-from server.fakes import HeldEngine
-from server.live_server import Serving, serving
+from server.fakes import PausableEngine
+from server.live_server import RunningServer, serving
 
 SECONDS = CHUNK_SAMPLES / SAMPLE_RATE  # of a chunk
 PUSHED = round(0.32 / SECONDS)  # chunks from one pause to the next
@@ -22,21 +22,21 @@ MAX_DELAY = {"m4a": 0.13}
 
 
 @pytest.fixture
-def engine() -> Iterator[HeldEngine]:
-    engine = HeldEngine(allowed=PUSHED)
+def engine() -> Iterator[PausableEngine]:
+    engine = PausableEngine(allowed=PUSHED)
     yield engine
     engine.close()
 
 
 @pytest.fixture
-def server(engine: HeldEngine) -> Iterator[Serving]:
+def server(engine: PausableEngine) -> Iterator[RunningServer]:
     with serving(engine, wait=False) as running:
         yield running
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_of_320_ms_at_least_200_can_be_decoded_before_the_next_push(
-    format: str, engine: HeldEngine, server: Serving
+    format: str, engine: PausableEngine, server: RunningServer
 ) -> None:
     body = {"input": "Hello.", "response_format": format, "seed": 7, "max_new_tokens": PAUSES * PUSHED}
     rate = FORMATS[format].rate_for(SAMPLE_RATE)
@@ -55,7 +55,7 @@ def test_of_320_ms_at_least_200_can_be_decoded_before_the_next_push(
                     samples, decoded_rate = decoded(received, format, rate)
                     seconds = len(samples) / decoded_rate
             assert engine.streams == 1
-            engine.let_go(PUSHED * (pause + 1))
+            engine.resume(PUSHED * (pause + 1))
         received += b"".join(chunks)
     samples, decoded_rate = decoded(received, format, rate)
     assert len(samples) / decoded_rate == pytest.approx(0.32 * PAUSES, abs=0.13)

@@ -18,7 +18,7 @@ from conformance.server_process import ServerProcess
 from ipc.engine_processes import eventually
 from polyvox.audio import read_audio
 from polyvox.server.settings import Settings
-from server.fakes import CUSTOM, DESIGN, HeldEngine
+from server.fakes import CUSTOM, DESIGN, PausableEngine
 from server.live_server import serving
 
 CHROMIUM = "/usr/bin/chromium"
@@ -100,10 +100,10 @@ def visit(browser: Browser, server: ServerProcess) -> Iterator[PlaygroundPage]:
 
 
 @contextmanager
-def paused_server(**more: Any) -> Iterator[tuple[HeldEngine, str]]:
+def paused_server(**more: Any) -> Iterator[tuple[PausableEngine, str]]:
     """A server on a fake engine that the test pauses and resumes, and its URL."""
     settings = more.pop("settings", None)
-    engine = HeldEngine(**more)
+    engine = PausableEngine(**more)
     try:
         with serving(engine, settings) as running:
             yield engine, running.address
@@ -150,7 +150,7 @@ def test_a_new_utterance_replaces_the_current_one(browser: Browser) -> None:
         eventually(lambda: visit.played() > 0)
         visit.say("Five.")
         eventually(lambda: engine.streams == 1)
-        engine.let_go()
+        engine.resume()
         visit.until("#playback[data-state=finished]")
         assert visit.played() == int(visit.playback()["received"]) == 10 * 480
 
@@ -161,7 +161,7 @@ def test_an_underrun_is_counted_and_marked(browser: Browser) -> None:
         expect(visit.find("#underruns")).to_have_text("1", timeout=TIMEOUT_MS)
         assert visit.find("#underruns").get_attribute("data-tone") == "warn"
         assert visit.played() == 5 * 480
-        engine.let_go()
+        engine.resume()
         visit.until("#playback[data-state=finished]")
         assert int(visit.find("#underruns").inner_text()) >= 1
         assert visit.played() == int(visit.playback()["received"]) >= 40 * 480
@@ -256,7 +256,7 @@ def test_a_load_test_beyond_capacity_shows_the_rejections(browser: Browser) -> N
         expect(visit.find(".stream[data-state=rejected]")).to_have_count(2)
         expect(visit.find("#load-problem")).to_contain_text("The server is at capacity")
         expect(visit.find("#load-problem")).to_contain_text("Retry in")
-        engine.let_go()
+        engine.resume()
         visit.until("#load-stop:disabled")
         expect(visit.find("#load-status")).to_contain_text("2 finished · 2 rejected")
 
@@ -411,7 +411,7 @@ def test_a_key_is_requested_stored_and_never_shown(browser: Browser) -> None:
 
 
 def test_the_page_works_below_a_path_prefix(browser: Browser) -> None:
-    engine = HeldEngine()
+    engine = PausableEngine()
     try:
         with serving(engine) as running:
             config = running.server.config

@@ -1,4 +1,5 @@
-"""Engines without a model for tests of the server: what they can do, how far they go and what they say is chosen."""
+# SPDX-License-Identifier: Apache-2.0
+"""Engines without a model for tests of the server, with chosen capabilities, progress and capacity."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from polyvox.errors import Overloaded
 from polyvox.models.info import ModelIdentity, ModelInfo
 from polyvox.models.request import Request
 
-PLACES = 1000  # more than any test takes
+MAX_STREAMS = 1000  # more than any test uses
 CUSTOM = replace(
     ABOUT,
     identity=ModelIdentity("Fake-CustomVoice", "custom_voice-4-2x8-0123456789ab"),
@@ -23,36 +24,36 @@ DESIGN = replace(
 )
 
 
-class HeldEngine(FakeEngine):
-    """Makes so many chunks of each stream and then waits until it is let go; takes so many streams at once."""
+class PausableEngine(FakeEngine):
+    """Pauses each stream after max_chunks chunks until `resume`, and accepts at most max_streams streams."""
 
     def __init__(
         self,
-        about: ModelInfo = CUSTOM,
-        allowed: int | None = None,
-        places: int = PLACES,
+        info: ModelInfo = CUSTOM,
+        max_chunks: int | None = None,
+        max_streams: int = MAX_STREAMS,
         step_seconds: float = 0.0,
     ) -> None:
-        self.facts, self.allowed, self.places = about, allowed, places
-        self.asked: list[Request] = []
+        self._info, self.max_chunks, self.max_streams = info, max_chunks, max_streams
+        self.requests: list[Request] = []
         super().__init__(step_seconds)
 
     def info(self) -> ModelInfo:
-        return self.facts
+        return self._info
 
     def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
         with self.work:
-            if len(self._streams) >= self.places:
+            if len(self._streams) >= self.max_streams:
                 raise Overloaded("all streams are taken", retry_after=2.5)
-            self.asked.append(request)
+            self.requests.append(request)
             stream = super().submit(request, on_ready)
             can_step = stream.can_step
 
-            def held() -> bool:
-                free = self.allowed is None or stream.made < self.allowed or stream.cancelled
-                return free and can_step()
+            def can_step_within_limit() -> bool:
+                below = self.max_chunks is None or stream.made < self.max_chunks or stream.cancelled
+                return below and can_step()
 
-            stream.can_step = held  # type: ignore[method-assign]
+            stream.can_step = can_step_within_limit  # type: ignore[method-assign]
             return stream
 
     @property
@@ -60,13 +61,14 @@ class HeldEngine(FakeEngine):
         with self.work:
             return len(self._streams)
 
-    def let_go(self, allowed: int | None = None) -> None:
+    def resume(self, max_chunks: int | None = None) -> None:
+        """Lets streams run up to a new limit, by default to their end."""
         with self.work:
-            self.allowed = allowed
+            self.max_chunks = max_chunks
             self.work.notify_all()
 
 
-def built_slowly(seconds: float, step_seconds: float) -> HeldEngine:
-    """As a model that takes its time to load."""
+def build_slowly(seconds: float, step_seconds: float) -> PausableEngine:
+    """An engine that takes a while to start."""
     threading.Event().wait(seconds)
-    return HeldEngine(step_seconds=step_seconds)
+    return PausableEngine(step_seconds=step_seconds)

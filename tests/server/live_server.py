@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real server on loopback, in a thread of the test's process."""
 
 import socket
@@ -11,24 +12,25 @@ import httpx
 
 from ipc.engine_processes import eventually
 from polyvox.engine.interface import Engine
+from polyvox.server.app import Connect
 from polyvox.server.app_state import AppState
 from polyvox.server.settings import Settings
-from polyvox.server.workers import Server, server_for
+from polyvox.server.workers import Server, connect_local, create_server
 
-TIMEOUT = 60.0
-DRAIN = 1.0  # seconds that a stream which a test has left open may hold it up
+TIMEOUT = 60.0  # seconds
+DRAIN_TIMEOUT = 1.0  # seconds for streams that a test has not finished
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class RunningServer:
     address: str
     port: int
     server: Server
     thread: threading.Thread
 
     @property
-    def desk(self) -> AppState:
-        return self.server.desk
+    def state(self) -> AppState:
+        return self.server.state
 
     def client(self, **more: Any) -> httpx.Client:
         return httpx.Client(base_url=self.address, timeout=TIMEOUT, trust_env=False, **more)
@@ -37,18 +39,23 @@ class Serving:
         return client.post("/v1/audio/speech", json={"input": text, "response_format": "pcm", **fields})
 
 
+def serving(engine: Engine, settings: Settings | None = None, wait: bool = True) -> Any:
+    """A server on an engine of this process. wait: until it is ready."""
+    return serving_on(connect_local(engine), settings, wait)
+
+
 @contextmanager
-def serving(engine: Engine, settings: Settings | None = None, wait: bool = True) -> Iterator[Serving]:
+def serving_on(connect: Connect, settings: Settings | None = None, wait: bool = True) -> Iterator[RunningServer]:
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        quick = (settings or Settings()).model_copy(update={"drain_seconds": DRAIN})
-        server = server_for(engine, quick)
+        quick = (settings or Settings()).model_copy(update={"drain_timeout": DRAIN_TIMEOUT})
+        server = create_server(connect, quick)
         thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
         thread.start()
         port = listener.getsockname()[1]
         try:
             eventually(lambda: server.started or not thread.is_alive() or threading.Event().wait(0.01))
-            eventually(lambda: not wait or server.desk.health.ready or threading.Event().wait(0.01))
-            yield Serving(f"http://127.0.0.1:{port}", port, server, thread)
+            eventually(lambda: not wait or server.state.health.ready or threading.Event().wait(0.01))
+            yield RunningServer(f"http://127.0.0.1:{port}", port, server, thread)
         finally:
             server.should_exit = True
             thread.join(TIMEOUT)

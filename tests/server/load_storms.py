@@ -10,12 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 from ipc.engine_processes import eventually
-from server.live_server import Serving
-from server.multi_worker import Several
+from server.live_server import RunningServer
+from server.multi_worker import RunningWorkers
 
 
 def begin(
-    server: Serving | Several,
+    server: RunningServer | RunningWorkers,
     text: str = "Hello there.",
     receive_buffer: int | None = None,
     key: str = "",
@@ -36,7 +36,7 @@ def begin(
     return connection
 
 
-def storm(server: Serving | Several, clients: int, seed: int = 0) -> None:
+def storm(server: RunningServer | RunningWorkers, clients: int, seed: int = 0) -> None:
     """Clients that go at random moments: before the answer, with it, in the midst of it.
 
     The engine is to hold every stream back before its end, so that only a cancellation can end it.

@@ -9,9 +9,9 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 
 from ipc.engine_processes import eventually
-from server.fakes import HeldEngine
-from server.live_server import Serving
-from server.websocket_clients import Talk, talking
+from server.fakes import PausableEngine
+from server.live_server import RunningServer
+from server.websocket_clients import WebSocketClient, connect_websocket
 
 PATHS = (
     "/v1/audio/speech/stream",
@@ -98,18 +98,18 @@ def message(chance: random.Random) -> str | bytes:
     return json.dumps(found)
 
 
-def babble(server: Serving, engine: HeldEngine, messages: int, seed: int) -> Counter[str]:
+def babble(server: RunningServer, engine: PausableEngine, messages: int, seed: int) -> Counter[str]:
     """So many messages on sockets that come and go; what became of them. The engine is free of them afterwards."""
     chance = random.Random(seed)
     counts: Counter[str] = Counter()
     while counts["messages"] < messages:
         _babble_on(server, chance, counts, min(chance.randrange(1, 120), messages - counts["messages"]))
-    eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+    eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
     return counts
 
 
-def _babble_on(server: Serving, chance: random.Random, counts: Counter[str], messages: int) -> None:
-    with talking(server, chance.choice(PATHS)) as talk:
+def _babble_on(server: RunningServer, chance: random.Random, counts: Counter[str], messages: int) -> None:
+    with connect_websocket(server, chance.choice(PATHS)) as talk:
         counts["sockets"] += 1
         if chance.random() < 0.8:
             talk.tell(
@@ -129,7 +129,7 @@ def _babble_on(server: Serving, chance: random.Random, counts: Counter[str], mes
     counts[f"closed {code}"] += 1
 
 
-def _listen(talk: Talk, counts: Counter[str], seconds: float) -> None:
+def _listen(talk: WebSocketClient, counts: Counter[str], seconds: float) -> None:
     """Takes what is there, or comes while one listens."""
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Several server processes on one engine without a model, as `polyvox serve --workers` runs them."""
+"""RunningWorkers server processes on one engine without a model, as `polyvox serve --workers` runs them."""
 
 import multiprocessing
 import os
@@ -17,17 +17,17 @@ import httpx
 from ipc.engine_processes import eventually
 from polyvox.engine.interface import InProcessEngine
 from polyvox.ipc.blocking import RemoteEngine
-from polyvox.ipc.supervisor import EngineProcess
 from polyvox.ipc.process import EngineProcessConfig
+from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server.settings import Settings
-from polyvox.server.workers import serve_by_workers
+from polyvox.server.workers import run_workers
 
 TIMEOUT = 60.0
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class RunningWorkers:
     address: str
     port: int
     parent: SpawnProcess
@@ -87,17 +87,17 @@ def _open_files(pid: int) -> list[str]:
 
 
 @contextmanager
-def several(factory: Callable[[], InProcessEngine], settings: Settings) -> Iterator[Several]:
+def running_workers(factory: Callable[[], InProcessEngine], settings: Settings) -> Iterator[RunningWorkers]:
     """factory: the engine, built in its own process."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2048) as listener,
         EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as engine_process,
     ):
         port = listener.getsockname()[1]
-        parent = _SPAWN.Process(target=serve_by_workers, args=(engine_process.endpoint, settings, listener))
+        parent = _SPAWN.Process(target=run_workers, args=(engine_process.endpoint, settings, listener))
         parent.start()
         engine = RemoteEngine(engine_process.endpoint)
-        server = Several(f"http://127.0.0.1:{port}", port, parent, engine_process, engine)
+        server = RunningWorkers(f"http://127.0.0.1:{port}", port, parent, engine_process, engine)
         try:
             eventually(lambda: len(server.workers()) == settings.workers or not parent.is_alive())
             for _ in range(8 * settings.workers):  # so that each of them has probably answered

@@ -16,17 +16,17 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from ipc.fake_engine import ABOUT
+from ipc.fake_engine import ABOUT, SAMPLE_RATE
 from polyvox.errors import InvalidRequest
 from polyvox.server import recordings
-from polyvox.server.recordings import Recordings, is_public
+from polyvox.server.recordings import RecordingReader, is_public
 from polyvox.server.settings import Settings
-from server.fakes import HeldEngine
+from server.fakes import PausableEngine
 from server.live_server import serving
-from server.websocket_clients import talking
+from server.websocket_clients import connect_websocket
 
 
-def test_without_a_key_only_what_is_open_answers(engine: HeldEngine) -> None:
+def test_without_a_key_only_what_is_open_answers(engine: PausableEngine) -> None:
     settings = Settings(api_keys=["right", "other"], public=["voices"])
     with serving(engine, settings) as server, server.client() as client:
         body = {"input": "Hi.", "response_format": "pcm"}
@@ -46,14 +46,16 @@ def test_without_a_key_only_what_is_open_answers(engine: HeldEngine) -> None:
         assert client.post("/v1/audio/voices", json={}).status_code == 401  # only the list is public
         assert client.delete("/v1/audio/voices/x").status_code == 401
         told = client.get("/metrics", headers={"xi-api-key": "right"}).text
-        assert 'polyvox_requests_total{outcome="refused"} 13.0' in told
+        assert 'polyvox_requests_total{outcome="rejected"} 13.0' in told
 
 
 SOCKETS = ("/v1/audio/speech/stream", *(f"/v1/text-to-speech/heart/{kind}stream-input" for kind in ("", "multi-")))
 
 
 @pytest.mark.parametrize("path", SOCKETS)
-def test_a_page_brings_its_key_as_a_protocol(path: str, engine: HeldEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_brings_its_key_as_a_protocol(
+    path: str, engine: PausableEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     with serving(engine, Settings(api_keys=["sk-right", "a/b (50%)"])) as server:
         for offered, chosen in (
@@ -63,29 +65,32 @@ def test_a_page_brings_its_key_as_a_protocol(path: str, engine: HeldEngine, capl
             (["polyvox", "polyvox-key.a%2Fb%20%2850%25%29"], "polyvox"),
             (["polyvox-key.sk-right"], None),
         ):
-            with talking(server, path, subprotocols=[Subprotocol(name) for name in offered]) as talk:
+            with connect_websocket(server, path, subprotocols=[Subprotocol(name) for name in offered]) as talk:
                 assert talk.connection.subprotocol == chosen
         for wrong in ("polyvox-key.sk-wrong", "sk-right.sk-right", "openai-insecure-api-key.a%2Fb"):
             names = [Subprotocol("polyvox"), Subprotocol(wrong)]
             if "key." not in wrong and "text-to-speech" in path:
                 continue  # as good as none, and the first message may have one
-            with pytest.raises(InvalidStatus) as refused, talking(server, path, subprotocols=names):
+            with pytest.raises(InvalidStatus) as refused, connect_websocket(server, path, subprotocols=names):
                 pass
             assert refused.value.response.status_code == 401
-        with talking(server, f"{path}?api_key=sk-right"):
+        with connect_websocket(server, f"{path}?api_key=sk-right"):
             pass
     told = [record.getMessage() for record in caplog.records if not record.name.startswith("websockets")]
     assert told
     assert not any("sk-right" in line for line in told)
 
 
-def test_a_protocol_is_answered_where_no_key_is_needed(engine: HeldEngine) -> None:
-    with serving(engine) as server, talking(server, SOCKETS[0], subprotocols=[Subprotocol("polyvox")]) as talk:
+def test_a_protocol_is_answered_where_no_key_is_needed(engine: PausableEngine) -> None:
+    with (
+        serving(engine) as server,
+        connect_websocket(server, SOCKETS[0], subprotocols=[Subprotocol("polyvox")]) as talk,
+    ):
         assert talk.connection.subprotocol == "polyvox"
 
 
-def test_a_body_that_is_too_large_or_too_slow_is_refused(engine: HeldEngine) -> None:
-    settings = Settings(max_body=2000, body_seconds=0.3)
+def test_a_body_that_is_too_large_or_too_slow_is_refused(engine: PausableEngine) -> None:
+    settings = Settings(max_body_bytes=2000, body_timeout=0.3)
     with serving(engine, settings) as server, server.client() as client:
         assert client.post("/v1/audio/speech", content=b"x" * 3000).status_code == 413
         unsized = client.post("/v1/audio/speech", content=(b"x" * 500 for _ in range(6)))
@@ -96,9 +101,9 @@ def test_a_body_that_is_too_large_or_too_slow_is_refused(engine: HeldEngine) -> 
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_a_connection_that_brings_no_request_is_closed(engine: HeldEngine) -> None:
+def test_a_connection_that_brings_no_request_is_closed(engine: PausableEngine) -> None:
     answered = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
-    with serving(engine, Settings(body_seconds=0.3)) as server:
+    with serving(engine, Settings(body_timeout=0.3)) as server:
         for begin in (b"", b"GET /livez HTTP/1.1\r\nho", answered + b"GET /li"):
             with socket.create_connection(("127.0.0.1", server.port)) as idle:
                 idle.settimeout(20)
@@ -109,18 +114,18 @@ def test_a_connection_that_brings_no_request_is_closed(engine: HeldEngine) -> No
                     idle.sendall(b"v")  # drops do not help
                 assert heard.count(b"HTTP/1.1 200") == begin.count(answered)
         with socket.create_connection(("127.0.0.1", server.port)) as held:  # one that is being answered is left alone
-            engine.let_go(1)
+            engine.resume(1)
             body = b'{"input": "Hi.", "response_format": "pcm", "max_new_tokens": 9}'
             held.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             held.settimeout(1.0)
             with pytest.raises(TimeoutError):
                 list(iter(lambda: held.recv(1000), b""))
-            engine.let_go()
+            engine.resume()
             held.settimeout(20)
             assert held.recv(1000)
 
 
-def test_pages_of_the_named_origins_may_call(engine: HeldEngine) -> None:
+def test_pages_of_the_named_origins_may_call(engine: PausableEngine) -> None:
     with (
         serving(engine, Settings(cors_origins=["https://a.example"], api_keys=["k"])) as server,
         server.client() as client,
@@ -139,7 +144,7 @@ def test_pages_of_the_named_origins_may_call(engine: HeldEngine) -> None:
 
 
 @pytest.mark.parametrize("written", ["/tts", "/tts/", "tts"])
-def test_behind_a_proxy_the_path_before_ours_is_known(written: str, engine: HeldEngine) -> None:
+def test_behind_a_proxy_the_path_before_ours_is_known(written: str, engine: PausableEngine) -> None:
     with serving(engine, Settings(root_path=written, api_keys=["k"])) as server, server.client() as client:
         told = client.get("/openapi.json", headers={"xi-api-key": "k"}).json()
         assert told["servers"] == [{"url": "/tts"}]
@@ -148,7 +153,7 @@ def test_behind_a_proxy_the_path_before_ours_is_known(written: str, engine: Held
             assert client.get(f"{before}/").status_code == 200
             assert client.get(f"{before}/metrics").status_code == 401
             assert client.get(f"{before}/metrics", headers={"xi-api-key": "k"}).status_code == 200
-            with talking(server, f"{before}{SOCKETS[1]}") as talk:
+            with connect_websocket(server, f"{before}{SOCKETS[1]}") as talk:
                 talk.tell(text=" ", xi_api_key="k")
         assert client.get("/tts").headers["location"] == f"{server.address}/tts/"
         for path in ("/ttsx/livez", "/tts/tts/livez", "/tts/nowhere"):
@@ -200,24 +205,26 @@ class Names:
 
     def __init__(self, **names: list[str]) -> None:
         self.names = {name.replace("_", "."): answers for name, answers in names.items()}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def __call__(self, host: str, _: int) -> list[str]:
-        self.asked.append(host)
+        self.requests.append(host)
         answers = self.names[host]
         return [answers.pop(0) if len(answers) > 1 else answers[0]]
 
 
-def reader(engine: HeldEngine, names: Names, **more: object) -> Recordings:
+def reader(names: Names, **more: object) -> RecordingReader:
     """Only 127.0.0.1 counts as public here, as the site is there."""
-    settings = Settings(ref_audio_domains=["a.example", "inside.example", ".b.example"], max_audio=1000, **more)  # type: ignore[arg-type]
-    return Recordings(engine, settings, names, lambda address: str(address) == "127.0.0.1")
+    settings = Settings(
+        ref_audio_domains=["a.example", "inside.example", ".b.example"], max_recording_bytes=1000, **more
+    )  # type: ignore[arg-type]
+    return RecordingReader(settings, SAMPLE_RATE, names, lambda address: str(address) == "127.0.0.1")
 
 
-def test_an_allowed_site_is_fetched_and_its_redirects_followed(engine: HeldEngine, site: int) -> None:
+def test_an_allowed_site_is_fetched_and_its_redirects_followed(site: int) -> None:
     names = Names(a_example=["127.0.0.1"], deep_b_example=["127.0.0.1"])
-    assert reader(engine, names).find(f"http://a.example:{site}/twice") == b"the sound"
-    assert reader(engine, names).find(f"http://deep.b.example:{site}/sound") == b"the sound"
+    assert reader(names).find(f"http://a.example:{site}/twice") == b"the sound"
+    assert reader(names).find(f"http://deep.b.example:{site}/sound") == b"the sound"
 
 
 @pytest.mark.parametrize(
@@ -231,23 +238,23 @@ def test_an_allowed_site_is_fetched_and_its_redirects_followed(engine: HeldEngin
         ("/none", "404"),
     ],
 )
-def test_what_a_site_may_not_do(path: str, told: str, engine: HeldEngine, site: int) -> None:
+def test_what_a_site_may_not_do(path: str, told: str, site: int) -> None:
     names = Names(a_example=["127.0.0.1"], inside_example=["10.0.0.1"], other_example=["127.0.0.1"])
     with pytest.raises(InvalidRequest, match=told):
-        reader(engine, names).find(f"http://a.example:{site}{path}")
+        reader(names).find(f"http://a.example:{site}{path}")
     assert "/secret" not in Site.hits
 
 
-def test_a_name_that_changes_its_meaning_is_asked_once_and_pinned(engine: HeldEngine, site: int) -> None:
+def test_a_name_that_changes_its_meaning_is_asked_once_and_pinned(site: int) -> None:
     names = Names(a_example=["127.0.0.1", "10.0.0.1"])
-    assert reader(engine, names).find(f"http://a.example:{site}/sound") == b"the sound"
-    assert names.asked == ["a.example"]
+    assert reader(names).find(f"http://a.example:{site}/sound") == b"the sound"
+    assert names.requests == ["a.example"]
     with pytest.raises(InvalidRequest, match="only public addresses"):
-        reader(engine, names).find(f"http://a.example:{site}/sound")
+        reader(names).find(f"http://a.example:{site}/sound")
 
 
-def test_one_inner_address_among_others_is_enough_to_refuse(engine: HeldEngine) -> None:
-    both = Recordings(engine, Settings(ref_audio_domains=["a.example"]), lambda *_: ["8.8.8.8", "10.0.0.1"])
+def test_one_inner_address_among_others_is_enough_to_refuse() -> None:
+    both = RecordingReader(Settings(ref_audio_domains=["a.example"]), SAMPLE_RATE, lambda *_: ["8.8.8.8", "10.0.0.1"])
     with pytest.raises(InvalidRequest, match="only public addresses"):
         both.find("http://a.example/sound")
 
@@ -271,16 +278,16 @@ def test_one_inner_address_among_others_is_enough_to_refuse(engine: HeldEngine) 
         "C:/x.wav",
     ],
 )
-def test_what_was_not_allowed_by_name_is_not_even_looked_up(url: str, engine: HeldEngine) -> None:
+def test_what_was_not_allowed_by_name_is_not_even_looked_up(url: str) -> None:
     names = Names()
     with pytest.raises(InvalidRequest):
-        reader(engine, names).find(url)
-    assert names.asked == []
+        reader(names).find(url)
+    assert names.requests == []
 
 
-def test_urls_are_off_unless_allowed(engine: HeldEngine) -> None:
+def test_urls_are_off_unless_allowed() -> None:
     with pytest.raises(InvalidRequest, match="URLs are disabled"):
-        Recordings(engine, Settings()).find("https://a.example/x.wav")
+        RecordingReader(Settings(), SAMPLE_RATE).find("https://a.example/x.wav")
 
 
 @pytest.mark.parametrize(
@@ -318,8 +325,8 @@ def test_others_are(address: str) -> None:
     assert is_public(ip_address(address))
 
 
-def test_a_site_that_drips_is_left_in_time(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "FETCH_SECONDS", 0.3)
+def test_a_site_that_drips_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordings, "FETCH_TIMEOUT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
 
@@ -335,12 +342,12 @@ def test_a_site_that_drips_is_left_in_time(engine: HeldEngine, monkeypatch: pyte
         thread = threading.Thread(target=drip)
         thread.start()
         with pytest.raises(InvalidRequest, match="cannot be fetched"):
-            reader(engine, Names(a_example=["127.0.0.1"])).find(f"http://a.example:{listener.getsockname()[1]}/")
+            reader(Names(a_example=["127.0.0.1"])).find(f"http://a.example:{listener.getsockname()[1]}/")
         stop.set()
         thread.join()
 
 
-def test_files_only_from_the_named_folder(engine: HeldEngine, tmp_path: Path) -> None:
+def test_files_only_from_the_named_folder(tmp_path: Path) -> None:
     root, outside = tmp_path / "media", tmp_path / "outside.wav"
     root.mkdir()
     outside.write_bytes(b"secret")
@@ -349,7 +356,7 @@ def test_files_only_from_the_named_folder(engine: HeldEngine, tmp_path: Path) ->
     (root / "link.wav").symlink_to(outside)
     (tmp_path / "media-2").mkdir()
     (tmp_path / "media-2/x.wav").write_bytes(b"secret")
-    inside = reader(engine, Names(), media_root=root)
+    inside = reader(Names(), media_root=root)
     assert inside.find(f"file://{root}/a%20b.wav") == b"the sound"
     assert inside.find(f"file://localhost{root}/a%20b.wav") == b"the sound"
     for path in (f"{root}/../outside.wav", f"{root}/%2e%2e/outside.wav", f"{root}/link.wav", f"{root}", outside):
@@ -362,11 +369,11 @@ def test_files_only_from_the_named_folder(engine: HeldEngine, tmp_path: Path) ->
         inside.find(f"file://{root}/large.wav")
     for url in (f"file://{root}/a%20b.wav", "file://host/x.wav"):
         with pytest.raises(InvalidRequest, match="URLs are disabled"):
-            Recordings(engine, Settings()).find(url)
+            RecordingReader(Settings(), SAMPLE_RATE).find(url)
 
 
 def test_a_refused_recording_reaches_the_client_as_such() -> None:
-    with closing(HeldEngine(ABOUT)) as base, serving(base) as server, server.client() as client:
+    with closing(PausableEngine(ABOUT)) as base, serving(base) as server, server.client() as client:
         for source in ("https://a.example/x.wav", "file:///etc/hostname", base64.b64encode(b"noise").decode()):
             refused: httpx.Response = server.speak(client, ref_audio=source)
             assert refused.status_code == 400

@@ -15,9 +15,9 @@ from ipc.fake_engine import LENGTH
 from polyvox.audio import read_audio
 from polyvox.server.api.elevenlabs import OUTPUT_FORMATS
 from polyvox.server.settings import Settings
-from server.fakes import PLACES, HeldEngine
-from server.live_server import Serving, serving
-from server.websocket_clients import Talk, talking
+from server.fakes import MAX_STREAMS, PausableEngine
+from server.live_server import RunningServer, serving
+from server.websocket_clients import WebSocketClient, connect_websocket
 
 SPEECH = "/v1/text-to-speech/heart"
 ONE = f"{SPEECH}/stream-input?output_format=pcm_24000&seed=7"
@@ -68,7 +68,7 @@ def test_a_bit_rate_is_kept(client: httpx.Client) -> None:
     assert sizes[1] == pytest.approx(4 * sizes[0], rel=0.1)
 
 
-def test_fields_are_those_of_their_sdk(client: httpx.Client, engine: HeldEngine) -> None:
+def test_fields_are_those_of_their_sdk(client: httpx.Client, engine: PausableEngine) -> None:
     body = {
         "text": "Hello.",
         "model_id": "eleven_flash_v2_5",
@@ -82,7 +82,11 @@ def test_fields_are_those_of_their_sdk(client: httpx.Client, engine: HeldEngine)
     assert answer.status_code == 200
     assert answer.headers["x-polyvox-ignored"] == "previous_text, voice_settings.stability"
     assert len(answer.content) == pytest.approx(LENGTH * 960 / 2, rel=0.2)
-    assert (engine.asked[-1].seed, engine.asked[-1].language, engine.asked[-1].voice) == (5, "english", "heart")
+    assert (engine.requests[-1].seed, engine.requests[-1].language, engine.requests[-1].voice) == (
+        5,
+        "english",
+        "heart",
+    )
     assert client.get(f"/v1/audio/speech/{answer.headers['request-id']}").json()["finish_reason"] == "stop"
 
 
@@ -91,12 +95,12 @@ def test_fields_are_those_of_their_sdk(client: httpx.Client, engine: HeldEngine)
     [
         (f"{SPEECH}?output_format=mp3_1_2", {"text": "hi"}, 400, "mp3_44100_128"),
         (SPEECH, {"text": "hi", "language_code": "tlh"}, 400, "en, zh"),
-        (SPEECH, {"text": " "}, 400, "something that can be said"),
+        (SPEECH, {"text": " "}, 400, "must have something to say"),
         (SPEECH, {}, 422, "text"),
         (SPEECH, {"text": 7}, 422, "text"),
         (SPEECH, {"text": "hi", "voice_settings": {"speed": 9}}, 422, "voice_settings"),
         ("/v1/text-to-speech/nobody", {"text": "hi"}, 404, "heart, michael"),
-        (SPEECH, {"text": "overloaded"}, 503, "taken"),
+        (SPEECH, {"text": "overloaded"}, 503, "in use"),
     ],
 )
 def test_what_is_wrong_is_named(path: str, body: Any, status: int, told: str, client: httpx.Client) -> None:
@@ -123,9 +127,9 @@ def test_voices_and_models_have_the_shapes_that_their_clients_read(client: httpx
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_text_in_any_pieces_sounds_as_in_one_go(seed: int, server: Serving, client: httpx.Client) -> None:
+def test_text_in_any_pieces_sounds_as_in_one_go(seed: int, server: RunningServer, client: httpx.Client) -> None:
     chance = random.Random(seed)
-    with talking(server, ONE) as talk:
+    with connect_websocket(server, ONE) as talk:
         talk.tell(
             text=" ",
             try_trigger_generation=True,
@@ -146,8 +150,8 @@ def test_text_in_any_pieces_sounds_as_in_one_go(seed: int, server: Serving, clie
     assert sound == one_shot(client)
 
 
-def test_a_flush_says_what_is_there(server: Serving, engine: HeldEngine) -> None:
-    with talking(server, ONE) as talk:
+def test_a_flush_says_what_is_there(server: RunningServer, engine: PausableEngine) -> None:
+    with connect_websocket(server, ONE) as talk:
         talk.tell(text=" ")
         talk.tell(text="No end yet ", flush=True)
         heard = 0
@@ -155,17 +159,17 @@ def test_a_flush_says_what_is_there(server: Serving, engine: HeldEngine) -> None
             message = talk.hear()
             assert isinstance(message, dict)
             heard += len(base64.b64decode(message["audio"]))
-        assert [asked.text for asked in engine.asked] == ["No end yet"]
+        assert [asked.text for asked in engine.requests] == ["No end yet"]
         talk.tell(text="")
         assert talk.final()[0][-1]["isFinal"]
 
 
-def test_what_the_query_asks_for_is_checked_at_once(server: Serving) -> None:
+def test_what_the_query_asks_for_is_checked_at_once(server: RunningServer) -> None:
     wrong = [("nobody/stream-input", "voice"), ("heart/stream-input?output_format=x", "output_format")]
     wrong += [("heart/multi-stream-input?language_code=xx", "language_code"), ("heart/stream-input?seed=-1", "seed")]
     wrong += [("heart/stream-input?inactivity_timeout=soon", "inactivity_timeout")]
     for path, told in wrong:
-        with talking(server, f"/v1/text-to-speech/{path}") as talk:
+        with connect_websocket(server, f"/v1/text-to-speech/{path}") as talk:
             error = talk.told()
             assert told in error["message"]
             assert error["error"]
@@ -175,14 +179,14 @@ def test_what_the_query_asks_for_is_checked_at_once(server: Serving) -> None:
 # multi-stream-input
 
 
-def begin(talk: Talk, name: str, text: str = TEXT) -> None:
+def begin(talk: WebSocketClient, name: str, text: str = TEXT) -> None:
     talk.tell(text=" ", context_id=name, voice_settings={})
     talk.tell(text=text, context_id=name)
 
 
-def test_contexts_are_said_at_once_and_do_not_mix(server: Serving, client: httpx.Client) -> None:
+def test_contexts_are_said_at_once_and_do_not_mix(server: RunningServer, client: httpx.Client) -> None:
     texts = {"one": TEXT, "two": "Another text. It is of its own.", "three": "Short."}
-    with talking(server, SEVERAL) as talk:
+    with connect_websocket(server, SEVERAL) as talk:
         for name, text in texts.items():
             begin(talk, name, text)
         talk.tell(text="")  # keeps the socket open
@@ -208,11 +212,11 @@ def test_contexts_are_said_at_once_and_do_not_mix(server: Serving, client: httpx
 
 @pytest.mark.parametrize("auto", ["", "&auto_mode=true"])
 def test_closing_a_context_in_the_midst_of_its_text_stops_it_at_once(
-    auto: str, server: Serving, engine: HeldEngine, client: httpx.Client
+    auto: str, server: RunningServer, engine: PausableEngine, client: httpx.Client
 ) -> None:
     """As Pipecat interrupts, and in auto mode LiveKit."""
-    engine.let_go(3)
-    with talking(server, SEVERAL + auto) as talk:
+    engine.resume(3)
+    with connect_websocket(server, SEVERAL + auto) as talk:
         talk.tell(text=" ", context_id="a", voice_settings={})
         talk.tell(text="This is said. ", context_id="a", **({"flush": True} if auto else {}))
         talk.tell(text="This is not. ", context_id="a", **({"flush": True} if auto else {}))
@@ -220,8 +224,8 @@ def test_closing_a_context_in_the_midst_of_its_text_stops_it_at_once(
         talk.tell(context_id="a", close_context=True)
         messages, _ = talk.final("a")
         assert len(messages) <= 4
-        eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
-        engine.let_go()
+        eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
+        engine.resume()
         begin(talk, "b")
         talk.tell(text="", context_id="b", flush=True)
         talk.tell(context_id="b", close_context=True)
@@ -231,10 +235,10 @@ def test_closing_a_context_in_the_midst_of_its_text_stops_it_at_once(
 @pytest.mark.parametrize("space", ["", " "])
 @pytest.mark.parametrize("flush", [{}, {"flush": True}])
 def test_in_auto_mode_a_sentence_does_not_wait_for_the_next(
-    space: str, flush: dict[str, bool], server: Serving, client: httpx.Client
+    space: str, flush: dict[str, bool], server: RunningServer, client: httpx.Client
 ) -> None:
     """As Pipecat sends them, without a space between, and LiveKit, each with a flush."""
-    with talking(server, SEVERAL + "&auto_mode=true") as talk:
+    with connect_websocket(server, SEVERAL + "&auto_mode=true") as talk:
         talk.tell(text=" ", context_id="a")
         talk.tell(text="Hello there." + space, context_id="a", **flush)
         first = talk.told()["audio"]
@@ -245,9 +249,11 @@ def test_in_auto_mode_a_sentence_does_not_wait_for_the_next(
         assert base64.b64decode(first) + talk.final("a")[1] == one_shot(client)
 
 
-def test_closing_what_was_flushed_lets_it_end_and_closing_twice_does_not(server: Serving, engine: HeldEngine) -> None:
-    engine.let_go(3)
-    with talking(server, SEVERAL + "&auto_mode=true") as talk:
+def test_closing_what_was_flushed_lets_it_end_and_closing_twice_does_not(
+    server: RunningServer, engine: PausableEngine
+) -> None:
+    engine.resume(3)
+    with connect_websocket(server, SEVERAL + "&auto_mode=true") as talk:
         for name in ("a", "b"):
             begin(talk, name)
             talk.tell(context_id=name, flush=True)
@@ -256,25 +262,25 @@ def test_closing_what_was_flushed_lets_it_end_and_closing_twice_does_not(server:
         talk.tell(context_id="b", close_context=True)
         talk.final("b")
         eventually(lambda: engine.streams == 1)
-        engine.let_go()
+        engine.resume()
         assert talk.final("a")[0][-1]["isFinal"]
         talk.tell(context_id="nobody", close_context=True)
         talk.tell(close_socket=True)
         assert talk.closed() == 1000
 
 
-def test_an_error_belongs_to_its_context(server: Serving, engine: HeldEngine) -> None:
-    engine.places = 0
-    with talking(server, SEVERAL) as talk:
+def test_an_error_belongs_to_its_context(server: RunningServer, engine: PausableEngine) -> None:
+    engine.max_streams = 0
+    with connect_websocket(server, SEVERAL) as talk:
         begin(talk, "a")
         error = talk.told()
         assert (error["contextId"], error["error"], error["retry_after"]) == ("a", "overloaded", 2.5)
-        engine.places = PLACES
-        server.desk.speaker._refusals.clear()
+        engine.max_streams = MAX_STREAMS
+        server.state.synthesis._rejections.clear()
         talk.tell(text="The rest of it is not said, ", context_id="a")
         error = talk.told()
         assert error["contextId"] == "a"
-        assert "flush or close this one first" in error["message"]
+        assert "flush or close it first" in error["message"]
         talk.tell(text="up to its end. ", context_id="a", flush=True)
         begin(talk, "a")
         talk.tell(context_id="a", flush=True)
@@ -294,8 +300,10 @@ def test_an_error_belongs_to_its_context(server: Serving, engine: HeldEngine) ->
     ["{", "7", b"bytes", '{"text": 7}', '{"text": "' + "x" * 6000 + '"}', '{"flush": "yes", "context_id": "a"}'],
 )
 @pytest.mark.parametrize("path", [ONE, SEVERAL])
-def test_what_cannot_be_read_is_told_and_changes_nothing(path: str, message: str | bytes, server: Serving) -> None:
-    with talking(server, path) as talk:
+def test_what_cannot_be_read_is_told_and_changes_nothing(
+    path: str, message: str | bytes, server: RunningServer
+) -> None:
+    with connect_websocket(server, path) as talk:
         talk.connection.send(message)
         error = talk.told()
         assert error["message"]
@@ -306,50 +314,52 @@ def test_what_cannot_be_read_is_told_and_changes_nothing(path: str, message: str
         assert talk.closed() == 1000
 
 
-def test_a_client_that_goes_away_frees_all_of_its_places(server: Serving, engine: HeldEngine) -> None:
-    engine.let_go(3)
-    with talking(server, SEVERAL) as talk:
+def test_a_client_that_goes_away_frees_all_of_its_places(server: RunningServer, engine: PausableEngine) -> None:
+    engine.resume(3)
+    with connect_websocket(server, SEVERAL) as talk:
         for name in "abc":
             begin(talk, name)
         eventually(lambda: engine.streams == 3)
-    eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+    eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
 
 
-def test_why_a_socket_is_closed_may_be_longer_than_fits(server: Serving) -> None:
-    with talking(server, f"/v1/text-to-speech/{quote('名' * 60)}/stream-input") as talk:
+def test_why_a_socket_is_closed_may_be_longer_than_fits(server: RunningServer) -> None:
+    with connect_websocket(server, f"/v1/text-to-speech/{quote('名' * 60)}/stream-input") as talk:
         assert talk.told()["error"] == "voice_not_found"
         assert talk.closed() == 1008
 
 
-def test_silence_ends_a_socket(server: Serving) -> None:
-    with talking(server, SEVERAL + "&inactivity_timeout=1") as talk:
+def test_silence_ends_a_socket(server: RunningServer) -> None:
+    with connect_websocket(server, SEVERAL + "&inactivity_timeout=1") as talk:
         begin(talk, "a", "This has no end")
         error = talk.told()
         assert error["error"] == "input_timeout_exceeded"
         assert talk.closed() == 1008
 
 
-def test_a_key_may_come_with_the_first_message(engine: HeldEngine) -> None:
+def test_a_key_may_come_with_the_first_message(engine: PausableEngine) -> None:
     with serving(engine, Settings(api_keys=["right"])) as guarded:
         for key in ({"xi_api_key": "right"}, {"xi-api-key": "right"}, {"authorization": "Bearer right"}):
-            with talking(guarded, ONE) as talk:
+            with connect_websocket(guarded, ONE) as talk:
                 talk.tell(text=" ", **key)
                 talk.tell(text="Hello. ")
                 talk.tell(text="")
                 assert talk.final()[1]
-        with talking(guarded, SEVERAL, additional_headers={"xi-api-key": "right"}) as talk:
+        with connect_websocket(guarded, SEVERAL, additional_headers={"xi-api-key": "right"}) as talk:
             talk.tell(text="Hello. ")
             talk.tell(close_socket=True)
             assert talk.final("default")[1]
         wrong: list[dict[str, Any]] = [{}, {"xi_api_key": "wrong"}, {"authorization": "right"}, {"xi_api_key": 7}]
         for key in wrong:
-            with talking(guarded, "/v1/text-to-speech/nobody/stream-input") as talk:  # whose voices are not told
+            with connect_websocket(
+                guarded, "/v1/text-to-speech/nobody/stream-input"
+            ) as talk:  # whose voices are not told
                 talk.tell(text=" ", **key)
                 assert talk.told()["error"] == "invalid_api_key"
                 assert talk.closed() == 1008
         with (
             pytest.raises(InvalidStatus) as refused,
-            talking(guarded, ONE, additional_headers={"xi-api-key": "wrong"}),
+            connect_websocket(guarded, ONE, additional_headers={"xi-api-key": "wrong"}),
         ):
             pass
         assert refused.value.response.status_code == 401

@@ -5,47 +5,50 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import pytest
+
 from ipc.engine_processes import eventually
 from ipc.fake_engine import LENGTH
 from polyvox.engine.config import EngineConfig
 from polyvox.server.settings import Settings
+from polyvox.server.synthesis import service
 from polyvox.tts import TTS
-from server.fakes import HeldEngine
-from server.live_server import Serving, serving
+from server.fakes import MAX_STREAMS, PausableEngine
+from server.live_server import RunningServer, serving
 from server.load_storms import begin, storm
 
 HELD = 24  # chunks that are made of every stream until it is let go
 
 
-def counted(server: Serving, name: str) -> float:
+def counted(server: RunningServer, name: str) -> float:
     with server.client() as client:
         lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-def test_a_hundred_clients_that_go_away_leave_nothing_behind(engine: HeldEngine) -> None:
+def test_a_hundred_clients_that_go_away_leave_nothing_behind(engine: PausableEngine) -> None:
     with serving(engine, Settings(max_streams=200)) as server:
-        engine.let_go(HELD)
+        engine.resume(HELD)
         storm(server, 100)
-        eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+        eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
         assert counted(server, 'polyvox_aborts_total{reason="disconnect"}') == 100
-        engine.let_go()
+        engine.resume()
         with server.client() as client:
             assert server.speak(client).status_code == 200
 
 
-def test_a_client_that_goes_before_the_first_sound_frees_its_place(engine: HeldEngine) -> None:
+def test_a_client_that_goes_before_the_first_sound_frees_its_place(engine: PausableEngine) -> None:
     with serving(engine) as server:
-        engine.let_go(0)
+        engine.resume(0)
         connection = begin(server)
         eventually(lambda: engine.streams == 1)
         connection.close()
-        eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+        eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
 
 
-def test_a_client_that_goes_ends_the_sentence_that_was_begun_ahead(engine: HeldEngine) -> None:
+def test_a_client_that_goes_ends_the_sentence_that_was_begun_ahead(engine: PausableEngine) -> None:
     with serving(engine) as server:
-        engine.let_go(HELD)  # enough of the first sentence that the second is begun
+        engine.resume(HELD)  # enough of the first sentence that the second is begun
         connection = begin(server, "Hi. Ho.", max_new_tokens=1000)
         eventually(lambda: engine.streams == 2)
         connection.close()
@@ -60,7 +63,7 @@ def test_a_real_slot_is_free_again_when_its_client_has_gone(embedded: TTS) -> No
         eventually(lambda: embedded.engine.stats()["slots_free"] == embedded.engine.config.max_streams)
 
 
-def test_a_slow_reader_pauses_only_its_own_stream(engine: HeldEngine) -> None:
+def test_a_slow_reader_pauses_only_its_own_stream(engine: PausableEngine) -> None:
     chunks = 30_000  # 29 MB: more than all buffers between
     with serving(engine) as server, server.client() as client:
         slow = begin(server, receive_buffer=4096, seed=77, max_new_tokens=chunks)
@@ -76,8 +79,8 @@ def test_a_slow_reader_pauses_only_its_own_stream(engine: HeldEngine) -> None:
 
 
 def test_too_many_are_refused_and_those_inside_are_served() -> None:
-    with closing(HeldEngine(places=3)) as engine, serving(engine) as server, ThreadPoolExecutor(16) as pool:
-        engine.let_go(HELD)
+    with closing(PausableEngine(max_streams=3)) as engine, serving(engine) as server, ThreadPoolExecutor(16) as pool:
+        engine.resume(HELD)
         with server.client() as client:
             inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(3)]
             eventually(lambda: engine.streams == 3)
@@ -85,7 +88,7 @@ def test_too_many_are_refused_and_those_inside_are_served() -> None:
         assert {response.status_code for response in refused} == {503}
         assert all(0 < int(response.headers["retry-after-ms"]) <= 2500 for response in refused)
         assert {response.json()["error"]["type"] for response in refused} == {"overloaded"}
-        engine.let_go()
+        engine.resume()
         for connection in inside:
             heard = b""
             while not heard.endswith(b"0\r\n\r\n"):
@@ -95,33 +98,43 @@ def test_too_many_are_refused_and_those_inside_are_served() -> None:
         eventually(lambda: engine.streams == 0)
 
 
-def test_no_more_are_let_in_than_may_wait(engine: HeldEngine) -> None:
-    with (
-        serving(engine, Settings(max_streams=2, queue=1)) as server,
-        server.client() as client,
-    ):
-        engine.let_go(HELD)
-        inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(3)]
-        eventually(lambda: engine.streams == 3)
+def test_requests_beyond_the_preparation_limit_are_rejected(
+    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(engine) as server, server.client() as client:
+        monkeypatch.setattr(service, "MAX_PREPARING", 0)
+        rejected = server.speak(client)
+        assert rejected.status_code == 503
+        assert "are being prepared" in rejected.json()["error"]["message"]
+        monkeypatch.undo()
+        assert server.speak(client).status_code == 200
+
+
+def test_a_rejection_of_the_engine_is_repeated_without_asking_it_again(
+    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "REJECTION_TTL", 60.0)
+    with serving(engine) as server, server.client() as client:
+        engine.max_streams = 0
         assert server.speak(client).status_code == 503
-        for connection in inside:
-            connection.close()
-        eventually(lambda: not server.desk.speaker.open)
-        engine.let_go()
+        engine.max_streams = MAX_STREAMS
+        assert server.speak(client).status_code == 503
+        assert server.speak(client, stream=False).status_code == 200  # files are admitted by other rules
+        server.state.synthesis._rejections.clear()
         assert server.speak(client).status_code == 200
 
 
 def test_a_sentence_in_the_midst_waits_for_a_place() -> None:
-    with closing(HeldEngine(places=1)) as engine, serving(engine) as server, server.client() as client:
+    with closing(PausableEngine(max_streams=1)) as engine, serving(engine) as server, server.client() as client:
         response = server.speak(client, "One. Two. Three.", seed=1)
         assert response.status_code == 200
         assert len(response.content) == 3 * LENGTH * 960 + 2 * 12_000
 
 
-def test_one_key_cannot_take_all(engine: HeldEngine) -> None:
-    settings = Settings(api_keys=["a", "b"], key_streams=2)
+def test_one_key_cannot_take_all(engine: PausableEngine) -> None:
+    settings = Settings(api_keys=["a", "b"], max_streams_per_key=2)
     with serving(engine, settings) as server, server.client() as client:
-        engine.let_go(HELD)
+        engine.resume(HELD)
         keys = [{"authorization": f"Bearer {name}"} for name in "ab"]
         body = {"input": "Hi.", "response_format": "pcm", "max_new_tokens": 40}
         with (
@@ -135,16 +148,20 @@ def test_one_key_cannot_take_all(engine: HeldEngine) -> None:
             assert refused.headers["maximum-concurrent-requests"] == "2"
             with client.stream("POST", "/v1/audio/speech", json=body, headers=keys[1]) as other:
                 assert other.status_code == 200
-                engine.let_go()
+                engine.resume()
                 other.read()
             first.read()
             second.read()
         assert client.post("/v1/audio/speech", json=body, headers=keys[0]).status_code == 200
 
 
-def test_a_batch_takes_no_more_places_than_its_key_has(engine: HeldEngine) -> None:
-    with serving(engine, Settings(key_streams=3)) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
-        engine.let_go(1)
+def test_a_batch_takes_no_more_places_than_its_key_has(engine: PausableEngine) -> None:
+    with (
+        serving(engine, Settings(max_streams_per_key=3)) as server,
+        server.client() as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        engine.resume(1)
         other = begin(server)
         eventually(lambda: engine.streams == 1)
         items = [{"input": "Hi.", "max_new_tokens": 2} for _ in range(8)]
@@ -152,38 +169,38 @@ def test_a_batch_takes_no_more_places_than_its_key_has(engine: HeldEngine) -> No
         eventually(lambda: engine.streams == 3)
         refused = server.speak(client)
         assert (refused.status_code, engine.streams) == (429, 3)
-        engine.let_go()
+        engine.resume()
         assert answer.result().json()["succeeded"] == 8
         other.close()
-        eventually(lambda: not server.desk.speaker.open)
+        eventually(lambda: not server.state.synthesis.active)
         assert counted(server, 'polyvox_requests_total{outcome="overloaded"}') == 1
         assert all(server.speak(client).status_code == 200 for _ in range(4))  # every place came back
 
 
-def test_a_server_that_stops_finishes_what_is_under_way(engine: HeldEngine) -> None:
+def test_a_server_that_stops_finishes_what_is_under_way(engine: PausableEngine) -> None:
     with serving(engine) as server, server.client() as client:
-        engine.let_go(HELD)
+        engine.resume(HELD)
         body = {"input": "Hi.", "response_format": "pcm", "max_new_tokens": 40, "seed": 1}
         with client.stream("POST", "/v1/audio/speech", json=body) as response:
             parts = response.iter_raw()
             heard = next(parts)
-            server.desk.speaker.draining = True  # what the signal does first
+            server.state.synthesis.draining = True  # what the signal does first
             with server.client() as another:
                 assert another.get("/readyz").status_code == 503
                 assert another.get("/readyz").json()["status"] == "draining"
                 assert another.get("/livez").status_code == 200
                 assert server.speak(another).status_code == 503
             server.server.should_exit = True
-            engine.let_go()
+            engine.resume()
             heard += b"".join(parts)
         assert len(heard) == 40 * 960
         server.thread.join(20)
         assert not server.thread.is_alive()
 
 
-def test_what_is_not_finished_in_time_is_cut_and_not_ended(engine: HeldEngine) -> None:
+def test_what_is_not_finished_in_time_is_cut_and_not_ended(engine: PausableEngine) -> None:
     with serving(engine) as server:
-        engine.let_go(HELD)
+        engine.resume(HELD)
         with begin(server, max_new_tokens=40) as connection:
             heard = connection.recv(1 << 16)
             server.server.should_exit = True

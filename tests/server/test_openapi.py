@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from polyvox.audio.formats import FORMATS
-from polyvox.server.api.elevenlabs import TextToSpeech
-from polyvox.server.api.openai import Speech
-from polyvox.server.api.voices import NewVoice
+from polyvox.server.api.elevenlabs import TextToSpeechRequest
+from polyvox.server.api.openai import SpeechRequest
+from polyvox.server.api.voices import VoiceUpload
 from polyvox.server.app import create_app
-from server.fakes import HeldEngine
+from polyvox.server.workers import connect_local
+from server.fakes import PausableEngine
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    with closing(HeldEngine()) as engine:
-        return create_app(engine).openapi()
+    with closing(PausableEngine()) as engine:
+        return create_app(connect_local(engine)).openapi()
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
@@ -30,19 +31,28 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
             place = place[part]
 
 
-def test_every_body_is_told_and_every_refusal(document: dict[str, Any]) -> None:
+def test_every_request_body_and_every_error_is_described(document: dict[str, Any]) -> None:
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     for operation in operations:
         assert {"4XX", "503"} <= set(operation["responses"])
-        assert "422" not in operation["responses"]  # FastAPI's own, which is never sent
+        assert "422" not in operation["responses"]  # FastAPI's own format, which is never sent
     posts = {name: path["post"] for name, path in document["paths"].items() if "post" in path}
-    for model, name in ((Speech, "/v1/audio/speech"), (TextToSpeech, "/v1/text-to-speech/{voice_id}/stream")):
-        told = posts[name]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-        assert set(told) == set(model.model_fields)
+    assert all("requestBody" in operation for operation in posts.values())
+    schemas = document["components"]["schemas"]
+    for model, name in (
+        (SpeechRequest, "/v1/audio/speech"),
+        (TextToSpeechRequest, "/v1/text-to-speech/{voice_id}/stream"),
+    ):
+        reference = posts[name]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        assert reference == f"#/components/schemas/{model.__name__}"
+        properties = schemas[model.__name__]["properties"]
+        assert set(properties) == set(model.model_fields)
+        assert all(
+            {"type": "null"} in field["anyOf"] for key, field in properties.items() if key not in ("input", "text")
+        )
     kinds = posts["/v1/audio/voices"]["requestBody"]["content"]
     for kind in ("application/json", "multipart/form-data"):
-        assert set(kinds[kind]["schema"]["properties"]) == set(NewVoice.model_fields)
-    assert all("requestBody" in operation for operation in posts.values())
+        assert set(kinds[kind]["schema"]["properties"]) == set(VoiceUpload.model_fields)
 
 
 def test_every_kind_of_sound_is_told_and_so_are_events(document: dict[str, Any]) -> None:

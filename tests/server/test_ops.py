@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import httpx
 import pytest
@@ -23,14 +25,16 @@ from ipc.engine_processes import await_another, eventually, send
 from ipc.fake_engine import ABOUT, FakeEngine
 from polyvox.errors import EngineDown
 from polyvox.ipc.blocking import RemoteEngine
-from polyvox.ipc.supervisor import EngineProcess
 from polyvox.ipc.process import EngineProcessConfig
-from polyvox.server.logs import Lines
+from polyvox.ipc.supervisor import EngineProcess
+from polyvox.server.app_state import AppState
+from polyvox.server.logs import LogFormatter
 from polyvox.server.middleware.auth import AuthMiddleware
 from polyvox.server.request_log import RequestLog, RequestRecord
 from polyvox.server.settings import Settings
-from server.fakes import HeldEngine
-from server.live_server import Serving, serving
+from polyvox.server.workers import connect_remote
+from server.fakes import PausableEngine
+from server.live_server import RunningServer, serving, serving_on
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -40,7 +44,7 @@ def test_a_server_process_has_no_torch_in_it() -> None:
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SOURCE)}, check=True)
 
 
-class DownEngine(HeldEngine):
+class DownEngine(PausableEngine):
     down = False
 
     def stats(self) -> dict[str, float]:
@@ -51,25 +55,25 @@ class DownEngine(HeldEngine):
 
 def test_ready_means_that_something_was_said_and_the_engine_is_there() -> None:
     with closing(DownEngine()) as engine:
-        engine.allowed = 0
+        engine.max_chunks = 0
         with serving(engine, wait=False) as server, server.client() as client:
             assert client.get("/livez").status_code == 200
             assert client.get("/readyz").status_code == 503
-            assert client.get("/readyz").json()["problem"] == "it has not spoken yet"
-            engine.let_go()
+            assert client.get("/readyz").json()["problem"] == "The trial utterance has not finished."
+            engine.resume()
             eventually(lambda: client.get("/readyz").status_code == 200)
-            assert engine.asked[0].text == "Ready."
+            assert engine.requests[0].text == "Ready."
             engine.down = True
             eventually(lambda: client.get("/health").status_code == 503)
             assert "started again" in client.get("/health").json()["problem"]
-            before = len(engine.asked)
+            before = len(engine.requests)
             engine.down = False
             eventually(lambda: client.get("/health").status_code == 200)
-            assert len(engine.asked) == before + 1  # it was tried again
-            assert server.desk.health.ready
+            assert len(engine.requests) == before + 1  # it was tried again
+            assert server.state.health.ready
 
 
-def test_models_as_clients_ask_for_them(server: Serving) -> None:
+def test_models_as_clients_ask_for_them(server: RunningServer) -> None:
     with server.client() as client:
         (model,) = client.get("/v1/models").json()["data"]
         assert (model["id"], model["object"], model["can_clone"]) == ("Fake-CustomVoice", "model", False)
@@ -94,7 +98,7 @@ def test_models_as_clients_ask_for_them(server: Serving) -> None:
     ],
 )
 def test_a_method_that_is_not_there_is_answered_with_all_that_are(
-    method: str, path: str, allowed: str, engine: HeldEngine
+    method: str, path: str, allowed: str, engine: PausableEngine
 ) -> None:
     for root_path in ("", "/tts"):
         with serving(engine, Settings(root_path=root_path)) as server, server.client() as client:
@@ -103,7 +107,7 @@ def test_a_method_that_is_not_there_is_answered_with_all_that_are(
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/v1/models", "/metrics", "/docs", "/web/main.js"])
-def test_what_can_be_read_can_be_asked_for_by_head(path: str, server: Serving) -> None:
+def test_what_can_be_read_can_be_asked_for_by_head(path: str, server: RunningServer) -> None:
     with server.client() as client:
         found, told = client.head(path), client.get(path)
         assert (found.status_code, found.content) == (200, b"")
@@ -111,22 +115,22 @@ def test_what_can_be_read_can_be_asked_for_by_head(path: str, server: Serving) -
         assert client.head("/v1/models/other").status_code == 404
 
 
-def test_metrics_count_what_happened(engine: HeldEngine) -> None:
+def test_metrics_count_what_happened(engine: PausableEngine) -> None:
     with serving(engine) as server, server.client() as client:
         before = client.get("/metrics").text
         server.speak(client)
         server.speak(client, voice="bob")
         server.speak(client, "overloaded")
-        server.desk.speaker._refusals.clear()
-        engine.let_go(24)
+        server.state.synthesis._rejections.clear()
+        engine.resume(24)
         with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "max_new_tokens": 99}) as response:
             parts = response.iter_raw()  # held, as it closes the connection when it goes
             next(parts)
-            eventually(lambda: bool(server.desk.health.stats))
+            eventually(lambda: bool(server.state.health.stats))
             during = client.get("/metrics").text
             response.close()
-        engine.let_go()
-        eventually(lambda: not server.desk.speaker.open)
+        engine.resume()
+        eventually(lambda: not server.state.synthesis.active)
         told = client.get("/metrics").text
     assert 'polyvox_requests_total{outcome="stop"} 0.0' in before
     assert 'polyvox_aborts_total{reason="disconnect"} 0.0' in before
@@ -134,7 +138,7 @@ def test_metrics_count_what_happened(engine: HeldEngine) -> None:
     assert "polyvox_streams_active 0.0" in told
     for line in (
         'polyvox_requests_total{outcome="stop"} 1.0',
-        'polyvox_requests_total{outcome="refused"} 1.0',
+        'polyvox_requests_total{outcome="rejected"} 1.0',
         'polyvox_requests_total{outcome="overloaded"} 1.0',
         'polyvox_requests_total{outcome="cancelled"} 1.0',
         'polyvox_aborts_total{reason="disconnect"} 1.0',
@@ -152,14 +156,14 @@ def test_metrics_count_what_happened(engine: HeldEngine) -> None:
 
 def test_outcomes_are_kept_up_to_a_number_also_between_processes(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
-        kept, other = RequestLog(folder, kept=2), RequestLog(folder, kept=2)
+        kept, other = RequestLog(folder, max_records=2), RequestLog(folder, max_records=2)
         for name in ("a", "b", "c"):
             kept.put(RequestRecord(name, "model", 0.0, seed=1))
-        assert kept.get("a") is None
-        found = kept.get("c")
+        assert asyncio.run(kept.get("a")) is None
+        found = asyncio.run(kept.get("c"))
         assert found is not None
         assert found["request_id"] == "c"
-        assert (other.get("c") is not None) == (folder is not None)
+        assert (asyncio.run(other.get("c")) is not None) == (folder is not None)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -167,8 +171,8 @@ def test_lines_of_the_log_have_names_and_values() -> None:
     record = logging.makeLogRecord(
         {"msg": "said %s", "args": ("it",), "levelname": "INFO", "request_id": "a b", "n": 1}
     )
-    assert Lines(as_json=False).format(record).endswith('info said it request_id="a b" n=1')
-    told = json.loads(Lines(as_json=True).format(record))
+    assert LogFormatter(as_json=False).format(record).endswith('info said it request_id="a b" n=1')
+    told = json.loads(LogFormatter(as_json=True).format(record))
     assert (told["message"], told["request_id"], told["n"], told["level"]) == ("said it", "a b", 1, "info")
 
 
@@ -207,7 +211,7 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[
 
 def test_two_workers_share_engine_voices_counts_and_outcomes(checkpoints: Path, tmp_path: Path) -> None:
     config = tmp_path / "polyvox.yaml"
-    config.write_text(f"workers: 2\nvoices: {tmp_path / 'voices'}\nmax_streams: 4\n")
+    config.write_text(f"workers: 2\nvoices_dir: {tmp_path / 'voices'}\nmax_streams: 4\n")
     with command("--config", str(config), "--model", str(checkpoints / "base")) as (process, address, told):
         hidden = 0
         for attempt in range(40):  # each on a connection of its own, so that both processes are met
@@ -228,9 +232,8 @@ def test_two_workers_share_engine_voices_counts_and_outcomes(checkpoints: Path, 
         assert sum(float(n) for n in re.findall(r"polyvox_requests_total\{outcome=\"\w+\"\} (\S+)", counted)) == 41
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    assert sum("a server process has started" in line for line in told) == 2
-    assert any("listeners fed at once" in line for line in told)
-    assert any("room for 4 streams" in line for line in told)
+    assert sum("server process started" in line for line in told) == 2
+    assert any("Maximum concurrent streams: 4" in line for line in told)
     assert any("max_streams: 4" in line for line in told)
     assert sum("keys and values" in line for line in told) == 1  # the table of the engine's process
 
@@ -245,7 +248,7 @@ def test_a_signal_ends_the_server_after_what_is_under_way() -> None:
             heard += b"".join(parts)  # to its clean end
         assert len(heard) > 10_000
         assert process.wait(60) == 0
-    said = [json.loads(line) for line in told if line.startswith("{") and '"said"' in line]
+    said = [json.loads(line) for line in told if line.startswith("{") and '"request finished"' in line]
     assert said[-1]["finish_reason"] != "cancelled"
     assert said[-1]["request_id"] == response.headers["x-request-id"]
 
@@ -253,9 +256,8 @@ def test_a_signal_ends_the_server_after_what_is_under_way() -> None:
 def test_an_engine_that_dies_is_told_in_band_and_waited_for() -> None:
     factory = partial(FakeEngine, step_seconds=0.01)
     with EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as process:
-        remote = RemoteEngine(process.endpoint)
-        try:
-            with serving(remote) as server, server.client() as client:
+        with closing(RemoteEngine(process.endpoint)) as remote:
+            with serving_on(connect_remote(process.endpoint)) as server, server.client() as client:
                 voice: dict[str, Any] = {"speaker_embedding": [0.1] * ABOUT.hidden_size, "max_new_tokens": 100_000}
                 body = {"input": "Hi.", "response_format": "pcm", **voice}
                 with client.stream("POST", "/v1/audio/speech", json=body) as response:
@@ -272,9 +274,7 @@ def test_an_engine_that_dies_is_told_in_band_and_waited_for() -> None:
                 assert client.get("/livez").status_code == 200
                 await_another(process, killed, remote)
                 eventually(lambda: client.get("/readyz").status_code == 200)
-                assert server.speak(client, **{**voice, "max_new_tokens": 2}).status_code == 200
-        finally:
-            remote.close()
+                eventually(lambda: server.speak(client, **{**voice, "max_new_tokens": 2}).status_code == 200)
 
 
 def test_a_socket_without_a_key_is_closed_before_it_opens() -> None:
@@ -290,9 +290,10 @@ def test_a_socket_without_a_key_is_closed_before_it_opens() -> None:
     async def nothing() -> Message:
         return {"type": "websocket.connect"}
 
-    guard = AuthMiddleware(inside, Settings(api_keys=["k"]))
+    state = SimpleNamespace(state=SimpleNamespace(polyvox=create_autospec(AppState, instance=True, spec_set=True)))
+    middleware = AuthMiddleware(inside, Settings(api_keys=["k"]))
     for query, headers in (("", []), ("api_key=x", []), ("api_key=k", []), ("h", [(b"xi-api-key", b"k")])):
         scope = {"type": "websocket", "path": "/v1/audio/speech/stream", "query_string": query.encode()}
-        asyncio.run(guard({**scope, "headers": headers, "client": ("1.2.3.4", 5)}, nothing, keep))
+        asyncio.run(middleware({**scope, "app": state, "headers": headers, "client": ("1.2.3.4", 5)}, nothing, keep))
     assert reached == ["api_key=k", "h"]
     assert [message["code"] for message in sent] == [1008, 1008]

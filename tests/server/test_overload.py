@@ -14,11 +14,11 @@ from server.paced_engine import PacedEngine
 def test_nobody_is_refused_after_having_waited_and_those_admitted_are_fed() -> None:
     with (
         closing(PacedEngine(slots=8, queue=64, queue_seconds=1.0)) as engine,
-        serving(engine, Settings(max_streams=8, queue=64, slo=1.0)) as server,
+        serving(engine, Settings(max_streams=8, max_queue=64, max_queue_seconds=1.0)) as server,
     ):
         flooded = Flooded.of(asyncio.run(flood(server.port, rate_of(engine.stats()["capacity"]), seconds=8.0)))
         stats = engine.stats()
-        outcomes = server.desk.metrics.page({}).decode()
+        outcomes = server.state.metrics.page({}).decode()
     assert len(flooded.admitted) > 8
     assert len(flooded.refused) > 10
     assert stats["finished_error"] == 0
@@ -37,6 +37,6 @@ def test_a_server_on_a_full_engine_becomes_ready() -> None:
         assert len(speaking) >= engine.stats()["capacity"]
         with serving(engine, Settings(max_streams=8)) as server:  # which waits until it is
             assert not any(stream.result for stream in speaking)
-            assert server.desk.health.ready
+            assert server.state.health.ready
         for stream in speaking:
             stream.cancel()

@@ -14,8 +14,8 @@ from ipc.fake_engine import ABOUT, SLOTS
 from polyvox.models.info import ModelInfo
 from polyvox.server.api.playground import assets
 from polyvox.server.settings import Settings
-from server.fakes import CUSTOM, DESIGN, HeldEngine
-from server.live_server import Serving, serving
+from server.fakes import CUSTOM, DESIGN, PausableEngine
+from server.live_server import RunningServer, serving
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "src/polyvox/server/web"
@@ -30,7 +30,7 @@ def linked() -> set[str]:
     return names
 
 
-def test_every_file_of_the_page_is_served_and_named(server: Serving) -> None:
+def test_every_file_of_the_page_is_served_and_named(server: RunningServer) -> None:
     assert linked() | {"index.html"} == {file.name for file in WEB.iterdir()} == set(assets())
     with server.client() as client:
         assert client.get("/").content == (WEB / "index.html").read_bytes()
@@ -43,12 +43,12 @@ def test_every_file_of_the_page_is_served_and_named(server: Serving) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fpage.py", "%2e%2e/page.py", "../page.py", "a/b.js"])
-def test_there_is_nothing_else_below_web(server: Serving, name: str) -> None:
+def test_there_is_nothing_else_below_web(server: RunningServer, name: str) -> None:
     with server.client() as client:
         assert client.get(f"/web/{name}").status_code == 404
 
 
-def test_the_page_loads_nothing_from_elsewhere(server: Serving) -> None:
+def test_the_page_loads_nothing_from_elsewhere(server: RunningServer) -> None:
     with server.client() as client:
         policy = client.get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -61,7 +61,7 @@ def test_the_page_loads_nothing_from_elsewhere(server: Serving) -> None:
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page), "the policy forbids what is inline"
 
 
-def test_a_file_is_kept_and_asked_for_again(server: Serving) -> None:
+def test_a_file_is_kept_and_asked_for_again(server: RunningServer) -> None:
     with server.client() as client:
         first = client.get("/web/main.js")
         assert first.headers["cache-control"] == "no-cache"
@@ -70,7 +70,7 @@ def test_a_file_is_kept_and_asked_for_again(server: Serving) -> None:
         assert client.get("/web/main.js", headers={"if-none-match": '"other"'}).status_code == 200
 
 
-def test_a_path_may_stand_before_the_page(engine: HeldEngine) -> None:
+def test_a_path_may_stand_before_the_page(engine: PausableEngine) -> None:
     for file in (WEB / "index.html", *WEB.glob("*.js")):
         assert not re.search(r'(?:src|href)="/|fetch\("/|call\([`"]/', file.read_text()), file.name
     with serving(engine, Settings(root_path="/voice")) as server, server.client(follow_redirects=True) as client:
@@ -79,7 +79,7 @@ def test_a_path_may_stand_before_the_page(engine: HeldEngine) -> None:
 
 
 def test_the_page_is_told_the_engines_streams_where_no_number_was_set() -> None:
-    engine = HeldEngine()
+    engine = PausableEngine()
     try:
         with serving(engine, Settings()) as server, server.client() as client:
             assert client.get("/v1/playground").json()["limits"]["streams"] == SLOTS
@@ -90,8 +90,8 @@ def test_the_page_is_told_the_engines_streams_where_no_number_was_set() -> None:
 @pytest.mark.parametrize("about", [CUSTOM, DESIGN, replace(ABOUT, languages=("auto", "english", "german"))])
 def test_the_page_is_told_what_the_checkpoint_can_do(about: ModelInfo) -> None:
     with (
-        closing(HeldEngine(about)) as engine,
-        serving(engine, Settings(max_text=70, max_streams=3)) as server,
+        closing(PausableEngine(about)) as engine,
+        serving(engine, Settings(max_text_chars=70, max_streams=3)) as server,
         server.client() as client,
     ):
         told = client.get("/v1/playground").json()
@@ -105,7 +105,7 @@ def test_the_page_is_told_what_the_checkpoint_can_do(about: ModelInfo) -> None:
     assert (told["limits"]["text"], told["limits"]["streams"], told["needs_key"]) == (70, 3, False)
 
 
-def test_the_page_comes_without_a_key_and_the_facts_do_not(engine: HeldEngine) -> None:
+def test_the_page_comes_without_a_key_and_the_facts_do_not(engine: PausableEngine) -> None:
     with serving(engine, Settings(api_keys=["secret"])) as server, server.client() as client:
         assert client.get("/").status_code == 200
         assert client.get("/web/main.js").status_code == 200

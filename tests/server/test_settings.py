@@ -1,84 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One configuration: where it comes from, what goes first, what is refused; and no key that nothing reads."""
+"""Settings: sources and their precedence, error messages, and no setting without effect."""
 
 import ast
+import os
 import socket
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from polyvox.cli.main import app
 from polyvox.cli.serve import _print_summary
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
-from polyvox.server.settings import Settings, read_settings
-from server.fakes import HeldEngine
+from polyvox.server.settings import Settings, load_settings
+from server.fakes import PausableEngine
 
 SOURCE = Path(__file__).parents[2] / "src/polyvox"
 
 
-def test_flags_go_before_the_environment_before_the_file(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("POLYVOX_"):
+            monkeypatch.delenv(name)
+
+
+def test_flags_override_the_environment_which_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "polyvox.yaml"
-    file.write_text("port: 1\nslo: 2\nqueue: 3\naliases: {alloy: heart}\npublic: [voices]\n")
-    environment = {"POLYVOX_SLO": "4", "POLYVOX_QUEUE": "5", "POLYVOX_HOME": "elsewhere", "HOME": "here"}
-    found = read_settings({"queue": 6, "host": None}, file, environment)
-    assert (found.port, found.slo, found.queue, found.host) == (1, 4.0, 6, "127.0.0.1")
-    assert found.aliases == {"alloy": "heart"}
-    assert read_settings(environment={"POLYVOX_CONFIG": str(file)}).port == 1
+    file.write_text("port: 1\nmax_queue_seconds: 2\nmax_queue: 3\nvoice_aliases: {alloy: heart}\npublic: [voices]\n")
+    for name, value in {"MAX_QUEUE_SECONDS": "4", "MAX_QUEUE": "5", "HOME": "elsewhere"}.items():
+        monkeypatch.setenv(f"POLYVOX_{name}", value)
+    found = load_settings({"max_queue": 6, "host": None}, file)
+    assert (found.port, found.max_queue_seconds, found.max_queue, found.host) == (1, 4.0, 6, "127.0.0.1")
+    assert found.voice_aliases == {"alloy": "heart"}
+    monkeypatch.setenv("POLYVOX_CONFIG", str(file))
+    assert load_settings().port == 1
 
 
-def test_the_environment_can_say_lists_and_aliases() -> None:
-    environment = {"POLYVOX_API_KEYS": "a, b,", "POLYVOX_ALIASES": "alloy=heart,echo=michael", "POLYVOX_PUBLIC": ""}
-    found = read_settings(environment=environment)
+def test_the_environment_can_set_lists_and_aliases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYVOX_API_KEYS", "a, b,")
+    monkeypatch.setenv("POLYVOX_VOICE_ALIASES", "alloy=heart,echo=michael")
+    monkeypatch.setenv("POLYVOX_PUBLIC", "")
+    found = load_settings()
     assert found.api_keys == ["a", "b"]
-    assert found.aliases == {"alloy": "heart", "echo": "michael"}
+    assert found.voice_aliases == {"alloy": "heart", "echo": "michael"}
     assert found.public == []
 
 
+def test_flags_are_strings_as_in_the_environment() -> None:
+    found = load_settings({"port": "81", "memory_gb": "2.5", "api_keys": "a,b", "cuda_graphs": False})
+    assert (found.port, found.memory_gb, found.api_keys, found.cuda_graphs) == (81, 2.5, ["a", "b"], False)
+
+
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("prot: 1", r"must be one of host, port.* \(got 'prot'\)\. Source: .*polyvox.yaml"),
-        ("port: 99999", r"'port': must be less than or equal to 65535 \(got 99999\)\. Source: .*polyvox.yaml"),
+        ("port: 99999", r"'port': must be between 0 and 65535 \(got 99999\)\. Source: .*polyvox.yaml"),
         ("port: x", "'port': must be a valid integer.*got 'x'"),
-        ("public: [everything]", "'public'"),
-        ("slo: .nan", "'slo'"),
+        ("public: [everything]", "'public': must be 'voices', 'models', 'metrics' or 'docs'"),
+        ("max_queue_seconds: .nan", "'max_queue_seconds': must be a finite number"),
         ("- 1", "lines such as"),
+        ("7", "lines such as"),
+        ("1: 2", "lines such as"),
         ("a: [", "a readable YAML file"),
         ("api_keys: [7]", "'api_keys'.*valid string. Source"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(text: str, told: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected_with_key_value_and_source(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "polyvox.yaml"
     file.write_text(text)
-    with pytest.raises(InvalidRequest, match=told):
-        read_settings(file=file, environment={})
+    with pytest.raises(InvalidRequest, match=message):
+        load_settings(file=file)
 
 
-@pytest.mark.parametrize("environment", [{"POLYVOX_PROT": "1"}, {"POLYVOX_PORT": "x"}, {"POLYVOX_ALIASES": "alloy"}])
-def test_what_is_wrong_in_the_environment_is_named(environment: dict[str, str]) -> None:
-    with pytest.raises(InvalidRequest):
-        read_settings(environment=environment)
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("POLYVOX_PROT", "1", r"must be one of host.* \(got 'POLYVOX_PROT'\)\. Source: environment\."),
+        ("POLYVOX_PORT", "x", r"'port': .* \(got 'x'\)\. Source: environment\."),
+        ("POLYVOX_VOICE_ALIASES", "alloy", "'voice_aliases': must be name=name pairs"),
+    ],
+)
+def test_an_invalid_environment_is_rejected(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidRequest, match=message):
+        load_settings()
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"none\.yaml"):
-        read_settings(file=tmp_path / "none.yaml", environment={})
+        load_settings(file=tmp_path / "none.yaml")
 
 
-def test_what_is_shown_gives_the_same_again_and_no_key(tmp_path: Path) -> None:
+def test_printed_settings_can_be_loaded_again_and_contain_no_key(tmp_path: Path) -> None:
     settings = Settings(api_keys=["secret"], port=1, media_root=tmp_path)
-    shown = settings.shown()
-    assert "secret" not in shown
+    text = settings.to_yaml()
+    assert "secret" not in text
     file = tmp_path / "polyvox.yaml"
-    file.write_text(shown)
-    assert read_settings({"api_keys": ["secret"]}, file, {}) == settings
-    assert list(yaml.safe_load(shown)) == list(Settings.model_fields)
+    file.write_text(text)
+    assert load_settings({"api_keys": ["secret"]}, file) == settings
+    assert list(yaml.safe_load(text)) == list(Settings.model_fields)
 
 
-def read_of(owners: set[str], *paths: Path) -> set[str]:
-    """Attributes that the code of some files reads of what has one of these names."""
+def attributes_read(owners: set[str], *paths: Path) -> set[str]:
+    """Attributes that the code of some files reads from variables with one of these names."""
     found = set()
     for node in [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -88,30 +121,35 @@ def read_of(owners: set[str], *paths: Path) -> set[str]:
     return found
 
 
-def test_no_key_is_unread() -> None:
+def test_every_setting_is_read() -> None:
     code = [path for folder in ("server", "cli") for path in (SOURCE / folder).rglob("*.py")]
-    asked = read_of({"settings", "_settings"}, *code)
-    assert set(Settings.model_fields) <= asked | read_of({"self"}, SOURCE / "server/settings.py")
+    used = attributes_read({"settings", "_settings"}, *code)
+    assert set(Settings.model_fields) <= used | attributes_read({"self"}, SOURCE / "server/settings.py")
 
 
-def test_no_key_of_the_engine_is_unread() -> None:
-    asked = read_of({"config"}, *(SOURCE / "engine").glob("*.py"))
-    assert {field.name for field in fields(EngineConfig)} <= asked | {"context"}  # which pages are made of
-    assert "context" in read_of({"self"}, SOURCE / "engine/config.py")
+def test_every_field_of_the_engine_configuration_is_read() -> None:
+    used = attributes_read({"config"}, *(SOURCE / "engine").glob("*.py"))
+    assert {field.name for field in fields(EngineConfig)} <= used | {"context"}  # from which pages are computed
+    assert "context" in attributes_read({"self"}, SOURCE / "engine/config.py")
 
 
-def test_every_key_says_what_it_is() -> None:
-    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+def test_every_setting_has_a_description_in_the_help_of_serve() -> None:
+    text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "500", "TERM": "dumb"}).stdout
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert field.description is not None
+        assert field.description in text
+        assert field.description.endswith(".")
 
 
 @pytest.mark.parametrize(
     ("host", "keys", "warned"), [("127.0.0.1", [], False), ("0.0.0.0", [], True), ("0.0.0.0", ["k"], False)]
 )
-def test_who_may_call_is_told_at_the_start(
-    host: str, keys: list[str], warned: bool, engine: HeldEngine, capsys: pytest.CaptureFixture[str]
+def test_a_public_address_without_keys_prints_a_warning(
+    host: str, keys: list[str], warned: bool, engine: PausableEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server((host, 0)) as listener:
         _print_summary(Settings(host=host, api_keys=keys), listener, engine, 0.0)
-    told = capsys.readouterr().err
-    assert ("without authentication" in told) == warned
-    assert ("Bearer YOUR_API_KEY" in told) == bool(keys)
+    printed = capsys.readouterr().err
+    assert ("without authentication" in printed) == warned
+    assert ("Bearer YOUR_API_KEY" in printed) == bool(keys)

@@ -4,12 +4,14 @@ import logging
 
 import pytest
 
-from server.fakes import HeldEngine
+from server.fakes import PausableEngine
 from server.live_server import serving
 from server.malformed_messages import babble
 
 
-def test_nonsense_is_answered_and_leaves_nothing_behind(caplog: pytest.LogCaptureFixture, engine: HeldEngine) -> None:
+def test_nonsense_is_answered_and_leaves_nothing_behind(
+    caplog: pytest.LogCaptureFixture, engine: PausableEngine
+) -> None:
     with caplog.at_level(logging.ERROR), serving(engine) as server, server.client() as client:
         counts = babble(server, engine, 300, seed=1)
         assert counts["sound"] > 0

@@ -17,11 +17,11 @@ from ipc.fake_engine import CHUNK_SAMPLES, LENGTH, SAMPLE_RATE, chunk_samples
 from polyvox.audio import FORMATS, Encoder, read_audio
 from polyvox.audio.pcm import to_pcm
 from polyvox.errors import PolyvoxError
-from polyvox.server.api.openai import Speech
+from polyvox.server.api.openai import SpeechRequest
 from polyvox.server.settings import Settings
 from polyvox.tts import TTS
-from server.fakes import DESIGN, HeldEngine
-from server.live_server import Serving, serving
+from server.fakes import DESIGN, PausableEngine
+from server.live_server import RunningServer, serving
 
 FIRST = 24  # chunks, 480 ms: from so much every format has given some sound
 LONG = 60
@@ -29,7 +29,7 @@ LONG = 60
 
 @pytest.fixture(scope="module")
 def server_settings() -> Settings:
-    return Settings(max_text=20_000, aliases={"narrator": "michael"})
+    return Settings(max_text_chars=20_000, voice_aliases={"narrator": "michael"})
 
 
 def expected(seed: int, chunks: int) -> bytes:
@@ -54,10 +54,10 @@ def test_an_utterance_without_a_sound_is_an_empty_one(format: str, stream: bool,
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_sound_arrives_before_the_utterance_is_finished_and_is_that_of_one_go(
-    format: str, engine: HeldEngine, client: httpx.Client
+    format: str, engine: PausableEngine, client: httpx.Client
 ) -> None:
     body = {"input": "Hello there.", "response_format": format, "seed": 7, "max_new_tokens": LONG}
-    engine.let_go(FIRST)
+    engine.resume(FIRST)
     with client.stream("POST", "/v1/audio/speech", json=body) as response:
         assert response.status_code == 200
         assert response.headers["content-type"] == FORMATS[format].content_type(SAMPLE_RATE)
@@ -67,7 +67,7 @@ def test_sound_arrives_before_the_utterance_is_finished_and_is_that_of_one_go(
         parts = response.iter_raw()
         heard = next(parts)
         assert engine.streams == 1  # it cannot have ended: the rest of it is not made
-        engine.let_go()
+        engine.resume()
         heard += b"".join(parts)
     samples = np.concatenate([chunk_samples(7, index) for index in range(LONG)])
     with Encoder(format, SAMPLE_RATE) as encoder:
@@ -91,7 +91,7 @@ def test_without_streaming_the_answer_is_a_file_with_its_true_length(format: str
         assert len(read_audio(response.content, SAMPLE_RATE)) / SAMPLE_RATE == pytest.approx(seconds, abs=0.1)
 
 
-def test_pcm_is_the_samples_and_nothing_else(server: Serving, client: httpx.Client) -> None:
+def test_pcm_is_the_samples_and_nothing_else(server: RunningServer, client: httpx.Client) -> None:
     response = server.speak(client, seed=9)
     assert response.content == expected(9, LENGTH)
     assert response.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
@@ -102,7 +102,7 @@ def test_the_default_is_mp3_as_openai_has_it(client: httpx.Client) -> None:
     assert response.headers["content-type"] == "audio/mpeg"
 
 
-def test_events_carry_the_same_bytes_and_then_the_usage(server: Serving, client: httpx.Client) -> None:
+def test_events_carry_the_same_bytes_and_then_the_usage(server: RunningServer, client: httpx.Client) -> None:
     response = server.speak(client, seed=9, stream_format="sse")
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     *deltas, done = events(response)
@@ -114,24 +114,24 @@ def test_events_carry_the_same_bytes_and_then_the_usage(server: Serving, client:
     assert done["request_id"] == response.headers["x-request-id"]
 
 
-def test_events_begin_before_the_utterance_is_finished(engine: HeldEngine, client: httpx.Client) -> None:
+def test_events_begin_before_the_utterance_is_finished(engine: PausableEngine, client: httpx.Client) -> None:
     """LiveKit asks for this: mp3 over events."""
-    engine.let_go(FIRST)
+    engine.resume(FIRST)
     body = {"input": "Hello there.", "stream_format": "sse", "max_new_tokens": LONG}
     with client.stream("POST", "/v1/audio/speech", json=body) as response:
         lines = response.iter_lines()
         assert "speech.audio.delta" in next(lines)
         assert engine.streams == 1
-        engine.let_go()
+        engine.resume()
         assert any("speech.audio.done" in line for line in lines)
 
 
 def test_a_long_text_is_said_sentence_by_sentence_with_pauses(
-    engine: HeldEngine, server: Serving, client: httpx.Client
+    engine: PausableEngine, server: RunningServer, client: httpx.Client
 ) -> None:
     text = "First one. Then [pause:0.5s] two.\n\nNew paragraph with 3 cats."
     response = server.speak(client, text, seed=5)
-    said = [(asked.text, asked.segment, asked.seed) for asked in engine.asked]
+    said = [(asked.text, asked.segment, asked.seed) for asked in engine.requests]
     words = ["First one.", "Then", "two.", "New paragraph with three cats."]
     assert said == [(text, index, 5) for index, text in enumerate(words)]
     silences = [0.25, 0.5, 0.6]
@@ -140,13 +140,15 @@ def test_a_long_text_is_said_sentence_by_sentence_with_pauses(
     assert response.content == wanted
 
 
-def test_normalize_off_says_the_text_as_it_is(engine: HeldEngine, server: Serving, client: httpx.Client) -> None:
+def test_normalize_off_says_the_text_as_it_is(
+    engine: PausableEngine, server: RunningServer, client: httpx.Client
+) -> None:
     server.speak(client, "I have 3 **cats**.", normalize=False)
-    assert [asked.text for asked in engine.asked] == ["I have 3 **cats**."]
+    assert [asked.text for asked in engine.requests] == ["I have 3 **cats**."]
 
 
 def test_null_is_as_good_as_a_field_that_is_not_there(client: httpx.Client) -> None:
-    nothing = {name: None for name in Speech.model_fields if name != "input"} | {"unknown": None}
+    nothing = {name: None for name in SpeechRequest.model_fields if name != "input"} | {"unknown": None}
     answer = client.post("/v1/audio/speech?strict=1", json={"input": "Hi.", **nothing})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "audio/mpeg"
@@ -154,7 +156,7 @@ def test_null_is_as_good_as_a_field_that_is_not_there(client: httpx.Client) -> N
     assert batch.json()["succeeded"] == 1
 
 
-def test_all_fields_reach_the_engine(engine: HeldEngine, server: Serving, client: httpx.Client) -> None:
+def test_all_fields_reach_the_engine(engine: PausableEngine, server: RunningServer, client: httpx.Client) -> None:
     fields: dict[str, Any] = {
         "voice": {"id": "michael"},
         "language": "English",
@@ -169,7 +171,7 @@ def test_all_fields_reach_the_engine(engine: HeldEngine, server: Serving, client
         "task_type": "CustomVoice",
     }
     assert server.speak(client, **fields).status_code == 200
-    (asked,) = engine.asked
+    (asked,) = engine.requests
     assert (asked.voice, asked.language, asked.seed, asked.max_frames) == ("michael", "english", 12, 4)
     assert (asked.first_chunk, asked.layout, asked.trim_silence, asked.whole_file) == (3, "streaming", True, False)
     assert asked.sampling is not None
@@ -183,13 +185,13 @@ def test_all_fields_reach_the_engine(engine: HeldEngine, server: Serving, client
     [("alloy", "heart"), ("ash", "michael"), ("ballad", "heart"), ("NARRATOR", "michael"), ("default", None)],
 )
 def test_other_names_of_voices(
-    asked: str, spoken: str | None, engine: HeldEngine, server: Serving, client: httpx.Client
+    asked: str, spoken: str | None, engine: PausableEngine, server: RunningServer, client: httpx.Client
 ) -> None:
     server.speak(client, voice=asked)
-    assert engine.asked[0].voice == spoken
+    assert engine.requests[0].voice == spoken
 
 
-def test_speed_and_rate_change_the_length(server: Serving, client: httpx.Client) -> None:
+def test_speed_and_rate_change_the_length(server: RunningServer, client: httpx.Client) -> None:
     faster = server.speak(client, speed=2.0, max_new_tokens=LONG)
     assert len(faster.content) == LONG * CHUNK_SAMPLES
     slow_rate = server.speak(client, sample_rate=8000, max_new_tokens=LONG)
@@ -197,7 +199,7 @@ def test_speed_and_rate_change_the_length(server: Serving, client: httpx.Client)
     assert slow_rate.headers["content-type"] == "audio/pcm;rate=8000;channels=1"
 
 
-def test_unknown_fields_are_named_or_with_strict_refused(server: Serving, client: httpx.Client) -> None:
+def test_unknown_fields_are_named_or_with_strict_refused(server: RunningServer, client: httpx.Client) -> None:
     fields: dict[str, Any] = {"pitch": 2, "größe\n": 1}
     response = server.speak(client, **fields)
     assert response.status_code == 200
@@ -223,7 +225,7 @@ def test_unknown_fields_are_named_or_with_strict_refused(server: Serving, client
             {"input": "hi", "speed": 9},
             422,
             "speed",
-            "Invalid value for 'speed': must be less than or equal to 4 (got 9).",
+            "Invalid value for 'speed': must be between 0.25 and 4 (got 9).",
         ),
         ({"input": None}, 422, "input", "required"),
         ({"input": "hi", "seed": "7"}, 422, "seed", "integer"),
@@ -239,9 +241,9 @@ def test_unknown_fields_are_named_or_with_strict_refused(server: Serving, client
         ({"input": "hi", "ref_audio": "AAAA"}, 400, "ref_audio", "Qwen/Qwen3-TTS-12Hz-1.7B-Base"),
         ({"input": "hi", "speaker_embedding": [1.0]}, 400, "speaker_embedding", "Base"),
         ({"input": "invalid"}, 400, "language", "english, chinese"),
-        ({"input": "overloaded"}, 503, None, "taken"),
+        ({"input": "overloaded"}, 503, None, "in use"),
         ({"input": "bug"}, 500, None, ""),
-        ({"input": "expires"}, 503, None, "no place"),
+        ({"input": "expires"}, 503, None, "queue timeout"),
         ([], 400, None, "object"),
     ],
 )
@@ -274,7 +276,7 @@ def test_a_refusal_for_want_of_a_place_says_when_to_come_back(client: httpx.Clie
     assert response.json()["error"]["type"] == "overloaded"
 
 
-class FailingEngine(HeldEngine):
+class FailingEngine(PausableEngine):
     """Its streams end with an error after some chunks."""
 
     def submit(self, request: Any, on_ready: Any = None) -> Any:
@@ -339,8 +341,8 @@ def test_a_batch_names_what_it_ignores(client: httpx.Client) -> None:
     assert [result["error"]["param"] for result in strict["results"]] == ["more", "more"]
 
 
-def test_a_batch_without_any_place_is_refused_as_a_whole(engine: HeldEngine, client: httpx.Client) -> None:
-    engine.places = 0
+def test_a_batch_without_any_place_is_refused_as_a_whole(engine: PausableEngine, client: httpx.Client) -> None:
+    engine.max_streams = 0
     answer = client.post("/v1/audio/speech/batch", json={"items": [{"input": "Hi."}, {"input": "Ho."}]})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
     some = client.post("/v1/audio/speech/batch", json={"items": [{"input": "Hi."}, {"input": 7}]}).json()
@@ -349,9 +351,9 @@ def test_a_batch_without_any_place_is_refused_as_a_whole(engine: HeldEngine, cli
 
 
 def test_a_model_that_designs_voices_takes_openais_names_for_none() -> None:
-    with closing(HeldEngine(DESIGN)) as engine, serving(engine) as server, server.client() as client:
+    with closing(PausableEngine(DESIGN)) as engine, serving(engine) as server, server.client() as client:
         assert server.speak(client, voice="alloy", instructions="An old man.").status_code == 200
-        assert engine.asked[-1].voice is None
+        assert engine.requests[-1].voice is None
 
 
 def test_the_real_voice_streams_what_it_says_in_one_go(embedded: TTS) -> None:
@@ -390,7 +392,7 @@ likely = st.sampled_from(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     fields=st.dictionaries(
-        st.sampled_from(list(Speech.model_fields)) | st.text(max_size=5), likely | values, max_size=4
+        st.sampled_from(list(SpeechRequest.model_fields)) | st.text(max_size=5), likely | values, max_size=4
     ),
     text=st.text(max_size=40) | st.just("Hello."),
     strict=st.booleans(),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ipc.engine_processes import eventually
 from ipc.fake_engine import LENGTH
+from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.errors import InvalidRequest
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
@@ -18,7 +19,7 @@ from polyvox.server.synthesis.segments import Segment, SegmentQueue
 from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.synthesis.utterance import Utterance
 from polyvox.text import TextRules
-from server.fakes import CUSTOM, HeldEngine
+from server.fakes import CUSTOM, PausableEngine
 
 CHUNK = 960  # bytes
 TEXT = "First one. Then [pause:0.5s] two, and 3 cats. Last."
@@ -30,15 +31,15 @@ SENTENCES = [
 ]
 
 
-def spoken(engine: HeldEngine, test: Callable[[SynthesisService], Awaitable[None]]) -> list[RequestRecord]:
+def spoken(engine: PausableEngine, test: Callable[[SynthesisService], Awaitable[None]]) -> list[RequestRecord]:
     """Runs a test on a speaker in an event loop of its own; what it told of utterances."""
     ended: list[RequestRecord] = []
 
     async def run() -> None:
-        speaker = SynthesisService(engine, CUSTOM, lambda voice: voice, Settings(), ended.append)
+        speaker = SynthesisService(AsyncLocalEngine(engine), CUSTOM, lambda voice: voice, Settings(), ended.append)
         try:
             await test(speaker)
-            assert not speaker.open
+            assert not speaker.active
         finally:
             speaker.close()
 
@@ -47,7 +48,7 @@ def spoken(engine: HeldEngine, test: Callable[[SynthesisService], Awaitable[None
 
 
 async def all_of(utterance: Utterance) -> bytes:
-    return b"".join([part async for part in utterance.sound()])
+    return b"".join([part async for part in utterance.audio()])
 
 
 async def drained(script: SegmentQueue) -> list[Segment]:
@@ -72,31 +73,31 @@ def test_text_in_any_pieces_gives_the_same_sentences(cuts: list[int]) -> None:
 
 
 def test_a_text_that_is_all_there_gives_them_too() -> None:
-    assert asyncio.run(drained(SegmentQueue.whole(TEXT, TextRules()))) == SENTENCES
-    late = SegmentQueue.whole("[pause:1s] Hello. [pause:2s]", TextRules())
+    assert asyncio.run(drained(SegmentQueue.from_text(TEXT, TextRules()))) == SENTENCES
+    late = SegmentQueue.from_text("[pause:1s] Hello. [pause:2s]", TextRules())
     assert asyncio.run(drained(late)) == [Segment("Hello.", 1.0)]
-    assert late.ending == 2.0
+    assert late.trailing_silence == 2.0
 
 
-def test_live_text_is_said_as_it_comes(engine: HeldEngine) -> None:
+def test_live_text_is_said_as_it_comes(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         utterance = await speaker.start(SynthesisOptions(live=True, format="pcm", seed=1), "live")
-        parts = utterance.sound()
+        parts = utterance.audio()
         for piece in ("Hel", "lo there. How ", "are"):
             utterance.append(piece)
         heard = await anext(parts)  # of the first sentence, while the second is open
-        assert [asked.text for asked in engine.asked] == ["Hello there."]
+        assert [asked.text for asked in engine.requests] == ["Hello there."]
         utterance.append(" you?")
         utterance.finish()
         heard += b"".join([part async for part in parts])
-        assert [asked.text for asked in engine.asked] == ["Hello there.", "How are you?"]
+        assert [asked.text for asked in engine.requests] == ["Hello there.", "How are you?"]
         assert len(heard) == 2 * LENGTH * CHUNK + 12_000
 
     (outcome,) = spoken(engine, test)
     assert (outcome.finish_reason, outcome.sentences, outcome.characters) == ("stop", 2, 25)
 
 
-def test_live_text_without_a_word_ends_at_once(engine: HeldEngine) -> None:
+def test_live_text_without_a_word_ends_at_once(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         utterance = await speaker.start(SynthesisOptions(live=True, format="pcm"), "empty")
         utterance.finish()
@@ -107,11 +108,11 @@ def test_live_text_without_a_word_ends_at_once(engine: HeldEngine) -> None:
 
 
 @pytest.mark.parametrize("text", ["Hello there.", "One. Two. Three."])
-def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_place(text: str, engine: HeldEngine) -> None:
+def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_place(text: str, engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
-        engine.let_go(3)
+        engine.resume(3)
         utterance = await speaker.start(SynthesisOptions(text, format="pcm"), "cancelled")
-        parts = utterance.sound()
+        parts = utterance.audio()
         assert len(await anext(parts)) == CHUNK
         utterance.cancel()
         utterance.cancel()
@@ -123,7 +124,7 @@ def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_place(text: s
     assert outcome.finish_reason == "cancelled"
 
 
-def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: HeldEngine) -> None:
+def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         utterance = await speaker.start(SynthesisOptions(live=True, format="mp3"), "waits")
         reading = asyncio.create_task(all_of(utterance))
@@ -135,12 +136,12 @@ def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: HeldE
     assert outcome.finish_reason == "cancelled"
 
 
-def test_a_reader_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> None:
+def test_a_reader_that_is_cancelled_leaves_nothing_behind(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
-        engine.let_go(3)
+        engine.resume(3)
         utterance = await speaker.start(SynthesisOptions("One. Two.", format="opus"), "reader")
         reading = asyncio.create_task(all_of(utterance))
-        while not utterance.outcome.audio_seconds:
+        while not utterance.record.audio_seconds:
             await asyncio.sleep(0.01)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -151,7 +152,7 @@ def test_a_reader_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) ->
     assert outcome.finish_reason == "cancelled"
 
 
-def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> None:
+def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         for turns in range(8):
             starting = asyncio.create_task(speaker.start(SynthesisOptions("Hello.", format="pcm"), "start"))
@@ -162,18 +163,18 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: HeldEngine) -> 
                 await starting
         for _ in range(100):  # what was on its way comes back and is cancelled
             await asyncio.sleep(0.01)
-            if not engine.streams and not speaker._submitting:
+            if not engine.streams and not speaker._num_preparing:
                 break
         assert not engine.streams
 
     assert spoken(engine, test) == []
 
 
-def test_nothing_to_say_is_refused_before_the_engine_is_asked(engine: HeldEngine) -> None:
+def test_nothing_to_say_is_refused_before_the_engine_is_asked(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         for text in ("", "  ", "<think>hm</think>"):
             with pytest.raises(InvalidRequest, match="must have something to say"):
                 await speaker.start(SynthesisOptions(text), "nothing")
 
     assert spoken(engine, test) == []
-    assert engine.asked == []
+    assert engine.requests == []

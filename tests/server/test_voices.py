@@ -15,20 +15,22 @@ from ipc.fake_engine import ABOUT
 from polyvox.audio import encode
 from polyvox.models.request import ClonedVoice
 from polyvox.server.settings import Settings
-from server.fakes import HeldEngine
-from server.live_server import Serving, serving
+from server.fakes import PausableEngine
+from server.live_server import RunningServer, serving
 from voices.factories import MODEL, cloned
 
 
 @pytest.fixture
-def engine() -> Iterator[HeldEngine]:
-    with closing(HeldEngine(ABOUT)) as engine:
+def engine() -> Iterator[PausableEngine]:
+    with closing(PausableEngine(ABOUT)) as engine:
         yield engine
 
 
 @pytest.fixture
-def server(engine: HeldEngine, tmp_path: Path) -> Iterator[Serving]:
-    settings = Settings(voices=tmp_path / "voices", max_audio=200_000, max_audio_seconds=5, max_body=400_000)
+def server(engine: PausableEngine, tmp_path: Path) -> Iterator[RunningServer]:
+    settings = Settings(
+        voices_dir=tmp_path / "voices", max_recording_bytes=200_000, max_recording_seconds=5, max_body_bytes=400_000
+    )
     with serving(engine, settings) as running:
         yield running
 
@@ -40,7 +42,7 @@ def recording(seconds: float = 2.0, format: str = "flac") -> bytes:
 
 
 def test_a_recording_becomes_a_voice_that_speaks_and_can_be_taken_away(
-    engine: HeldEngine, server: Serving, client: httpx.Client
+    engine: PausableEngine, server: RunningServer, client: httpx.Client
 ) -> None:
     assert client.get("/v1/audio/voices").json() == {"object": "list", "voices": [], "data": []}
     fields = {"name": "Anna", "consent": "by letter", "ref_text": "What is said.", "speaker_description": "warm"}
@@ -56,7 +58,7 @@ def test_a_recording_becomes_a_voice_that_speaks_and_can_be_taken_away(
     assert client.get("/v1/audio/voices/anna").json() == told
     for name in ("anna", "Anna", told["content_id"], {"id": "Anna"}, "alloy", "shimmer", None):
         assert server.speak(client, voice=name).status_code == 200
-        voice = engine.asked[-1].voice
+        voice = engine.requests[-1].voice
         assert isinstance(voice, ClonedVoice)
         assert voice.transcript == "What is said."
     unknown = server.speak(client, voice="bob")
@@ -131,23 +133,23 @@ def test_malformed_and_oversized_uploads_are_refused(client: httpx.Client) -> No
     assert client.get("/v1/audio/voices").json()["voices"] == []
 
 
-def test_a_voice_of_another_model_is_refused_by_name(server: Serving, client: httpx.Client) -> None:
-    server.desk.voices.library.add("stranger", cloned(1), MODEL)
+def test_a_voice_of_another_model_is_refused_by_name(server: RunningServer, client: httpx.Client) -> None:
+    server.state.voices.library.add("stranger", cloned(1), MODEL)
     assert client.get("/v1/audio/voices").json()["voices"] == []
     response = server.speak(client, voice="stranger")
     assert response.status_code == 400
     assert "Small-Base" in response.json()["error"]["message"]
 
 
-def test_a_request_may_bring_its_voice(engine: HeldEngine, server: Serving, client: httpx.Client) -> None:
+def test_a_request_may_bring_its_voice(engine: PausableEngine, server: RunningServer, client: httpx.Client) -> None:
     sample = base64.b64encode(recording()).decode()
     fields: dict[str, Any] = {"ref_audio": sample, "ref_text": "What is said.", "task_type": "Base"}
     assert server.speak(client, **fields).status_code == 200
-    voice = engine.asked[-1].voice
+    voice = engine.requests[-1].voice
     assert isinstance(voice, ClonedVoice)
     assert voice.transcript == "What is said."
     assert server.speak(client, **fields, x_vector_only_mode=True).status_code == 200
-    voice = engine.asked[-1].voice
+    voice = engine.requests[-1].voice
     assert isinstance(voice, ClonedVoice)
     assert voice.transcript is None
     for wrong in ({"ref_text": "alone"}, {"ref_audio": [sample, sample]}, {"speaker_embedding": [1.0]}):
@@ -159,7 +161,7 @@ def test_without_any_voice_it_is_told_how_to_bring_one(client: httpx.Client) -> 
     for voice, status in ((None, 400), ("alloy", 404), ("anna", 404)):
         refused = client.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice})
         assert refused.status_code == status
-        assert "a ref_audio or a speaker_embedding with the request" in refused.json()["error"]["message"]
+        assert "send ref_audio or speaker_embedding" in refused.json()["error"]["message"]
 
 
 def test_what_is_not_known_of_a_new_voice_is_named(client: httpx.Client) -> None:
@@ -170,8 +172,8 @@ def test_what_is_not_known_of_a_new_voice_is_named(client: httpx.Client) -> None
 
 def test_models_that_do_not_clone_say_which_do(tmp_path: Path) -> None:
     with (
-        closing(HeldEngine()) as engine,
-        serving(engine, Settings(voices=tmp_path)) as server,
+        closing(PausableEngine()) as engine,
+        serving(engine, Settings(voices_dir=tmp_path)) as server,
         server.client() as client,
     ):
         body = {"name": "anna", "speaker_embedding": [1, 2, 3, 4]}
@@ -185,7 +187,7 @@ def test_models_that_do_not_clone_say_which_do(tmp_path: Path) -> None:
 
 def test_a_tiny_base_model_clones_an_upload_and_speaks_with_it(loaded: Loaded, tmp_path: Path) -> None:
     tts = loaded("base", "float32")
-    with serving(tts.engine, Settings(voices=tmp_path)) as server, server.client() as client:
+    with serving(tts.engine, Settings(voices_dir=tmp_path)) as server, server.client() as client:
         fields = {"name": "anna", "ref_text": "hello there", "consent": "mine"}
         added = client.post(
             "/v1/audio/voices", data=fields, files={"audio_sample": ("anna.mp3", recording(format="mp3"))}
@@ -199,4 +201,4 @@ def test_a_tiny_base_model_clones_an_upload_and_speaks_with_it(loaded: Loaded, t
         assert brought.content == kept.content
         too_short = server.speak(client, ref_audio=base64.b64encode(recording(0.6)).decode())
         assert too_short.status_code == 400
-        assert "1 to 30 s" in too_short.json()["error"]["message"]
+        assert "between 1 and 30 s" in too_short.json()["error"]["message"]

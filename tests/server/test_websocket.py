@@ -16,9 +16,9 @@ from ipc.fake_engine import LENGTH
 from polyvox.audio import read_audio
 from polyvox.server.settings import Settings
 from polyvox.tts import load
-from server.fakes import PLACES, HeldEngine
-from server.live_server import Serving, serving
-from server.websocket_clients import Talk, talking
+from server.fakes import MAX_STREAMS, PausableEngine
+from server.live_server import RunningServer, serving
+from server.websocket_clients import WebSocketClient, connect_websocket
 
 PATH = "/v1/audio/speech/stream"
 CHUNK = 960  # bytes
@@ -26,13 +26,13 @@ TEXT = "Dr. Lee has 3 cats, and one of them is old. [pause:0.3s] Is it? Yes!\n\n
 
 
 @contextmanager
-def session(server: Serving, **config: Any) -> Iterator[Talk]:
-    with talking(server, PATH) as talk:
+def session(server: RunningServer, **config: Any) -> Iterator[WebSocketClient]:
+    with connect_websocket(server, PATH) as talk:
         talk.tell(type="session.config", **{"response_format": "pcm", "stream_audio": True, "seed": 7, **config})
         yield talk
 
 
-def one_shot(server: Serving, text: str, **fields: Any) -> bytes:
+def one_shot(server: RunningServer, text: str, **fields: Any) -> bytes:
     with server.client() as client:
         answer = server.speak(client, text, seed=7, **fields)
         assert answer.status_code == 200
@@ -46,7 +46,7 @@ def pieces(text: str, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("granularity", ["none", "sentence", "clause"])
-def test_messages_come_in_the_order_of_the_protocol(granularity: str, server: Serving) -> None:
+def test_messages_come_in_the_order_of_the_protocol(granularity: str, server: RunningServer) -> None:
     with session(server, split_granularity=granularity) as talk:
         for index in range(2):
             talk.tell(type="input.text", text="This is the first part, here. And ")
@@ -77,7 +77,7 @@ def test_messages_come_in_the_order_of_the_protocol(granularity: str, server: Se
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("granularity", ["none", "sentence"])
-def test_text_in_any_pieces_sounds_as_in_one_go(granularity: str, seed: int, server: Serving) -> None:
+def test_text_in_any_pieces_sounds_as_in_one_go(granularity: str, seed: int, server: RunningServer) -> None:
     with session(server, split_granularity=granularity) as talk:
         for piece in pieces(TEXT, seed):
             talk.tell(type="input.text", text=piece)
@@ -85,23 +85,23 @@ def test_text_in_any_pieces_sounds_as_in_one_go(granularity: str, seed: int, ser
         assert talk.until("session.done")[1] == one_shot(server, TEXT)
 
 
-def test_sound_comes_while_text_is_written(server: Serving, engine: HeldEngine) -> None:
+def test_sound_comes_while_text_is_written(server: RunningServer, engine: PausableEngine) -> None:
     with session(server, split_granularity="sentence") as talk:
         talk.tell(type="input.text", text="Hello there. How are ")
         assert talk.told()["sentence_text"] == "Hello there."
         assert isinstance(talk.hear(), bytes)
-        assert [asked.text for asked in engine.asked] == ["Hello there."]
+        assert [asked.text for asked in engine.requests] == ["Hello there."]
         talk.tell(type="input.text", text="you?")
         talk.tell(type="input.done")
         assert talk.until("session.done")[0][-1]["total_sentences"] == 2
 
 
-def test_token_by_token_a_sentence_is_begun_with_its_first_words(server: Serving, engine: HeldEngine) -> None:
+def test_token_by_token_a_sentence_is_begun_with_its_first_words(server: RunningServer, engine: PausableEngine) -> None:
     with session(server, split_granularity="token") as talk:
         talk.tell(type="input.text", text="Hello there my ")
         assert talk.told()["sentence_text"].startswith("Hello")
         assert isinstance(talk.hear(), bytes)
-        assert engine.asked[-1].live
+        assert engine.requests[-1].live
         talk.tell(type="input.text", text="friend. And")
         talk.tell(type="input.done")
         messages, _ = talk.until("session.done")
@@ -112,7 +112,7 @@ def test_token_by_token_a_sentence_is_begun_with_its_first_words(server: Serving
 def test_token_by_token_a_model_says_what_it_says_in_one_go(checkpoints: Path) -> None:
     text = "Hello there, my friend. And you?"
     with load(str(checkpoints / "custom_voice"), "cpu", "float32") as tts, serving(tts.engine) as running:
-        limit = {"max_new_tokens": 12, "voice": running.desk.facts.voices[0]}
+        limit = {"max_new_tokens": 12, "voice": running.state.info.voices[0]}
         whole = np.frombuffer(one_shot(running, text, non_streaming_mode=False, **limit), "<i2").astype(int)
         for seed in range(3):
             with session(running, split_granularity="token", **limit) as talk:
@@ -127,7 +127,7 @@ def test_token_by_token_a_model_says_what_it_says_in_one_go(checkpoints: Path) -
 
 @pytest.mark.parametrize("format", ["wav", "mp3", "flac", "opus"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_every_sentence_is_a_file_of_its_own(format: str, streamed: bool, server: Serving) -> None:
+def test_every_sentence_is_a_file_of_its_own(format: str, streamed: bool, server: RunningServer) -> None:
     config = {"response_format": format, "stream_audio": streamed, "split_granularity": "sentence"}
     with session(server, **config) as talk:
         talk.tell(type="input.text", text="One. Two.")
@@ -142,8 +142,8 @@ def test_every_sentence_is_a_file_of_its_own(format: str, streamed: bool, server
             assert len(read_audio(sound, 24_000)) >= LENGTH * 480 * 0.9
 
 
-def test_a_wav_at_the_end_is_what_is_given_where_nothing_is_asked_for(server: Serving) -> None:
-    with talking(server, PATH) as talk:
+def test_a_wav_at_the_end_is_what_is_given_where_nothing_is_asked_for(server: RunningServer) -> None:
+    with connect_websocket(server, PATH) as talk:
         talk.tell(type="session.config")
         talk.tell(type="input.text", text="Hello.")
         talk.tell(type="input.done")
@@ -153,8 +153,10 @@ def test_a_wav_at_the_end_is_what_is_given_where_nothing_is_asked_for(server: Se
 
 
 @pytest.mark.parametrize("granularity", ["sentence", "clause", "token"])
-def test_cancel_stops_at_once_and_frees_the_place(granularity: str, server: Serving, engine: HeldEngine) -> None:
-    engine.let_go(3)
+def test_cancel_stops_at_once_and_frees_the_place(
+    granularity: str, server: RunningServer, engine: PausableEngine
+) -> None:
+    engine.resume(3)
     with session(server, split_granularity=granularity, max_new_tokens=1000) as talk:
         talk.tell(type="input.text", text="This is never said to its end. Nor is this.")
         talk.tell(type="input.done")
@@ -168,8 +170,8 @@ def test_cancel_stops_at_once_and_frees_the_place(granularity: str, server: Serv
         assert messages[-1]["finish_reason"] == "cancelled"
         assert talk.told() == {"type": "audio.cancelled", "utterance_index": 1, "total_sentences": 0}
         eventually(lambda: engine.streams == 0)
-        assert not server.desk.speaker.open
-        engine.let_go()
+        assert not server.state.synthesis.active
+        engine.resume()
         talk.tell(type="input.text", text="But this.")
         talk.tell(type="input.done")
         messages, _ = talk.until("session.done")
@@ -181,8 +183,8 @@ def test_cancel_stops_at_once_and_frees_the_place(granularity: str, server: Serv
             assert 'polyvox_aborts_total{reason="cancel"}' in client.get("/metrics").text
 
 
-def test_a_client_that_goes_away_frees_its_place(server: Serving, engine: HeldEngine) -> None:
-    engine.let_go(3)
+def test_a_client_that_goes_away_frees_its_place(server: RunningServer, engine: PausableEngine) -> None:
+    engine.resume(3)
     before = _aborts(server)
     for close in (True, False):
         with session(server, split_granularity="sentence", max_new_tokens=1000) as talk:
@@ -190,11 +192,11 @@ def test_a_client_that_goes_away_frees_its_place(server: Serving, engine: HeldEn
             assert isinstance(talk.told() and talk.hear(), bytes)
             if not close:
                 talk.connection.socket.shutdown(2)
-        eventually(lambda: engine.streams == 0 and not server.desk.speaker.open)
+        eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
     assert _aborts(server) == before + 2
 
 
-def test_who_does_not_read_holds_up_nobody_else(server: Serving, engine: HeldEngine) -> None:
+def test_who_does_not_read_holds_up_nobody_else(server: RunningServer, engine: PausableEngine) -> None:
     with session(server, max_new_tokens=100_000) as slow:
         slow.tell(type="input.text", text="Hello.")
         slow.tell(type="input.done")
@@ -209,8 +211,8 @@ def test_who_does_not_read_holds_up_nobody_else(server: Serving, engine: HeldEng
         eventually(lambda: engine.streams == 0)
 
 
-def _aborts(server: Serving) -> float:
-    found: float = server.desk.metrics.aborts.labels("disconnect")._value.get()
+def _aborts(server: RunningServer) -> float:
+    found: float = server.state.metrics.aborts.labels("disconnect")._value.get()
     return found
 
 
@@ -235,7 +237,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_what_cannot_be_read_is_told_and_changes_nothing(message: str | bytes, server: Serving) -> None:
+def test_what_cannot_be_read_is_told_and_changes_nothing(message: str | bytes, server: RunningServer) -> None:
     with session(server) as talk:
         talk.connection.send(message)
         error = talk.told()
@@ -253,8 +255,8 @@ WRONG = '{"type": "session.config", "voice": "%s"}' % ("名" * 200)
 
 
 @pytest.mark.parametrize("message", [*BAD[:6], '{"type": "input.text", "text": "Hi."}', BAD[9], WRONG])
-def test_a_session_without_a_configuration_ends(message: str | bytes, server: Serving) -> None:
-    with talking(server, PATH) as talk:
+def test_a_session_without_a_configuration_ends(message: str | bytes, server: RunningServer) -> None:
+    with connect_websocket(server, PATH) as talk:
         talk.connection.send(message)
         error = talk.told()
         assert error["type"] == "error"
@@ -263,7 +265,7 @@ def test_a_session_without_a_configuration_ends(message: str | bytes, server: Se
         assert error["message"].startswith(talk.connection.close_reason)  # of which a frame may not hold all
 
 
-def test_a_new_configuration_waits_for_the_end_of_the_text(server: Serving) -> None:
+def test_a_new_configuration_waits_for_the_end_of_the_text(server: RunningServer) -> None:
     with session(server) as talk:
         talk.tell(type="input.text", text="Hello.")
         talk.tell(type="session.config", response_format="wav")
@@ -276,17 +278,17 @@ def test_a_new_configuration_waits_for_the_end_of_the_text(server: Serving) -> N
         assert talk.until("session.done")[0][0]["format"] == "wav"
 
 
-def test_an_utterance_without_a_word_is_done_at_once(server: Serving, engine: HeldEngine) -> None:
+def test_an_utterance_without_a_word_is_done_at_once(server: RunningServer, engine: PausableEngine) -> None:
     with session(server, split_granularity="sentence") as talk:
         for text in ("", "  ", "<think>hm</think>"):
             talk.tell(type="input.text", text=text)
             talk.tell(type="input.done")
             assert talk.told()["total_sentences"] == 0
-    assert engine.asked == []
+    assert engine.requests == []
 
 
-def test_more_than_can_wait_is_refused(server: Serving, engine: HeldEngine) -> None:
-    engine.let_go(0)
+def test_more_than_can_wait_is_refused(server: RunningServer, engine: PausableEngine) -> None:
+    engine.resume(0)
     with session(server) as talk:
         for _ in range(33):
             talk.tell(type="input.text", text="Hello.")
@@ -294,15 +296,15 @@ def test_more_than_can_wait_is_refused(server: Serving, engine: HeldEngine) -> N
         assert "at most 32 utterances" in talk.until("error")[0][-1]["message"]
 
 
-def test_a_server_without_a_place_says_when_to_come_again(server: Serving, engine: HeldEngine) -> None:
-    engine.places = 0
+def test_a_server_without_a_place_says_when_to_come_again(server: RunningServer, engine: PausableEngine) -> None:
+    engine.max_streams = 0
     with session(server, split_granularity="sentence") as talk:
         talk.tell(type="input.text", text="Hello there. And more. ")
         error = talk.told()
         assert (error["type"], error["code"], error["utterance_index"]) == ("error", "overloaded", 0)
         assert error["retry_after"] == 2.5
-        engine.places = PLACES
-        server.desk.speaker._refusals.clear()
+        engine.max_streams = MAX_STREAMS
+        server.state.synthesis._rejections.clear()
         talk.tell(type="input.text", text="This belongs to it still. ")
         talk.tell(type="input.done")
         assert talk.told()["type"] == "session.done"
@@ -311,7 +313,7 @@ def test_a_server_without_a_place_says_when_to_come_again(server: Serving, engin
         assert talk.until("session.done")[1]
 
 
-def test_a_failure_in_the_midst_is_told_and_the_session_goes_on(server: Serving) -> None:
+def test_a_failure_in_the_midst_is_told_and_the_session_goes_on(server: RunningServer) -> None:
     with session(server, split_granularity="sentence") as talk:
         talk.tell(type="input.text", text="expires")
         talk.tell(type="input.done")
@@ -321,7 +323,7 @@ def test_a_failure_in_the_midst_is_told_and_the_session_goes_on(server: Serving)
         assert messages[2]["error"]
 
 
-def test_a_fault_of_ours_closes_the_socket_and_nothing_else(server: Serving) -> None:
+def test_a_fault_of_ours_closes_the_socket_and_nothing_else(server: RunningServer) -> None:
     with session(server) as talk, session(server) as other:
         talk.tell(type="input.text", text="bug")
         talk.tell(type="input.done")
@@ -331,9 +333,9 @@ def test_a_fault_of_ours_closes_the_socket_and_nothing_else(server: Serving) -> 
         assert other.until("session.done")[1]
 
 
-def test_silence_ends_a_session_but_speech_does_not(engine: HeldEngine) -> None:
-    with serving(engine, Settings(idle_seconds=0.2)) as quick:
-        engine.let_go(1)
+def test_silence_ends_a_session_but_speech_does_not(engine: PausableEngine) -> None:
+    with serving(engine, Settings(websocket_idle_timeout=0.2)) as quick:
+        engine.resume(1)
         with session(quick, max_new_tokens=1000) as talk:
             talk.tell(type="input.text", text="Hello.")
             talk.tell(type="input.done")
@@ -351,34 +353,37 @@ def test_silence_ends_a_session_but_speech_does_not(engine: HeldEngine) -> None:
             talk.tell(type="input.text", text="This has no end")
             assert talk.until("error")[0][-1]["code"] == "timeout"
             assert talk.closed() == 1008
-            eventually(lambda: not quick.desk.speaker.open)
-        engine.places = 0
+            eventually(lambda: not quick.state.synthesis.active)
+        engine.max_streams = 0
         with session(quick, split_granularity="sentence") as talk:  # one that failed is not spoken on
             talk.tell(type="input.text", text="There is no place for this. It stays open.")
             assert talk.until("error")[0][-1]["code"] == "overloaded"
-            engine.places = PLACES
+            engine.max_streams = MAX_STREAMS
             assert talk.until("error")[0][-1]["code"] == "timeout"
             assert talk.closed() == 1008
 
 
-def test_a_socket_needs_a_key_where_there_are_keys(engine: HeldEngine) -> None:
-    settings = Settings(api_keys=["right"], key_streams=1, cors_origins=["https://good.example"])
+def test_a_socket_needs_a_key_where_there_are_keys(engine: PausableEngine) -> None:
+    settings = Settings(api_keys=["right"], max_streams_per_key=1, cors_origins=["https://good.example"])
     with serving(engine, settings) as guarded:
         for path, headers in ((PATH, {}), (f"{PATH}?api_key=wrong", {}), (PATH, {"authorization": "Bearer no"})):
-            with pytest.raises(InvalidStatus) as refused, talking(guarded, path, additional_headers=headers):
+            with pytest.raises(InvalidStatus) as refused, connect_websocket(guarded, path, additional_headers=headers):
                 pass
             assert refused.value.response.status_code == 401
             assert b"invalid_api_key" in (refused.value.response.body or b"")
         ways: list[tuple[str, dict[str, str]]] = [(f"{PATH}?api_key=right", {})]
         ways += [(PATH, {"authorization": "Bearer right"}), (PATH, {"xi-api-key": "right"})]
         for path, headers in ways:
-            with talking(guarded, path, additional_headers=headers) as talk:
+            with connect_websocket(guarded, path, additional_headers=headers) as talk:
                 talk.tell(type="session.config", response_format="pcm")
                 talk.tell(type="input.text", text="Hello.")
                 talk.tell(type="input.done")
                 talk.until("session.done")
-        engine.let_go(1)
-        with talking(guarded, f"{PATH}?api_key=right") as one, talking(guarded, f"{PATH}?api_key=right") as two:
+        engine.resume(1)
+        with (
+            connect_websocket(guarded, f"{PATH}?api_key=right") as one,
+            connect_websocket(guarded, f"{PATH}?api_key=right") as two,
+        ):
             for talk in (one, two):
                 talk.tell(type="session.config", response_format="pcm", stream_audio=True, max_new_tokens=500)
                 talk.tell(type="input.text", text="Hello.")
@@ -390,30 +395,33 @@ def test_a_socket_needs_a_key_where_there_are_keys(engine: HeldEngine) -> None:
         for origin, allowed in (("https://bad.example", False), ("https://good.example", True)):
             origin_of: dict[str, Any] = {"origin": origin}
             if allowed:
-                with talking(guarded, f"{PATH}?api_key=right", **origin_of):
+                with connect_websocket(guarded, f"{PATH}?api_key=right", **origin_of):
                     continue
-            with pytest.raises(InvalidStatus) as refused, talking(guarded, f"{PATH}?api_key=right", **origin_of):
+            with (
+                pytest.raises(InvalidStatus) as refused,
+                connect_websocket(guarded, f"{PATH}?api_key=right", **origin_of),
+            ):
                 pass
             assert refused.value.response.status_code == 403
 
 
-def test_a_server_that_stops_lets_sockets_come_to_their_end(engine: HeldEngine) -> None:
+def test_a_server_that_stops_lets_sockets_come_to_their_end(engine: PausableEngine) -> None:
     with serving(engine) as stopping:
-        engine.let_go(1)
+        engine.resume(1)
         with session(stopping, max_new_tokens=20) as talk:
             talk.tell(type="input.text", text="Hello.")
             talk.tell(type="input.done")
             assert isinstance(talk.told() and talk.hear(), bytes)
-            stopping.desk.speaker.draining = True
+            stopping.state.synthesis.draining = True
             stopping.server.should_exit = True
-            engine.let_go()
+            engine.resume()
             messages, sound = talk.until("session.done")
             assert messages[-1]["finish_reason"] == "stop"
             assert len(sound) >= 18 * CHUNK
             assert talk.closed() in (1001, 1012)
 
 
-def test_a_socket_is_not_a_route_for_anything_else(server: Serving) -> None:
+def test_a_socket_is_not_a_route_for_anything_else(server: RunningServer) -> None:
     with server.client() as client:
         assert client.post(PATH, json={}).status_code == 405
         found: httpx.Response = client.get(PATH)

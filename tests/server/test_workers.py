@@ -1,4 +1,4 @@
-"""Several server processes: they count together, and what happens to one of them is its own."""
+"""RunningWorkers server processes: they count together, and what happens to one of them is its own."""
 
 import os
 import signal
@@ -10,31 +10,31 @@ import pytest
 
 from ipc.engine_processes import await_another, eventually, send
 from polyvox.server.settings import Settings
-from server.fakes import HeldEngine, built_slowly
+from server.fakes import PausableEngine, build_slowly
 from server.load_storms import begin, heard, is_whole, status_of, storm
-from server.multi_worker import Several, several
+from server.multi_worker import RunningWorkers, running_workers
 
 CHUNKS = 150  # of a stream that lasts
 SECONDS = 3.0  # as long as this
 
 
 @pytest.fixture(scope="module")
-def held() -> Iterator[Several]:
+def held() -> Iterator[RunningWorkers]:
     """Every stream stops before its end, until its client goes; of one key, three at once."""
-    settings = Settings(workers=2, max_streams=200, api_keys=["a", "b"], key_streams=3, public=["metrics"])
-    with several(partial(HeldEngine, allowed=24), settings) as server:
+    settings = Settings(workers=2, max_streams=200, api_keys=["a", "b"], max_streams_per_key=3, public=["metrics"])
+    with running_workers(partial(PausableEngine, max_chunks=24), settings) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def lasting() -> Iterator[Several]:
+def lasting() -> Iterator[RunningWorkers]:
     """Every stream lasts for some seconds. The last test that has it ends it."""
-    engine = partial(HeldEngine, step_seconds=SECONDS / CHUNKS)
-    with several(engine, Settings(workers=2, max_streams=50)) as server:
+    engine = partial(PausableEngine, step_seconds=SECONDS / CHUNKS)
+    with running_workers(engine, Settings(workers=2, max_streams=50)) as server:
         yield server
 
 
-def of_both(server: Several, each: int = 2) -> dict[int, list[socket.socket]]:
+def of_both(server: RunningWorkers, each: int = 2) -> dict[int, list[socket.socket]]:
     """Streams that have begun, so many and more in each of the processes."""
     found: dict[int, list[socket.socket]] = {pid: [] for pid in server.workers()}
     while min(map(len, found.values())) < each:
@@ -44,11 +44,11 @@ def of_both(server: Several, each: int = 2) -> dict[int, list[socket.socket]]:
     return found
 
 
-def free(server: Several) -> bool:
+def free(server: RunningWorkers) -> bool:
     return server.engine.stats()["streams"] == 0
 
 
-def let_in(server: Several, key: str) -> socket.socket:
+def let_in(server: RunningWorkers, key: str) -> socket.socket:
     """A request that is served: a place is free a moment after its stream is."""
     found: list[socket.socket] = []
 
@@ -63,7 +63,7 @@ def let_in(server: Several, key: str) -> socket.socket:
     return found[0]
 
 
-def test_one_key_is_counted_over_all_processes(held: Several) -> None:
+def test_one_key_is_counted_over_all_processes(held: RunningWorkers) -> None:
     speaking = [begin(held, key="a", max_new_tokens=1000) for _ in range(3)]
     for connection in speaking:
         connection.recv(1, socket.MSG_PEEK)
@@ -81,7 +81,7 @@ def test_one_key_is_counted_over_all_processes(held: Several) -> None:
     eventually(partial(free, held))
 
 
-def test_what_a_killed_process_had_of_a_key_is_free_again(held: Several) -> None:
+def test_what_a_killed_process_had_of_a_key_is_free_again(held: RunningWorkers) -> None:
     eventually(partial(free, held))
     speaking = [begin(held, key="a", max_new_tokens=1000) for _ in range(3)]
     for connection in speaking:
@@ -98,13 +98,13 @@ def test_what_a_killed_process_had_of_a_key_is_free_again(held: Several) -> None
 
 
 def test_a_hundred_clients_that_go_away_leave_nothing_behind_in_any_process() -> None:
-    with several(partial(HeldEngine, allowed=24), Settings(workers=2, max_streams=200)) as server:
+    with running_workers(partial(PausableEngine, max_chunks=24), Settings(workers=2, max_streams=200)) as server:
         storm(server, 100)
         eventually(partial(free, server))
         eventually(lambda: server.counted("polyvox_aborts_total") == {"disconnect": 100})
 
 
-def test_a_process_that_is_killed_is_replaced_and_the_streams_of_the_others_live_on(lasting: Several) -> None:
+def test_a_process_that_is_killed_is_replaced_and_the_streams_of_the_others_live_on(lasting: RunningWorkers) -> None:
     streams = of_both(lasting)
     killed, spared = streams
     os.kill(killed, signal.SIGKILL)
@@ -119,8 +119,8 @@ def test_a_process_that_is_killed_is_replaced_and_the_streams_of_the_others_live
 
 
 def test_an_engine_that_dies_is_told_in_band_by_all_processes_and_waited_for() -> None:
-    engine = partial(built_slowly, 3.0, SECONDS / CHUNKS)  # longer than the processes take to see that it is gone
-    with several(engine, Settings(workers=2, max_streams=50)) as server:
+    engine = partial(build_slowly, 3.0, SECONDS / CHUNKS)  # longer than the processes take to see that it is gone
+    with running_workers(engine, Settings(workers=2, max_streams=50)) as server:
         streams = of_both(server)
         events = begin(server, stream_format="sse", max_new_tokens=CHUNKS)
         events.recv(1, socket.MSG_PEEK)
@@ -138,7 +138,7 @@ def test_an_engine_that_dies_is_told_in_band_by_all_processes_and_waited_for() -
             assert is_whole(heard(connection))
 
 
-def test_a_signal_lets_the_streams_of_all_processes_come_to_their_end(lasting: Several) -> None:
+def test_a_signal_lets_the_streams_of_all_processes_come_to_their_end(lasting: RunningWorkers) -> None:
     streams = [connection for each in of_both(lasting).values() for connection in each]
     lasting.parent.terminate()
     assert all(is_whole(heard(connection)) for connection in streams)

@@ -9,10 +9,10 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from server.live_server import TIMEOUT, Serving
+from server.live_server import TIMEOUT, RunningServer
 
 
-class Talk:
+class WebSocketClient:
     """One socket, with what came back in the order it came."""
 
     def __init__(self, connection: ClientConnection) -> None:
@@ -66,6 +66,6 @@ class Talk:
 
 
 @contextmanager
-def talking(server: Serving, path: str, **more: Any) -> Iterator[Talk]:
+def connect_websocket(server: RunningServer, path: str, **more: Any) -> Iterator[WebSocketClient]:
     with connect(f"ws://127.0.0.1:{server.port}{path}", max_size=None, proxy=None, **more) as connection:
-        yield Talk(connection)
+        yield WebSocketClient(connection)

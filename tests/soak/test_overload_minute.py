@@ -10,14 +10,14 @@ import pytest
 from polyvox.engine.interface import InProcessEngine
 from polyvox.server.settings import Settings
 from polyvox.server.workers import build_engine
-from server.multi_worker import several
+from server.multi_worker import running_workers
 from server.overload import LOAD, Flooded, ask, flood, rate_of
 from server.paced_engine import PacedEngine
 
 SECONDS = 60
 REFUSED_WITHIN = 0.1  # seconds
 STREAMS = 8
-SETTINGS = Settings(device="cpu", workers=2, slo=1.0, max_streams=STREAMS, queue=64)
+SETTINGS = Settings(device="cpu", workers=2, max_queue_seconds=1.0, max_streams=STREAMS, max_queue=64)
 
 
 # The embedded voice is as fast as the machine, which has to be idle; the other only waits.
@@ -31,7 +31,7 @@ SETTINGS = Settings(device="cpu", workers=2, slo=1.0, max_streams=STREAMS, queue
 def test_at_four_times_the_load_those_admitted_are_fed_and_the_others_told_at_once(
     engine: Callable[[], InProcessEngine],
 ) -> None:
-    with several(engine, SETTINGS) as server:
+    with running_workers(engine, SETTINGS) as server:
         for seed in range(5):
             asyncio.run(ask(server.port, "Of course, I have told the others.", seed))
         before = server.engine.stats()

@@ -4,10 +4,10 @@ import sys
 from functools import partial
 
 from polyvox.server.settings import Settings
-from server.fakes import HeldEngine
+from server.fakes import PausableEngine
 from server.live_server import serving
 from server.load_storms import seconds_until, storm
-from server.multi_worker import several
+from server.multi_worker import running_workers
 
 CLIENTS = 1000
 FREE_WITHIN = 1.0  # seconds
@@ -15,15 +15,15 @@ HELD = 24  # chunks that are made of every stream
 
 
 def test_a_thousand_clients_that_go_away_leave_nothing_behind() -> None:
-    engine = HeldEngine()
+    engine = PausableEngine()
     try:
         with serving(engine, Settings(max_streams=200)) as server, server.client() as client:
-            engine.let_go(HELD)
+            engine.resume(HELD)
             storm(server, CLIENTS, seed=1)
-            seconds = seconds_until(lambda: engine.streams == 0 and not server.desk.speaker.open)
+            seconds = seconds_until(lambda: engine.streams == 0 and not server.state.synthesis.active)
             sys.stdout.write(f"\nfree after {seconds:.2f} s\n")
             assert seconds < FREE_WITHIN
-            engine.let_go()
+            engine.resume()
             assert server.speak(client).status_code == 200
             told = client.get("/metrics").text
             assert f'polyvox_aborts_total{{reason="disconnect"}} {CLIENTS}.0' in told
@@ -33,7 +33,7 @@ def test_a_thousand_clients_that_go_away_leave_nothing_behind() -> None:
 
 
 def test_a_thousand_clients_of_several_processes_leave_nothing_behind() -> None:
-    with several(partial(HeldEngine, allowed=HELD), Settings(workers=2, max_streams=200)) as server:
+    with running_workers(partial(PausableEngine, allowed=HELD), Settings(workers=2, max_streams=200)) as server:
         storm(server, CLIENTS, seed=2)
         seconds = seconds_until(lambda: server.engine.stats()["streams"] == 0)
         sys.stdout.write(f"\nfree after {seconds:.2f} s\n")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from server.fakes import HeldEngine
+from server.fakes import PausableEngine
 from server.live_server import serving
 from server.malformed_messages import babble
 
@@ -14,7 +14,7 @@ from server.malformed_messages import babble
 def test_thousands_of_messages_of_nonsense_leave_nothing_behind(
     seed: int, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = HeldEngine()
+    engine = PausableEngine()
     try:
         with caplog.at_level(logging.ERROR), serving(engine) as server, server.client() as client:
             counts = babble(server, engine, 10_000, seed=100 + seed)

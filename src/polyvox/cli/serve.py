@@ -1,113 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""polyvox serve: start the HTTP server."""
+"""polyvox serve: the HTTP server."""
 
+import inspect
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from pydantic.fields import FieldInfo
 
-from polyvox.cli.terminal import Model, console
+from polyvox.cli.terminal import console
 from polyvox.errors import InvalidRequest
+from polyvox.server.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from polyvox.engine.interface import Engine
     from polyvox.ipc.endpoint import EngineEndpoint
-    from polyvox.server.settings import Settings
+
+Config = Annotated[Path | None, typer.Option(help="YAML file with any of these settings. Environment: POLYVOX_CONFIG.")]
 
 
-def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Address to bind; 0.0.0.0 for all interfaces.", show_default="127.0.0.1")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.", show_default="8000")
-    ] = None,
-    model: Model = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float32 or float64.", show_default="auto")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="HTTP worker processes; 0 runs the engine in the server process.", show_default="1"),
-    ] = None,
-    max_streams: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum concurrent streams.", show_default="8; on a GPU as many as fit, up to 256"),
-    ] = None,
-    memory: Annotated[
-        float | None, typer.Option(help="Memory limit for streams in GB.", show_default="all free memory")
-    ] = None,
-    slo: Annotated[float | None, typer.Option(help="Maximum time in the queue in seconds.", show_default="10")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with these and all other settings.")] = None,
-) -> None:
-    """Start an HTTP server with OpenAI- and ElevenLabs-compatible APIs."""
-    from polyvox.server.settings import read_settings
+def serve(config: Config = None, **flags: Any) -> None:
+    """Start the server. It implements the speech APIs of OpenAI, ElevenLabs and vLLM-Omni.
 
-    flags = {
-        "host": host,
-        "port": port,
-        "model": model,
-        "device": device,
-        "dtype": dtype,
-        "workers": workers,
-        "max_streams": max_streams,
-        "memory": memory,
-        "slo": slo,
-    }
-    settings = read_settings(flags, config)
+    Every option can also be set as POLYVOX_… in the environment or in a YAML file.
+    """
+    from polyvox.server.logs import set_up_logs
+
+    settings = load_settings(flags, config)
     with _bind(settings.host, settings.port) as listener, ExitStack() as stack:
-        from polyvox.server.logs import set_up_logs
-
         set_up_logs(settings)
-        console.print("Settings:\n" + settings.shown(), soft_wrap=True)
-        if settings.workers > 1:
-            _serve_by_workers(settings, listener, stack)
-        else:
-            _serve_here(settings, listener, stack)
+        console.print("Settings:\n" + settings.to_yaml(), soft_wrap=True)
+        _serve(settings, listener, stack)
 
 
-def _serve_here(settings: "Settings", listener: socket.socket, stack: ExitStack) -> None:
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """The option of a setting. Values stay strings, which the settings validate; a list is separated by commas."""
+    types = {field.annotation, *get_args(field.annotation)}
+    is_bool = bool in types
+    metavar = None if is_bool else "INTEGER" if int in types else "NUMBER" if float in types else "TEXT"
+    flag = "--" + name.replace("_", "-")
+    names = [f"{flag}/--no-{flag.removeprefix('--')}" if is_bool else flag, *(["-m"] if name == "model" else [])]
+    default = "" if field.default in (None, [], {}, "") else f" Default: {field.default}."
+    assert isinstance(field.json_schema_extra, dict)
+    option = typer.Option(
+        *names,
+        help=f"{field.description}{default}",
+        metavar=metavar,
+        rich_help_panel=str(field.json_schema_extra["section"]),
+        show_default=False,
+    )
+    kind: Any = Annotated[bool | None if is_bool else str | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+# Typer reads the options from the signature: one for each setting.
+serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        *(_parameter(name, field) for name, field in Settings.model_fields.items()),
+        inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Config),
+    ]
+)
+serve.__annotations__ = {name: each.annotation for name, each in inspect.signature(serve).parameters.items()}
+
+
+def _serve(settings: Settings, listener: socket.socket, stack: ExitStack) -> None:
     from polyvox.ipc.blocking import RemoteEngine
     from polyvox.server import workers
 
     start = time.perf_counter()
-    engine: Engine
-    if settings.workers:
-        engine = RemoteEngine(_engine_process(settings, stack))
-    else:
+    if settings.workers == 0:
         with console.status("Loading …"):
             engine = workers.build_engine(settings)
-    stack.callback(engine.close)
-    _print_summary(settings, listener, engine, start)
-    workers.serve_here(engine, settings, listener)
+        stack.callback(engine.close)
+        _print_summary(settings, listener, engine, start)
+        workers.run_server(workers.connect_local(engine), settings, listener)
+        return
+    endpoint = _start_engine_process(settings, stack)
+    with closing(RemoteEngine(endpoint)) as remote:
+        _print_summary(settings, listener, remote, start)
+    if settings.workers == 1:
+        workers.run_server(workers.connect_remote(endpoint), settings, listener)
+    else:
+        workers.run_workers(endpoint, settings, listener)
 
 
-def _serve_by_workers(settings: "Settings", listener: socket.socket, stack: ExitStack) -> None:
-    from polyvox.ipc.blocking import RemoteEngine
-    from polyvox.server import workers
-
-    start = time.perf_counter()
-    endpoint = _engine_process(settings, stack)
-    engine = RemoteEngine(endpoint)
-    _print_summary(settings, listener, engine, start)
-    engine.close()
-    workers.serve_by_workers(endpoint, settings, listener)
-
-
-def _engine_process(settings: "Settings", stack: ExitStack) -> "EngineEndpoint":
+def _start_engine_process(settings: Settings, stack: ExitStack) -> "EngineEndpoint":
     from polyvox.ipc.supervisor import EngineProcess
     from polyvox.server import workers
 
-    build = partial(workers.build_engine, settings)
     with console.status("Starting the engine …"):
-        return stack.enter_context(EngineProcess(build)).endpoint
+        return stack.enter_context(EngineProcess(partial(workers.build_engine, settings))).endpoint
 
 
-def _print_summary(settings: "Settings", listener: socket.socket, engine: "Engine", start: float) -> None:
+def _print_summary(settings: Settings, listener: socket.socket, engine: "Engine", start: float) -> None:
     """Print the model, the capacity, the address and an example request."""
     info, stats = engine.info(), engine.stats()
     name = "the embedded voice" if settings.model is None else info.identity.name

@@ -1,1 +1,2 @@
-"""The faces that Polyvox shows to the network."""
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP and WebSocket server."""

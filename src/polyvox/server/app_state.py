@@ -1,21 +1,24 @@
-"""What the faces of one server process share."""
+# SPDX-License-Identifier: Apache-2.0
+"""The objects that the endpoints of one server process share."""
 
 import logging
 from dataclasses import dataclass
+from typing import Annotated
 
+from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from polyvox.engine.interface import Engine
+from polyvox.engine.interface import AsyncEngine
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.models.info import ModelInfo
-from polyvox.server.health import Health
+from polyvox.server.health import HealthMonitor
 from polyvox.server.metrics import Metrics
-from polyvox.server.recordings import Recordings
+from polyvox.server.recordings import RecordingReader
 from polyvox.server.request_log import RequestLog, RequestRecord
-from polyvox.server.responses import shown_fields
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.voice_catalog import VoiceCatalog
+from polyvox.voices import VoiceLibrary
 
 log = logging.getLogger(__name__)
 
@@ -23,39 +26,64 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class AppState:
     settings: Settings
-    engine: Engine
-    facts: ModelInfo
-    speaker: SynthesisService
+    engine: AsyncEngine
+    info: ModelInfo
+    max_streams: int
+    synthesis: SynthesisService
     voices: VoiceCatalog
-    recordings: Recordings
-    outcomes: RequestLog
+    recordings: RecordingReader
+    request_log: RequestLog
     metrics: Metrics
-    health: Health
+    health: HealthMonitor
 
-    def ended(self, outcome: RequestRecord) -> None:
-        """Counts an utterance, writes its line and keeps how it went for whoever asks."""
-        self.metrics.ended(outcome)
-        self.outcomes.put(outcome)
-        told = {name: value for name, value in outcome.told().items() if name not in ("created", "model")}
-        log.info("said", extra={name: _short(value) for name, value in told.items() if value is not None})
+    @classmethod
+    async def create(cls, engine: AsyncEngine, settings: Settings, request_log: RequestLog) -> "AppState":
+        """Queries the engine for its model and size."""
+        info, stats = await engine.info(), await engine.stats()
+        library = VoiceLibrary() if settings.voices_dir is None else VoiceLibrary(settings.voices_dir)
+        voices = VoiceCatalog(library, info, settings.voice_aliases)
+        metrics = Metrics()
+        synthesis = SynthesisService(engine, info, voices.resolve, settings)
+        state = cls(
+            settings,
+            engine,
+            info,
+            settings.max_streams or int(stats["slots"]),
+            synthesis,
+            voices,
+            RecordingReader(settings, engine.sample_rate),
+            request_log,
+            metrics,
+            HealthMonitor(synthesis, info, metrics),
+        )
+        synthesis.on_finished = state.record_finished
+        return state
 
-    def refused(self, error: PolyvoxError, request_id: str) -> None:
-        self.metrics.requests.labels("overloaded" if isinstance(error, Overloaded) else "refused").inc()
+    def record_finished(self, record: RequestRecord) -> None:
+        """Counts, logs and stores a finished request."""
+        self.metrics.record_finished(record)
+        self.request_log.put(record)
+        fields = {name: value for name, value in record.as_dict().items() if name not in ("created", "model")}
+        log.info(
+            "request finished", extra={name: _rounded(value) for name, value in fields.items() if value is not None}
+        )
+
+    def record_rejected(self, error: PolyvoxError, request_id: str) -> None:
+        """Counts and logs a rejected request."""
+        self.metrics.requests.labels("overloaded" if isinstance(error, Overloaded) else "rejected").inc()
         level = logging.INFO if error.status < 500 or isinstance(error, Overloaded) else logging.ERROR
-        log.log(level, "refused", extra={"request_id": request_id, "status": error.status, "error": str(error)})
-
-    def ignored(self, names: list[str], request_id: str) -> None:
-        """One line for the fields that a caller sent in vain."""
-        if names:
-            extra = {"request_id": request_id, "ignored": shown_fields(names)}
-            log.info("fields that are not known were ignored", extra=extra)
+        extra = {"request_id": request_id, "status": error.status, "error": str(error)}
+        log.log(level, "request rejected", extra=extra)
 
 
-def of(request: HTTPConnection) -> AppState:
-    desk = request.app.state.desk
-    assert isinstance(desk, AppState)
-    return desk
+def get_state(connection: HTTPConnection) -> AppState:
+    state = connection.app.state.polyvox
+    assert isinstance(state, AppState)
+    return state
 
 
-def _short(value: object) -> object:
+State = Annotated[AppState, Depends(get_state)]
+
+
+def _rounded(value: object) -> object:
     return round(value, 3) if isinstance(value, float) else value

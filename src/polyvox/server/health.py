@@ -1,10 +1,10 @@
-"""Whether this server can speak: it has tried, and tries again after the engine was gone."""
+# SPDX-License-Identifier: Apache-2.0
+"""Readiness: a trial utterance at the start and after each restart of the engine, then its statistics."""
 
 import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,28 +17,28 @@ from polyvox.server.synthesis.service import SynthesisService
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-ANSWER_SECONDS = 5.0
-LAG_SECONDS = 0.05  # between two looks at the clock
-WORST_OF = 10.0  # seconds that the worst lag is remembered
-TRIAL_FRAMES = 4  # of the trial: enough to go through every part
+CHECK_INTERVAL = 1.0  # seconds
+STATS_TIMEOUT = 5.0  # seconds
+LAG_INTERVAL = 0.05  # seconds between two measurements of the event loop's lag
+LAG_WINDOW = 10.0  # seconds for which the largest lag is reported
+TRIAL_TEXT, TRIAL_FRAMES = "Ready.", 4  # frames enough to run every part of the model
 
 
-class Health:
-    """Watches the engine and the event loop, once it is started."""
+class HealthMonitor:
+    """Checks the engine and the event loop in background tasks."""
 
-    def __init__(self, speaker: SynthesisService, facts: ModelInfo, metrics: Metrics) -> None:
-        self._speaker, self._facts, self._metrics = speaker, facts, metrics
-        self.stats: dict[str, float] = {}  # the engine's, as they were a moment ago
-        self.problem: str | None = "it has not spoken yet"  # None: all is well
+    def __init__(self, synthesis: SynthesisService, info: ModelInfo, metrics: Metrics) -> None:
+        self._synthesis, self._info, self._metrics = synthesis, info, metrics
+        self.stats: dict[str, float] = {}  # of the engine, from the last check
+        self.problem: str | None = "The trial utterance has not finished."  # None when ready
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def ready(self) -> bool:
-        return self.problem is None and not self._speaker.draining
+        return self.problem is None and not self._synthesis.draining
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._measure_lag())]
+        self._tasks = [asyncio.create_task(self._check_forever()), asyncio.create_task(self._measure_lag())]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -46,56 +46,52 @@ class Health:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def look(self) -> None:
-        """Asks the engine how it is; where it was away, or has never spoken here, lets it say something."""
+    async def check(self) -> None:
+        """Queries the engine's statistics; after a failure, and at first, synthesises a trial utterance too."""
         try:
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):  # not in a thread that a hanging engine may hold
-                    self.stats = await asyncio.to_thread(self._speaker.engine.stats)
+                async with asyncio.timeout(STATS_TIMEOUT):
+                    self.stats = await self._synthesis.engine.stats()
             except TimeoutError:
-                raise PolyvoxError(f"the engine did not answer for {ANSWER_SECONDS:g} s") from None
-            self._metrics.active.set(len(self._speaker.open))
+                raise PolyvoxError(f"The engine did not answer within {STATS_TIMEOUT:g} s.") from None
+            self._metrics.active.set(len(self._synthesis.active))
             if self.problem is not None:
-                await self._try()
+                await self._synthesise_trial()
                 self.problem = None
         except PolyvoxError as error:
             if self.problem != str(error):
-                log.warning("not ready", extra={"error": str(error)})
+                log.warning("server not ready", extra={"error": str(error)})
             self.problem = str(error)
 
-    async def _try(self) -> None:
-        voice = ClonedVoice(np.zeros(self._facts.hidden_size, np.float32)) if self._facts.can_clone else None
-        instructions = "A calm voice." if self._facts.designs_voices else None
-        wanted = SynthesisOptions("Ready.", voice, instructions=instructions, max_frames=TRIAL_FRAMES, format="pcm")
-        began = time.monotonic()
-        script, request, _ = await self._speaker.in_thread(self._speaker.prepare, wanted)
-        sentence = script.ready()
-        assert sentence is not None
-        # As the midst of something: a full engine is well, and lets such a one in before those who wait.
-        stream = await self._speaker.submit(replace(request, text=sentence.text, segment=1))
-        samples = 0
+    async def _synthesise_trial(self) -> None:
+        voice = ClonedVoice(np.zeros(self._info.hidden_size, np.float32)) if self._info.can_clone else None
+        instructions = "A calm voice." if self._info.designs_voices else None
+        options = SynthesisOptions(TRIAL_TEXT, voice, instructions=instructions, max_frames=TRIAL_FRAMES, format="pcm")
+        start = time.monotonic()
+        stream = await self._synthesis.submit_trial(options)
+        num_samples = 0
         async for chunk in stream:
-            samples += len(chunk.samples)
+            num_samples += len(chunk.samples)
         if stream.result is None or stream.result.finish_reason in ("cancelled", "error"):
-            raise PolyvoxError("the trial utterance did not come to its end")
-        log.info("ready", extra={"seconds": round(time.monotonic() - began, 3), "samples": samples})
+            raise PolyvoxError("The trial utterance did not finish.")
+        log.info("server ready", extra={"seconds": round(time.monotonic() - start, 3), "samples": num_samples})
 
-    async def _watch(self) -> None:
+    async def _check_forever(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.check()
             except Exception:
-                log.exception("the look at the engine failed")
-                self.problem = "the look at the engine failed"
-            await asyncio.sleep(LOOK_SECONDS)
+                log.exception("health check failed")
+                self.problem = "The health check failed."
+            await asyncio.sleep(CHECK_INTERVAL)
 
     async def _measure_lag(self) -> None:
-        worst, since = 0.0, time.monotonic()
+        largest, since = 0.0, time.monotonic()
         while True:
-            began = time.monotonic()
-            await asyncio.sleep(LAG_SECONDS)
+            start = time.monotonic()
+            await asyncio.sleep(LAG_INTERVAL)
             now = time.monotonic()
-            late = now - began - LAG_SECONDS
-            if late >= worst or now - since > WORST_OF:
-                worst, since = max(late, 0.0), now
-                self._metrics.lag.set(worst)
+            lag = now - start - LAG_INTERVAL
+            if lag >= largest or now - since > LAG_WINDOW:
+                largest, since = max(lag, 0.0), now
+                self._metrics.lag.set(largest)

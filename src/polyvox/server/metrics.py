@@ -1,7 +1,9 @@
-"""What a dashboard and an autoscaler want to know, in Prometheus' format; never by voice, user or text."""
+# SPDX-License-Identifier: Apache-2.0
+"""Prometheus metrics. Labels never contain voices, users or text."""
 
 import os
 from collections.abc import Mapping
+from math import isfinite
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -10,80 +12,85 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from polyvox.audio.clip import FinishReason
 from polyvox.server.request_log import RequestRecord
 
-SHARED = "PROMETHEUS_MULTIPROC_DIR"  # set where several server processes count together
-LATENCIES = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
-RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
-# Of the engine's own numbers, what each is called and whether it only grows.
-ENGINE = {
-    "streams": ("polyvox_engine_streams", "Streams that the engine runs."),
-    "capacity": ("polyvox_streams_admissible", "Streams that the engine can keep fed at once."),
-    "waiting": ("polyvox_queue_depth", "Requests that wait for a place."),
-    "slots": ("polyvox_engine_slots", "Streams that the engine has room for."),
-    "slots_free": ("polyvox_engine_slots_free", "Slots that nobody has."),
-    "pages_free": ("polyvox_engine_pages_free", "PagedKVView of the cache that nobody has."),
-    "steps": ("polyvox_engine_steps_total", "Steps since the start."),
-    "frames": ("polyvox_engine_frames_total", "Frames made since the start."),
-    "underruns": ("polyvox_engine_underruns_total", "Times that a player ran dry."),
-    "step_batch": ("polyvox_engine_step_streams", "Streams in the last step."),
-    "step_seconds": ("polyvox_engine_step_seconds", "Length of the last step."),
-    "lead_min": ("polyvox_engine_lead_seconds", "The shortest lead of all listeners."),
+MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server processes count together
+LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
+RTF_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
+STATUS_PREFIX = "status_"  # of the engine's statistics that count streams by status
+# Metrics made from the engine's statistics. Names that end in _total are counters, the others gauges.
+ENGINE_METRICS = {
+    "streams": ("polyvox_engine_streams", "Streams admitted by the engine."),
+    "capacity": ("polyvox_streams_admissible", "Streams that the engine can serve in real time."),
+    "waiting": ("polyvox_queue_depth", "Queued requests."),
+    "slots": ("polyvox_engine_slots", "Stream slots."),
+    "slots_free": ("polyvox_engine_slots_free", "Free stream slots."),
+    "pages_free": ("polyvox_engine_pages_free", "Free KV cache pages."),
+    "steps": ("polyvox_engine_steps_total", "Engine steps since the start."),
+    "frames": ("polyvox_engine_frames_total", "Frames generated since the start."),
+    "underruns": ("polyvox_engine_underruns_total", "Playback underruns since the start."),
+    "step_batch": ("polyvox_engine_step_streams", "Batch size of the last step."),
+    "step_seconds": ("polyvox_engine_step_seconds", "Duration of the last step in seconds."),
+    "lead_min": ("polyvox_engine_lead_seconds", "Smallest lead of all streams in seconds."),
 }
 
 
 class Metrics:
-    """The counters of one server process, which are added up where several share a folder."""
+    """The metrics of one server process; in multiprocess mode a scrape adds those of all processes."""
 
     def __init__(self) -> None:
-        self._shared = SHARED in os.environ
-        registry = CollectorRegistry()
-        self._registry = registry
-        own = None if self._shared else registry
-        self.requests = Counter("polyvox_requests", "Requests by how they ended.", ["outcome"], registry=own)
-        self.aborts = Counter("polyvox_aborts", "Streams that were cut short, by reason.", ["reason"], registry=own)
-        for reason in ("cancel", "disconnect", "drain", "error"):  # at 0 from the start, so that a rate sees the first
+        self._multiprocess = MULTIPROCESS_DIR in os.environ
+        self._registry = CollectorRegistry()
+        own = None if self._multiprocess else self._registry
+        self.requests = Counter("polyvox_requests", "Requests by outcome.", ["outcome"], registry=own)
+        self.aborts = Counter("polyvox_aborts", "Streams aborted, by reason.", ["reason"], registry=own)
+        for reason in ("cancel", "disconnect", "drain", "error", "timeout"):  # 0 from the start, for rate()
             self.aborts.labels(reason)
-        for outcome in (*get_args(FinishReason), "refused", "overloaded"):
+        for outcome in (*get_args(FinishReason), "rejected", "overloaded"):
             self.requests.labels(outcome)
         self.ttfa = Histogram(
-            "polyvox_ttfa_seconds", "From the request to its first sound.", buckets=LATENCIES, registry=own
+            "polyvox_ttfa_seconds", "Time to first audio in seconds.", buckets=LATENCY_BUCKETS, registry=own
         )
-        self.rtf = Histogram("polyvox_rtf", "Seconds that a second of sound took.", buckets=RATIOS, registry=own)
+        self.rtf = Histogram("polyvox_rtf", "Real-time factor of finished requests.", buckets=RTF_BUCKETS, registry=own)
         self.queue_wait = Histogram(
-            "polyvox_queue_wait_seconds", "Until a place was free.", buckets=LATENCIES, registry=own
+            "polyvox_queue_wait_seconds", "Queue wait in seconds.", buckets=LATENCY_BUCKETS, registry=own
         )
-        self.audio = Counter("polyvox_audio_seconds", "Seconds of audio generated.", registry=own)
-        self.underruns = Counter("polyvox_playback_underruns", "Times that a player ran dry.", registry=own)
-        self.characters = Counter("polyvox_characters", "Text that was said.", registry=own)
-        self.active = Gauge(
-            "polyvox_streams_active", "Requests that are being served.", multiprocess_mode="livesum", registry=own
-        )
+        self.audio = Counter("polyvox_audio_seconds", "Audio generated, in seconds.", registry=own)
+        self.underruns = Counter("polyvox_playback_underruns", "Playback underruns of finished requests.", registry=own)
+        self.characters = Counter("polyvox_characters", "Characters synthesised.", registry=own)
+        self.active = Gauge("polyvox_streams_active", "Active requests.", multiprocess_mode="livesum", registry=own)
         self.lag = Gauge(
             "polyvox_event_loop_lag_seconds",
-            "How late the event loop was, at its worst in the last seconds.",
+            "Largest event loop lag of the last 10 seconds.",
             multiprocess_mode="livemax",
             registry=own,
         )
 
-    def ended(self, outcome: RequestRecord) -> None:
-        self.requests.labels(outcome.finish_reason or "error").inc()
-        self.audio.inc(outcome.audio_seconds)
-        self.underruns.inc(outcome.underruns)
-        self.characters.inc(outcome.characters)
-        self.queue_wait.observe(outcome.queue_wait)
-        if outcome.first_audio is not None:
-            self.ttfa.observe(outcome.first_audio)
-        if outcome.audio_seconds and outcome.finish_reason in ("stop", "length", "runaway"):
-            self.rtf.observe(outcome.seconds / outcome.audio_seconds)
+    def record_finished(self, record: RequestRecord) -> None:
+        self.requests.labels(record.finish_reason or "error").inc()
+        self.audio.inc(record.audio_seconds)
+        self.underruns.inc(record.underruns)
+        self.characters.inc(record.characters)
+        self.queue_wait.observe(record.queue_wait)
+        if record.first_audio is not None:
+            self.ttfa.observe(record.first_audio)
+        if record.audio_seconds and record.finish_reason in ("stop", "length", "runaway"):
+            self.rtf.observe(record.seconds / record.audio_seconds)
 
-    def page(self, engine: Mapping[str, float]) -> bytes:
-        """All of it as text, with the engine's own numbers."""
+    def render(self, stats: Mapping[str, float]) -> bytes:
+        """The text format, with metrics made from the engine's statistics."""
         registry = self._registry
-        if self._shared:
+        if self._multiprocess:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         lines = []
-        for key, (name, meaning) in ENGINE.items():
-            if key in engine and engine[key] != float("inf"):
+        for key, (name, description) in ENGINE_METRICS.items():
+            if key in stats and isfinite(stats[key]):
                 kind = "counter" if name.endswith("_total") else "gauge"
-                lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name} {engine[key]:g}"]
+                lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}", f"{name} {stats[key]:g}"]
+        by_status = {key: value for key, value in stats.items() if key.startswith(STATUS_PREFIX)}
+        if by_status:
+            lines += ["# HELP polyvox_streams Streams by status.", "# TYPE polyvox_streams gauge"]
+            lines += [
+                f'polyvox_streams{{status="{key.removeprefix(STATUS_PREFIX)}"}} {value:g}'
+                for key, value in by_status.items()
+            ]
         return generate_latest(registry) + "\n".join([*lines, ""]).encode()

@@ -1,8 +1,11 @@
-"""How an utterance went, and the last ones for who asks by id: a raw stream of sound has no place to tell it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Records of finished requests, kept for `GET /v1/audio/speech/{request_id}`."""
 
+import asyncio
 import hashlib
 import json
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,12 +14,12 @@ from typing import Any
 from polyvox.audio.clip import FinishReason
 from polyvox.engine.interface import Result
 
-KEPT = 1000  # of each server process
+MAX_RECORDS = 1000  # per server process
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """How an utterance went; final once finish_reason is there."""
+    """Statistics of one request; complete once finish_reason is set."""
 
     request_id: str
     model: str
@@ -28,7 +31,7 @@ class RequestRecord:
     frames: int = 0
     audio_seconds: float = 0.0
     queue_wait: float = 0.0
-    # Seconds from the request to the first bytes and to the end, without those that a live one waited for text.
+    # Seconds from the request to the first bytes and to the end, without the time spent waiting for live text.
     first_audio: float | None = None
     seconds: float = 0.0
     underruns: int = 0
@@ -36,13 +39,14 @@ class RequestRecord:
     error: str | None = None
 
     def add(self, result: Result) -> None:
+        """Adds the result of one segment."""
         self.sentences += 1
         self.text_tokens += result.text_tokens
         self.frames += result.frames
         self.queue_wait = max(self.queue_wait, result.queue_wait)
         self.underruns += result.underruns
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def usage(self) -> dict[str, int]:
@@ -51,30 +55,49 @@ class RequestRecord:
 
 
 class RequestLog:
-    """The last ones, in memory; with a folder, in files that all server processes see."""
+    """The latest records: in memory, or in files of a folder that all server processes share.
 
-    def __init__(self, folder: Path | None = None, kept: int = KEPT) -> None:
-        self._folder, self._kept = folder, kept
-        self._last: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
+    Files are read and written by one thread, in the order of the calls.
+    """
 
-    def put(self, outcome: RequestRecord) -> None:
-        name, told = outcome.request_id, outcome.told() | {"usage": outcome.usage()}
+    def __init__(self, folder: Path | None = None, max_records: int = MAX_RECORDS) -> None:
+        self._folder, self._max_records = folder, max_records
+        self._latest: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
+        self._files = ThreadPoolExecutor(1, "polyvox-request-log")
+
+    def put(self, record: RequestRecord) -> None:
+        request_id, values = record.request_id, record.as_dict() | {"usage": record.usage()}
+        self._latest.pop(request_id, None)
+        self._latest[request_id] = values if self._folder is None else None
+        expired = None
+        if len(self._latest) > self._max_records:
+            expired, _ = self._latest.popitem(last=False)
         if self._folder is not None:
-            path = self._path(name)
-            partial = path.with_suffix(".partial")
-            with suppress(OSError):  # a full disk must not end a stream that went well
-                partial.write_text(json.dumps(told))
-                partial.replace(path)
-        self._last.pop(name, None)
-        self._last[name] = told if self._folder is None else None
-        while len(self._last) > self._kept:
-            oldest, _ = self._last.popitem(last=False)
-            if self._folder is not None:
-                self._path(oldest).unlink(missing_ok=True)
+            self._files.submit(self._write, request_id, values, expired)
 
-    def get(self, request_id: str) -> dict[str, Any] | None:
+    async def get(self, request_id: str) -> dict[str, Any] | None:
         if self._folder is None:
-            return self._last.get(request_id)
+            return self._latest.get(request_id)
+        return await asyncio.get_running_loop().run_in_executor(self._files, self._read, request_id)
+
+    async def flush(self) -> None:
+        """Returns when all records can be read by other processes."""
+        if self._folder is not None:
+            await asyncio.get_running_loop().run_in_executor(self._files, lambda: None)
+
+    def close(self) -> None:
+        self._files.shutdown(wait=False)
+
+    def _write(self, request_id: str, values: dict[str, Any], expired: str | None) -> None:
+        path = self._path(request_id)
+        partial = path.with_suffix(".partial")
+        with suppress(OSError):  # a full disk loses the record, not the request
+            partial.write_text(json.dumps(values))
+            partial.replace(path)
+            if expired is not None:
+                self._path(expired).unlink(missing_ok=True)
+
+    def _read(self, request_id: str) -> dict[str, Any] | None:
         with suppress(OSError, ValueError):
             found: dict[str, Any] = json.loads(self._path(request_id).read_text())
             return found

@@ -1,25 +1,21 @@
-"""What all faces have in common: bodies that are read with limits, errors as OpenAI's clients know them, ids."""
+# SPDX-License-Identifier: Apache-2.0
+"""Error responses in OpenAI's format."""
 
-import asyncio
-import json
 import math
-import re
-import secrets
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
-from starlette.requests import HTTPConnection
+from pydantic import BaseModel, Field
 from starlette.types import Scope
 
-from polyvox.errors import NOT_SHOWN, InvalidRequest, Overloaded, PolyvoxError, invalid_value
-from polyvox.server.settings import Settings
+from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
+from polyvox.server.validation import field_error
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-# What the engine calls a field, as requests call it.
-FIELDS = {
+MIN_RETRY_AFTER = 0.1  # seconds
+# The engine's field names as the OpenAI endpoints call them.
+OPENAI_FIELDS = {
     "text": "input",
     "format": "response_format",
     "max_frames": "max_new_tokens",
@@ -30,8 +26,6 @@ FIELDS = {
     "audio": "ref_audio",
     "transcript": "ref_text",
 }
-
-
 ELEVENLABS_FIELDS = {
     "voice": "voice_id",
     "language": "language_code",
@@ -42,31 +36,42 @@ ELEVENLABS_FIELDS = {
 }
 
 
-class Refused(PolyvoxError):
-    """A request that was refused for another reason than the value of a field."""
+class APIError(PolyvoxError):
+    """A rejected request, with its status, code and the parameter that caused it."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
 
 
-def request_id_of(request: HTTPConnection) -> str:
-    """The caller's own, where that is harmless, else a new one; the same for the whole request."""
-    found: str | None = request.scope.get("polyvox.request_id")
-    if found is None:
-        asked = request.headers.get("x-request-id", "")
-        found = asked if REQUEST_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
-        request.scope["polyvox.request_id"] = found
-    return found
+class ErrorDetail(BaseModel):
+    message: str = Field(description="What is wrong and what is allowed.")
+    type: str
+    param: str | None
+    code: str
+    retry_after: float = Field(default=0.0, description="Seconds until a retry may succeed; only with status 503, 429.")
 
 
-def fields_of(scope: Scope) -> Mapping[str, str]:
-    """What a caller calls the engine's fields, by the face that it called."""
-    return ELEVENLABS_FIELDS if "/v1/text-to-speech/" in scope["path"] else FIELDS
+class ErrorResponse(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail
 
 
-def error_body(error: PolyvoxError, fields: Mapping[str, str] = FIELDS) -> dict[str, Any]:
-    """The error as a client reads it: `{"message", "type", "param", "code"}`, and where it is full `retry_after`."""
+# For FastAPI's `responses=`: every endpoint may return these.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse, "description": "The request was rejected; the message says why."},
+    503: {"model": ErrorResponse, "description": "No capacity is free, or the engine is restarting; see retry-after."},
+}
+
+
+def field_names(scope: Scope) -> Mapping[str, str]:
+    """The field names of the API that was called."""
+    return ELEVENLABS_FIELDS if "/v1/text-to-speech/" in scope["path"] else OPENAI_FIELDS
+
+
+def error_body(error: PolyvoxError, fields: Mapping[str, str] = OPENAI_FIELDS) -> dict[str, Any]:
+    """`{"error": {"message", "type", "param", "code"}}`, with `retry_after` when the server is overloaded."""
     field: str | None = getattr(error, "field", None)
     param = fields.get(field, field) if field else getattr(error, "param", None)
     message = str(error)
@@ -75,93 +80,33 @@ def error_body(error: PolyvoxError, fields: Mapping[str, str] = FIELDS) -> dict[
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     if isinstance(error, Overloaded):
         kind = "overloaded"
-    # A lone surrogate can be asked for but not sent back.
-    message = message.encode("utf-8", "replace").decode()
-    told = {"message": message, "type": kind, "param": param, "code": error.code}
-    return {"error": told | ({"retry_after": _seconds(error)} if isinstance(error, Overloaded) else {})}
+    message = message.encode("utf-8", "replace").decode()  # lone surrogates cannot be encoded
+    body = {"message": message, "type": kind, "param": param, "code": error.code}
+    return {"error": body | ({"retry_after": _retry_after(error)} if isinstance(error, Overloaded) else {})}
 
 
-def error_headers(error: PolyvoxError) -> dict[str, str]:
-    if not isinstance(error, Overloaded):
-        return {"www-authenticate": "Bearer"} if error.status == 401 else {}
-    seconds = _seconds(error)
-    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(round(seconds * 1000))}
-
-
-def _seconds(error: Overloaded) -> float:
-    return max(error.retry_after, 0.1)
-
-
-def error_answer(
-    error: PolyvoxError, request_id: str | None = None, fields: Mapping[str, str] = FIELDS
+def error_response(
+    error: PolyvoxError, request_id: str | None = None, fields: Mapping[str, str] = OPENAI_FIELDS
 ) -> JSONResponse:
-    headers = error_headers(error)
+    headers = {}
+    if isinstance(error, Overloaded):
+        seconds = _retry_after(error)
+        headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(round(seconds * 1000))}
+    elif error.status == 401:
+        headers = {"www-authenticate": "Bearer"}
     if request_id is not None:
         headers["x-request-id"] = request_id
     return JSONResponse(error_body(error, fields), status_code=error.status, headers=headers)
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """All of a request's body; raises Refused where it is too large or too slow."""
-    most = settings.max_body
-    too_large = Refused(413, "too_large", f"the request is larger than {most:,} bytes (max_body)")
-    if request.headers.get("content-length", "0").isdecimal() and int(request.headers.get("content-length", 0)) > most:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(settings.body_seconds):
-            async for part in request.stream():
-                body += part
-                if len(body) > most:
-                    raise too_large
-    except TimeoutError:
-        message = f"the request was not here within {settings.body_seconds:g} s (body_seconds)"
-        raise Refused(408, "timeout", message) from None
-    return bytes(body)
+def validation_error(error: RequestValidationError, model: type[BaseModel] | None) -> APIError:
+    """The error for FastAPI's first finding. model: the type of the body."""
+    first = error.errors()[0]
+    if first["loc"] == ("body",) or model is None:  # empty, or not an object
+        return APIError(400, "invalid_json", "The body must be a JSON object.")
+    found = field_error(model, first, prefix=1)
+    return APIError(422, "missing_field" if found.missing else "invalid_field", found.message, found.field)
 
 
-async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
-    """A body that is a JSON object; raises Refused for anything else."""
-    return parse_json(await read_body(request, settings), "the body")
-
-
-def parse_json(text: str | bytes, what: str) -> dict[str, Any]:
-    """A JSON object; raises Refused for anything else."""
-    try:
-        found = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, "invalid_json", f"{what} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Refused(400, "invalid_json", f"{what} must be a JSON object")
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
-
-
-Body = TypeVar("Body", bound=BaseModel)
-
-
-def check_body(model: type[Body], found: dict[str, Any]) -> Body:
-    """The fields of a body that are known, null being as good as none; raises Refused, 422, with one that is wrong."""
-    try:
-        return model.model_validate({name: value for name, value in found.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        # Of a union, which of its kinds was tried says nothing to the caller.
-        place = str(first["loc"][0])
-        if first["type"] == "missing":
-            raise Refused(422, "missing_field", f"Missing required field '{place}'.", place) from None
-        value = NOT_SHOWN if model.model_fields[place].repr is False else first["input"]
-        requirement = first["msg"].replace("Input should", "must")
-        raise Refused(422, "invalid_field", invalid_value(place, value, requirement), place) from None
-
-
-def unknown_fields(model: type[BaseModel], found: dict[str, Any]) -> list[str]:
-    return sorted(name for name, value in found.items() if value is not None and name not in model.model_fields)
-
-
-def shown_fields(names: list[str]) -> str:
-    """Names of fields as a header can have them."""
-    return ", ".join(re.sub(r"[^\x21-\x2b\x2d-\x7e]", "?", name[:60]) for name in names[:20])
+def _retry_after(error: Overloaded) -> float:
+    return max(error.retry_after, MIN_RETRY_AFTER)

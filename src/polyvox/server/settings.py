@@ -1,129 +1,282 @@
-"""The server's one configuration: a YAML file, the environment and flags, each going before the one named earlier."""
+# SPDX-License-Identifier: Apache-2.0
+"""Server configuration. Precedence: command-line flags, environment (POLYVOX_…), YAML file, defaults."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic.config import JsonDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
 
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.server.validation import field_error
 
-PREFIX = "POLYVOX_"
-# Variables with our prefix that are not the server's.
-OTHERS = ("POLYVOX_HOME", "POLYVOX_CONFIG", "POLYVOX_TEST_DEVICE")
+ENV_PREFIX = "POLYVOX_"
+# Variables with the prefix that are not settings of the server.
+OTHER_VARIABLES = {"POLYVOX_HOME", "POLYVOX_CONFIG", "POLYVOX_TEST_DEVICE", "POLYVOX_BENCH_KEY"}
+MAX_JSON_BYTES_PER_CHARACTER = 12  # an escaped surrogate pair
+OTHER_FIELDS_BYTES = 64 * 1024  # of a JSON body, beside its text
 
-Public = Literal["voices", "models", "metrics", "docs"]
+PublicEndpoints = Literal["voices", "models", "metrics", "docs"]
 
 
-class Settings(BaseModel):
-    """Every key of the configuration, with what it means."""
+def _split_list(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
-    host: str = Field(default="127.0.0.1", description="The address to listen on; 0.0.0.0 for every network.")
-    port: int = Field(default=8000, ge=0, le=65535, description="0 takes any free one.")
-    model: str | None = Field(default=None, description="A folder or a hub id; by default the embedded voice.")
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
-    dtype: str = Field(default="auto", description="auto, bfloat16, float32 or float64.")
-    workers: int = Field(
-        default=1, ge=0, le=64, description="Server processes; 0 runs the engine in the server's process."
+def _split_pairs(value: Any) -> Any:
+    parts = _split_list(value)
+    if not isinstance(parts, list):
+        return parts
+    if not all(isinstance(part, str) and "=" in part for part in parts):
+        raise ValueError("must be name=name pairs, separated by commas")
+    return dict(part.split("=", 1) for part in parts)
+
+
+CommaSeparated = (NoDecode, BeforeValidator(_split_list))
+Names = Annotated[list[str], *CommaSeparated]
+Aliases = Annotated[dict[str, str], NoDecode, BeforeValidator(_split_pairs)]
+
+# Sections of the settings in `polyvox serve --help`.
+NETWORK: JsonDict = {"section": "Network"}
+ENGINE: JsonDict = {"section": "Engine"}
+ACCESS: JsonDict = {"section": "Access"}
+LIMITS: JsonDict = {"section": "Request limits"}
+VOICES: JsonDict = {"section": "Voices"}
+LOGGING: JsonDict = {"section": "Logging"}
+
+
+class Settings(BaseSettings):
+    """Settings of `polyvox serve`. The constructor takes explicit values only; `load_settings` reads the sources."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), env_prefix=ENV_PREFIX
     )
 
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all.", json_schema_extra=NETWORK
+    )
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="TCP port; 0 for any free one.", json_schema_extra=NETWORK
+    )
+    workers: int = Field(
+        default=1,
+        ge=0,
+        le=64,
+        description="Number of HTTP server processes; 0 runs the engine inside the server process.",
+        json_schema_extra=NETWORK,
+    )
+    root_path: str = Field(default="", description="Path prefix when served behind a proxy.", json_schema_extra=NETWORK)
+    keep_alive_timeout: float = Field(
+        default=30.0, gt=0, description="HTTP keep-alive timeout in seconds.", json_schema_extra=NETWORK
+    )
+    drain_timeout: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds that running requests may take to finish at shutdown.",
+        json_schema_extra=NETWORK,
+    )
+
+    model: str | None = Field(
+        default=None,
+        description="Checkpoint folder or Hugging Face id; by default the embedded voice.",
+        json_schema_extra=ENGINE,
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.", json_schema_extra=ENGINE)
+    dtype: str = Field(default="auto", description="auto, bfloat16, float32 or float64.", json_schema_extra=ENGINE)
     max_streams: int | None = Field(
         default=None,
         ge=1,
-        description="Streams that run at once; by default 8 on a CPU, and on a GPU as many as fit, at most 256.",
+        description="Maximum concurrent streams; by default 8 on a CPU, on a GPU as many as fit, at most 256.",
+        json_schema_extra=ENGINE,
+    )
+    max_queue: int = Field(default=32, ge=0, description="Maximum number of queued requests.", json_schema_extra=ENGINE)
+    max_queue_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        le=25,
+        description="Longest expected queue wait in seconds; requests beyond it are rejected.",
+        json_schema_extra=ENGINE,
     )
     context: int = Field(
-        default=1024, ge=256, description="Rows of prompt and frames (12.5 a second) that a stream has on average."
+        default=1024,
+        ge=256,
+        description="Average KV positions per stream: prompt rows and frames (12.5 per second).",
+        json_schema_extra=ENGINE,
     )
-    graphs: bool | None = Field(default=None, description="Replay CUDA graphs; by default on a GPU.")
+    memory_gb: float | None = Field(
+        default=None,
+        gt=0,
+        description="Memory for streams in GB; by default all that is free.",
+        json_schema_extra=ENGINE,
+    )
+    cuda_graphs: bool | None = Field(
+        default=None, description="Capture and replay CUDA graphs; by default on a GPU.", json_schema_extra=ENGINE
+    )
     deterministic: bool = Field(
-        default=False, description="The same seed gives the same samples in any crowd, on a GPU too; slow."
+        default=False,
+        description="Bit-identical samples for a seed in any batch, on a GPU too; slower.",
+        json_schema_extra=ENGINE,
     )
-    memory: float | None = Field(
-        default=None, gt=0, description="GB that the streams may take; by default all there is."
+    min_streams_to_pipeline: int | None = Field(
+        default=None,
+        ge=0,
+        description="Streams from which steps overlap; 0 disables it; by default chosen by device.",
+        json_schema_extra=ENGINE,
     )
-    slo: float = Field(
-        default=10.0, gt=0, le=25, description="Seconds that a request may have to wait; else it is refused."
+    buffer_seconds: float = Field(
+        default=30.0,
+        ge=2,
+        description="Audio that the engine buffers for a slow client, in seconds.",
+        json_schema_extra=ENGINE,
     )
-    queue: int = Field(default=32, ge=0, description="Requests that may wait.")
-    reader_seconds: float = Field(default=30.0, gt=0, description="How long a reader may read nothing.")
-    encoders: int = Field(default=4, ge=1, le=256, description="Threads that encode, in each server process.")
+    reader_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds after which a client that reads nothing is disconnected.",
+        json_schema_extra=ENGINE,
+    )
+    text_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds that a live stream waits for more text.", json_schema_extra=ENGINE
+    )
+    trace: str | None = Field(
+        default=None, description="Path of a Perfetto trace, written at shutdown.", json_schema_extra=ENGINE
+    )
+    encoder_threads: int = Field(
+        default=4, ge=1, le=256, description="Audio encoder threads per server process.", json_schema_extra=ENGINE
+    )
 
-    api_keys: list[str] = Field(default=[], description="Who may call; without any, everybody.")
-    public: list[Public] = Field(default=[], description="What needs no key: voices, models, metrics, docs.")
-    key_streams: int | None = Field(
-        default=None, ge=1, le=1 << 20, description="Requests of one key at once; more are answered with 429."
+    api_keys: Names = Field(
+        default=[], description="Accepted API keys; without any, no key is needed.", json_schema_extra=ACCESS
     )
-    cors_origins: list[str] = Field(default=[], description="Web pages that may call, as https://example.com, or *.")
-    root_path: str = Field(default="", description="The path before ours, behind a proxy.")
-
-    max_text: int = Field(default=50_000, ge=1, description="Characters of one request.")
-    max_body: int = Field(default=16_000_000, ge=1000, description="Bytes of one request.")
-    max_audio: int = Field(default=10_000_000, ge=1000, description="Bytes of one recording.")
-    max_audio_seconds: float = Field(default=60.0, gt=0, description="Of one recording; what a voice needs is 1 to 30.")
-    max_batch: int = Field(default=32, ge=1, description="Items of one batch.")
-    body_seconds: float = Field(default=30.0, gt=0, description="In which a request must have come in whole.")
-    keep_alive_seconds: float = Field(default=30.0, gt=0, description="That an idle connection stays open.")
-    idle_seconds: float = Field(
-        default=30.0, gt=0, description="Without a message or a sound, before a WebSocket is closed."
+    public: Annotated[list[PublicEndpoints], *CommaSeparated] = Field(
+        default=[], description="Endpoints that need no key: voices, models, metrics, docs.", json_schema_extra=ACCESS
     )
-    drain_seconds: float = Field(default=30.0, ge=0, description="For what is under way when the server stops.")
+    max_streams_per_key: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum concurrent requests per API key; further requests get status 429.",
+        json_schema_extra=ACCESS,
+    )
+    cors_origins: Names = Field(
+        default=[],
+        description="Origins of web pages that may call, such as https://example.com, or *.",
+        json_schema_extra=ACCESS,
+    )
 
-    ref_audio_domains: list[str] = Field(default=[], description="Hosts that recordings may be fetched from.")
-    media_root: Path | None = Field(default=None, description="The folder that file:// recordings may lie in.")
-    voices: Path | None = Field(default=None, description="The folder of the voice library; by default the user's own.")
-    aliases: dict[str, str] = Field(default={}, description="Other names of voices, such as alloy=heart.")
+    max_text_chars: int = Field(
+        default=50_000, ge=1, description="Maximum characters of text per request.", json_schema_extra=LIMITS
+    )
+    max_body_bytes: int = Field(
+        default=16_000_000, ge=1000, description="Maximum size of a request body in bytes.", json_schema_extra=LIMITS
+    )
+    max_recording_bytes: int = Field(
+        default=10_000_000, ge=1000, description="Maximum size of a recording in bytes.", json_schema_extra=LIMITS
+    )
+    max_recording_seconds: float = Field(
+        default=60.0, gt=0, description="Maximum length of a recording in seconds.", json_schema_extra=LIMITS
+    )
+    max_batch_items: int = Field(
+        default=32, ge=1, description="Maximum items per batch request.", json_schema_extra=LIMITS
+    )
+    body_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds for a request's headers, and for its body, to arrive.",
+        json_schema_extra=LIMITS,
+    )
+    websocket_idle_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds until an idle WebSocket is closed.", json_schema_extra=LIMITS
+    )
 
-    log_format: Literal["text", "json"] = Field(default="text", description="Of the lines on stderr.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="And above.")
+    voices_dir: Path | None = Field(
+        default=None, description="Folder of the voice library; by default the user's own.", json_schema_extra=VOICES
+    )
+    voice_aliases: Aliases = Field(
+        default={}, description="Alternative voice names, such as alloy=heart.", json_schema_extra=VOICES
+    )
+    ref_audio_domains: Names = Field(
+        default=[], description="Hosts that recordings may be fetched from.", json_schema_extra=VOICES
+    )
+    media_root: Path | None = Field(
+        default=None, description="Folder that file:// recordings may be read from.", json_schema_extra=VOICES
+    )
+
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Format of log lines.", json_schema_extra=LOGGING
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Minimum level of log lines.", json_schema_extra=LOGGING
+    )
 
     @field_validator("root_path")
     @classmethod
-    def _begin_with_a_slash(cls, path: str) -> str:
-        """And end without one, however it was written."""
+    def _normalize_root_path(cls, path: str) -> str:
         return f"/{inner}" if (inner := path.strip("/")) else ""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @property
+    def max_text_body_bytes(self) -> int:
+        """Body limit of routes that take no recordings."""
+        return min(self.max_body_bytes, MAX_JSON_BYTES_PER_CHARACTER * self.max_text_chars + OTHER_FIELDS_BYTES)
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
             max_streams=self.max_streams or 0,
             context=self.context,
-            cuda_graphs=self.graphs,
+            max_queue=self.max_queue,
+            max_queue_seconds=self.max_queue_seconds,
+            buffer_seconds=self.buffer_seconds,
+            reader_timeout=self.reader_timeout,
+            text_timeout=self.text_timeout,
+            min_streams_to_pipeline=self.min_streams_to_pipeline,
+            cuda_graphs=self.cuda_graphs,
             deterministic=self.deterministic,
-            max_queue=self.queue,
-            max_queue_seconds=self.slo,
-            reader_timeout=self.reader_seconds,
-            memory_gb=self.memory,
+            memory_gb=self.memory_gb,
+            trace=self.trace,
         )
 
-    def shown(self) -> str:
-        """All of it, as the file that would give the same; keys are counted, never shown."""
+    def to_yaml(self) -> str:
+        """All settings as a configuration file. API keys are counted, not shown."""
         values = self.model_dump(mode="json")
-        values["api_keys"] = [f"({len(self.api_keys)} that are not shown)"] if self.api_keys else []
+        values["api_keys"] = [f"({len(self.api_keys)} hidden)"] if self.api_keys else []
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def read_settings(
-    flags: Mapping[str, Any] | None = None, file: Path | None = None, environment: Mapping[str, str] = os.environ
-) -> Settings:
-    """What holds: flags before the environment before the file before the defaults. A flag of None is not given.
+def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
+    """Reads the settings from flags, the environment and a YAML file. Flags that are None are not set.
 
-    Raises InvalidRequest with the key, its value, what is allowed and where it stood.
+    Raises InvalidRequest with the key, its value, what is allowed and the source of the value.
     """
-    if file is None and PREFIX + "CONFIG" in environment:
-        file = Path(environment[PREFIX + "CONFIG"])
-    sources = {
-        f"{file}": {} if file is None else _read(file),
-        "the environment": _from_environment(environment),
-        "the flags": {key: value for key, value in (flags or {}).items() if value is not None},
-    }
+    if file is None and (configured := os.environ.get(ENV_PREFIX + "CONFIG")):
+        file = Path(configured)
+    sources: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _read_file(file)}
+    sources["environment"] = _read_environment()
+    sources["flags"] = {key: value for key, value in (flags or {}).items() if value is not None}
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for origin, given in sources.items():
+    for origin, given in sources.items():  # later sources override earlier ones
         for key, value in given.items():
             if key not in Settings.model_fields:
                 raise InvalidRequest("settings", key, [*Settings.model_fields], f"Source: {origin}.")
@@ -131,41 +284,25 @@ def read_settings(
     try:
         return Settings(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        shown = NOT_SHOWN if key == "api_keys" else values[key]
-        requirement = first["msg"].replace("Input should", "must")
-        raise InvalidRequest(key, shown, requirement, f"Source: {origins[key]}.") from None
+        found = field_error(Settings, error.errors()[0])
+        shown = NOT_SHOWN if found.field == "api_keys" else values[found.field]
+        raise InvalidRequest(found.field, shown, found.requirement, f"Source: {origins[found.field]}.") from None
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        file.stat()  # the source skips files that do not exist
+        return YamlConfigSettingsSource(Settings, yaml_file=file)()
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidRequest("config", str(file), f"must be a readable YAML file: {error}") from None
-    if found is None:
-        return {}
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise InvalidRequest("config", str(file), "must be a mapping with lines such as `port: 8000`")
-    return found
+    except (TypeError, ValueError, AttributeError):
+        raise InvalidRequest("config", str(file), "must be a mapping with lines such as `port: 8000`") from None
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """POLYVOX_PORT=8000 is port; a list is divided by commas, aliases are alloy=heart,echo=michael."""
-    values: dict[str, Any] = {}
-    for name, value in environment.items():
-        if not name.startswith(PREFIX) or name in OTHERS:
-            continue
-        key = name.removeprefix(PREFIX).lower()
-        field = Settings.model_fields.get(key)
-        kind = get_origin(field.annotation) if field else None
-        parts = [part.strip() for part in value.split(",") if part.strip()]
-        if kind is list:
-            values[key] = parts
-        elif kind is dict:
-            if not all("=" in part for part in parts):
-                raise InvalidRequest(name, value, "must be name=name pairs separated by commas")
-            values[key] = dict(part.split("=", 1) for part in parts)
-        else:
-            values[key] = value
-    return values
+def _read_environment() -> Mapping[str, Any]:
+    """Lists are separated by commas: POLYVOX_PUBLIC=voices,docs, POLYVOX_VOICE_ALIASES=alloy=heart,echo=michael."""
+    for name in os.environ:
+        key = name.removeprefix(ENV_PREFIX).lower()
+        if name.startswith(ENV_PREFIX) and name not in OTHER_VARIABLES and key not in Settings.model_fields:
+            raise InvalidRequest("settings", name, [*Settings.model_fields], "Source: environment.")
+    return EnvSettingsSource(Settings)()

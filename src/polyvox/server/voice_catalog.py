@@ -1,4 +1,5 @@
-"""Who can be asked for: the model's own voices, those of the library, and other names for both."""
+# SPDX-License-Identifier: Apache-2.0
+"""The voices that a request can choose: built into the model, in the voice library, and aliases of both."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +9,8 @@ from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
 from polyvox.voices import Voice, VoiceLibrary
 
-# OpenAI's, in its own order; some clients take no other name. Each stands for a voice that is there.
-OPENAI_NAMES = (
+# OpenAI's voices in its own order; some clients accept no other name. Each maps to an available voice.
+OPENAI_VOICES = (
     "alloy",
     "ash",
     "ballad",
@@ -24,68 +25,69 @@ OPENAI_NAMES = (
     "marin",
     "cedar",
 )
-NO_VOICES = "no voice was added yet; send a ref_audio or a speaker_embedding, or add a voice"
-NOBODY = ("", "auto", "default", "none")  # no voice in particular
+NO_VOICES = "the voice library is empty; add a voice, or send ref_audio or speaker_embedding"
+DEFAULT_NAMES = ("", "auto", "default", "none")
 
 
 class VoiceCatalog:
-    """The names that `voice` may have."""
+    """Resolves the `voice` field of requests."""
 
-    def __init__(self, library: VoiceLibrary, facts: ModelInfo, aliases: Mapping[str, str]) -> None:
-        self.library, self._facts = library, facts
+    def __init__(self, library: VoiceLibrary, info: ModelInfo, aliases: Mapping[str, str]) -> None:
+        self.library, self._info = library, info
         self._aliases = {name.lower(): voice for name, voice in aliases.items()}
 
-    def kept(self) -> list[Voice]:
-        """Voices of the library that this model speaks with."""
-        model = self._facts.identity
+    def library_voices(self) -> list[Voice]:
+        """Voices of the library that were made for this model."""
+        model = self._info.identity
         return [voice for voice in self.library.list() if voice.fits(model)] if model.can_clone else []
 
     def resolve(self, voice: str | ClonedVoice | None) -> str | ClonedVoice | None:
-        """What the engine takes; raises UnknownVoice with the list, InvalidRequest where the model has no such voice.
+        """The voice as the engine takes it; by default the model's first, or the library's for a model that clones.
 
-        Nobody in particular is the model's first voice or, of a model that clones, the library's.
+        Raises UnknownVoice with the available names, InvalidRequest if the model cannot use the voice.
         """
-        own, model = self._facts.voices, self._facts.identity
+        built_in, model = self._info.voices, self._info.identity
         if isinstance(voice, ClonedVoice):
             return voice
-        if voice is None or voice.strip().lower() in NOBODY:
-            first = self.kept()[:1]
+        if voice is None or voice.strip().lower() in DEFAULT_NAMES:
+            first = self.library_voices()[:1]
             if model.can_clone and not first:
                 raise InvalidRequest("voice", voice, NO_VOICES)
-            return first[0].cloned_for(model) if first else self.library.resolve(None, model, own)
-        if self._facts.designs_voices and voice.lower() in OPENAI_NAMES:
-            return None  # clients cannot leave it out
+            return first[0].cloned_for(model) if first else self.library.resolve(None, model, built_in)
+        if self._info.designs_voices and voice.lower() in OPENAI_VOICES:
+            return None  # clients cannot omit the voice
         if voice.lower() in self._aliases:
-            return self.library.resolve(self._aliases[voice.lower()], model, own)
+            return self.library.resolve(self._aliases[voice.lower()], model, built_in)
         try:
-            return self.library.resolve(voice, model, own)
+            return self.library.resolve(voice, model, built_in)
         except UnknownVoice:
-            stand_in = self.stand_in(voice)
-            if stand_in is None and model.can_clone and not self.kept():
+            substitute = self._openai_substitute(voice)
+            if substitute is None and model.can_clone and not self.library_voices():
                 raise UnknownVoice("voice", voice, NO_VOICES) from None
-            if stand_in is None:
+            if substitute is None:
                 raise
-            return self.library.resolve(stand_in, model, own)
-
-    def stand_in(self, name: str) -> str | None:
-        """Who speaks under one of OpenAI's names: they go round the voices that are there."""
-        names = [*self._facts.voices, *(voice.name for voice in self.kept())]
-        if name.lower() not in OPENAI_NAMES or not names:
-            return None
-        return names[OPENAI_NAMES.index(name.lower()) % len(names)]
+            return self.library.resolve(substitute, model, built_in)
 
     def list(self) -> list[dict[str, Any]]:
-        """All of them as clients read it, the model's own first."""
-        return [own(name) for name in self._facts.voices] + [told(voice) for voice in self.kept()]
+        """All voices as API objects, built-in ones first."""
+        built_in = [built_in_voice(name) for name in self._info.voices]
+        return built_in + [library_voice(voice) for voice in self.library_voices()]
+
+    def _openai_substitute(self, name: str) -> str | None:
+        """The available voice that an OpenAI voice name maps to, round-robin."""
+        names = [*self._info.voices, *(voice.name for voice in self.library_voices())]
+        if name.lower() not in OPENAI_VOICES or not names:
+            return None
+        return names[OPENAI_VOICES.index(name.lower()) % len(names)]
 
 
-def own(name: str) -> dict[str, Any]:
-    """A voice of the model as an object."""
+def built_in_voice(name: str) -> dict[str, Any]:
+    """The API object of a built-in voice."""
     return {"id": name, "name": name, "object": "audio.voice", "type": "own"}
 
 
-def told(voice: Voice) -> dict[str, Any]:
-    """A kept voice as an object; its id is its name, as that is what a request asks for."""
+def library_voice(voice: Voice) -> dict[str, Any]:
+    """The API object of a library voice. Its id is its name, because requests use the name."""
     return {
         "id": voice.name,
         "name": voice.name,

@@ -1,4 +1,5 @@
-"""Server processes: one in this process, or several on one socket, all of them on one engine."""
+# SPDX-License-Identifier: Apache-2.0
+"""Server processes: one in this process, or several that share a socket and an engine."""
 
 import asyncio
 import gc
@@ -10,8 +11,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -19,149 +20,186 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
-from polyvox.engine.interface import Engine, InProcessEngine
-from polyvox.ipc.blocking import RemoteEngine
+from polyvox.engine.async_engine import AsyncLocalEngine
+from polyvox.engine.interface import AsyncEngine, Engine, InProcessEngine
+from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
-from polyvox.server.app import create_app
+from polyvox.server.app import Connect, create_app
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import set_up_logs
-from polyvox.server.middleware.connection import Connection
+from polyvox.server.metrics import MULTIPROCESS_DIR
+from polyvox.server.middleware.connection import TimeoutProtocol
 from polyvox.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _SPAWN = multiprocessing.get_context("spawn")
-SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"
-GRACE_SECONDS = 5.0  # after the time to drain, before a process is killed
-LOOK_SECONDS = 0.05  # between two looks at what is still being said
-AGAIN_SECONDS = 1.0  # between two starts of a server process that died
+KILL_TIMEOUT = 5.0  # seconds after drain_timeout, before a process is killed
+DRAIN_INTERVAL = 0.05  # seconds between two checks for running utterances
+RESTART_INTERVAL = 1.0  # seconds between two starts of a server process
 BACKLOG = 2048
-# For the answer to a ping, which waits behind all the sound that a player has not played yet.
-PONG_SECONDS = 300.0
+# A pong waits behind all audio that a player has not played yet.
+PONG_TIMEOUT = 300.0  # seconds
 
 
 def build_engine(settings: Settings) -> InProcessEngine:
-    """What the engine's process begins with; torch is in that process alone."""
+    """Loads the model. Only the engine's process imports torch."""
     from polyvox.tts import load
 
     set_up_logs(settings)
     return load(settings.model, settings.device, settings.dtype, config=settings.engine_config()).engine
 
 
-class Server(uvicorn.Server):
-    """Tells at the first signal that it takes nothing new, then lets what is under way come to its end."""
+def connect_local(engine: Engine) -> Connect:
+    """Uses an engine of this process. The caller closes the engine."""
 
-    def __init__(self, config: uvicorn.Config, desk: AppState) -> None:
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[AsyncEngine]:
+        yield AsyncLocalEngine(engine)
+
+    return connect
+
+
+def connect_remote(endpoint: EngineEndpoint) -> Connect:
+    """Uses an engine of another process."""
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[AsyncEngine]:
+        engine = AsyncRemoteEngine(endpoint)
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+    return connect
+
+
+class Server(uvicorn.Server):
+    """Drains on the first signal: new requests are rejected, running ones finish within drain_timeout."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, settings: Settings) -> None:
         super().__init__(config)
-        self.desk = desk
+        self._app, self._settings = app, settings
+
+    @property
+    def state(self) -> AppState:
+        state = self._app.state.polyvox
+        assert isinstance(state, AppState)
+        return state
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with super().capture_signals():
+        """uvicorn's own raises the signals again when the server has stopped, before the caller can clean up."""
+        if threading.current_thread() is not threading.main_thread():
             yield
-            self._captured_signals.clear()  # else they are raised again, and nothing after this is closed
+            return
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """WebSockets too come to the end of what they say; left alone they would be cut at once."""
-        log.info("stopping", extra={"pid": os.getpid(), "open": len(self.desk.speaker.open)})
+        """Lets utterances of WebSockets finish too, which uvicorn would close at once."""
+        synthesis = self.state.synthesis
+        log.info("server stopping", extra={"pid": os.getpid(), "active": len(synthesis.active)})
         for server in self.servers:
             server.close()
-        until = time.monotonic() + self.desk.settings.drain_seconds
-        while time.monotonic() < until and any(not said.wants_text for said in self.desk.speaker.open):
-            await asyncio.sleep(LOOK_SECONDS)
-        await asyncio.sleep(LOOK_SECONDS)  # for the words after the last sound
-        self.config.timeout_graceful_shutdown = max(1, round(until - time.monotonic()))
+        deadline = time.monotonic() + self._settings.drain_timeout
+        while time.monotonic() < deadline and any(not utterance.awaiting_text for utterance in synthesis.active):
+            await asyncio.sleep(DRAIN_INTERVAL)
+        await asyncio.sleep(DRAIN_INTERVAL)  # for the messages after the last audio
+        self.config.timeout_graceful_shutdown = max(1, round(deadline - time.monotonic()))
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.desk.speaker.draining = True
+        if (state := getattr(self._app.state, "polyvox", None)) is not None:
+            state.synthesis.draining = True
         super().handle_exit(sig, frame)
 
 
-def server_for(engine: Engine, settings: Settings, shared: Path | None = None) -> Server:
-    """A server that is not running yet; shared: a folder that all server processes of this engine see."""
-    app = create_app(engine, settings, shared)
+def create_server(connect: Connect, settings: Settings, records: Path | None = None) -> Server:
+    """A server that is not started yet. records: a folder for request records that all server processes share."""
+    app = create_app(connect, settings, records)
     config = uvicorn.Config(
         app,
         log_config=None,
-        # Below this it tells the addresses of sockets and, for debugging, their headers: keys may be in both.
+        # At lower levels uvicorn logs URLs and headers of WebSockets, which may contain keys.
         log_level=max(logging.WARNING, logging.getLevelNamesMapping()[settings.log_level.upper()]),
         access_log=False,
         backlog=BACKLOG,
         root_path=settings.root_path,
-        http=partial(Connection, head_seconds=settings.body_seconds),  # type: ignore[arg-type]
-        ws_ping_timeout=PONG_SECONDS,
-        timeout_keep_alive=max(1, round(settings.keep_alive_seconds)),
-        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        loop="auto",  # uvloop where it is installed
+        http=partial(TimeoutProtocol, header_timeout=settings.body_timeout),  # type: ignore[arg-type]
+        ws_ping_timeout=PONG_TIMEOUT,
+        timeout_keep_alive=max(1, round(settings.keep_alive_timeout)),
+        timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
         server_header=False,
         ws="websockets-sansio",
-        ws_max_size=settings.max_body,
-        ws_per_message_deflate=False,  # sound does not shrink, and what does may grow without bounds
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,  # audio does not compress, and messages could expand without bounds
     )
-    return Server(config, app.state.desk)
+    return Server(config, app, settings)
 
 
-def serve_here(engine: Engine, settings: Settings, listener: socket.socket, shared: Path | None = None) -> None:
-    """Serves until a signal ends it, in this process."""
-    log.info("a server process has started", extra={"pid": os.getpid()})
-    server = server_for(engine, settings, shared)
-    gc.freeze()  # what a start leaves behind is not searched again, while all streams wait
+def run_server(connect: Connect, settings: Settings, listener: socket.socket, records: Path | None = None) -> None:
+    """Serves in this process until a signal stops it."""
+    log.info("server process started", extra={"pid": os.getpid()})
+    server = create_server(connect, settings, records)
+    gc.freeze()  # objects of the start are excluded from garbage collection, which stalls all streams
     server.run(sockets=[listener])
 
 
-def serve_by_workers(door: EngineEndpoint, settings: Settings, listener: socket.socket) -> None:
-    """Serves by several processes until a signal ends it; one that dies is started again."""
-    with tempfile.TemporaryDirectory(prefix=f"polyvox-{os.getpid()}-server-") as folder, _signals() as stop:
-        shared, counts = Path(folder), Path(folder) / "counts"
-        (shared / "outcomes").mkdir()
-        counts.mkdir()
-        os.environ[SHARED_COUNTS] = str(counts)
+def run_workers(endpoint: EngineEndpoint, settings: Settings, listener: socket.socket) -> None:
+    """Serves with several processes until a signal stops them. A process that dies is restarted."""
+    with tempfile.TemporaryDirectory(prefix=f"polyvox-{os.getpid()}-server-") as folder, _stop_signal() as stop:
+        records, metrics = Path(folder) / "records", Path(folder) / "metrics"
+        records.mkdir()
+        metrics.mkdir()
+        os.environ[MULTIPROCESS_DIR] = str(metrics)
         processes: list[SpawnProcess] = []
         try:
-            arguments = (door, settings, listener, shared)
+            arguments = (endpoint, settings, listener, records)
             processes = [_start(arguments) for _ in range(settings.workers)]
             while stop not in wait([stop, *(process.sentinel for process in processes)]):
                 for index, process in enumerate(processes):
                     if process.is_alive():
                         continue
-                    log.error("a server process died and is started again", extra={"exit": process.exitcode})
-                    _forget(process)
-                    if wait([stop], AGAIN_SECONDS):
+                    log.error("server process restarted", extra={"exit_code": process.exitcode})
+                    _clean_up(process)
+                    if wait([stop], RESTART_INTERVAL):
                         break
                     processes[index] = _start(arguments)
         finally:
-            del os.environ[SHARED_COUNTS]
-            _end(processes, settings.drain_seconds + GRACE_SECONDS)
+            del os.environ[MULTIPROCESS_DIR]
+            _stop(processes, settings.drain_timeout + KILL_TIMEOUT)
 
 
 def _start(arguments: tuple[EngineEndpoint, Settings, socket.socket, Path]) -> SpawnProcess:
-    process = _SPAWN.Process(target=_work, args=arguments, name="polyvox-server")
+    process = _SPAWN.Process(target=_worker_main, args=arguments, name="polyvox-server")
     process.start()
     return process
 
 
-def _work(door: EngineEndpoint, settings: Settings, listener: socket.socket, shared: Path) -> None:
-    """The life of one server process."""
+def _worker_main(endpoint: EngineEndpoint, settings: Settings, listener: socket.socket, records: Path) -> None:
     set_up_logs(settings)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    engine = RemoteEngine(door)
-    try:
-        serve_here(engine, settings, listener, shared)
-    finally:
-        engine.close()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    run_server(connect_remote(endpoint), settings, listener, records)
 
 
-def _follow_parent() -> None:
-    """A server process whose parent was killed ends too."""
+def _exit_with_parent() -> None:
+    """Stops a server process whose parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _forget(process: SpawnProcess) -> None:
-    """Its share of what stands now, such as open streams, is no longer counted."""
+def _clean_up(process: SpawnProcess) -> None:
+    """Removes the gauges of a dead process from the metrics."""
     from prometheus_client.multiprocess import mark_process_dead
 
     if process.pid is not None:
@@ -169,34 +207,34 @@ def _forget(process: SpawnProcess) -> None:
     process.join()
 
 
-def _end(processes: list[SpawnProcess], patience: float) -> None:
+def _stop(processes: list[SpawnProcess], timeout: float) -> None:
     for process in processes:
         if process.is_alive():
             process.terminate()
-    until = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     for process in processes:
-        process.join(max(0.0, until - time.monotonic()))
+        process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():
-            log.warning("a server process did not end within %g s and is killed", patience)
+            log.warning("server process killed", extra={"pid": process.pid, "timeout": timeout})
             process.kill()
             process.join()
 
 
 @contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """A socket that can be read once the process was asked to stop."""
-    stop, ring = socket.socketpair()
-    ring.setblocking(False)
+def _stop_signal() -> Iterator[socket.socket]:
+    """A socket that becomes readable on SIGTERM or SIGINT."""
+    stop, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
 
-    def asked(*_: object) -> None:
+    def on_signal(*_: object) -> None:
         with suppress(OSError):
-            ring.send(b"!")
+            wakeup.send(b"!")
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
         stop.close()
-        ring.close()
+        wakeup.close()

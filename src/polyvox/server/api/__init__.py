@@ -1,1 +1,2 @@
-"""The HTTP and WebSocket endpoints, one module per API."""
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints, one module per API."""

@@ -1,35 +1,36 @@
-"""ElevenLabs' face: its routes, formats and fields, so that its SDK and the plugins for it speak with us."""
+# SPDX-License-Identifier: Apache-2.0
+"""ElevenLabs' HTTP endpoints, for its SDK and the plugins built on it."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest
 from polyvox.models.request import AUTO
-from polyvox.server.app_state import AppState, of
-from polyvox.server.openapi import taken
-from polyvox.server.responses import Refused, check_body, read_json, request_id_of, shown_fields, unknown_fields
+from polyvox.server.app_state import AppState, State
+from polyvox.server.requests import JSONRoute, RequestModel, check_unknown, request_id_of
+from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
-from polyvox.server.synthesis.streaming import SpeechLines, SpeechResponse
+from polyvox.server.synthesis.streaming import JSONLinesSpeechResponse, SpeechResponse
 
-router = APIRouter()
+router = APIRouter(route_class=JSONRoute)
 
 DEFAULT_FORMAT = "mp3_44100_128"
 _MP3 = ("22050_32", "24000_48", "44100", "44100_32", "44100_64", "44100_96", "44100_128", "44100_192")
-_RATES = (8000, 16000, 22050, 24000, 32000, 44100, 48000)
+_SAMPLE_RATES = (8000, 16000, 22050, 24000, 32000, 44100, 48000)
 OUTPUT_FORMATS = (
     *(f"mp3_{rest}" for rest in _MP3),
-    *(f"{name}_{rate}" for name in ("pcm", "wav") for rate in _RATES),
+    *(f"{name}_{rate}" for name in ("pcm", "wav") for rate in _SAMPLE_RATES),
     "ulaw_8000",
     "alaw_8000",
     *(f"opus_48000_{rate}" for rate in (32, 64, 96, 128, 192)),
 )
-# ISO 639-1, by what models call the language.
-CODES = {
+# ISO 639-1 codes and the models' names of the languages.
+LANGUAGES = {
     "en": "english",
     "zh": "chinese",
     "ja": "japanese",
@@ -43,137 +44,156 @@ CODES = {
 }
 
 
-class VoiceSettings(BaseModel):
-    """Of all that can be set only the speed; models have no dials for the rest."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
+class VoiceSettings(RequestModel):
+    """Only the speed is used; the models have no parameters for the other settings."""
 
     speed: float | None = Field(default=None, ge=0.25, le=4.0, allow_inf_nan=False)
 
+    def unknown_fields(self) -> list[str]:
+        return [f"voice_settings.{name}" for name in self.model_extra or {}]
 
-class TextToSpeech(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
-    text: str = Field(description="What to say, of any length up to the server's limit.")
-    model_id: str | None = Field(default=None, description="Any name: one model is loaded, and the answer tells which.")
+class TextToSpeechRequest(RequestModel):
+    text: str = Field(description="The text, up to max_text_chars characters.")
+    model_id: str | None = Field(default=None, description="Any name: one model is loaded; x-polyvox-model names it.")
     language_code: str | None = Field(default=None, description="ISO 639-1, such as en.")
     voice_settings: VoiceSettings | None = None
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     apply_text_normalization: Literal["auto", "on", "off"] | None = None
 
+    def unknown_fields(self) -> list[str]:
+        nested = [] if self.voice_settings is None else self.voice_settings.unknown_fields()
+        return super().unknown_fields() + nested
 
-_BODY = taken(TextToSpeech, output_format={"schema": {"enum": list(OUTPUT_FORMATS), "default": DEFAULT_FORMAT}})
-_ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}}
+
+OutputFormat = Annotated[str, Query(json_schema_extra={"enum": list(OUTPUT_FORMATS)})]
+_RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}}
 
 
 @router.post(
     "/v1/text-to-speech/{voice_id}",
     response_class=Response,
-    openapi_extra=_BODY,
-    responses=_ANSWERS,
-    summary="Say a text; the answer is a whole file.",
+    responses=_RESPONSES,
+    summary="Synthesise a text; the response is one file.",
 )
-async def convert(request: Request, voice_id: str) -> Response:
-    return await _speak(request, voice_id, streaming=False)
+async def convert(
+    request: Request,
+    voice_id: str,
+    body: TextToSpeechRequest,
+    state: State,
+    output_format: OutputFormat = DEFAULT_FORMAT,
+) -> Response:
+    return _respond(request, body, state, voice_id, output_format, streaming=False)
 
 
 @router.post(
     "/v1/text-to-speech/{voice_id}/stream",
     response_class=Response,
-    openapi_extra=_BODY,
-    responses=_ANSWERS,
-    summary="Say a text; the sound streams as it is made.",
+    responses=_RESPONSES,
+    summary="Synthesise a text; audio is streamed as it is generated.",
 )
-async def stream(request: Request, voice_id: str) -> Response:
-    return await _speak(request, voice_id, streaming=True)
+async def stream(
+    request: Request,
+    voice_id: str,
+    body: TextToSpeechRequest,
+    state: State,
+    output_format: OutputFormat = DEFAULT_FORMAT,
+) -> Response:
+    return _respond(request, body, state, voice_id, output_format, streaming=True)
 
 
 @router.post(
     "/v1/text-to-speech/{voice_id}/with-timestamps",
-    openapi_extra=_BODY,
-    summary="Say a text; the answer has the whole file in base64. Its times are null: the models tell none.",
+    summary="Synthesise a text; the response has the file in base64. Timestamps are null: the models have none.",
 )
-async def convert_with_times(request: Request, voice_id: str) -> Response:
-    return await _speak(request, voice_id, streaming=False, lines=True)
+async def convert_with_timestamps(
+    request: Request,
+    voice_id: str,
+    body: TextToSpeechRequest,
+    state: State,
+    output_format: OutputFormat = DEFAULT_FORMAT,
+) -> Response:
+    return _respond(request, body, state, voice_id, output_format, streaming=False, json_lines=True)
 
 
 @router.post(
     "/v1/text-to-speech/{voice_id}/stream/with-timestamps",
-    openapi_extra=_BODY,
-    summary="The same as it is made, one object in each line.",
+    summary="Synthesise a text; audio is streamed as JSON objects, one per line. Timestamps are null.",
 )
-async def stream_with_times(request: Request, voice_id: str) -> Response:
-    return await _speak(request, voice_id, streaming=True, lines=True)
+async def stream_with_timestamps(
+    request: Request,
+    voice_id: str,
+    body: TextToSpeechRequest,
+    state: State,
+    output_format: OutputFormat = DEFAULT_FORMAT,
+) -> Response:
+    return _respond(request, body, state, voice_id, output_format, streaming=True, json_lines=True)
 
 
-async def _speak(request: Request, voice: str, streaming: bool, lines: bool = False) -> Response:
-    desk, request_id = of(request), request_id_of(request)
-    found = await read_json(request, desk.settings)
-    body = check_body(TextToSpeech, found)
-    ignored = unknown_fields(TextToSpeech, found)
-    ignored += ignored_settings(found.get("voice_settings"))
-    desk.ignored(ignored, request_id)
-    wanted = wanted_of(voice, request.query_params.get("output_format"), body.language_code)
-    wanted = replace(
-        wanted,
+def _respond(
+    request: Request,
+    body: TextToSpeechRequest,
+    state: AppState,
+    voice: str,
+    output_format: str,
+    streaming: bool,
+    json_lines: bool = False,
+) -> Response:
+    request_id = request_id_of(request)
+    headers = check_unknown(body.unknown_fields(), False, request_id)
+    options = replace(
+        parse_options(voice, output_format, body.language_code),
         text=body.text,
         seed=body.seed,
-        speed=speed_of(body.voice_settings),
+        speed=parse_speed(body.voice_settings),
         normalize=body.apply_text_normalization != "off",
         streaming=streaming,
     )
-    headers = {"x-polyvox-ignored": shown_fields(ignored)} if ignored else {}
-    response = SpeechLines if lines else SpeechResponse
-    return response(desk, wanted, request_id, sse=lines, headers={**headers, "request-id": request_id})
+    response = JSONLinesSpeechResponse if json_lines else SpeechResponse
+    return response(state, options, request_id, as_events=json_lines, headers={**headers, "request-id": request_id})
 
 
-def wanted_of(voice: str, output_format: str | None, language_code: str | None) -> SynthesisOptions:
-    """What the routes and the sockets have in common; raises InvalidRequest."""
-    name, rate, bit_rate = read_format(output_format or DEFAULT_FORMAT)
+def parse_options(voice: str, output_format: str | None, language_code: str | None) -> SynthesisOptions:
+    """The options that HTTP requests and WebSockets share; raises InvalidRequest."""
+    name, rate, bit_rate = parse_output_format(output_format or DEFAULT_FORMAT)
     language = AUTO
     if language_code:
-        language = CODES.get(language_code.lower().split("-")[0], "")
+        language = LANGUAGES.get(language_code.lower().split("-")[0], "")
         if not language:
-            raise InvalidRequest("language_code", language_code, CODES)
+            raise InvalidRequest("language_code", language_code, LANGUAGES)
     return SynthesisOptions(voice=voice, language=language, format=name, sample_rate=rate, bit_rate=bit_rate)
 
 
-def read_format(output_format: str) -> tuple[str, int, int | None]:
-    """Format, rate and bits per second, of a name such as mp3_44100_128."""
+def parse_output_format(output_format: str) -> tuple[str, int, int | None]:
+    """Format, sample rate and bit rate of a name such as mp3_44100_128."""
     if output_format not in OUTPUT_FORMATS:
         raise InvalidRequest("output_format", output_format, OUTPUT_FORMATS)
     name, rate, *bit_rate = output_format.split("_")
     return name, int(rate), int(bit_rate[0]) * 1000 if bit_rate else None
 
 
-def speed_of(settings: VoiceSettings | None) -> float:
+def parse_speed(settings: VoiceSettings | None) -> float:
     return 1.0 if settings is None or settings.speed is None else settings.speed
 
 
-def ignored_settings(found: Any) -> list[str]:
-    given = found if isinstance(found, dict) else {}
-    return [f"voice_settings.{name}" for name, value in given.items() if name != "speed" and value is not None]
-
-
-@router.get("/v1/voices", summary="The voices, as ElevenLabs' clients read them.")
-@router.get("/v2/voices", summary="The same.")
-async def list_voices(request: Request) -> JSONResponse:
-    voices = await _voices(of(request))
+@router.get("/v1/voices", summary="The voices in ElevenLabs' format.")
+@router.get("/v2/voices", summary="The voices in ElevenLabs' format.")
+async def list_voices(state: State) -> JSONResponse:
+    voices = await _voices(state)
     return JSONResponse({"voices": voices, "has_more": False, "total_count": len(voices), "next_page_token": None})
 
 
-@router.get("/v1/voices/{voice_id}", summary="One of them.")
-async def show_voice(request: Request, voice_id: str) -> JSONResponse:
-    for voice in await _voices(of(request)):
+@router.get("/v1/voices/{voice_id}", summary="One voice in ElevenLabs' format.")
+async def get_voice(state: State, voice_id: str) -> JSONResponse:
+    for voice in await _voices(state):
         if voice["voice_id"].lower() == voice_id.lower():
             return JSONResponse(voice)
-    raise Refused(
-        404, "voice_not_found", f"voice_id: {voice_id[:80]} is not there; GET /v1/voices lists all", "voice_id"
-    )
+    message = f"Unknown voice '{voice_id[:80]}'. GET /v1/voices lists all voices."
+    raise APIError(404, "voice_not_found", message, "voice_id")
 
 
-async def _voices(desk: AppState) -> list[dict[str, Any]]:
-    found = await desk.speaker.in_thread(desk.voices.list)
+async def _voices(state: AppState) -> list[dict[str, Any]]:
+    found = await state.synthesis.in_thread(state.voices.list)
     return [
         {
             "voice_id": voice["id"],
@@ -187,15 +207,15 @@ async def _voices(desk: AppState) -> list[dict[str, Any]]:
     ]
 
 
-def model_of(desk: AppState) -> dict[str, Any]:
-    """The model that is loaded, as their list of models has it."""
-    names = {name: code for code, name in CODES.items()}
-    languages = [name for name in desk.facts.languages if name in names]
+def model_object(state: AppState) -> dict[str, Any]:
+    """The loaded model in ElevenLabs' format."""
+    codes = {name: code for code, name in LANGUAGES.items()}
+    languages = [name for name in state.info.languages if name in codes]
     return {
-        "model_id": desk.facts.identity.name,
-        "name": desk.facts.identity.name,
+        "model_id": state.info.identity.name,
+        "name": state.info.identity.name,
         "can_do_text_to_speech": True,
         "can_do_voice_conversion": False,
-        "maximum_text_length_per_request": desk.settings.max_text,
-        "languages": [{"language_id": names[name], "name": name.capitalize()} for name in languages],
+        "maximum_text_length_per_request": state.settings.max_text_chars,
+        "languages": [{"language_id": codes[name], "name": name.capitalize()} for name in languages],
     }

@@ -1,4 +1,5 @@
-"""ElevenLabs' sockets: stream-input with one utterance, multi-stream-input with several at once, called contexts."""
+# SPDX-License-Identifier: Apache-2.0
+"""ElevenLabs' WebSockets: stream-input has one utterance, multi-stream-input several at once, called contexts."""
 
 import asyncio
 import base64
@@ -9,37 +10,42 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
-from polyvox.server.api.elevenlabs import VoiceSettings, ignored_settings, speed_of, wanted_of
-from polyvox.server.api.sessions import (
-    POLICY,
+from polyvox.server.api.elevenlabs import VoiceSettings, parse_options, parse_speed
+from polyvox.server.api.websocket_connection import (
+    POLICY_VIOLATION,
     TRY_AGAIN,
     ClientDisconnected,
     IdleTimeout,
-    Socket,
-    UtteranceTurn,
-    converse,
+    LiveUtterance,
+    WebSocketConnection,
+    serve_websocket,
 )
-from polyvox.server.middleware.auth import bearer
-from polyvox.server.responses import ELEVENLABS_FIELDS, Refused, check_body, error_body
+from polyvox.server.middleware.auth import bearer_token
+from polyvox.server.requests import RequestModel, check_unknown, validate
+from polyvox.server.responses import ELEVENLABS_FIELDS, APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 
 router = APIRouter()
 
-IDLE_SECONDS, MAX_IDLE_SECONDS = 20.0, 180.0  # of inactivity_timeout, as ElevenLabs has them
-MAX_CONTEXTS = 16  # of one socket; ElevenLabs has 5
-LONGEST_NAME = 200
+INACTIVITY_TIMEOUT, MAX_INACTIVITY_TIMEOUT = 20.0, 180.0  # seconds, as ElevenLabs
+MAX_CONTEXTS = 16  # per connection; ElevenLabs has 5
+MAX_CONTEXT_NAME = 200
+DEFAULT_CONTEXT = "default"
+
+_SENTENCE_END = re.compile(r"[.!?…。！？｡][\"'”’)\]」』]*\s*$")
+# Other spellings of field names that clients use.
+SPELLINGS = {"contextId": "context_id", "xi-api-key": "xi_api_key"}
+NO_ALIGNMENT = {"normalizedAlignment": None, "alignment": None}
 
 
-class Message(BaseModel):
-    """What a client may send, on both sockets; what steers ElevenLabs' own buffers has nothing to steer here."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
+class InputMessage(RequestModel):
+    """A message of a client, on both WebSockets. Fields that control ElevenLabs' own buffering are ignored."""
 
     text: str | None = None
-    context_id: str | None = Field(default=None, max_length=LONGEST_NAME)
+    context_id: str | None = Field(default=None, max_length=MAX_CONTEXT_NAME)
     voice_settings: VoiceSettings | None = None
     flush: bool | None = None
     close_context: bool | None = None
@@ -48,215 +54,213 @@ class Message(BaseModel):
     authorization: str | None = Field(default=None, repr=False)
 
 
-_ENDS = re.compile(r"[.!?…。！？｡][\"'”’)\]」』]*\s*$")
-SPELLINGS = {"contextId": "context_id", "xi-api-key": "xi_api_key"}
-
-
 @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
 async def stream_input(websocket: WebSocket) -> None:
-    await converse(websocket, lambda socket: Contexts(socket, several=False).run())
+    await serve_websocket(websocket, lambda connection: ContextSession(connection, multiple=False).run())
 
 
 @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
 async def multi_stream_input(websocket: WebSocket) -> None:
-    await converse(websocket, lambda socket: Contexts(socket, several=True).run())
+    await serve_websocket(websocket, lambda connection: ContextSession(connection, multiple=True).run())
 
 
-class Contexts:
-    """The conversation of one socket. Each context is an utterance and has a task; one that ends is forgotten."""
+class ContextSession:
+    """One connection. Each context is an utterance with a task of its own."""
 
-    def __init__(self, socket: Socket, several: bool) -> None:
-        self._socket, self._several = socket, several
-        self._wanted = SynthesisOptions()
-        self._idle, self._auto = IDLE_SECONDS, False
-        self._turns: dict[str, UtteranceTurn] = {}  # that take text, or are at their end, by name
-        self._tasks: dict[asyncio.Task[None], UtteranceTurn] = {}  # of all that are being said
-        self._failed: deque[str] = deque(maxlen=MAX_CONTEXTS)  # names whose text is no longer wanted
-        self._begun = 0
-        self._broken = asyncio.Event()  # a task has failed that should not have
+    def __init__(self, connection: WebSocketConnection, multiple: bool) -> None:
+        self._connection, self._multiple = connection, multiple
+        self._options = SynthesisOptions()
+        self._inactivity_timeout, self._auto_mode = INACTIVITY_TIMEOUT, False
+        self._contexts: dict[str, LiveUtterance] = {}  # by name
+        self._tasks: dict[asyncio.Task[None], LiveUtterance] = {}
+        self._failed: deque[str] = deque(maxlen=MAX_CONTEXTS)  # names whose text is discarded
+        self._num_contexts = 0
+        self._task_failed = asyncio.Event()
 
     async def run(self) -> None:
         try:
             first = None
-            if self._socket.share is None:  # nothing is looked at, or told, before the key
-                first = await self._socket.next(IDLE_SECONDS)
-                key = first.get("xi_api_key") or first.get("xi-api-key") or bearer(str(first.get("authorization", "")))
-                self._socket.admit(str(key))
-            await self._read_query()
+            if self._connection.limiter is None:  # nothing is read or reported before the key
+                first = await self._connection.receive_json(INACTIVITY_TIMEOUT)
+                bearer = bearer_token(str(first.get("authorization", "")))
+                self._connection.authenticate(str(first.get("xi_api_key") or first.get("xi-api-key") or bearer))
+            await self._parse_query()
         except (PolyvoxError, IdleTimeout) as error:
-            await self._end_by(_late(IDLE_SECONDS) if isinstance(error, IdleTimeout) else error)
-        reading, broken = asyncio.create_task(self._read(first)), asyncio.create_task(self._broken.wait())
+            await self._close_with(_timeout_error(INACTIVITY_TIMEOUT) if isinstance(error, IdleTimeout) else error)
+        receiving = asyncio.create_task(self._receive_loop(first))
+        failed = asyncio.create_task(self._task_failed.wait())
         try:
-            await asyncio.wait({reading, broken}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                await reading
+            await asyncio.wait({receiving, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                await receiving
                 await asyncio.gather(*self._tasks)
         finally:
-            if any(turn.busy for turn in self._tasks.values()):
-                self._socket.count_cut()
-            tasks = [reading, broken, *self._tasks]
+            if self._is_busy():
+                self._connection.count_abort()
+            tasks = [receiving, failed, *self._tasks]
             for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
 
-    async def _read_query(self) -> None:
-        query = self._socket.query
-        self._wanted = replace(
-            wanted_of(self._socket.path["voice_id"], query.get("output_format"), query.get("language_code")),
-            seed=_whole_number("seed", query["seed"]) if "seed" in query else None,
+    async def _parse_query(self) -> None:
+        query = self._connection.query
+        options = parse_options(
+            self._connection.path["voice_id"], query.get("output_format"), query.get("language_code")
+        )
+        self._options = replace(
+            options,
+            seed=_parse_integer("seed", query["seed"]) if "seed" in query else None,
             normalize=query.get("apply_text_normalization") != "off",
             live=True,
         )
-        self._auto = query.get("auto_mode", "").lower() == "true"
+        self._auto_mode = query.get("auto_mode", "").lower() == "true"
         if "inactivity_timeout" in query:
-            self._idle = min(
-                max(1.0, _whole_number("inactivity_timeout", query["inactivity_timeout"])), MAX_IDLE_SECONDS
-            )
-        await self._socket.desk.speaker.check(self._wanted)
+            timeout = max(1.0, _parse_integer("inactivity_timeout", query["inactivity_timeout"]))
+            self._inactivity_timeout = min(timeout, MAX_INACTIVITY_TIMEOUT)
+        await self._connection.state.synthesis.validate(self._options)
 
-    # What comes in
+    def _is_busy(self) -> bool:
+        return any(utterance.busy for utterance in self._tasks.values())
 
-    async def _read(self, first: dict[str, Any] | None) -> None:
-        """Until the end is asked for; then all contexts say what they have."""
+    async def _receive_loop(self, first: dict[str, Any] | None) -> None:
+        """Handles messages until the client ends the session; then all contexts finish."""
         while True:
             context = None
             try:
-                found = first or await self._socket.next(self._idle, lambda: any(t.busy for t in self._tasks.values()))
+                found = first or await self._connection.receive_json(self._inactivity_timeout, self._is_busy)
                 first = None
-                found = {SPELLINGS.get(name, name): value for name, value in found.items() if value is not None}
-                message = check_body(Message, found)
+                message = validate(InputMessage, {SPELLINGS.get(name, name): value for name, value in found.items()})
                 context = message.context_id
-                ignored = ignored_settings(found.get("voice_settings"))
-                self._socket.desk.ignored(ignored, self._socket.request_id)
-                if not (self._take_several(message) if self._several else self._take(message)):
+                if message.voice_settings is not None:
+                    check_unknown(message.voice_settings.unknown_fields(), False, self._connection.request_id)
+                if not (self._handle_multiple(message) if self._multiple else self._handle_single(message)):
                     break
             except IdleTimeout:
-                await self._end_by(_late(self._idle))
+                await self._close_with(_timeout_error(self._inactivity_timeout))
             except PolyvoxError as error:
-                self._socket.desk.refused(error, self._socket.request_id)
-                await self._socket.tell(self._error(error, context))
-                self._socket.count_error()
-        for turn in self._turns.values():
-            turn.finish()
+                self._connection.state.record_rejected(error, self._connection.request_id)
+                await self._connection.send_json(self._error_message(error, context))
+                self._connection.count_invalid()
+        for utterance in self._contexts.values():
+            utterance.finish()
 
-    async def _end_by(self, error: PolyvoxError) -> NoReturn:
-        self._socket.desk.refused(error, self._socket.request_id)
-        await self._socket.tell(self._error(error))
-        await self._socket.close(_close_code(error), str(error))
+    async def _close_with(self, error: PolyvoxError) -> NoReturn:
+        self._connection.state.record_rejected(error, self._connection.request_id)
+        await self._connection.send_json(self._error_message(error))
+        await self._connection.close(_close_code(error), str(error))
         raise ClientDisconnected
 
-    def _take(self, message: Message) -> bool:
-        """Of the socket with one utterance; an empty text is its end."""
-        turn = self._context("", message)
+    def _handle_single(self, message: InputMessage) -> bool:
+        """stream-input: an empty text ends the utterance."""
+        utterance = self._context("", message)
         if message.text == "" or message.close_socket:
             return False
-        self._append(turn, message.text or "", bool(message.flush))
+        self._append(utterance, message.text or "", bool(message.flush))
         return True
 
-    def _take_several(self, message: Message) -> bool:
-        name, text = message.context_id or "default", message.text or ""
+    def _handle_multiple(self, message: InputMessage) -> bool:
+        """multi-stream-input: each message belongs to a context."""
+        name, text = message.context_id or DEFAULT_CONTEXT, message.text or ""
         if message.close_socket:
             return False
         if message.close_context:
-            self._close(name)
+            self._close_context(name)
             return True
         if name in self._failed:
-            if message.flush:  # the end of what could not be said
+            if message.flush:  # the end of the text that could not be synthesised
                 self._failed.remove(name)
             elif text.strip():
                 raise InvalidRequest("context_id", name, "the context has failed; flush or close it first")
             return True
-        if not text and name not in self._turns:
-            return True  # to keep the socket open
+        if not text and name not in self._contexts:
+            return True  # a keep-alive message
         self._append(self._context(name, message), text, bool(message.flush))
         return True
 
-    def _append(self, turn: UtteranceTurn, text: str, flush: bool) -> None:
-        """In auto mode texts are phrases: words do not go on in the next one, and a sentence need not wait for it."""
-        phrase = self._auto and bool(text.strip())
-        turn.append(text + " " if phrase and not text[-1].isspace() else text)
-        if flush or (phrase and _ENDS.search(text)):
-            turn.flush()
-        if phrase:  # many carry a flush, so that only one without text tells of the end
-            turn.flushed = False
+    def _append(self, utterance: LiveUtterance, text: str, flush: bool) -> None:
+        """In auto mode each text is a phrase: words end with it, and a complete sentence is submitted at once."""
+        is_phrase = self._auto_mode and bool(text.strip())
+        utterance.append(text + " " if is_phrase and not text[-1].isspace() else text)
+        if flush or (is_phrase and _SENTENCE_END.search(text)):
+            utterance.flush()
+        if is_phrase:  # many phrases carry a flush, so only a flush without text marks the end
+            utterance.flushed = False
 
-    def _context(self, name: str, message: Message) -> UtteranceTurn:
-        turn = self._turns.get(name)
-        if turn is None or turn.ended.is_set():
+    def _context(self, name: str, message: InputMessage) -> LiveUtterance:
+        utterance = self._contexts.get(name)
+        if utterance is None or utterance.text_ended.is_set():
             if len(self._tasks) >= MAX_CONTEXTS:
                 raise InvalidRequest("context_id", name, f"at most {MAX_CONTEXTS} contexts may be open")
-            wanted = replace(self._wanted, speed=speed_of(message.voice_settings))
-            turn = UtteranceTurn(self._socket, wanted, f"{self._socket.request_id}.{self._begun}")
-            self._begun += 1
-            self._turns[name] = turn
-            task = asyncio.create_task(self._say(name, turn))
-            self._tasks[task] = turn
-            task.add_done_callback(self._said)
-        return turn
+            options = replace(self._options, speed=parse_speed(message.voice_settings))
+            utterance = LiveUtterance(self._connection, options, f"{self._connection.request_id}.{self._num_contexts}")
+            self._num_contexts += 1
+            self._contexts[name] = utterance
+            task = asyncio.create_task(self._send_audio(name, utterance))
+            self._tasks[task] = utterance
+            task.add_done_callback(self._on_task_done)
+        return utterance
 
-    def _close(self, name: str) -> None:
-        """The end of a context: what was flushed is said, anything else is an interruption, and so is a second end."""
+    def _close_context(self, name: str) -> None:
+        """Flushed text is synthesised to its end. With text that is not flushed, or a second close, it is cancelled."""
         if name in self._failed:
             self._failed.remove(name)
-        if (turn := self._turns.get(name)) is None:
+        if (utterance := self._contexts.get(name)) is None:
             return
-        if turn.flushed and not turn.finished:
-            turn.finish()
+        if utterance.flushed and not utterance.finished:
+            utterance.finish()
         else:
-            turn.cancel()
+            utterance.cancel()
 
-    # What goes out
-
-    async def _say(self, name: str, turn: UtteranceTurn) -> None:
-        context = {"contextId": name} if self._several else {}
-        nothing = {"normalizedAlignment": None, "alignment": None}
+    async def _send_audio(self, name: str, utterance: LiveUtterance) -> None:
+        context = {"contextId": name} if self._multiple else {}
         try:
-            async with aclosing(turn.parts()) as parts:
-                async for part in parts:
-                    if isinstance(part, bytes) and not turn.cancelled:
-                        audio = base64.b64encode(part).decode()
-                        await self._socket.tell({"audio": audio, "isFinal": None, **nothing, **context})
+            async with aclosing(utterance.events()) as events:
+                async for event in events:
+                    if isinstance(event, bytes) and not utterance.cancelled:
+                        audio = base64.b64encode(event).decode()
+                        message = {"audio": audio, "isFinal": None, **NO_ALIGNMENT, **context}
+                        await self._connection.send_json(message)
         except PolyvoxError as error:
-            turn.count(error)
-            await self._socket.tell(self._error(error, name))
-            if not self._several:
-                await self._socket.close(_close_code(error), str(error))
-            elif not turn.ended.is_set():
+            utterance.record_failure(error)
+            await self._connection.send_json(self._error_message(error, name))
+            if not self._multiple:
+                await self._connection.close(_close_code(error), str(error))
+            elif not utterance.text_ended.is_set():
                 self._failed.append(name)
             return
         finally:
-            if self._turns.get(name) is turn:
-                del self._turns[name]
-        if turn.cancelled:
-            self._socket.desk.metrics.aborts.labels("cancel").inc()
-        await self._socket.tell({"audio": None, "isFinal": True, **nothing, **context})
+            if self._contexts.get(name) is utterance:
+                del self._contexts[name]
+        if utterance.cancelled:
+            self._connection.state.metrics.aborts.labels("cancel").inc()
+        await self._connection.send_json({"audio": None, "isFinal": True, **NO_ALIGNMENT, **context})
 
-    def _said(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:
             del self._tasks[task]
         else:
-            self._broken.set()
+            self._task_failed.set()
 
-    def _error(self, error: PolyvoxError, context: str | None = None) -> dict[str, Any]:
-        told = error_body(error, ELEVENLABS_FIELDS)["error"]
-        body = {"message": told["message"], "error": error.code, "code": _close_code(error), "param": told["param"]}
+    def _error_message(self, error: PolyvoxError, context: str | None = None) -> dict[str, Any]:
+        body = error_body(error, ELEVENLABS_FIELDS)["error"]
+        message = {"message": body["message"], "error": error.code, "code": _close_code(error), "param": body["param"]}
         if isinstance(error, Overloaded):
-            body["retry_after"] = told["retry_after"]
-        return body | ({"contextId": context} if self._several and context else {})
+            message["retry_after"] = body["retry_after"]
+        return message | ({"contextId": context} if self._multiple and context else {})
 
 
 def _close_code(error: PolyvoxError) -> int:
-    return TRY_AGAIN if isinstance(error, Overloaded) else POLICY
+    return TRY_AGAIN if isinstance(error, Overloaded) else POLICY_VIOLATION
 
 
-def _late(seconds: float) -> Refused:
-    return Refused(408, "input_timeout_exceeded", f"no message came for {seconds:g} s")
+def _timeout_error(seconds: float) -> APIError:
+    return APIError(408, "input_timeout_exceeded", f"No message arrived for {seconds:g} s.")
 
 
-def _whole_number(name: str, value: str) -> int:
+def _parse_integer(name: str, value: str) -> int:
     if not (value.isascii() and value.isdecimal() and len(value) < 20):
         raise InvalidRequest(name, value, "must be an integer")
     return int(value)

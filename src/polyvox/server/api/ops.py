@@ -1,4 +1,5 @@
-"""For those who run it: is it alive, is it ready, which model is it, what does it count."""
+# SPDX-License-Identifier: Apache-2.0
+"""Endpoints for operators: liveness, readiness, models and metrics."""
 
 from typing import Any
 
@@ -6,69 +7,67 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from polyvox.server.api import elevenlabs
-from polyvox.server.app_state import AppState, of
-from polyvox.server.responses import Refused
+from polyvox.server.app_state import AppState, State
+from polyvox.server.responses import APIError
 
 router = APIRouter()
 
 
-@router.get("/livez", response_class=PlainTextResponse, summary="This process answers.")
-async def live() -> str:
+@router.get("/livez", response_class=PlainTextResponse, summary="Liveness: the process answers.")
+async def livez() -> str:
     return "alive\n"
 
 
-@router.get("/readyz", summary="An utterance went through, and the engine is there.")
-@router.get("/health", summary="The same as /readyz.")
-async def ready(request: Request) -> JSONResponse:
-    desk = of(request)
-    told = {
-        "status": "ready" if desk.health.ready else "draining" if desk.speaker.draining else "not ready",
-        "problem": desk.health.problem,
-        "model": desk.facts.identity.name,
-        "streams": len(desk.speaker.open),
+@router.get("/readyz", summary="Readiness: the engine runs and a trial utterance succeeded.")
+@router.get("/health", summary="Alias of /readyz.")
+async def readyz(state: State) -> JSONResponse:
+    body = {
+        "status": "ready" if state.health.ready else "draining" if state.synthesis.draining else "not ready",
+        "problem": state.health.problem,
+        "model": state.info.identity.name,
+        "streams": len(state.synthesis.active),
     }
-    return JSONResponse(told, status_code=200 if desk.health.ready else 503)
+    return JSONResponse(body, status_code=200 if state.health.ready else 503)
 
 
-@router.get("/v1/models", summary="The model that is loaded.")
-async def models(request: Request) -> JSONResponse:
-    if "xi-api-key" in request.headers:  # as ElevenLabs' clients send it
-        return JSONResponse([elevenlabs.model_of(of(request))])
-    return JSONResponse({"object": "list", "data": [model_object(of(request))]})
+@router.get("/v1/models", summary="The loaded model.")
+async def list_models(request: Request, state: State) -> JSONResponse:
+    if "xi-api-key" in request.headers:  # ElevenLabs' clients
+        return JSONResponse([elevenlabs.model_object(state)])
+    return JSONResponse({"object": "list", "data": [model_object(state)]})
 
 
-@router.get("/v1/audio/models", summary="The same, as some clients ask for it.")
-async def audio_models(request: Request) -> JSONResponse:
-    return JSONResponse({"models": [model_object(of(request))]})
+@router.get("/v1/audio/models", summary="The loaded model, in the format of Open WebUI.")
+async def list_audio_models(state: State) -> JSONResponse:
+    return JSONResponse({"models": [model_object(state)]})
 
 
-@router.get("/v1/models/{name:path}", summary="The model, if this is its name.")
-async def model(request: Request, name: str) -> JSONResponse:
-    desk = of(request)
-    if name != desk.facts.identity.name:
-        raise Refused(404, "model_not_found", f"model: the one that is loaded is {desk.facts.identity.name}", "model")
-    return JSONResponse(model_object(desk))
+@router.get("/v1/models/{name:path}", summary="The loaded model, if it has this name.")
+async def get_model(state: State, name: str) -> JSONResponse:
+    if name != state.info.identity.name:
+        message = f"Unknown model. The loaded model is {state.info.identity.name}."
+        raise APIError(404, "model_not_found", message, "model")
+    return JSONResponse(model_object(state))
 
 
-@router.get("/metrics", response_class=PlainTextResponse, summary="For Prometheus.")
-async def metrics(request: Request) -> Response:
-    desk = of(request)
-    desk.metrics.active.set(len(desk.speaker.open))
-    return Response(desk.metrics.page(desk.health.stats), media_type="text/plain; version=0.0.4; charset=utf-8")
+@router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus metrics.")
+async def get_metrics(state: State) -> Response:
+    state.metrics.active.set(len(state.synthesis.active))
+    return Response(state.metrics.render(state.health.stats), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def model_object(desk: AppState) -> dict[str, Any]:
-    """The loaded model as clients read it, with what may be asked of it."""
-    facts = desk.facts
+def model_object(state: AppState) -> dict[str, Any]:
+    """The loaded model in OpenAI's format, with its capabilities."""
+    info = state.info
     return {
-        "id": facts.identity.name,
+        "id": info.identity.name,
         "object": "model",
         "created": 0,
         "owned_by": "polyvox",
-        "voices": list(facts.voices),
-        "languages": list(facts.languages),
-        "takes_instructions": facts.takes_instructions,
-        "designs_voices": facts.designs_voices,
-        "can_clone": facts.can_clone,
-        "sample_rate": desk.engine.sample_rate,
+        "voices": list(info.voices),
+        "languages": list(info.languages),
+        "takes_instructions": info.takes_instructions,
+        "designs_voices": info.designs_voices,
+        "can_clone": info.can_clone,
+        "sample_rate": state.engine.sample_rate,
     }

@@ -1,4 +1,5 @@
-"""The playground at /: one page that shows what the loaded checkpoint can do. It is served as it lies in `web`."""
+# SPDX-License-Identifier: Apache-2.0
+"""The playground at /: a web page for trying the loaded model. Its files are in `web`."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from polyvox import __version__
 from polyvox.audio.formats import FORMATS
 from polyvox.server.api.ops import model_object
-from polyvox.server.app_state import of
-from polyvox.server.responses import Refused
+from polyvox.server.app_state import State
+from polyvox.server.responses import APIError
 
 router = APIRouter()
 
@@ -23,14 +24,14 @@ MEDIA_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# The page needs nothing but this server; blob: is a recording that is heard before it is sent.
-POLICY = (
+# The page loads only from this server; blob: plays a recording before it is uploaded.
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "cache-control": "no-cache",  # kept, but asked for at every load: the names say nothing of the version
-    "content-security-policy": POLICY,
+    "cache-control": "no-cache",  # revalidated at every load: file names do not contain the version
+    "content-security-policy": CONTENT_SECURITY_POLICY,
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
@@ -45,7 +46,7 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """All files of the page by their names."""
+    """The files of the page by name."""
     found = {}
     for file in files("polyvox.server").joinpath("web").iterdir():
         media_type = MEDIA_TYPES.get(file.name.rpartition(".")[2])
@@ -56,44 +57,43 @@ def assets() -> dict[str, Asset]:
 
 
 @router.get("/", response_class=HTMLResponse, summary="The playground.")
-async def page(request: Request) -> Response:
-    return _answer(request, assets()["index.html"])
+async def get_page(request: Request) -> Response:
+    return _respond(request, assets()["index.html"])
 
 
 @router.get("/web/{name}", include_in_schema=False)
-async def asset(request: Request, name: str) -> Response:
+async def get_asset(request: Request, name: str) -> Response:
     found = assets().get(name)
     if found is None:
-        raise Refused(404, "not_found", "the page has no file of this name", "name")
-    return _answer(request, found)
+        raise APIError(404, "not_found", "The playground has no file with this name.", "name")
+    return _respond(request, found)
 
 
-@router.get("/v1/playground", summary="What the playground needs to know: the model, its voices, formats, limits.")
-async def facts(request: Request) -> JSONResponse:
-    desk = of(request)
-    settings = desk.settings
-    told: dict[str, Any] = {
+@router.get("/v1/playground", summary="What the playground displays: the model, its voices, formats and limits.")
+async def get_playground(state: State) -> JSONResponse:
+    settings = state.settings
+    body: dict[str, Any] = {
         "version": __version__,
-        "model": model_object(desk),
-        "voices": await desk.speaker.in_thread(desk.voices.list),
+        "model": model_object(state),
+        "voices": await state.synthesis.in_thread(state.voices.list),
         "formats": [
             {"name": entry.name, "ending": entry.extensions[0], "media_type": entry.media_type}
             for entry in FORMATS.values()
         ],
         "limits": {
-            "text": settings.max_text,
-            "audio_bytes": settings.max_audio,
-            "audio_seconds": settings.max_audio_seconds,
-            "streams": desk.speaker.streams,
+            "text": settings.max_text_chars,
+            "audio_bytes": settings.max_recording_bytes,
+            "audio_seconds": settings.max_recording_seconds,
+            "streams": state.max_streams,
         },
         "needs_key": bool(settings.api_keys),
     }
-    return JSONResponse(told, headers={"cache-control": "no-store"})
+    return JSONResponse(body, headers={"cache-control": "no-store"})
 
 
-def _answer(request: Request, found: Asset) -> Response:
-    headers = {**HEADERS, "etag": found.etag}
+def _respond(request: Request, asset: Asset) -> Response:
+    headers = {**HEADERS, "etag": asset.etag}
     known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if found.etag in known:
+    if asset.etag in known:
         return Response(status_code=304, headers=headers)
-    return Response(found.content, media_type=found.media_type, headers=headers)
+    return Response(asset.content, media_type=asset.media_type, headers=headers)

@@ -1,177 +1,172 @@
-"""Voices over HTTP: list them, add one from a recording or from numbers, take one away."""
+# SPDX-License-Identifier: Apache-2.0
+"""The voice library over HTTP: list voices, add one from a recording or an embedding, remove one."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
-from polyvox.server.app_state import AppState, of
-from polyvox.server.openapi import schema_of, taken_as
-from polyvox.server.responses import (
-    Refused,
-    check_body,
-    read_body,
-    read_json,
-    request_id_of,
-    shown_fields,
-    unknown_fields,
-)
-from polyvox.server.voice_catalog import own, told
+from polyvox.server.api.openai import embedded_voice
+from polyvox.server.app_state import AppState, State
+from polyvox.server.requests import RequestModel, check_unknown, parse_json, read_body, request_id_of, validate
+from polyvox.server.responses import APIError
+from polyvox.server.settings import Settings
+from polyvox.server.voice_catalog import built_in_voice, library_voice
 
 router = APIRouter()
 
-MAX_FIELDS = 20
+MAX_FORM_FIELDS = 20
+RECORDING_FIELD = "audio_sample"
 
 
-class NewVoice(BaseModel):
-    """A voice to keep: a recording, perhaps with what it says, or a speaker's vector."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
+class VoiceUpload(RequestModel):
+    """A voice to add: a recording, optionally with its transcript, or a speaker embedding."""
 
     name: str
-    consent: str | None = Field(default=None, description="What the voice's owner agreed to; kept with the voice.")
+    consent: str | None = Field(default=None, description="The owner's consent; stored with the voice.")
     audio_sample: str | None = Field(default=None, description="The recording: data URI, base64, URL or file://.")
     speaker_embedding: list[float] | None = Field(default=None, max_length=65_536)
-    ref_text: str | None = Field(default=None, description="What the recording says: speech then continues it.")
+    ref_text: str | None = Field(default=None, description="Transcript of the recording; enables in-context cloning.")
     speaker_description: str | None = None
-    replace: bool = False
+    replace: bool = Field(default=False, description="Replace a voice of the same name.")
 
 
-@router.get("/v1/audio/voices", summary="The voices that a request can ask for.")
-async def list_voices(request: Request) -> JSONResponse:
-    desk = of(request)
-    voices = await desk.speaker.in_thread(desk.voices.list)
-    return JSONResponse({"object": "list", "voices": voices, "data": voices})
-
-
-_TEXTS = ("name", "consent", "ref_text", "speaker_description", "speaker_embedding", "replace")
-_FORM = {
+_FORM_TEXTS = ("name", "consent", "ref_text", "speaker_description", "speaker_embedding", "replace")
+_FORM_SCHEMA = {
     "type": "object",
-    "properties": {"audio_sample": {"type": "string", "format": "binary"}}
-    | {name: {"type": "string"} for name in _TEXTS},
+    "properties": {RECORDING_FIELD: {"type": "string", "format": "binary"}}
+    | {name: {"type": "string"} for name in _FORM_TEXTS},
     "required": ["name"],
+}
+_REQUEST_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {"schema": VoiceUpload.model_json_schema()},
+        "multipart/form-data": {"schema": _FORM_SCHEMA},
+    },
 }
 
 
-@router.post(
-    "/v1/audio/voices",
-    status_code=201,
-    openapi_extra=taken_as({"application/json": schema_of(NewVoice), "multipart/form-data": _FORM}),
-    summary="Keep a voice.",
-)
-async def add_voice(request: Request) -> JSONResponse:
-    """JSON, or a form with `audio_sample` as a file."""
-    desk = of(request)
+@router.get("/v1/audio/voices", summary="The available voices.")
+async def list_voices(state: State) -> JSONResponse:
+    voices = await state.synthesis.in_thread(state.voices.list)
+    return JSONResponse({"object": "list", "voices": voices, "data": voices})
+
+
+@router.post("/v1/audio/voices", status_code=201, openapi_extra={"requestBody": _REQUEST_BODY}, summary="Add a voice.")
+async def add_voice(request: Request, state: State) -> JSONResponse:
+    """The body is JSON, or a form with `audio_sample` as a file."""
     recording: bytes | None = None
-    source = None
+    filename = None
+    body = await read_body(request, state.settings, state.settings.max_body_bytes)
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        found, recording, source = await _read_form(request, desk)
+        fields, recording, filename = await _parse_form(request, body, state.settings)
     else:
-        found = await read_json(request, desk.settings)
-    wanted = check_body(NewVoice, found)
-    ignored = unknown_fields(NewVoice, found)
-    desk.ignored(ignored, request_id_of(request))
-    if not desk.facts.can_clone:
-        raise desk.facts.unsupported("audio_sample", NOT_SHOWN, "can_clone")
-    if wanted.name.lower() in desk.facts.voices:
-        raise InvalidRequest("name", wanted.name, "is the name of a built-in voice")
-    if not wanted.replace:
-        await desk.speaker.in_thread(desk.voices.library.check_free, wanted.name)  # before anything is worked out
-    voice, seconds = await desk.speaker.listen(_voice, desk, wanted, recording)
-    kept = await desk.speaker.in_thread(
-        desk.voices.library.add,
-        wanted.name,
+        fields = await parse_json(body, "request body")
+    upload = validate(VoiceUpload, fields)
+    headers = check_unknown(upload.unknown_fields(), False, request_id_of(request))
+    if not state.info.can_clone:
+        raise state.info.unsupported(RECORDING_FIELD, NOT_SHOWN, "can_clone")
+    if upload.name.lower() in state.info.voices:
+        raise InvalidRequest("name", upload.name, "is the name of a built-in voice")
+    if not upload.replace:
+        await state.synthesis.in_thread(state.voices.library.check_free, upload.name)  # before cloning
+    voice, seconds = await _clone(state, upload, recording)
+    added = await state.synthesis.in_thread(
+        state.voices.library.add,
+        upload.name,
         voice,
-        desk.facts.identity,
-        consent=wanted.consent,
-        source=source,
+        state.info.identity,
+        consent=upload.consent,
+        source=filename,
         seconds=seconds,
-        description=wanted.speaker_description,
-        replace=wanted.replace,
+        description=upload.speaker_description,
+        replace=upload.replace,
     )
-    headers = {"x-polyvox-ignored": shown_fields(ignored)} if ignored else {}
-    return JSONResponse(told(kept), status_code=201, headers=headers)
+    return JSONResponse(library_voice(added), status_code=201, headers=headers)
 
 
 @router.get("/v1/audio/voices/{name}", summary="One voice.")
-async def show_voice(request: Request, name: str) -> JSONResponse:
-    desk = of(request)
-    if name.lower() in desk.facts.voices:
-        return JSONResponse(own(name.lower()))
-    return JSONResponse(told(await desk.speaker.in_thread(desk.voices.library.get, name)))
+async def get_voice(state: State, name: str) -> JSONResponse:
+    if name.lower() in state.info.voices:
+        return JSONResponse(built_in_voice(name.lower()))
+    return JSONResponse(library_voice(await state.synthesis.in_thread(state.voices.library.get, name)))
 
 
-@router.delete("/v1/audio/voices/{name}", summary="Take a voice away, with all that is kept of it.")
-async def remove_voice(request: Request, name: str) -> JSONResponse:
-    desk = of(request)
-    if name.lower() in desk.facts.voices:
+@router.delete("/v1/audio/voices/{name}", summary="Remove a voice and its data.")
+async def remove_voice(state: State, name: str) -> JSONResponse:
+    if name.lower() in state.info.voices:
         raise InvalidRequest("name", name, "is a built-in voice, which cannot be removed")
+    library = state.voices.library
     try:
-        await desk.speaker.in_thread(desk.voices.library.remove, name)
-    except UnknownVoice:
-        # It may have been asked for by its content id.
-        found = await desk.speaker.in_thread(desk.voices.library.get, name)
-        await desk.speaker.in_thread(desk.voices.library.remove, found.name)
+        await state.synthesis.in_thread(library.remove, name)
+    except UnknownVoice:  # it may be a content id
+        found = await state.synthesis.in_thread(library.get, name)
+        await state.synthesis.in_thread(library.remove, found.name)
     return JSONResponse({"id": name, "object": "audio.voice.deleted", "deleted": True})
 
 
-def _voice(desk: AppState, wanted: NewVoice, recording: bytes | None) -> tuple[ClonedVoice, float | None]:
-    """The voice itself, and its recording's length; in a thread, as it takes a while."""
-    brought = [recording is not None or wanted.audio_sample is not None, wanted.speaker_embedding is not None]
-    if sum(brought) != 1:
+async def _clone(state: AppState, upload: VoiceUpload, recording: bytes | None) -> tuple[ClonedVoice, float | None]:
+    """The voice, and the length of its recording in seconds."""
+    has_recording = recording is not None or upload.audio_sample is not None
+    if has_recording == (upload.speaker_embedding is not None):
         requirement = "exactly one of audio_sample and speaker_embedding is required"
-        raise InvalidRequest("audio_sample", NOT_SHOWN, requirement)
-    if wanted.speaker_embedding is not None:
-        size = desk.facts.hidden_size
-        if len(wanted.speaker_embedding) != size:
-            raise InvalidRequest("speaker_embedding", len(wanted.speaker_embedding), f"must have {size} numbers")
-        return ClonedVoice(np.array(wanted.speaker_embedding, np.float32)), None
-    data = desk.recordings.find(wanted.audio_sample or "") if recording is None else recording
-    return desk.recordings.clone_bytes(data, wanted.ref_text or None)
+        raise InvalidRequest(RECORDING_FIELD, NOT_SHOWN, requirement)
+    if upload.speaker_embedding is not None:
+        return embedded_voice(upload.speaker_embedding, state.info), None
+    if recording is not None:
+        samples = await state.synthesis.read_recording(state.recordings.decode, recording)
+    else:
+        samples = await state.synthesis.read_recording(state.recordings.read, upload.audio_sample or "")
+    return await state.engine.clone(samples, upload.ref_text or None), len(samples) / state.engine.sample_rate
 
 
-async def _read_form(request: Request, desk: AppState) -> tuple[dict[str, Any], bytes | None, str | None]:
-    """A form's fields, its recording, and what that was called."""
-    body = await read_body(request, desk.settings)
+async def _parse_form(
+    request: Request, body: bytes, settings: Settings
+) -> tuple[dict[str, Any], bytes | None, str | None]:
+    """The fields of a form, its recording and the recording's file name."""
 
-    async def once() -> Any:
+    async def chunks() -> AsyncIterator[bytes]:
         yield body
 
     try:
         parser = MultiPartParser(
-            request.headers, once(), max_files=1, max_fields=MAX_FIELDS, max_part_size=desk.settings.max_body
+            request.headers,
+            chunks(),  # type: ignore[arg-type]
+            max_files=1,
+            max_fields=MAX_FORM_FIELDS,
+            max_part_size=settings.max_body_bytes,
         )
         form: FormData = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
-        raise Refused(400, "invalid_form", f"the form cannot be read: {error}") from None
-    found: dict[str, Any] = {}
-    recording, source = None, None
+        raise APIError(400, "invalid_form", f"The form cannot be parsed: {error}.") from None
+    fields: dict[str, Any] = {}
+    recording, filename = None, None
     try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
-                if name != "audio_sample":
-                    raise InvalidRequest(name, NOT_SHOWN, "must not be a file; only audio_sample is one")
-                recording, source = await value.read(), value.filename
-            elif name in found:
+                if name != RECORDING_FIELD:
+                    raise InvalidRequest(name, NOT_SHOWN, f"must not be a file; only {RECORDING_FIELD} is one")
+                recording, filename = await value.read(), value.filename
+            elif name in fields:
                 raise InvalidRequest(name, NOT_SHOWN, "is given more than once")
             else:
-                found[name] = value
+                fields[name] = value
     finally:
         await form.close()
-    if "speaker_embedding" in found:
+    if "speaker_embedding" in fields:
         try:
-            found["speaker_embedding"] = json.loads(found["speaker_embedding"])
+            fields["speaker_embedding"] = json.loads(fields["speaker_embedding"])
         except ValueError:
-            raise InvalidRequest(
-                "speaker_embedding", found["speaker_embedding"], "must be a JSON list of numbers"
-            ) from None
-    if "replace" in found:
-        found["replace"] = found["replace"].lower() in ("1", "true", "yes")
-    return found, recording, source
+            requirement = "must be a JSON list of numbers"
+            raise InvalidRequest("speaker_embedding", fields["speaker_embedding"], requirement) from None
+    if "replace" in fields:
+        fields["replace"] = fields["replace"].lower() in ("1", "true", "yes")
+    return fields, recording, filename

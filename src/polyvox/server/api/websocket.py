@@ -1,4 +1,5 @@
-"""WS /v1/audio/speech/stream: text comes in as it is written, sound goes out as it is made, and both can be stopped."""
+# SPDX-License-Identifier: Apache-2.0
+"""WS /v1/audio/speech/stream: text arrives in pieces, audio is sent as it is generated."""
 
 import asyncio
 from contextlib import aclosing
@@ -10,101 +11,111 @@ from pydantic import Field
 
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest, PolyvoxError
-from polyvox.server.api.openai import SpeechParameters, is_strict, manner_by, read_fields
-from polyvox.server.api.sessions import POLICY, ClientDisconnected, IdleTimeout, Socket, UtteranceTurn, converse
-from polyvox.server.responses import FIELDS, Refused, error_body
+from polyvox.server.api.openai import SpeechParameters, parse_parameters
+from polyvox.server.api.websocket_connection import (
+    POLICY_VIOLATION,
+    ClientDisconnected,
+    IdleTimeout,
+    LiveUtterance,
+    WebSocketConnection,
+    serve_websocket,
+)
+from polyvox.server.requests import check_unknown, is_strict, validate
+from polyvox.server.responses import OPENAI_FIELDS, APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.segments import Granularity, Segment
 
 router = APIRouter()
 
-CONFIG_SECONDS = 10.0  # for the first message
-NAMES = {**FIELDS, "text": "text"}
-MAX_TURNS = 32  # utterances that wait to be said
+CONFIG_TIMEOUT = 10.0  # seconds for the first message
+FIELD_NAMES = {**OPENAI_FIELDS, "text": "text"}
+MAX_PENDING_UTTERANCES = 32
+MESSAGE_TYPES = ("session.config", "input.text", "input.done", "input.cancel", "session.close")
 
 
 class SessionConfig(SpeechParameters):
-    """How all that follows is to be said."""
+    """The parameters of the utterances that follow."""
 
     response_format: Literal[*FORMATS] = "wav"  # type: ignore[valid-type]
-    stream_audio: bool = Field(default=False, description="Sound as it is made; else each sentence as a whole file.")
+    stream_audio: bool = Field(default=False, description="Send audio as it is generated; otherwise whole files.")
     split_granularity: Literal["none", "sentence", "clause", "token"] = "none"
     word_timestamps: Literal[False] = False
 
 
 @router.websocket("/v1/audio/speech/stream")
 async def stream(websocket: WebSocket) -> None:
-    await converse(websocket, lambda socket: Session(socket).run(), large=('"ref_audio"', '"speaker_embedding"'))
+    large_fields = ('"ref_audio"', '"speaker_embedding"')
+    await serve_websocket(websocket, lambda connection: Session(connection).run(), large_fields)
 
 
 class Session:
-    """One session: its utterances are said in the order of their text."""
+    """One connection. Its utterances are synthesised in the order of their text."""
 
-    def __init__(self, socket: Socket) -> None:
-        self._socket = socket
-        self._wanted, self._whole = SynthesisOptions(), True
-        self._turns: asyncio.Queue[tuple[int, UtteranceTurn] | None] = asyncio.Queue()
-        self._open: dict[int, UtteranceTurn] = {}  # those that are not at their end, by number
-        self._turn: UtteranceTurn | None = None  # the one that takes text
-        self._begun = 0
+    def __init__(self, connection: WebSocketConnection) -> None:
+        self._connection = connection
+        self._options, self._complete_text = SynthesisOptions(), True
+        self._queue: asyncio.Queue[tuple[int, LiveUtterance] | None] = asyncio.Queue()
+        self._pending: dict[int, LiveUtterance] = {}  # not finished, by index
+        self._current: LiveUtterance | None = None  # accepts text
+        self._num_utterances = 0
 
     async def run(self) -> None:
         try:
-            await self._configure(await self._first())
+            await self._configure(await self._receive_config())
         except (PolyvoxError, IdleTimeout) as error:
-            refused = _late(CONFIG_SECONDS) if isinstance(error, IdleTimeout) else error
-            await self._refuse(refused)
-            await self._socket.close(POLICY, str(refused))
+            reason = _timeout_error(CONFIG_TIMEOUT) if isinstance(error, IdleTimeout) else error
+            await self._send_error(reason)
+            await self._connection.close(POLICY_VIOLATION, str(reason))
             return
-        speaking, reading = asyncio.create_task(self._speak()), asyncio.create_task(self._read())
+        sending, receiving = asyncio.create_task(self._send_loop()), asyncio.create_task(self._receive_loop())
         try:
-            await asyncio.wait({speaking, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and reading.exception() is None:
-                await speaking  # what was said to be done is said
+            await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done() and receiving.exception() is None:
+                await sending  # the client closed the session: finish what is pending
         finally:
-            if not speaking.done() and any(turn.busy for turn in self._open.values()):
-                self._socket.count_cut()
-            speaking.cancel()
-            reading.cancel()
-            await asyncio.gather(speaking, reading, return_exceptions=True)
-        for task in (reading, speaking):
+            if not sending.done() and any(utterance.busy for utterance in self._pending.values()):
+                self._connection.count_abort()
+            sending.cancel()
+            receiving.cancel()
+            await asyncio.gather(sending, receiving, return_exceptions=True)
+        for task in (receiving, sending):
             if not task.cancelled() and (failure := task.exception()) is not None:
                 raise failure
 
-    # What comes in
-
-    async def _first(self) -> dict[str, Any]:
-        message = await self._socket.next(CONFIG_SECONDS)
+    async def _receive_config(self) -> dict[str, Any]:
+        message = await self._connection.receive_json(CONFIG_TIMEOUT)
         if message.get("type") != "session.config":
             raise InvalidRequest("type", message.get("type"), "the first message must be session.config")
         return message
 
-    async def _read(self) -> None:
-        """Until the session is closed; what cannot be read is told and changes nothing."""
-        seconds = self._socket.desk.settings.idle_seconds
+    async def _receive_loop(self) -> None:
+        """Handles messages until the session is closed. Invalid messages are answered and have no effect."""
+        timeout = self._connection.state.settings.websocket_idle_timeout
         while True:
             try:
-                message = await self._socket.next(seconds, lambda: any(turn.busy for turn in self._open.values()))
-                if not await self._take(message):
+                if not await self._handle(await self._connection.receive_json(timeout, self._is_busy)):
                     break
             except IdleTimeout:
-                for turn in self._open.values():
-                    turn.cancel()
-                await self._refuse(_late(seconds))
-                await self._socket.close(POLICY, "nothing came for too long")
+                for utterance in self._pending.values():
+                    utterance.cancel()
+                await self._send_error(_timeout_error(timeout))
+                await self._connection.close(POLICY_VIOLATION, "Idle timeout.")
                 raise ClientDisconnected from None
             except PolyvoxError as error:
-                await self._refuse(error)
-                self._socket.count_error()
-        if self._turn is not None:
-            self._turn.cancel()
-        self._turns.put_nowait(None)
+                await self._send_error(error)
+                self._connection.count_invalid()
+        if self._current is not None:
+            self._current.cancel()
+        self._queue.put_nowait(None)
 
-    async def _take(self, message: dict[str, Any]) -> bool:
-        """Does what a message asks for; False where that is the end."""
+    def _is_busy(self) -> bool:
+        return any(utterance.busy for utterance in self._pending.values())
+
+    async def _handle(self, message: dict[str, Any]) -> bool:
+        """Handles one message; False if it closes the session."""
         match message.get("type"):
             case "session.config":
-                if self._turn is not None:
+                if self._current is not None:
                     raise InvalidRequest("type", "session.config", "requires input.done for the utterance in progress")
                 await self._configure(message)
             case "input.text":
@@ -112,117 +123,119 @@ class Session:
                 if not isinstance(text, str):
                     raise InvalidRequest("text", text, "must be a string")
                 if text:
-                    self._current("input.text").append(text)
+                    self._current_utterance("input.text").append(text)
             case "input.done":
-                self._current("input.done").finish()
-                self._turn = None
+                self._current_utterance("input.done").finish()
+                self._current = None
             case "input.cancel":
                 await self._cancel()
             case "session.close":
                 return False
             case other:
-                kinds = ["session.config", "input.text", "input.done", "input.cancel", "session.close"]
-                raise InvalidRequest("type", other, kinds)
+                raise InvalidRequest("type", other, MESSAGE_TYPES)
         return True
 
     async def _configure(self, message: dict[str, Any]) -> None:
-        found = {name: value for name, value in message.items() if name != "type"}
-        config, ignored = read_fields(SessionConfig, found, is_strict(self._socket.query))
-        self._socket.desk.ignored(ignored, self._socket.request_id)
-        divided = config.split_granularity != "none"
+        state, request_id = self._connection.state, self._connection.request_id
+        config = validate(SessionConfig, {name: value for name, value in message.items() if name != "type"})
+        check_unknown(config.unknown_fields(), is_strict(self._connection.query.get("strict", "")), request_id)
+        separate_files = config.split_granularity != "none"
         granularity: Granularity = config.split_granularity if config.split_granularity != "none" else "sentence"
-        wanted = replace(
-            await manner_by(config, self._socket.desk),
+        options = replace(
+            await parse_parameters(config, state),
             live=True,
             streaming=config.stream_audio,
             granularity=granularity,
-            divided=divided,
+            separate_files=separate_files,
         )
-        await self._socket.desk.speaker.check(wanted)
-        self._wanted, self._whole = wanted, not divided
+        await state.synthesis.validate(options)
+        self._options, self._complete_text = options, not separate_files
 
-    def _current(self, kind: str) -> UtteranceTurn:
-        """The utterance that takes text; a new one where the last has all of its own."""
-        if self._turn is None:
-            if len(self._open) >= MAX_TURNS:
-                raise InvalidRequest("type", kind, f"at most {MAX_TURNS} utterances may be pending")
-            index, self._begun = self._begun, self._begun + 1
-            self._turn = UtteranceTurn(self._socket, self._wanted, f"{self._socket.request_id}.{index}", self._whole)
-            self._open[index] = self._turn
-            self._turns.put_nowait((index, self._turn))
-        return self._turn
+    def _current_utterance(self, message_type: str) -> LiveUtterance:
+        """The utterance that accepts text; a new one if the last has all of its text."""
+        if self._current is None:
+            if len(self._pending) >= MAX_PENDING_UTTERANCES:
+                requirement = f"at most {MAX_PENDING_UTTERANCES} utterances may be pending"
+                raise InvalidRequest("type", message_type, requirement)
+            index, self._num_utterances = self._num_utterances, self._num_utterances + 1
+            request_id = f"{self._connection.request_id}.{index}"
+            self._current = LiveUtterance(self._connection, self._options, request_id, self._complete_text)
+            self._pending[index] = self._current
+            self._queue.put_nowait((index, self._current))
+        return self._current
 
     async def _cancel(self) -> None:
-        """All that is not said yet. Where there is nothing, that is told too: it may have ended a moment ago."""
-        self._turn = None
-        for turn in self._open.values():
-            turn.cancel()
-        if not self._open:
-            await self._socket.tell({"type": "audio.cancelled", "utterance_index": None, "total_sentences": 0})
+        """Cancels all pending utterances. Answered even if there are none: the last may have just finished."""
+        self._current = None
+        for utterance in self._pending.values():
+            utterance.cancel()
+        if not self._pending:
+            message = {"type": "audio.cancelled", "utterance_index": None, "total_sentences": 0}
+            await self._connection.send_json(message)
 
-    async def _refuse(self, error: PolyvoxError) -> None:
-        self._socket.desk.refused(error, self._socket.request_id)
-        await self._socket.tell({**error_body(error, NAMES)["error"], "type": "error"})
+    async def _send_error(self, error: PolyvoxError) -> None:
+        self._connection.state.record_rejected(error, self._connection.request_id)
+        await self._connection.send_json({**error_body(error, FIELD_NAMES)["error"], "type": "error"})
 
-    # What goes out
-
-    async def _speak(self) -> None:
-        while (coming := await self._turns.get()) is not None:
-            index, turn = coming
+    async def _send_loop(self) -> None:
+        while (item := await self._queue.get()) is not None:
+            index, utterance = item
             try:
-                await self._say(index, turn)
+                await self._send_utterance(index, utterance)
             finally:
-                del self._open[index]
+                del self._pending[index]
 
-    async def _say(self, index: int, turn: UtteranceTurn) -> None:
-        sentences = size = 0
+    async def _send_utterance(self, index: int, live: LiveUtterance) -> None:
+        num_sentences = num_bytes = 0
         failed = False
 
-        async def end_sentence() -> None:
-            if sentences:
-                place = {"utterance_index": index, "sentence_index": sentences - 1}
-                await self._socket.tell({"type": "audio.done", **place, "total_bytes": size, "error": failed})
+        async def send_done() -> None:
+            if num_sentences:
+                position = {"utterance_index": index, "sentence_index": num_sentences - 1}
+                done = {"type": "audio.done", **position, "total_bytes": num_bytes, "error": failed}
+                await self._connection.send_json(done)
 
         try:
-            async with aclosing(turn.parts()) as parts:
-                async for part in parts:
-                    if isinstance(part, bytes):
-                        if not turn.cancelled:
-                            size += len(part)
-                            await self._socket.send(part)
-                    elif turn.divided or not sentences:
-                        await end_sentence()
-                        await self._start(index, sentences, turn, part)
-                        sentences, size = sentences + 1, 0
+            async with aclosing(live.events()) as events:
+                async for event in events:
+                    if isinstance(event, bytes):
+                        if not live.cancelled:
+                            num_bytes += len(event)
+                            await self._connection.send_bytes(event)
+                    elif live.separate_files or not num_sentences:
+                        await send_done()
+                        await self._send_start(index, num_sentences, live, event)
+                        num_sentences, num_bytes = num_sentences + 1, 0
         except PolyvoxError as error:
             failed = True
-            turn.count(error)
-            place = {"utterance_index": index, "sentence_index": max(0, sentences - 1)}
-            partial = {"partial_audio": True, "action": "discard"} if size else {}
-            await self._socket.tell({**error_body(error, NAMES)["error"], **place, **partial, "type": "error"})
-        await end_sentence()
-        await turn.ended.wait()  # after a failure there may be text on its way
-        end: dict[str, Any] = {"utterance_index": index, "total_sentences": sentences}
-        if turn.utterance is not None:
-            told = turn.utterance.outcome
-            end |= {"request_id": told.request_id, "seed": told.seed, "finish_reason": told.finish_reason}
-            end["usage"] = told.usage()
-        if turn.cancelled:
-            self._socket.desk.metrics.aborts.labels("cancel").inc()
-        await self._socket.tell({"type": "audio.cancelled" if turn.cancelled else "session.done", **end})
+            live.record_failure(error)
+            position = {"utterance_index": index, "sentence_index": max(0, num_sentences - 1)}
+            partial = {"partial_audio": True, "action": "discard"} if num_bytes else {}
+            body = error_body(error, FIELD_NAMES)["error"]
+            await self._connection.send_json({**body, **position, **partial, "type": "error"})
+        await send_done()
+        await live.text_ended.wait()  # after a failure more text may arrive
+        end: dict[str, Any] = {"utterance_index": index, "total_sentences": num_sentences}
+        if live.utterance is not None:
+            record = live.utterance.record
+            end |= {"request_id": record.request_id, "seed": record.seed, "finish_reason": record.finish_reason}
+            end["usage"] = record.usage()
+        if live.cancelled:
+            self._connection.state.metrics.aborts.labels("cancel").inc()
+        await self._connection.send_json({"type": "audio.cancelled" if live.cancelled else "session.done", **end})
 
-    async def _start(self, index: int, sentence: int, turn: UtteranceTurn, said: Segment) -> None:
+    async def _send_start(self, index: int, sentence: int, live: LiveUtterance, segment: Segment) -> None:
         start: dict[str, Any] = {
             "type": "audio.start",
             "utterance_index": index,
             "sentence_index": sentence,
-            "sentence_text": said.text if turn.divided else turn.text,
-            "format": turn.format,
-            "sample_rate": turn.sample_rate,
-            "request_id": turn.request_id,
+            "sentence_text": segment.text if live.separate_files else live.text,
+            "format": live.format,
+            "sample_rate": live.sample_rate,
+            "request_id": live.request_id,
         }
-        await self._socket.tell(start)
+        await self._connection.send_json(start)
 
 
-def _late(seconds: float) -> Refused:
-    return Refused(408, "timeout", f"no message came for {seconds:g} s")
+def _timeout_error(seconds: float) -> APIError:
+    return APIError(408, "timeout", f"No message arrived for {seconds:g} s.")

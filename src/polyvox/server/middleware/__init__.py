@@ -1,1 +1,2 @@
-"""Authentication, concurrency limits and connection timeouts."""
+# SPDX-License-Identifier: Apache-2.0
+"""Authentication, concurrency limits, HEAD requests and connection timeouts."""

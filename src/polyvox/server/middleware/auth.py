@@ -1,49 +1,41 @@
-"""Who may call, and how much at once: before anything else of a request is looked at."""
+# SPDX-License-Identifier: Apache-2.0
+"""API keys, origins of WebSockets and concurrency limits, checked before anything else of a request."""
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polyvox.errors import Overloaded, PolyvoxError
-from polyvox.server.middleware.limits import ConcurrencyLimiter
-from polyvox.server.responses import Refused, error_answer, request_id_of
+from polyvox.errors import PolyvoxError
+from polyvox.server.app_state import get_state
+from polyvox.server.middleware.limits import ConcurrencyLimiter, ConcurrencyLimitExceeded
+from polyvox.server.requests import request_id_of
+from polyvox.server.responses import APIError, error_response
 from polyvox.server.settings import Settings
 
-# What is open whatever the settings: it tells nothing but that the server is there.
-OPEN = ("/", "/livez", "/readyz", "/health")
-PAGE = "/web/"  # the page's own files
-# Behind each choice of `public`: methods and beginnings of paths.
-CHOICES = {
+# Always public: they reveal only that the server runs.
+PUBLIC_PATHS = ("/", "/livez", "/readyz", "/health")
+ASSETS = "/web/"  # of the playground
+# Path prefixes of each choice of the setting `public`.
+PUBLIC_CHOICES = {
     "voices": ("/v1/audio/voices", "/v1/voices", "/v2/voices"),
     "models": ("/v1/models", "/v1/audio/models"),
     "metrics": ("/metrics",),
     "docs": ("/docs", "/redoc", "/openapi.json"),
 }
-SPEAKING = ("/v1/audio/speech", "/v1/text-to-speech")  # what counts against a key's share
-LATE = "/v1/text-to-speech/"  # sockets that may bring their key with the first message
-# What a key has before it among the protocols that a socket offers: ours, and what OpenAI's clients send.
+SYNTHESIS_PATHS = ("/v1/audio/speech", "/v1/text-to-speech")  # count towards max_streams_per_key
+LATE_KEY_PATH = "/v1/text-to-speech/"  # these WebSockets may send their key in the first message
+# Prefixes of a key among the subprotocols of a WebSocket: ours, and the one of OpenAI's clients.
 KEY_PROTOCOLS = ("polyvox-key.", "openai-insecure-api-key.")
+# Entries of the ASGI scope
+LIMITER = "polyvox.limiter"  # the caller's ConcurrencyLimiter; None until a late key has arrived
+AUTHENTICATE = "polyvox.authenticate"  # for a late key
 
 
-class TooMany(Overloaded):
-    """One caller is over its share; the others are not told."""
-
-    status = 429
-    code = "too_many_requests"
-
-    def __init__(self, message: str, most: int) -> None:
-        super().__init__(message, retry_after=1)
-        self.most = most
-
-
-class Keys:
-    """The keys that may call. They are compared by their hashes, in the same time whatever they are."""
+class APIKeys:
+    """The accepted keys. They are compared by their hashes, in constant time."""
 
     def __init__(self, keys: list[str]) -> None:
         self._digests = [_digest(key) for key in keys]
@@ -52,48 +44,19 @@ class Keys:
         return bool(self._digests)
 
     def find(self, key: str) -> str | None:
-        """A name for the caller that is not the key itself; None where it is not known."""
+        """A name for the caller that does not reveal the key; None if the key is unknown."""
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return digest.hex()[:12] if any(matches) else None
 
 
-class KeySlot:
-    """What one caller may have at once."""
-
-    def __init__(self, shares: ConcurrencyLimiter | None, caller: str) -> None:
-        self._shares, self._caller = shares, caller
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Something that is being said for the caller; raises TooMany where that is one too many."""
-        if self._shares is None:
-            yield
-            return
-        place = self._shares.take(self._caller)
-        if place is None:
-            raise TooMany(f"your share is taken: {self._shares.most} at once", self._shares.most)
-        try:
-            yield
-        finally:
-            self._shares.give(self._caller, place)
-
-
 class AuthMiddleware:
-    """ASGI middleware: checks keys, keeps each key's share of requests at once, and gives every answer its id."""
+    """ASGI middleware that checks keys, applies the concurrency limit and adds x-request-id to responses."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        settings: Settings,
-        shared: Path | None = None,
-        refused: Callable[[PolyvoxError, str], None] = lambda *_: None,
-    ) -> None:
-        self.app, self._settings, self._refused = app, settings, refused
-        self._keys = Keys(settings.api_keys)
-        file = None if shared is None else shared / "shares"
-        self._shares = None if settings.key_streams is None else ConcurrencyLimiter(settings.key_streams, file)
-        self._public = tuple(path for choice in settings.public for path in CHOICES[choice])
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self._settings = app, settings
+        self._keys = APIKeys(settings.api_keys)
+        self._public = tuple(path for choice in settings.public for path in PUBLIC_CHOICES[choice])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -111,29 +74,25 @@ class AuthMiddleware:
 
         path = self._path(scope)
         if scope["type"] == "websocket":
-            await self._open(request, path, receive, send)
+            await self._open_websocket(request, path, receive, send)
             return
         try:
-            share = scope["polyvox.share"] = self._share(self._check(request, path))
-        except Refused as error:
-            self._refused(error, request_id)
-            await error_answer(error, request_id)(scope, receive, send_with_id)
-            return
-        if scope["method"] != "POST" or not path.startswith(SPEAKING):
-            await self.app(scope, receive, send_with_id)
-            return
-        try:
-            with share.one():
+            limiter = scope[LIMITER] = self._limiter(request, self._check_key(request, path))
+            if scope["method"] != "POST" or not path.startswith(SYNTHESIS_PATHS):
                 await self.app(scope, receive, send_with_id)
-        except TooMany as over:
-            self._refused(over, request_id)
-            response = error_answer(over, request_id)
-            response.headers["current-concurrent-requests"] = str(over.most)
-            response.headers["maximum-concurrent-requests"] = str(over.most)
+                return
+            async with limiter.request():
+                await self.app(scope, receive, send_with_id)
+        except PolyvoxError as error:  # only from the checks: the application handles its own
+            get_state(request).record_rejected(error, request_id)
+            response = error_response(error, request_id)
+            if isinstance(error, ConcurrencyLimitExceeded):
+                response.headers["current-concurrent-requests"] = str(error.limit)
+                response.headers["maximum-concurrent-requests"] = str(error.limit)
             await response(scope, receive, send_with_id)
 
     def _path(self, scope: Scope) -> str:
-        """Without the path before ours, whether a proxy has taken that away (uvicorn puts it back) or left it."""
+        """The path without root_path, whether the proxy removed that (uvicorn restores it) or not."""
         root = scope.get("root_path", "").rstrip("/")
         path: str = scope["path"].removeprefix(root)
         if root and f"{path}/".startswith(f"{root}/"):
@@ -141,49 +100,49 @@ class AuthMiddleware:
             scope["path"] = root + path
         return path or "/"
 
-    async def _open(self, socket: HTTPConnection, path: str, receive: Receive, send: Send) -> None:
-        """A socket, which is counted by what is said on it. It finds its caller's share, or who to ask for it."""
-        scope = socket.scope
+    async def _open_websocket(self, websocket: HTTPConnection, path: str, receive: Receive, send: Send) -> None:
+        """WebSockets are limited per utterance, so only their key and origin are checked here."""
+        scope = websocket.scope
         try:
-            self._check_origin(socket)
-            if self._keys and not _key_of(socket) and path.startswith(LATE):
-                scope["polyvox.share"] = None
+            self._check_origin(websocket)
+            if self._keys and not _key_of(websocket) and path.startswith(LATE_KEY_PATH):
+                scope[LIMITER] = None
             else:
-                scope["polyvox.share"] = self._share(self._check(socket, path))
-        except Refused as error:
-            self._refused(error, request_id_of(socket))
+                scope[LIMITER] = self._limiter(websocket, self._check_key(websocket, path))
+        except APIError as error:
+            get_state(websocket).record_rejected(error, request_id_of(websocket))
             if "websocket.http.response" not in scope.get("extensions", {}):
                 await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
                 return
-            await error_answer(error, request_id_of(socket))(scope, receive, send)
+            await error_response(error, request_id_of(websocket))(scope, receive, send)
             return
-        scope["polyvox.admit"] = self._admit
+
+        def authenticate(key: str) -> ConcurrencyLimiter:
+            caller = self._keys.find(key) if key else None
+            if caller is None:
+                raise _invalid_key()
+            return self._limiter(websocket, caller)
+
+        scope[AUTHENTICATE] = authenticate
         await self.app(scope, receive, send)
 
-    def _admit(self, key: str) -> KeySlot:
-        """The share of a key that comes late; raises Refused."""
-        caller = self._keys.find(key) if key else None
-        if caller is None:
-            raise _no_key()
-        return self._share(caller)
+    def _limiter(self, connection: HTTPConnection, caller: str) -> ConcurrencyLimiter:
+        return ConcurrencyLimiter(get_state(connection).engine, caller, self._settings.max_streams_per_key)
 
-    def _share(self, caller: str) -> KeySlot:
-        return KeySlot(self._shares, caller)
-
-    def _check_origin(self, socket: HTTPConnection) -> None:
-        """Browsers let any page open a socket to any server, and tell which page it is."""
-        origin, allowed = socket.headers.get("origin"), self._settings.cors_origins
+    def _check_origin(self, websocket: HTTPConnection) -> None:
+        """Browsers let any page open a WebSocket to any server, and send the page's origin."""
+        origin, allowed = websocket.headers.get("origin"), self._settings.cors_origins
         if origin is None or origin in allowed or "*" in allowed:
             return
         try:
-            place = urlsplit(origin).netloc
+            host = urlsplit(origin).netloc
         except ValueError:
-            place = ""
-        if not place or place != socket.headers.get("host"):
-            raise Refused(403, "origin_refused", f"origin: {origin[:100]} is not one of cors_origins", "origin")
+            host = ""
+        if not host or host != websocket.headers.get("host"):
+            raise APIError(403, "origin_refused", f"The origin {origin[:100]} is not in cors_origins.", "origin")
 
-    def _check(self, request: HTTPConnection, path: str) -> str:
-        """Who calls: a name for a key, or an address; raises Refused where the key is missing or wrong."""
+    def _check_key(self, request: HTTPConnection, path: str) -> str:
+        """The caller: a name for the key, or an address. Raises APIError if a key is needed."""
         address = request.client.host if request.client else ""
         if not self._keys:
             return address
@@ -191,42 +150,43 @@ class AuthMiddleware:
         caller = self._keys.find(key) if key else None
         if caller is not None:
             return caller
-        if method == "OPTIONS" or (method and (path in OPEN or path.startswith(PAGE))):
+        if method == "OPTIONS" or (method and (path in PUBLIC_PATHS or path.startswith(ASSETS))):
             return address
         if method in ("GET", "HEAD") and any(
             path == public or path.startswith(f"{public}/") for public in self._public
         ):
             return address
-        raise _no_key()
+        raise _invalid_key()
 
 
 def _key_of(request: HTTPConnection) -> str:
-    key = bearer(request.headers.get("authorization", "")) or request.headers.get("xi-api-key", "")
-    if not key and request.scope["type"] == "websocket":  # a page cannot give a WebSocket headers
+    key = bearer_token(request.headers.get("authorization", "")) or request.headers.get("xi-api-key", "")
+    if not key and request.scope["type"] == "websocket":  # browsers cannot set headers of WebSockets
         key = request.query_params.get("api_key", "") or request.query_params.get("xi-api-key", "")
-        key = key or bearer(request.query_params.get("authorization", ""))
-        offered = [name.partition(".") for name in request.scope.get("subprotocols", []) if _is_key(name)]
-        key = key or next((unquote(rest) for _, _, rest in offered), "")
+        key = key or bearer_token(request.query_params.get("authorization", ""))
+        protocols = [name.partition(".") for name in request.scope.get("subprotocols", []) if _is_key(name)]
+        key = key or next((unquote(rest) for _, _, rest in protocols), "")
     return key
 
 
-def chosen_protocol(offered: list[str]) -> str | None:
-    """The one to answer with, as browsers insist on one of theirs: the first that is not a key."""
-    return next((name for name in offered if not _is_key(name)), None)
+def choose_subprotocol(proposed: list[str]) -> str | None:
+    """The first subprotocol that is not a key: browsers require the server to choose one of theirs."""
+    return next((name for name in proposed if not _is_key(name)), None)
 
 
 def _is_key(protocol: str) -> bool:
     return protocol.startswith(KEY_PROTOCOLS)
 
 
-def bearer(authorization: str) -> str:
-    """The key of `Bearer …`; nothing where it is another kind."""
-    kind, _, key = authorization.partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+def bearer_token(authorization: str) -> str:
+    """The key of `Bearer …`; empty for other schemes."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _no_key() -> Refused:
-    return Refused(401, "invalid_api_key", "an API key is needed: Authorization: Bearer …, or xi-api-key: …")
+def _invalid_key() -> APIError:
+    message = "Missing or invalid API key. Send 'Authorization: Bearer …' or 'xi-api-key: …'."
+    return APIError(401, "invalid_api_key", message)
 
 
 def _digest(key: str) -> bytes:

@@ -1,44 +1,55 @@
-"""A connection of uvicorn's that does not wait for ever: the head of a request too must come in its time."""
+# SPDX-License-Identifier: Apache-2.0
+"""Connection-level timeouts that ASGI cannot express: late request headers, and clients that stop reading."""
 
 import asyncio
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+ABORT = "polyvox.abort"  # ASGI scope entry: closes the connection without sending what is buffered
 
 
-class Connection(H11Protocol):
-    """Is closed where a head has not come whole within so many seconds, be it that nothing came or that it drips."""
+class TimeoutProtocol(HttpToolsProtocol):
+    """Closes connections whose request headers do not arrive within `header_timeout` seconds.
 
-    def __init__(self, *args: Any, head_seconds: float, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._head_seconds = head_seconds
-        self._timer: asyncio.TimerHandle | None = None
+    Only methods of asyncio.Protocol and callbacks of httptools' parser are overridden. The time between two requests
+    of one connection is limited by uvicorn's `timeout_keep_alive`.
+    """
+
+    def __init__(self, *args: Any, header_timeout: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_timeout = header_timeout
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._num_active = 0  # requests without a complete response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        self._update_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch()
+        self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._rest()
+        self._cancel_timer()
 
-    def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._rest()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(self._head_seconds, self._give_up)
+    def on_headers_complete(self) -> None:
+        self._num_active += 1
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        super().on_headers_complete()
 
-    def _rest(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def on_response_complete(self) -> None:
+        self._num_active -= 1
+        super().on_response_complete()
 
-    def _give_up(self) -> None:
-        self._timer = None
-        if self.conn.their_state is h11.IDLE:
-            self.transport.close()
+    def _update_timer(self) -> None:
+        if self._num_active or self.transport.is_closing():
+            self._cancel_timer()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(self._header_timeout, self.transport.close)
+
+    def _cancel_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None

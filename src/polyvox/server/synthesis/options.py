@@ -1,4 +1,5 @@
-"""What is to be said and how, whichever face was asked."""
+# SPDX-License-Identifier: Apache-2.0
+"""The options of one synthesis request, independent of the API that it came from."""
 
 from dataclasses import dataclass
 
@@ -8,11 +9,11 @@ from polyvox.server.synthesis.segments import Granularity
 
 @dataclass(frozen=True, slots=True)
 class SynthesisOptions:
-    """What is to be said and how it is to sound, the same from every face.
+    """What to synthesise and how.
 
-    streaming: bytes leave as they are made; else all of them at the end, as a file with its true length. live: text may
-    be appended, and is said by sentences, clauses or tokens. divided: what is said in one go is a file of its own. The
-    others are those of `Request`, of `Encoder` and of `TextRules`.
+    streaming: bytes are sent as they are encoded; otherwise the result is one file with its final length. live: text
+    may be appended; granularity is the unit in which it is synthesised. separate_files: each segment is a file of its
+    own. The other fields are those of `Request`, `Encoder` and `TextRules`.
     """
 
     text: str = ""
@@ -32,4 +33,4 @@ class SynthesisOptions:
     streaming: bool = True
     live: bool = False
     granularity: Granularity = "sentence"
-    divided: bool = False
+    separate_files: bool = False

@@ -1,4 +1,5 @@
-"""From samples to the bytes that were asked for."""
+# SPDX-License-Identifier: Apache-2.0
+"""From samples to bytes of the requested format."""
 
 import numpy as np
 
@@ -11,24 +12,27 @@ from polyvox.server.synthesis.options import SynthesisOptions
 
 
 class OutputEncoder:
-    """Samples on their way to bytes: another speed, another rate, a format. One call at a time, from any thread."""
+    """Applies speed, sample rate and format to the samples of a stream. One call at a time, from any thread."""
 
-    def __init__(self, wanted: SynthesisOptions, sample_rate: int) -> None:
-        self._stretcher = TimeStretcher(wanted.speed, sample_rate)
-        as_is = wanted.streaming and wanted.sample_rate in (None, sample_rate) and wanted.speed == 1.0
-        self.plain = wanted.format.lower() == "pcm" and as_is  # no work for an encoder
+    def __init__(self, options: SynthesisOptions, sample_rate: int) -> None:
+        self._stretcher = TimeStretcher(options.speed, sample_rate)
+        unchanged = options.streaming and options.sample_rate in (None, sample_rate) and options.speed == 1.0
+        # Raw PCM costs so little that it needs no encoder thread.
+        self.is_plain_pcm = options.format.lower() == "pcm" and unchanged
         self._encoder = None
         self.sample_rate = sample_rate
-        if self.plain:
-            self.content_type = get_format(wanted.format).content_type(sample_rate)
+        if self.is_plain_pcm:
+            self.content_type = get_format(options.format).content_type(sample_rate)
         else:
-            self._encoder = Encoder(wanted.format, sample_rate, wanted.sample_rate, wanted.streaming, wanted.bit_rate)
+            self._encoder = Encoder(
+                options.format, sample_rate, options.sample_rate, options.streaming, options.bit_rate
+            )
             self.content_type, self.sample_rate = self._encoder.content_type, self._encoder.sample_rate
 
     def push(self, samples: Samples) -> bytes:
         if self._encoder is None:
             if not np.isfinite(samples).all():
-                raise StreamFailed("The speech holds values that are not numbers; nothing can be made of it.")
+                raise StreamFailed("The model returned samples that are not finite numbers.")
             return pcm_bytes(to_pcm(samples))
         return self._encoder.push(self._stretcher.push(samples))
 

@@ -1,4 +1,5 @@
-"""What an utterance says, sentence by sentence: known at once, or still growing."""
+# SPDX-License-Identifier: Apache-2.0
+"""Splits text into segments, each of which is one stream of the engine. The text may still be arriving."""
 
 import asyncio
 import re
@@ -11,157 +12,158 @@ from polyvox.errors import InvalidRequest
 from polyvox.long_form import PARAGRAPH_PAUSE, SENTENCE_PAUSE
 from polyvox.text import Part, Pause, SentenceSplitter, TextNormalizer, TextRules, Words
 
-# What is said in one go: a sentence, a clause, or a sentence that is begun with its first words.
+# The unit of a segment: a sentence, a clause, or a sentence that starts with its first words.
 Granularity = Literal["sentence", "clause", "token"]
 
-CLAUSE_SECONDS = 0.1  # of silence after a clause that is said for itself
+CLAUSE_PAUSE = 0.1  # silence after a clause that is a segment of its own
 _PARAGRAPH = re.compile(r"\n\s*\n")
-_STOPS = ".!?…。！？｡\"'”’)]」』"
+_SENTENCE_ENDS = ".!?…。！？｡\"'”’)]」』"
 
 
 class StreamingSegment:
-    """The rest of a sentence that is being said already, for one reader."""
+    """The text of a segment that is already being synthesised, for one reader."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._given = text, len(text)
-        self._open = True
-        self._news = asyncio.Event()
+        self._text, self._num_read = text, len(text)
+        self._is_open = True
+        self._changed = asyncio.Event()
 
-    def grow(self, text: str, last: bool = False) -> None:
-        """text: all of it that is known, of which more may be known than before."""
+    def extend(self, text: str, last: bool = False) -> None:
+        """text: the whole text that is known so far."""
         self._text = max(self._text, text, key=len)
-        self._open = self._open and not last
-        self._news.set()
+        self._is_open = self._is_open and not last
+        self._changed.set()
 
-    async def rest(self) -> AsyncGenerator[str]:
+    async def remaining_text(self) -> AsyncGenerator[str]:
         while True:
-            if piece := self._text[self._given :]:
-                self._given = len(self._text)
-                yield piece
-            elif not self._open:
+            if added := self._text[self._num_read :]:
+                self._num_read = len(self._text)
+                yield added
+            elif not self._is_open:
                 return
             else:
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What is said in one go, and the silence before it. What grows has its first words as text."""
+    """Text that is synthesised as one stream. With `streaming`, text is only its first words."""
 
     text: str
-    silence: float = 0.0  # seconds
-    growing: StreamingSegment | None = None
+    silence: float = 0.0  # seconds before the segment
+    streaming: StreamingSegment | None = None
 
 
 class SegmentQueue:
-    """Sentences in their order, for one reader. One that grows is open until `finish`."""
+    """The segments of a text in order, for one reader. Text can be appended until `finish`."""
 
     def __init__(self, rules: TextRules, granularity: Granularity = "sentence") -> None:
         self._rules, self._granularity = rules, granularity
-        self._words, self._sentences = TextNormalizer(rules), self._new_sentences()
-        self._gap = ""  # white space that may become the border of a paragraph
-        self._waiting: deque[Segment] = deque()
-        self._growing: StreamingSegment | None = None
-        self._open = True
-        self._news = asyncio.Event()
-        self._silence, self._natural = 0.0, 0.0  # before the next sentence: asked for, and ours where nothing is
+        self._spoken, self._sentences = TextNormalizer(rules), self._new_splitter()
+        self._trailing_space = ""  # may turn out to be a paragraph break
+        self._ready: deque[Segment] = deque()
+        self._streaming: StreamingSegment | None = None
+        self._is_open = True
+        self._changed = asyncio.Event()
+        # Silence before the next segment: requested by the text, and the default where nothing is requested.
+        self._requested_silence, self._default_silence = 0.0, 0.0
         self.characters = 0
 
     @classmethod
-    def whole(cls, text: str, rules: TextRules) -> "SegmentQueue":
-        """A text that is all there; raises InvalidRequest where there is nothing in it to say."""
-        script = cls(rules)
-        script.append(text)
-        script.finish()
-        if not script._waiting:
+    def from_text(cls, text: str, rules: TextRules) -> "SegmentQueue":
+        """A complete text; raises InvalidRequest if there is nothing to say."""
+        queue = cls(rules)
+        queue.append(text)
+        queue.finish()
+        if not queue._ready:
             raise InvalidRequest("text", text, "must have something to say")
-        return script
+        return queue
 
     @property
-    def ending(self) -> float:
-        """Seconds of silence that the text asks for at its end."""
-        return self._silence
+    def trailing_silence(self) -> float:
+        """Seconds of silence that the text requests at its end."""
+        return self._requested_silence
 
     def append(self, text: str) -> None:
         self.characters += len(text)
-        self._take(self._words.append(text))
+        self._add_parts(self._spoken.append(text))
 
     def flush(self) -> None:
-        """Says what is there as if it were the end; what comes then begins a sentence."""
-        if self._open:
-            self._take(self._words.finish())
+        """Ends the current segment. Text that follows starts a new sentence."""
+        if self._is_open:
+            self._add_parts(self._spoken.finish())
             self._end_sentence()
-            self._words, self._gap = TextNormalizer(self._rules), ""
+            self._spoken, self._trailing_space = TextNormalizer(self._rules), ""
 
     def finish(self) -> None:
-        """No more text will come; any number of times."""
-        if self._open:
+        """Marks the text as complete. Idempotent."""
+        if self._is_open:
             self.flush()
-            self._open = False
-            self._news.set()
+            self._is_open = False
+            self._changed.set()
 
-    def ready(self) -> Segment | None:
-        """The next sentence, where it is there already."""
-        return self._waiting.popleft() if self._waiting else None
+    def next_ready(self) -> Segment | None:
+        """The next segment, if it is complete."""
+        return self._ready.popleft() if self._ready else None
 
     async def next(self) -> Segment | None:
-        """The next sentence; None after the last one."""
-        while not self._waiting and self._open:
-            self._news.clear()
-            await self._news.wait()
-        return self.ready()
+        """The next segment; None after the last one."""
+        while not self._ready and self._is_open:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.next_ready()
 
-    def _new_sentences(self) -> SentenceSplitter:
+    def _new_splitter(self) -> SentenceSplitter:
         return SentenceSplitter(clauses=self._granularity == "clause")
 
-    def _take(self, parts: list[Part]) -> None:
+    def _add_parts(self, parts: list[Part]) -> None:
         for part in parts:
             match part:
                 case Words(text):
-                    self._write(text)
+                    self._add_text(text)
                 case Pause(seconds):
                     self._end_sentence()
-                    self._gap = ""
-                    self._silence += seconds
-                    self._natural = 0.0
+                    self._trailing_space = ""
+                    self._requested_silence += seconds
+                    self._default_silence = 0.0
 
-    def _write(self, text: str) -> None:
-        text = self._gap + text
-        kept = len(text.rstrip())
-        self._gap = text[kept:]
-        *paragraphs, last = _PARAGRAPH.split(text[:kept])
+    def _add_text(self, text: str) -> None:
+        text = self._trailing_space + text
+        length = len(text.rstrip())
+        self._trailing_space = text[length:]
+        *paragraphs, last = _PARAGRAPH.split(text[:length])
         for paragraph in paragraphs:
-            self._say(self._sentences.append(paragraph))
+            self._add_sentences(self._sentences.append(paragraph))
             self._end_sentence()
-            if self._natural:
-                self._natural = PARAGRAPH_PAUSE
-        self._say(self._sentences.append(last))
+            if self._default_silence:
+                self._default_silence = PARAGRAPH_PAUSE
+        self._add_sentences(self._sentences.append(last))
         if self._granularity == "token" and (known := self._sentences.certain):
-            self._grow(known)
+            self._extend_streaming(known)
 
     def _end_sentence(self) -> None:
-        self._say(self._sentences.finish())
-        self._sentences = self._new_sentences()
+        self._add_sentences(self._sentences.finish())
+        self._sentences = self._new_splitter()
 
-    def _say(self, sentences: list[str]) -> None:
+    def _add_sentences(self, sentences: list[str]) -> None:
         for sentence in sentences:
-            if self._growing is not None:
-                self._growing.grow(sentence, last=True)
-                self._growing = None
+            if self._streaming is not None:
+                self._streaming.extend(sentence, last=True)
+                self._streaming = None
             else:
-                self._put(Segment(sentence, self._silence or self._natural))
-            clause = self._granularity == "clause" and sentence[-1] not in _STOPS
-            self._natural = CLAUSE_SECONDS if clause else SENTENCE_PAUSE
+                self._put(Segment(sentence, self._requested_silence or self._default_silence))
+            is_clause = self._granularity == "clause" and sentence[-1] not in _SENTENCE_ENDS
+            self._default_silence = CLAUSE_PAUSE if is_clause else SENTENCE_PAUSE
 
-    def _grow(self, known: str) -> None:
-        if self._growing is not None:
-            self._growing.grow(known)
+    def _extend_streaming(self, known: str) -> None:
+        if self._streaming is not None:
+            self._streaming.extend(known)
         elif any(map(str.isalnum, known)):
-            self._growing = StreamingSegment(known)
-            self._put(Segment(known, self._silence or self._natural, self._growing))
+            self._streaming = StreamingSegment(known)
+            self._put(Segment(known, self._requested_silence or self._default_silence, self._streaming))
 
-    def _put(self, sentence: Segment) -> None:
-        self._waiting.append(sentence)
-        self._silence = 0.0
-        self._news.set()
+    def _put(self, segment: Segment) -> None:
+        self._ready.append(segment)
+        self._requested_silence = 0.0
+        self._changed.set()

@@ -1,13 +1,15 @@
-"""The way of all faces to the engine: what is let in, and the threads for what takes a moment."""
+# SPDX-License-Identifier: Apache-2.0
+"""Starts utterances on the engine and owns the thread pools for text preparation, recordings and encoding."""
 
 import asyncio
 import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from polyvox.engine.interface import Engine, Stream
+from polyvox.engine.interface import AsyncEngine, AsyncStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
@@ -16,150 +18,139 @@ from polyvox.server.settings import Settings
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import SegmentQueue
-from polyvox.server.synthesis.utterance import Utterance, cancel_stream
+from polyvox.server.synthesis.utterance import Utterance
 from polyvox.text import TextRules
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SUBMITTERS = 4  # threads that hand requests to the engine, which prepares them there
-# Requests on their way to the engine. One more would wait longer than a refusal may take.
-MAX_SUBMITTING = 64
-# Threads that read recordings, which takes a third of a second and more, and how many may wait for them.
-LISTENERS, MAX_LISTENING = 2, 16
-REFUSING_SECONDS = 0.05  # after a refusal of the engine's, in which it is not asked again
+PREPARATION_THREADS = 2  # text normalisation and files of the voice library
+MAX_PREPARING = 64  # utterances that wait for a preparation thread or for the engine's decision
+# Decoding a recording takes a third of a second and more.
+RECORDING_THREADS, MAX_PENDING_RECORDINGS = 2, 16
+REJECTION_TTL = 0.05  # seconds for which a rejection of the engine is repeated without asking it again
 
 
 class SynthesisService:
-    """Begins utterances on one engine, and lets in no more of them than can be served."""
+    """Starts utterances. Admission is decided by the engine; its latest rejection is cached for REJECTION_TTL."""
 
     def __init__(
         self,
-        engine: Engine,
-        facts: ModelInfo,
-        resolve: Callable[[str | ClonedVoice | None], str | ClonedVoice | None],
+        engine: AsyncEngine,
+        info: ModelInfo,
+        resolve_voice: Callable[[str | ClonedVoice | None], str | ClonedVoice | None],
         settings: Settings,
-        on_end: Callable[[RequestRecord], None] = lambda _: None,
+        on_finished: Callable[[RequestRecord], None] = lambda _: None,
     ) -> None:
-        self.engine, self.facts, self.settings = engine, facts, settings
-        self.streams = settings.max_streams or int(engine.stats()["slots"])  # that run at once
-        self.open: set[Utterance] = set()
+        self.engine, self.info, self.settings = engine, info, settings
+        self.active: set[Utterance] = set()
         self.draining = False
-        self.on_end = on_end
-        self._resolve = resolve
-        self._submitters = ThreadPoolExecutor(SUBMITTERS, "polyvox-submit")
-        self._encoders = ThreadPoolExecutor(settings.encoders, "polyvox-encode")
-        self._listeners = ThreadPoolExecutor(LISTENERS, "polyvox-listen")
-        self._submitting = self._listening = 0
-        self._refusals: dict[bool, tuple[float, str, float]] = {}  # of files or not: until when, and what is told
+        self.on_finished = on_finished
+        self._resolve_voice = resolve_voice
+        self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")
+        self._encoding = ThreadPoolExecutor(settings.encoder_threads, "polyvox-encode")
+        self._decoding = ThreadPoolExecutor(RECORDING_THREADS, "polyvox-decode")
+        self._num_preparing = self._num_recordings = 0
+        self._rejections: dict[bool, tuple[float, Overloaded]] = {}  # by whole_file: expiry time and error
 
-    async def start(self, wanted: SynthesisOptions, request_id: str) -> Utterance:
-        """Takes an utterance, or raises InvalidRequest or Overloaded; the first sentence is with the engine then."""
-        self._check_room(whole_file=not wanted.streaming)
-        if not wanted.live and not wanted.text.strip():
-            raise InvalidRequest("text", wanted.text, "must have something to say")
-        if len(wanted.text) > self.settings.max_text:
-            requirement = f"must have at most {self.settings.max_text:,} characters but has {len(wanted.text):,}"
-            raise InvalidRequest("text", wanted.text, requirement)
-        utterance = Utterance(self, wanted, request_id)
-        self.open.add(utterance)
+    async def start(self, options: SynthesisOptions, request_id: str) -> Utterance:
+        """Starts an utterance: its first segment is accepted by the engine. Raises InvalidRequest or Overloaded."""
+        self._check_admission(whole_file=not options.streaming)
+        if not options.live and not options.text.strip():
+            raise InvalidRequest("text", options.text, "must have something to say")
+        if len(options.text) > self.settings.max_text_chars:
+            limit, length = self.settings.max_text_chars, len(options.text)
+            raise InvalidRequest("text", options.text, f"must have at most {limit:,} characters but has {length:,}")
+        utterance = Utterance(self, options, request_id)
+        self.active.add(utterance)
+        self._num_preparing += 1
         try:
-            await utterance.begin()
+            await utterance.start()
         except BaseException:
             await utterance.close()
             raise
+        finally:
+            self._num_preparing -= 1
         return utterance
 
-    def prepare(self, wanted: SynthesisOptions) -> tuple[SegmentQueue, Request, OutputEncoder]:
-        """All that can be refused without the engine; in a thread, as a long text takes its time."""
-        rules = TextRules(wanted.language, enabled=wanted.normalize)
-        script = SegmentQueue(rules, wanted.granularity) if wanted.live else SegmentQueue.whole(wanted.text, rules)
+    def prepare(self, options: SynthesisOptions) -> tuple[SegmentQueue, Request, OutputEncoder]:
+        """Validates everything that does not need the engine. Blocks: long texts take time."""
+        rules = TextRules(options.language, enabled=options.normalize)
+        if options.live:
+            segments = SegmentQueue(rules, options.granularity)
+        else:
+            segments = SegmentQueue.from_text(options.text, rules)
         request = Request(
             text="",
-            voice=self._resolve(wanted.voice),
-            language=wanted.language,
-            instructions=wanted.instructions,
-            seed=secrets.randbelow(2**32) if wanted.seed is None else wanted.seed,
-            layout=wanted.layout,
-            sampling=wanted.sampling,
-            max_frames=wanted.max_frames,
-            whole_file=not wanted.streaming,
-            first_chunk=wanted.first_chunk,
+            voice=self._resolve_voice(options.voice),
+            language=options.language,
+            instructions=options.instructions,
+            seed=secrets.randbelow(2**32) if options.seed is None else options.seed,
+            layout=options.layout,
+            sampling=options.sampling,
+            max_frames=options.max_frames,
+            whole_file=not options.streaming,
+            first_chunk=options.first_chunk,
             trim_silence=True,
         )
-        return script, request, self.new_sound(wanted)
+        return segments, request, self.new_encoder(options)
 
-    async def check(self, wanted: SynthesisOptions) -> None:
-        """Refuses before there is any text what would be refused with it."""
-        _, _, sound = await self.in_thread(self.prepare, wanted)
-        sound.close()
+    async def validate(self, options: SynthesisOptions) -> None:
+        """Raises what `start` would raise for these options, before there is any text."""
+        _, _, encoder = await self.in_thread(self.prepare, options)
+        encoder.close()
 
-    def new_sound(self, wanted: SynthesisOptions) -> OutputEncoder:
-        return OutputEncoder(wanted, self.engine.sample_rate)
+    def new_encoder(self, options: SynthesisOptions) -> OutputEncoder:
+        return OutputEncoder(options, self.engine.sample_rate)
 
-    async def submit(self, request: Request) -> Stream:
-        """Hands a request to the engine; where nobody waits any more for the answer, its stream is cancelled."""
-        job = asyncio.get_running_loop().run_in_executor(self._submitters, self._offer, request)
-        self._submitting += 1
-        job.add_done_callback(self._submitted)
+    async def submit(self, request: Request) -> AsyncStream:
+        """Submits a segment. A rejection of a first segment is cached."""
         try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            job.add_done_callback(cancel_stream)
-            raise
-
-    def _offer(self, request: Request) -> Stream:
-        if request.segment == 0:
-            self._check_refusal(request.whole_file)  # one that came while this waited for its thread
-        try:
-            return self.engine.submit(request)
+            return await self.engine.submit(request)
         except EngineDown:
             raise
         except Overloaded as error:
             if request.segment == 0:
-                until = time.monotonic() + REFUSING_SECONDS
-                self._refusals[request.whole_file] = until, str(error), error.retry_after
+                self._rejections[request.whole_file] = time.monotonic() + REJECTION_TTL, error
             raise
 
-    def _submitted(self, job: "asyncio.Future[Stream]") -> None:
-        self._submitting -= 1
-        if not job.cancelled():
-            job.exception()  # whoever asked may have gone
+    async def submit_trial(self, options: SynthesisOptions) -> AsyncStream:
+        """Submits the first segment as a later one, which a busy engine admits before queued requests."""
+        segments, request, _ = await self.in_thread(self.prepare, options)
+        segment = segments.next_ready()
+        assert segment is not None
+        return await self.submit(replace(request, text=segment.text, segment=1))
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """For what would hold up the event loop for a moment: files, long texts."""
-        return await asyncio.get_running_loop().run_in_executor(self._submitters, lambda: work(*args, **kwargs))
+        """Runs short blocking work: text preparation, files of the voice library."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparation, lambda: work(*args, **kwargs))
 
-    async def listen(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """For what takes seconds: fetching and reading recordings, cloning. Raises Overloaded where many do it."""
-        if self._listening >= MAX_LISTENING:
-            raise Overloaded("too many recordings are being read", retry_after=2)
-        self._listening += 1
+    async def read_recording(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Fetches or decodes a recording in a thread; raises Overloaded if too many are pending."""
+        if self._num_recordings >= MAX_PENDING_RECORDINGS:
+            raise Overloaded("Too many recordings are being read.", retry_after=2)
+        self._num_recordings += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._listeners, lambda: work(*args, **kwargs))
+            return await asyncio.get_running_loop().run_in_executor(self._decoding, lambda: work(*args, **kwargs))
         finally:
-            self._listening -= 1
+            self._num_recordings -= 1
 
     def encode(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":
-        return asyncio.get_running_loop().run_in_executor(self._encoders, lambda: work(*args, **kwargs))
+        return asyncio.get_running_loop().run_in_executor(self._encoding, lambda: work(*args, **kwargs))
 
     def close(self) -> None:
-        """Ends what is open and lets the threads go."""
-        for utterance in list(self.open):
+        """Cancels active utterances and stops the thread pools."""
+        for utterance in list(self.active):
             utterance.cancel()
-        self._submitters.shutdown(wait=False, cancel_futures=True)
-        self._listeners.shutdown(wait=False, cancel_futures=True)
-        self._encoders.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._preparation, self._decoding, self._encoding):
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _check_room(self, whole_file: bool) -> None:
-        """Refuses, at once and without any work, what would be refused after some."""
+    def _check_admission(self, whole_file: bool) -> None:
+        """Rejects at once, without any work, what would be rejected later."""
         if self.draining:
-            raise Overloaded("this server is stopping: try another, or the same again soon", retry_after=1)
-        self._check_refusal(whole_file)
-        if len(self.open) >= self.streams + self.settings.queue or self._submitting >= MAX_SUBMITTING:
-            raise Overloaded(f"{len(self.open)} requests are being served here, which is all it takes", retry_after=1)
-
-    def _check_refusal(self, whole_file: bool) -> None:
-        until, told, retry_after = self._refusals.get(whole_file, (0.0, "", 0.0))
-        if time.monotonic() < until:
-            raise Overloaded(told, retry_after)
+            raise Overloaded("The server is shutting down.", retry_after=1)
+        expires, rejection = self._rejections.get(whole_file, (0.0, None))
+        if rejection is not None and time.monotonic() < expires:
+            raise Overloaded(str(rejection), rejection.retry_after)
+        if self._num_preparing >= MAX_PREPARING:
+            raise Overloaded(f"{self._num_preparing} requests are being prepared.", retry_after=1)

@@ -1,4 +1,5 @@
-"""An utterance as an HTTP answer: headers come with the first sound, and no failure looks like an end."""
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP responses that stream an utterance: headers are sent with the first audio, failures never look complete."""
 
 import asyncio
 import base64
@@ -10,142 +11,168 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import AppState
-from polyvox.server.responses import Refused, error_answer, error_body, fields_of
+from polyvox.server.middleware.connection import ABORT
+from polyvox.server.responses import APIError, error_body, error_response, field_names
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.utterance import Utterance
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-EVENTS = "text/event-stream"
+EVENT_STREAM = "text/event-stream"
+
+
+class ReaderTimeout(Exception):
+    """The client has not read anything for `reader_timeout` seconds."""
 
 
 class SpeechResponse(Response):
-    """Speaks while it is sent. Whoever goes away ends it at once; whoever reads slowly slows down nobody else."""
+    """Synthesises while it is sent. A client that disconnects or stops reading ends its own utterance only."""
 
-    events_type = f"{EVENTS}; charset=utf-8"
+    events_type = f"{EVENT_STREAM}; charset=utf-8"
 
     def __init__(
         self,
-        desk: AppState,
-        wanted: SynthesisOptions,
+        state: AppState,
+        options: SynthesisOptions,
         request_id: str,
-        sse: bool = False,
+        as_events: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self._desk, self._wanted, self._request_id, self._sse = desk, wanted, request_id, sse
-        self._more = dict(headers or {})
+        self._state, self._options, self._request_id, self._as_events = state, options, request_id, as_events
+        self._extra_headers = dict(headers or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        speaking = asyncio.create_task(self._speak(scope, receive, send))
-        gone = asyncio.create_task(_disconnected(receive))
+        synthesis = asyncio.create_task(self._synthesise(scope, receive, self._with_timeout(send)))
+        disconnect = asyncio.create_task(_disconnected(receive))
+        aborts = self._state.metrics.aborts
         try:
-            await asyncio.wait({speaking, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not speaking.done():
-                self._desk.metrics.aborts.labels("disconnect").inc()
-        except asyncio.CancelledError:  # the server's time to drain is over; it closes the connection without an end
-            self._desk.metrics.aborts.labels("drain").inc()
-            log.warning("a stream was cut, as the server stops", extra={"request_id": self._request_id})
+            await asyncio.wait({synthesis, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if not synthesis.done():
+                aborts.labels("disconnect").inc()
+        except asyncio.CancelledError:  # drain_timeout has passed; the server closes the connection
+            aborts.labels("drain").inc()
+            log.warning("request aborted", extra={"request_id": self._request_id, "reason": "drain"})
+            raise
         finally:
-            speaking.cancel()  # which does nothing where it has ended
-            gone.cancel()
-            await asyncio.gather(speaking, gone, return_exceptions=True)
-        if not speaking.cancelled() and (error := speaking.exception()) is not None:
+            synthesis.cancel()
+            disconnect.cancel()
+            await asyncio.gather(synthesis, disconnect, return_exceptions=True)
+        error = None if synthesis.cancelled() else synthesis.exception()
+        if isinstance(error, ReaderTimeout):
+            aborts.labels("timeout").inc()
+            log.warning("request aborted", extra={"request_id": self._request_id, "reason": "reader_timeout"})
+            if (abort := scope.get(ABORT)) is not None:
+                abort()  # a normal close would wait for the client to read
+        elif error is not None:
             raise error
 
-    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+    def _with_timeout(self, send: Send) -> Send:
+        timeout = self._state.settings.reader_timeout
+
+        async def send_within_timeout(message: Message) -> None:
+            try:
+                async with asyncio.timeout(timeout):
+                    await send(message)
+            except TimeoutError:
+                raise ReaderTimeout from None
+
+        return send_within_timeout
+
+    async def _synthesise(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
         try:
-            utterance = await self._desk.speaker.start(self._wanted, self._request_id)
-            async with aclosing(utterance.sound()) as parts:
-                whole = not (self._wanted.streaming or self._sse)
-                async for part in self._events(utterance, parts) if self._sse else parts:
-                    if not begun:
-                        begun = True
-                        await send(self._start(utterance, len(part) if whole else None))
+            utterance = await self._state.synthesis.start(self._options, self._request_id)
+            async with aclosing(utterance.audio()) as audio:
+                has_length = not (self._options.streaming or self._as_events)
+                async for part in self._events(utterance, audio) if self._as_events else audio:
+                    if not started:
+                        started = True
+                        await send(self._start_message(utterance, len(part) if has_length else None))
                     await send({"type": "http.response.body", "body": part, "more_body": True})
-            if not begun:  # all of it was silence, which is not sent
-                await send(self._start(utterance, 0 if whole else None))
+            if not started:  # everything was silence, which is trimmed
+                await send(self._start_message(utterance, 0 if has_length else None))
+            await self._state.request_log.flush()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except PolyvoxError as error:
-            if not begun:
-                self._desk.refused(error, self._request_id)
-                await error_answer(error, self._request_id, fields_of(scope))(scope, receive, send)
+            if not started:
+                self._state.record_rejected(error, self._request_id)
+                await error_response(error, self._request_id, field_names(scope))(scope, receive, send)
                 return
-            # The body has no end now, and the server closes the connection: no client takes that for the whole.
-            self._desk.metrics.aborts.labels("error").inc()
-            log.error("a stream failed", extra={"request_id": self._request_id, "error": str(error)})
+            # The body has no end, so the server closes the connection and clients see a failure.
+            self._state.metrics.aborts.labels("error").inc()
+            log.error("request failed", extra={"request_id": self._request_id, "error": str(error)})
 
-    def _start(self, utterance: Utterance, length: int | None) -> dict[str, object]:
+    def _start_message(self, utterance: Utterance, length: int | None) -> dict[str, object]:
         headers = {
-            "content-type": self.events_type if self._sse else utterance.content_type,
+            "content-type": self.events_type if self._as_events else utterance.content_type,
             "cache-control": "no-store",
             "x-request-id": self._request_id,
-            "x-seed": str(utterance.outcome.seed),
-            "x-polyvox-model": _latin(utterance.outcome.model),
-            "x-accel-buffering": "no",  # a proxy that collects the sound undoes all of this
-            **self._more,
+            "x-seed": str(utterance.record.seed),
+            "x-polyvox-model": _to_latin1(utterance.record.model),
+            "x-accel-buffering": "no",  # a proxy that buffers would delay the audio
+            **self._extra_headers,
         }
         if length is not None:
             headers["content-length"] = str(length)
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
-    async def _events(self, utterance: Utterance, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The parts as server-sent events; what fails after the first is an event too."""
-        begun = False
+    async def _events(self, utterance: Utterance, audio: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Server-sent events. A failure after the first audio is an event too."""
+        started = False
         try:
-            async for part in parts:
+            async for part in audio:
                 yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
-                begun = True
+                started = True
         except PolyvoxError as error:
-            if not begun:
+            if not started:
                 raise
-            self._desk.metrics.aborts.labels("error").inc()
+            self._state.metrics.aborts.labels("error").inc()
             yield _event({"type": "speech.audio.error", **error_body(error)})
             return
-        told = utterance.outcome
-        done = {"request_id": told.request_id, "seed": told.seed, "finish_reason": told.finish_reason}
-        yield _event({"type": "speech.audio.done", "usage": told.usage(), **done})
+        record = utterance.record
+        done = {"request_id": record.request_id, "seed": record.seed, "finish_reason": record.finish_reason}
+        yield _event({"type": "speech.audio.done", "usage": record.usage(), **done})
 
 
-class SpeechLines(SpeechResponse):
-    """The same as JSON objects, one in each line, as ElevenLabs sends sound with its times; of those we have none."""
+class JSONLinesSpeechResponse(SpeechResponse):
+    """One JSON object per line, as ElevenLabs sends audio with timestamps. The timestamps are null."""
 
     events_type = "application/json"
 
-    async def _events(self, _: Utterance, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for part in parts:
-            audio = base64.b64encode(part).decode()
-            told = {"audio_base64": audio, "alignment": None, "normalized_alignment": None}
-            yield json.dumps(told).encode() + b"\n"
+    async def _events(self, _: Utterance, audio: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for part in audio:
+            encoded = base64.b64encode(part).decode()
+            line = {"audio_base64": encoded, "alignment": None, "normalized_alignment": None}
+            yield json.dumps(line).encode() + b"\n"
 
 
 def _event(value: dict[str, object]) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def _latin(text: str) -> str:
+def _to_latin1(text: str) -> str:
     return text.encode("latin-1", "replace").decode("latin-1")
 
 
 async def while_connected(request: Request, work: "asyncio.Future[T]") -> T:
-    """What the work gives; it ends with whoever waits for it."""
-    gone = asyncio.create_task(_disconnected(request.receive))
-    both: list[asyncio.Future[Any]] = [work, gone]
+    """Awaits work; cancels it and raises APIError if the client disconnects."""
+    disconnect = asyncio.create_task(_disconnected(request.receive))
+    both: list[asyncio.Future[Any]] = [work, disconnect]
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise Refused(499, "disconnected", "the client has gone")
+            raise APIError(499, "disconnected", "The client disconnected.")
         return work.result()
     finally:
         work.cancel()
-        gone.cancel()
+        disconnect.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

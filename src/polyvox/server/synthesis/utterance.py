@@ -1,4 +1,5 @@
-"""An utterance: some sentences, each a stream of the engine, on their way to bytes of sound."""
+# SPDX-License-Identifier: Apache-2.0
+"""An utterance: segments of text, each synthesised by one stream of the engine, encoded to bytes."""
 
 import asyncio
 import logging
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec
 import numpy as np
 
 from polyvox.audio.clip import FinishReason, Samples
-from polyvox.engine.interface import Stream
+from polyvox.engine.interface import AsyncStream
 from polyvox.errors import EngineDown, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import Request
 from polyvox.server.request_log import RequestRecord
@@ -26,259 +27,254 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
-AGAIN_SECONDS = 0.2  # until a sentence in the midst of an utterance asks again for a place
-# The next sentence is begun when this share of the last one is made, by what a byte of text takes (speech.py of the
-# model): early enough that no gap is heard, late enough that an utterance does not hold two places.
-AHEAD_SHARE, SECONDS_PER_BYTE = 0.6, 0.072
-WORSE: tuple[FinishReason, ...] = ("stop", "length", "runaway", "cancelled", "error")
+RETRY_INTERVAL = 0.2  # seconds between submissions of a later segment that was rejected
+# The next segment is submitted when this fraction of the current one is generated, estimated from its bytes of text:
+# early enough to avoid a gap, late enough that an utterance rarely uses two slots.
+PREFETCH_FRACTION, SECONDS_PER_BYTE = 0.6, 0.072
+BY_SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "runaway", "cancelled", "error")
 
 
 class Utterance:
-    """Something that is being said: iterate over `sound` or `parts` once. A live one takes text until `finish`."""
+    """A running synthesis request: iterate over `audio` or `events` once. A live one accepts text until `finish`."""
 
-    def __init__(self, speaker: "SynthesisService", wanted: SynthesisOptions, request_id: str) -> None:
-        self._speaker, self._wanted = speaker, wanted
-        self._arrived = time.monotonic()
-        name = speaker.facts.identity.name
-        self.outcome = RequestRecord(request_id, name, time.time(), seed=wanted.seed or 0)
-        self._script: SegmentQueue | None = None
-        self._sound: OutputEncoder | None = None
+    def __init__(self, service: "SynthesisService", options: SynthesisOptions, request_id: str) -> None:
+        self._service, self._options = service, options
+        self._start_time = time.monotonic()
+        self.record = RequestRecord(request_id, service.info.identity.name, time.time(), seed=options.seed or 0)
+        self._segments: SegmentQueue | None = None
+        self._encoder: OutputEncoder | None = None
         self._request: Request | None = None
-        self._segment = 0
-        # The sentence that is spoken and the one after it, on their way to the engine and back.
-        self._coming: tuple[Segment, asyncio.Task[Stream]] | None = None
-        self._stream: Stream | None = None
+        self._segment_index = 0
+        self._next: tuple[Segment, asyncio.Task[AsyncStream]] | None = None  # submitted ahead of its turn
+        self._stream: AsyncStream | None = None  # of the current segment
         self._encoding: asyncio.Future[bytes] | None = None
-        self._feeding: asyncio.Task[None] | None = None  # the words of a sentence that grows
-        self._reason: FinishReason = "stop"  # the worst of its sentences
+        self._appending: asyncio.Task[None] | None = None  # text of a streaming segment
+        self._finish_reason: FinishReason = "stop"  # the most severe of all segments
         self._cancelled = self._closed = False
-        self.wants_text = False  # all that is there was said
+        self.awaiting_text = False  # all text so far is synthesised
 
     @property
     def content_type(self) -> str:
-        assert self._sound is not None
-        return self._sound.content_type
+        assert self._encoder is not None
+        return self._encoder.content_type
 
     @property
     def sample_rate(self) -> int:
-        """Of its bytes."""
-        assert self._sound is not None
-        return self._sound.sample_rate
+        """Sample rate of the encoded audio."""
+        assert self._encoder is not None
+        return self._encoder.sample_rate
 
-    async def begin(self) -> None:
-        """The speaker's: checks everything and brings the first sentence to the engine."""
-        prepared = await self._speaker.in_thread(self._speaker.prepare, self._wanted)
-        self._script, self._request, self._sound = prepared
+    async def start(self) -> None:
+        """Validates the options and submits the first segment."""
+        prepared = await self._service.in_thread(self._service.prepare, self._options)
+        self._segments, self._request, self._encoder = prepared
         assert self._request.seed is not None
-        self.outcome.seed, self.outcome.characters = self._request.seed, self._script.characters
-        if self._wanted.text and self._wanted.live:
-            self.append(self._wanted.text)
-        if (first := self._script.ready()) is not None:
-            self._coming = first, asyncio.create_task(self._send(first))
-            await asyncio.shield(self._coming[1])
+        self.record.seed, self.record.characters = self._request.seed, self._segments.characters
+        if self._options.text and self._options.live:
+            self.append(self._options.text)
+        if (first := self._segments.next_ready()) is not None:
+            self._next = first, asyncio.create_task(self._submit(first))
+            await asyncio.shield(self._next[1])
 
     def append(self, text: str) -> None:
         """More text for a live utterance."""
-        assert self._script is not None
-        self._script.append(text)
-        self.outcome.characters = self._script.characters
+        assert self._segments is not None
+        self._segments.append(text)
+        self.record.characters = self._segments.characters
 
     def flush(self) -> None:
-        """Says what is there as if it were the end."""
-        assert self._script is not None
-        self._script.flush()
+        """Ends the current segment; text that follows starts a new one."""
+        assert self._segments is not None
+        self._segments.flush()
 
     def finish(self) -> None:
-        """No more text will come."""
-        assert self._script is not None
-        self._script.finish()
+        """Marks the text as complete. Idempotent."""
+        assert self._segments is not None
+        self._segments.finish()
 
     def cancel(self) -> None:
-        """Ends it at once; its bytes end without an error. Any number of times, at any moment."""
+        """Ends the utterance at once; its audio ends without an error. Idempotent."""
         self._cancelled = True
         if self._stream is not None:
             self._stream.cancel()
-        if self._coming is not None:
-            self._coming[1].cancel()
-        if self._script is not None:
-            self._script.finish()
+        if self._next is not None:
+            self._next[1].cancel()
+        if self._segments is not None:
+            self._segments.finish()
 
-    async def sound(self) -> AsyncGenerator[bytes]:
-        """What there is to send, as it is made, never empty; raises StreamFailed or Overloaded where it failed."""
-        async with aclosing(self.parts()) as parts:
-            async for part in parts:
-                if isinstance(part, bytes):
-                    yield part
+    async def audio(self) -> AsyncGenerator[bytes]:
+        """Encoded audio as it is generated, never empty; raises StreamFailed or Overloaded."""
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                if isinstance(event, bytes):
+                    yield event
 
-    async def parts(self) -> AsyncGenerator[Segment | bytes]:
-        """The same with every sentence before its sound."""
-        assert self._sound is not None
-        begun = False
+    async def events(self) -> AsyncGenerator[Segment | bytes]:
+        """Encoded audio, with each segment before its audio."""
+        assert self._encoder is not None
+        started = False
         try:
-            async with aclosing(self._samples()) as parts:
-                async for part in parts:
-                    if isinstance(part, Segment):
-                        if begun and self._wanted.divided:
-                            if data := await self._encode(self._sound.finish):
-                                yield self._heard(data)
-                            self._sound = self._speaker.new_sound(self._wanted)
-                        begun = True
-                        yield part
-                    elif data := await self._encode(self._sound.push, part):
-                        yield self._heard(data)
-            ends = (begun or not self._wanted.live) and not self._cancelled
-            if ends and (data := await self._encode(self._sound.finish)):
-                yield self._heard(data)
-            self._end("cancelled" if self._cancelled else self._reason)
+            async with aclosing(self._samples()) as items:
+                async for item in items:
+                    if isinstance(item, Segment):
+                        if started and self._options.separate_files:
+                            if data := await self._encode(self._encoder.finish):
+                                yield self._emit(data)
+                            self._encoder = self._service.new_encoder(self._options)
+                        started = True
+                        yield item
+                    elif data := await self._encode(self._encoder.push, item):
+                        yield self._emit(data)
+            has_file = (started or not self._options.live) and not self._cancelled
+            if has_file and (data := await self._encode(self._encoder.finish)):
+                yield self._emit(data)
+            self._record_finished("cancelled" if self._cancelled else self._finish_reason)
         except (asyncio.CancelledError, GeneratorExit):
-            self._end("cancelled")
+            self._record_finished("cancelled")
             raise
         except Exception as error:
-            if self.outcome.first_audio is not None or not isinstance(error, Overloaded):
-                self._end("error", str(error))  # else it was never begun, and is refused
+            if self.record.first_audio is not None or not isinstance(error, Overloaded):
+                self._record_finished("error", str(error))  # otherwise it is recorded as rejected
             raise
         finally:
             await self.close()
 
     async def close(self) -> None:
-        """Leaves nothing with the engine and nothing in memory; any number of times."""
+        """Cancels what the engine still runs and frees the encoder. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._speaker.open.discard(self)
+        self._service.active.discard(self)
         if self._stream is not None:
             self._stream.cancel()
-        if self._feeding is not None:
-            self._feeding.cancel()
-        if self._coming is not None:
-            task = self._coming[1]
+        if self._appending is not None:
+            self._appending.cancel()
+        if self._next is not None:
+            task = self._next[1]
             task.cancel()
-            task.add_done_callback(cancel_stream)
-        if self._sound is not None:
+            task.add_done_callback(_cancel_stream)
+        if self._encoder is not None:
             if self._encoding is None or self._encoding.done():
-                self._sound.close()
-            else:  # a thread is still at it
-                sound = self._sound
-                self._encoding.add_done_callback(lambda _: sound.close())
-
-    # Parts
+                self._encoder.close()
+            else:  # a thread is still encoding
+                encoder = self._encoder
+                self._encoding.add_done_callback(lambda _: encoder.close())
 
     async def _samples(self) -> AsyncGenerator[Segment | Samples]:
-        """All sentences in their order, each before its own, with the silence between them."""
-        assert self._script is not None
-        while (sentence := await self._next()) is not None:
-            silence = sentence.silence
-            enough = AHEAD_SHARE * SECONDS_PER_BYTE * len(sentence.text.encode())
-            made = 0.0
+        """Each segment, then its samples, with the silence between segments."""
+        assert self._segments is not None
+        while (segment := await self._next_segment()) is not None:
+            silence = segment.silence
+            prefetch_after = PREFETCH_FRACTION * SECONDS_PER_BYTE * len(segment.text.encode())
+            seconds = 0.0
             assert self._stream is not None
-            yield sentence
+            yield segment
             async for chunk in self._stream:
                 if silence:
-                    yield self._silent(silence)
+                    yield self._silence(silence)
                     silence = 0.0
-                made += len(chunk.samples) / self._speaker.engine.sample_rate
-                if (made >= enough or chunk.final) and self._coming is None and not self._cancelled:
-                    self._look_ahead()
+                seconds += len(chunk.samples) / self._service.engine.sample_rate
+                if (seconds >= prefetch_after or chunk.final) and self._next is None and not self._cancelled:
+                    self._prefetch()
                 if len(chunk.samples):
-                    self.outcome.audio_seconds += len(chunk.samples) / self._speaker.engine.sample_rate
+                    self.record.audio_seconds += len(chunk.samples) / self._service.engine.sample_rate
                     yield chunk.samples
-            self._ended(self._stream)
+            self._add_result(self._stream)
             if self._cancelled:
                 return
-        if self._script.ending and not self._cancelled:
-            yield self._silent(self._script.ending)
+        if self._segments.trailing_silence and not self._cancelled:
+            yield self._silence(self._segments.trailing_silence)
 
-    async def _next(self) -> Segment | None:
-        """The next sentence, which is spoken by `_stream` then; None after the last one."""
-        assert self._script is not None
-        if self._coming is None:
-            self.wants_text, asked = True, time.monotonic()
-            sentence = await self._script.next()
-            self.wants_text = False
-            self._arrived += time.monotonic() - asked
-            if sentence is None or self._cancelled:
+    async def _next_segment(self) -> Segment | None:
+        """Makes the next segment the current one; None after the last."""
+        assert self._segments is not None
+        if self._next is None:
+            self.awaiting_text, since = True, time.monotonic()
+            segment = await self._segments.next()
+            self.awaiting_text = False
+            self._start_time += time.monotonic() - since
+            if segment is None or self._cancelled:
                 return None
-            self._coming = sentence, asyncio.create_task(self._send(sentence))
-        sentence, task = self._coming
+            self._next = segment, asyncio.create_task(self._submit(segment))
+        segment, task = self._next
         try:
             self._stream = await task
         except asyncio.CancelledError:
             if self._cancelled:
                 return None
             raise
-        self._coming = None
-        if self._cancelled:  # after the engine had it, before it was taken here
+        self._next = None
+        if self._cancelled:  # after the engine accepted the segment
             self._stream.cancel()
             return None
-        if sentence.growing is not None:
-            self._feeding = asyncio.create_task(self._feed(self._stream, sentence.growing))
-        return sentence
+        if segment.streaming is not None:
+            self._appending = asyncio.create_task(self._append_text(self._stream, segment.streaming))
+        return segment
 
-    def _look_ahead(self) -> None:
-        assert self._script is not None
-        if (following := self._script.ready()) is not None:
-            self._coming = following, asyncio.create_task(self._send(following))
+    def _prefetch(self) -> None:
+        assert self._segments is not None
+        if (following := self._segments.next_ready()) is not None:
+            self._next = following, asyncio.create_task(self._submit(following))
 
-    async def _feed(self, stream: Stream, growing: StreamingSegment) -> None:
-        """The rest of a sentence that grows, until the stream is closed; why it takes no more, its result tells."""
+    async def _append_text(self, stream: AsyncStream, segment: StreamingSegment) -> None:
+        """Forwards the remaining text of a streaming segment to its stream."""
         try:
-            async for piece in growing.rest():
-                await self._speaker.in_thread(stream.append, piece)
-            await self._speaker.in_thread(stream.finish_text)
-        except PolyvoxError as error:
-            log.info("text came too late", extra={"request_id": self.outcome.request_id, "error": str(error)})
+            async for text in segment.remaining_text():
+                stream.append(text)
+            stream.finish_text()
+        except PolyvoxError as error:  # the stream has ended; its result says why
+            log.info("text rejected", extra={"request_id": self.record.request_id, "error": str(error)})
             stream.cancel()
 
-    async def _send(self, sentence: Segment) -> Stream:
-        """A sentence to the engine. One in the midst of an utterance asks again where there is no place for it."""
+    async def _submit(self, segment: Segment) -> AsyncStream:
+        """Submits a segment. A later segment is retried when the engine has no capacity."""
         assert self._request is not None
-        request = replace(self._request, text=sentence.text, segment=self._segment)
-        if sentence.growing is not None:
+        request = replace(self._request, text=segment.text, segment=self._segment_index)
+        if segment.streaming is not None:
             request = replace(request, live=True, layout="streaming")
-        patient = self._segment > 0
-        self._segment += 1
-        give_up = time.monotonic() + self._speaker.settings.slo
+        may_retry = self._segment_index > 0
+        self._segment_index += 1
+        deadline = time.monotonic() + self._service.settings.max_queue_seconds
         while True:
             try:
-                return await self._speaker.submit(request)
+                return await self._service.submit(request)
             except EngineDown:
                 raise
             except Overloaded:
-                if not patient or time.monotonic() > give_up:
+                if not may_retry or time.monotonic() > deadline:
                     raise
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_INTERVAL)
 
-    def _ended(self, stream: Stream) -> None:
+    def _add_result(self, stream: AsyncStream) -> None:
         result = stream.result
         if result is None or (result.finish_reason == "cancelled" and not self._cancelled):
-            raise StreamFailed("the engine ended this stream before it was finished")
-        self.outcome.add(result)
-        self._reason = max(self._reason, result.finish_reason, key=WORSE.index)
+            raise StreamFailed("The engine ended the stream before it was finished.")
+        self.record.add(result)
+        self._finish_reason = max(self._finish_reason, result.finish_reason, key=BY_SEVERITY.index)
 
     async def _encode(self, work: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs) -> bytes:
-        """Off the event loop, but for plain samples, which are as many bytes."""
-        assert self._sound is not None
-        if self._sound.plain:
+        """Encodes in a thread, except for plain PCM."""
+        assert self._encoder is not None
+        if self._encoder.is_plain_pcm:
             return work(*args, **kwargs)
-        self._encoding = self._speaker.encode(work, *args, **kwargs)
+        self._encoding = self._service.encode(work, *args, **kwargs)
         return await asyncio.shield(self._encoding)
 
-    def _silent(self, seconds: float) -> Samples:
-        self.outcome.audio_seconds += seconds
-        return np.zeros(round(seconds * self._speaker.engine.sample_rate), np.float32)
+    def _silence(self, seconds: float) -> Samples:
+        self.record.audio_seconds += seconds
+        return np.zeros(round(seconds * self._service.engine.sample_rate), np.float32)
 
-    def _heard(self, data: bytes) -> bytes:
-        if self.outcome.first_audio is None:
-            self.outcome.first_audio = time.monotonic() - self._arrived
+    def _emit(self, data: bytes) -> bytes:
+        if self.record.first_audio is None:
+            self.record.first_audio = time.monotonic() - self._start_time
         return data
 
-    def _end(self, reason: FinishReason, error: str | None = None) -> None:
-        self.outcome.finish_reason, self.outcome.error = reason, error
-        self.outcome.seconds = time.monotonic() - self._arrived
-        self._speaker.on_end(self.outcome)
+    def _record_finished(self, reason: FinishReason, error: str | None = None) -> None:
+        self.record.finish_reason, self.record.error = reason, error
+        self.record.seconds = time.monotonic() - self._start_time
+        self._service.on_finished(self.record)
 
 
-def cancel_stream(job: "asyncio.Future[Stream]") -> None:
-    """Of a stream that nobody wants any more."""
+def _cancel_stream(job: "asyncio.Future[AsyncStream]") -> None:
     if not job.cancelled() and job.exception() is None:
         job.result().cancel()

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the WebSocket APIs share: messages with limits, and utterances that accept text while they are synthesised."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import Any
+
+from fastapi import WebSocket
+from starlette.websockets import WebSocketDisconnect
+
+from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.server.app_state import AppState, get_state
+from polyvox.server.middleware.auth import AUTHENTICATE, LIMITER, choose_subprotocol
+from polyvox.server.middleware.limits import ConcurrencyLimiter
+from polyvox.server.requests import parse_json, request_id_of
+from polyvox.server.responses import APIError
+from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.segments import Segment
+from polyvox.server.synthesis.utterance import Utterance
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARS = 128 * 1024  # of a message without a recording
+APPEND_CHARS = 1000  # characters that are normalised at once, so that a long text does not block the event loop
+MAX_INVALID_MESSAGES = 100  # before the connection is closed
+# Close codes of RFC 6455, section 7.4.1.
+NORMAL, GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR, SERVICE_RESTART, TRY_AGAIN = 1000, 1001, 1008, 1011, 1012, 1013
+MAX_REASON_BYTES = 123  # RFC 6455, section 5.5
+CLOSE_TIMEOUT = 5.0  # seconds
+
+
+class ClientDisconnected(Exception):
+    """The connection is closed."""
+
+
+class IdleTimeout(Exception):
+    """No message arrived in time."""
+
+
+class WebSocketConnection:
+    """One WebSocket: receives JSON objects, sends messages one at a time.
+
+    large_fields: quoted names of fields whose messages may exceed MAX_MESSAGE_CHARS.
+    """
+
+    def __init__(self, websocket: WebSocket, large_fields: tuple[str, ...]) -> None:
+        self._websocket, self._large_fields = websocket, large_fields
+        self.state: AppState = get_state(websocket)
+        self.request_id = request_id_of(websocket)
+        self.limiter: ConcurrencyLimiter | None = websocket.scope.get(LIMITER)  # None: not authenticated yet
+        self._send_lock = asyncio.Lock()
+        self._closed = False
+        self._abort_reason = "disconnect"
+        self._num_invalid = 0
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(self._websocket.query_params)
+
+    @property
+    def path(self) -> dict[str, str]:
+        return dict(self._websocket.path_params)
+
+    def authenticate(self, key: str) -> None:
+        """Accepts a key that was sent in a message; raises APIError if it is invalid."""
+        if self.limiter is None:
+            self.limiter = self._websocket.scope[AUTHENTICATE](key)
+
+    async def receive_json(self, timeout: float, is_busy: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """The next message. Raises APIError, ClientDisconnected, or IdleTimeout if it does not arrive while idle."""
+        while True:
+            try:
+                async with asyncio.timeout(timeout):
+                    message = await self._websocket.receive()
+                break
+            except TimeoutError:
+                if not is_busy():
+                    raise IdleTimeout from None
+        if message["type"] == "websocket.disconnect":
+            self._closed = True
+            self._abort_reason = "drain" if message.get("code") == SERVICE_RESTART else "disconnect"
+            raise ClientDisconnected
+        text = message.get("text")
+        if text is None:
+            raise APIError(400, "invalid_message", "Messages must be JSON in text frames.")
+        if len(text) > MAX_MESSAGE_CHARS and not any(name in text for name in self._large_fields):
+            raise APIError(413, "too_large", f"A message must have at most {MAX_MESSAGE_CHARS:,} characters.")
+        return await parse_json(text, "message")
+
+    async def send_json(self, message: dict[str, Any]) -> None:
+        await self._send({"type": "websocket.send", "text": json.dumps(message)})
+
+    async def send_bytes(self, data: bytes) -> None:
+        await self._send({"type": "websocket.send", "bytes": data})
+
+    async def close(self, code: int = NORMAL, reason: str = "") -> None:
+        """Closes the connection, within CLOSE_TIMEOUT if the client does not read. Idempotent."""
+        fitting = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+        with suppress(ClientDisconnected, TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self._send({"type": "websocket.close", "code": code, "reason": fitting})
+        self._closed = True
+
+    def count_abort(self) -> None:
+        """Counts an utterance that was interrupted by the end of the connection."""
+        self.state.metrics.aborts.labels(self._abort_reason).inc()
+
+    def count_invalid(self) -> None:
+        """Raises ClientDisconnected after too many invalid messages."""
+        self._num_invalid += 1
+        if self._num_invalid > MAX_INVALID_MESSAGES:
+            raise ClientDisconnected
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        async with self._send_lock:
+            if self._closed:
+                raise ClientDisconnected
+            try:
+                async with asyncio.timeout(self.state.settings.reader_timeout):
+                    await self._websocket.send(message)
+            except WebSocketDisconnect:
+                self._closed = True
+                raise ClientDisconnected from None
+            except TimeoutError:
+                self._closed, self._abort_reason = True, "timeout"
+                log.warning("request aborted", extra={"request_id": self.request_id, "reason": "reader_timeout"})
+                raise ClientDisconnected from None
+
+
+async def serve_websocket(
+    websocket: WebSocket, session: Callable[[WebSocketConnection], Awaitable[None]], large_fields: tuple[str, ...] = ()
+) -> None:
+    """Runs a session and closes the connection, whatever the session raises."""
+    connection = WebSocketConnection(websocket, large_fields)
+    await websocket.accept(choose_subprotocol(websocket.scope.get("subprotocols", [])))
+    try:
+        await session(connection)
+        await connection.close()
+    except ClientDisconnected:
+        await connection.close(POLICY_VIOLATION)
+    except asyncio.CancelledError:  # drain_timeout has passed
+        await connection.close(GOING_AWAY, "The server is shutting down.")
+        raise
+    except Exception:
+        log.exception("websocket failed", extra={"request_id": connection.request_id})
+        await connection.close(INTERNAL_ERROR, "Internal error. The log has the details under the request id.")
+
+
+class LiveUtterance:
+    """One utterance of a WebSocket. It accepts text at once and is submitted when there is something to say.
+
+    complete_text: submit it only when all of its text has arrived.
+    """
+
+    def __init__(
+        self, connection: WebSocketConnection, options: SynthesisOptions, request_id: str, complete_text: bool = False
+    ) -> None:
+        self._connection, self._options = connection, options
+        self.request_id, self._complete_text = request_id, complete_text
+        self._inputs: asyncio.Queue[str | None] = (
+            asyncio.Queue()
+        )  # text, or None for a flush; bounded by max_text_chars
+        self._texts: list[str] = []
+        self._num_chars = 0
+        self._can_start, self.text_ended = asyncio.Event(), asyncio.Event()
+        self._cancelled = asyncio.Event()
+        self.finished = False
+        self._is_blank = True  # nothing to say so far
+        self.flushed = True  # no text since the last flush
+        self.failed = False  # nothing more will be synthesised
+        self.utterance: Utterance | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    @property
+    def separate_files(self) -> bool:
+        return self._options.separate_files
+
+    @property
+    def format(self) -> str:
+        return self._options.format
+
+    @property
+    def sample_rate(self) -> int | None:
+        return None if self.utterance is None else self.utterance.sample_rate
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._texts)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being synthesised or is about to be."""
+        if not self._can_start.is_set() or self.cancelled or self.failed:
+            return False
+        return self.utterance is None or not self.utterance.awaiting_text or not self._inputs.empty()
+
+    def append(self, text: str) -> None:
+        """More text; raises InvalidRequest if it is too long or the text has ended."""
+        if self.finished and text:
+            raise InvalidRequest("text", text, "the utterance has already ended")
+        limit = self._connection.state.settings.max_text_chars
+        if self._num_chars + len(text) > limit:
+            raise InvalidRequest("text", text, f"must have at most {limit:,} characters per utterance")
+        if not text:
+            return
+        self._num_chars += len(text)
+        self._texts.append(text)
+        self._inputs.put_nowait(text)
+        if text.strip():
+            self.flushed = self._is_blank = False
+            if not self._complete_text:
+                self._can_start.set()
+
+    def flush(self) -> None:
+        """Ends the current segment."""
+        if not self.flushed:
+            self._inputs.put_nowait(None)
+            self.flushed = True
+
+    def finish(self) -> None:
+        """Marks the text as complete. Idempotent."""
+        if not self.finished:
+            self.finished = True
+            self._inputs.put_nowait("")
+            self._can_start.set()
+            self.text_ended.set()
+
+    def cancel(self) -> None:
+        """Ends the utterance at once. Idempotent."""
+        self._cancelled.set()
+        self._can_start.set()
+        self.text_ended.set()
+        if self.utterance is not None:
+            self.utterance.cancel()
+
+    async def events(self) -> AsyncGenerator[Segment | bytes]:
+        """As `Utterance.events`; raises Overloaded too if the utterance is rejected."""
+        await self._can_start.wait()
+        if self._is_blank or self._cancelled.is_set():
+            return
+        assert self._connection.limiter is not None, "not authenticated"
+        async with self._connection.limiter.request():
+            self.utterance = await self._connection.state.synthesis.start(self._options, self.request_id)
+            if self._cancelled.is_set():
+                self.utterance.cancel()
+            appending = asyncio.create_task(self._append_text(self.utterance))
+            try:
+                async with aclosing(self.utterance.events()) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                appending.cancel()
+                await asyncio.gather(appending, return_exceptions=True)
+            if not appending.cancelled() and (error := appending.exception()) is not None:
+                raise error
+
+    async def _append_text(self, utterance: Utterance) -> None:
+        try:
+            while not (self.finished and self._inputs.empty()):
+                text = await self._inputs.get()
+                if text is None:
+                    utterance.flush()
+                for start in range(0, len(text or ""), APPEND_CHARS):
+                    utterance.append((text or "")[start : start + APPEND_CHARS])
+                    await asyncio.sleep(0)
+        except Exception:
+            utterance.cancel()
+            raise
+        utterance.finish()
+
+    def record_failure(self, error: PolyvoxError) -> None:
+        """Counts a failure: rejected if nothing was synthesised, otherwise aborted."""
+        self.failed = True
+        state = self._connection.state
+        if self.utterance is None or self.utterance.record.finish_reason is None:
+            state.record_rejected(error, self.request_id)
+        else:
+            state.metrics.aborts.labels("error").inc()
+            log.error("request failed", extra={"request_id": self.request_id, "error": str(error)})

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Request bodies with size limits and timeouts, models that report unknown fields, and request ids."""
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Query, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from starlette.requests import HTTPConnection
+
+from polyvox.server.app_state import get_state
+from polyvox.server.responses import APIError
+from polyvox.server.settings import Settings
+from polyvox.server.validation import field_error
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+THREAD_PARSE_BYTES = 100_000  # JSON of this size takes about 5 ms; larger bodies are parsed in a thread
+MAX_LISTED_FIELDS, MAX_FIELD_NAME = 20, 60  # of the header x-polyvox-ignored
+
+STRICT = Query(default="", description="1: reject unknown fields.")
+
+
+class RequestModel(BaseModel):
+    """Base of request bodies: null means that a field is not set, and unknown fields are kept to be reported."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: item for name, item in value.items() if item is not None}
+        return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Optional fields accept null."""
+        found = handler.resolve_ref_schema(handler(schema))
+        for name, field in found["properties"].items():
+            if name not in found.get("required", []) and {"type": "null"} not in field.get("anyOf", []):
+                about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+                found["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
+        return found
+
+    def unknown_fields(self) -> list[str]:
+        return sorted(self.model_extra or {})
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], fields: dict[str, Any]) -> Model:
+    """Validates fields that FastAPI does not parse (forms, batch items, messages); raises APIError."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        found = field_error(model, error.errors()[0])
+        code = "missing_field" if found.missing else "invalid_field"
+        raise APIError(422, code, found.message, found.field) from None
+
+
+def check_unknown(names: list[str], strict: bool, request_id: str) -> dict[str, str]:
+    """Rejects unknown fields if strict; otherwise logs them and returns the header that names them."""
+    if not names:
+        return {}
+    listed = ", ".join(
+        re.sub(r"[^\x21-\x2b\x2d-\x7e]", "?", name[:MAX_FIELD_NAME]) for name in names[:MAX_LISTED_FIELDS]
+    )
+    if strict:
+        raise APIError(400, "unknown_field", f"Unknown fields: {listed}.", names[0])
+    log.info("unknown fields ignored", extra={"request_id": request_id, "fields": listed})
+    return {"x-polyvox-ignored": listed}
+
+
+def is_strict(value: str) -> bool:
+    return value in ("1", "true")
+
+
+def request_id_of(connection: HTTPConnection) -> str:
+    """The client's x-request-id if it is well-formed, otherwise a new one; the same for the whole request."""
+    found: str | None = connection.scope.get("polyvox.request_id")
+    if found is None:
+        given = connection.headers.get("x-request-id", "")
+        found = given if REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        connection.scope["polyvox.request_id"] = found
+    return found
+
+
+async def read_body(request: Request, settings: Settings, max_bytes: int) -> bytes:
+    """Reads the body; raises APIError if it is too large or too slow."""
+    too_large = APIError(413, "too_large", f"The request body must have at most {max_bytes:,} bytes.")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        message = f"The request body did not arrive within {settings.body_timeout:g} s (body_timeout)."
+        raise APIError(408, "timeout", message) from None
+    return bytes(body)
+
+
+async def parse_json(text: str | bytes, name: str) -> dict[str, Any]:
+    """Parses a JSON object; raises APIError for anything else. name: what the text is, for messages."""
+    if len(text) > THREAD_PARSE_BYTES:
+        return await asyncio.to_thread(_parse_json, text, name)
+    return _parse_json(text, name)
+
+
+def _parse_json(text: str | bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text, parse_constant=_reject_constant)
+    except (ValueError, RecursionError) as error:
+        raise APIError(400, "invalid_json", f"The {name} must be JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise APIError(400, "invalid_json", f"The {name} must be a JSON object.")
+    return found
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+class ParsedRequest(Request):
+    """A request whose body is already read and parsed. The content type is not checked: `curl -d` sends a form's."""
+
+    def __init__(self, request: Request, body: bytes, parsed: dict[str, Any]) -> None:
+        headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+        scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
+        super().__init__(scope, request.receive)
+        self._content, self._parsed = body, parsed
+
+    async def body(self) -> bytes:
+        return self._content
+
+    async def json(self) -> dict[str, Any]:
+        return self._parsed
+
+
+class JSONRoute(APIRoute):
+    """Reads and parses JSON bodies for FastAPI: size limit and timeout first, large bodies in a thread."""
+
+    def max_bytes(self, settings: Settings) -> int:
+        return settings.max_text_body_bytes
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_and_handle(request: Request) -> Response:
+            if request.method != "POST":
+                return await handle(request)
+            settings = get_state(request).settings
+            body = await read_body(request, settings, self.max_bytes(settings))
+            return await handle(ParsedRequest(request, body, await parse_json(body, "request body")))
+
+        return read_and_handle
+
+
+class RecordingRoute(JSONRoute):
+    """A JSON route whose body may contain recordings."""
+
+    def max_bytes(self, settings: Settings) -> int:
+        return settings.max_body_bytes

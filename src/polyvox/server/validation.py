@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns pydantic's validation errors into the messages of the product: field, requirement, value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from polyvox.errors import NOT_SHOWN, invalid_value
+
+_BOUNDS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """The first error of a validation: the top-level field, what it must be, and its value (NOT_SHOWN for secrets)."""
+
+    field: str
+    missing: bool
+    requirement: str
+    value: object
+
+    @property
+    def message(self) -> str:
+        if self.missing:
+            return f"Missing required field '{self.field}'."
+        return invalid_value(self.field, self.value, self.requirement)
+
+
+def field_error(model: type[BaseModel], error: Mapping[str, Any], prefix: int = 0) -> FieldError:
+    """Describes one entry of `ValidationError.errors()`. prefix: leading items of its location, such as "body"."""
+    # Only the top-level name: in a union the rest of the location names the type that was tried.
+    name = str(error["loc"][prefix])
+    field = model.model_fields.get(name)
+    value = NOT_SHOWN if field is not None and field.repr is False else error["input"]
+    return FieldError(name, error["type"] == "missing", _requirement(error, field), value)
+
+
+def _requirement(error: Mapping[str, Any], field: FieldInfo | None) -> str:
+    if field is not None and error["type"] in _BOUNDS and (limits := _range(field)):
+        return limits
+    message: str = error["msg"]
+    for prefix in ("Input should ", "Value error, should ", "Value error, must "):
+        if message.startswith(prefix):
+            return "must " + message.removeprefix(prefix)
+    return message[:1].lower() + message[1:]
+
+
+def _range(field: FieldInfo) -> str | None:
+    """ "must be between 0.25 and 4" where a field has a lower and an upper bound, both inclusive."""
+    low = next((item.ge for item in field.metadata if isinstance(item, Ge)), None)
+    high = next((item.le for item in field.metadata if isinstance(item, Le)), None)
+    if any(isinstance(item, Gt | Lt) for item in field.metadata) or low is None or high is None:
+        return None
+    return f"must be between {low:g} and {high:g}"
