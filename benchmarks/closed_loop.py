@@ -29,7 +29,7 @@ from polyvox.bench.load import Load
 from polyvox.bench.load_generator import run_in_processes
 from polyvox.bench.prompts import prompts
 from polyvox.bench.summary import summarise
-from polyvox.engine import model_runner
+from polyvox.engine import generator_runner, model_runner, pending, vocoder_runner
 from polyvox.engine.config import MIN_CONTEXT, EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import InProcessEngine
@@ -64,7 +64,7 @@ class SimulatedGPU:
         time.sleep(max(0.0, self.idle_at - time.perf_counter()))
 
 
-class SimulatedPending(model_runner.Pending):
+class SimulatedPending(pending.Pending):
     """The result of a call, available once the GPU has completed all calls launched so far."""
 
     def __init__(self, value: torch.Tensor) -> None:
@@ -82,12 +82,13 @@ GPU = SimulatedGPU()
 
 def simulate(speech: Any, max_streams: int) -> Any:
     """Replaces the calls of a model by ones that take their time on the simulated GPU and compute nothing."""
-    new_slots = speech.new_slots
+    generator, vocoder = speech.generator, speech.vocoder
+    new_generator_state, new_vocoder_state = generator.new_state, vocoder.new_state
+    flags = torch.zeros(max_streams + 1, dtype=torch.int64)
+    audio = 0.1 * torch.randn(max(max_streams, 16) * vocoder.samples_per_frame)
 
-    def new_simulated_slots(*shape: int) -> Any:
-        rows = new_slots(*shape)
-        flags = torch.zeros(max_streams + 1, dtype=torch.int64)
-        audio = 0.1 * torch.randn(max(max_streams, 16) * speech.samples_per_frame)
+    def simulated_generator_state(*shape: int) -> Any:
+        state = new_generator_state(*shape)
 
         def prefill(values: torch.Tensor, *_: object) -> None:
             GPU.launch((PREFILL + PREFILL_ROW * len(values)) / 1e3)
@@ -96,15 +97,22 @@ def simulate(speech: Any, max_streams: int) -> Any:
             GPU.launch(interpolate(FRAME_STEP, len(slots)))
             return flags[: len(slots)]
 
-        def decode(slots: torch.Tensor, _: object, frames: int) -> torch.Tensor:
+        state.prefill, state.frame = prefill, frame
+        return state
+
+    def simulated_vocoder_state(num_slots: int) -> Any:
+        state = new_vocoder_state(num_slots)
+
+        def decode(slots: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+            frames = codes.shape[1]
             GPU.launch(frames * interpolate(CODEC_FRAME, len(slots)))
-            return audio[: len(slots) * frames * speech.samples_per_frame].view(len(slots), -1)
+            return audio[: len(slots) * frames * vocoder.samples_per_frame].view(len(slots), -1)
 
-        rows.prefill, rows.frame, rows.decode = prefill, frame, decode
-        return rows
+        state.decode = decode
+        return state
 
-    speech.new_slots = new_simulated_slots
-    model_runner.Pending = SimulatedPending  # type: ignore[misc]
+    generator.new_state, vocoder.new_state = simulated_generator_state, simulated_vocoder_state
+    generator_runner.Pending = vocoder_runner.Pending = SimulatedPending  # type: ignore[attr-defined]
     model_runner.ModelRunner.wait = lambda self: GPU.wait()  # type: ignore[method-assign] # noqa: ARG005
     return speech
 

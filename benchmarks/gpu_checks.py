@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the engine that need a GPU; prints one table.
 
-    python benchmarks/gpu_checks.py [--size 0.6B] [--only rows,solo,storm,layers,memory]
+    python benchmarks/gpu_checks.py [--size 0.6B] [--only rows,solo,storm,layers,memory,vocoder] [--vocoder-device cpu]
 
 rows: within one call size, the output of a stream is bit-identical in any batch and any slot.
 solo: with `deterministic`, streams in a batch of 64 are bit-identical to the same streams alone.
 storm: 1,000 streams started and cancelled at random with `poison_freed`; then a stream gives the same samples again.
 layers: bfloat16 against float32 by layer, and the codec's samples, in dB.
 memory: 16 concurrent streams of 30 s: the GPU memory in use, by the driver.
+vocoder: with the vocoder on another device, the same codes, and samples within the float32 tolerance.
 """
 
 import argparse
@@ -26,41 +27,45 @@ import torch
 from polyvox.bench.model_calls import SyntheticBatch
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.engine.pending import PendingAudio
+from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.family import FAMILY
+from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
 from polyvox.models.qwen3_tts.model import Qwen3TTS
-from polyvox.models.qwen3_tts.transformer import Layer
 from polyvox.models.request import Request, Sampling
 from polyvox.tts import TTS, load
 
 Rows = list[tuple[str, str]]
 DEVICE = torch.device("cuda")
+VOCODER_DEVICE = "cpu"  # of the check `vocoder`
+SAMPLE_TOLERANCE = 1e-4  # relative, in float32
 TEXTS = ["Good morning.", "The train leaves at nine.", "Could you say that again, please?", "We ran out of milk."]
 
 
 @torch.inference_mode()
 def rows(size: str) -> Rows:
     """Two batches of 64 that share 32 streams, in other slots."""
-    model = FAMILY.random_model(size, DEVICE, torch.bfloat16).model
+    model = FAMILY.random_model(size, DEVICE, torch.bfloat16)
     torch.manual_seed(0)
-    inputs = torch.randn(96, model.config.talker.transformer.hidden_size, device="cuda").to(model.dtype)
+    inputs = torch.randn(96, model.generator.hidden_size, device="cuda").to(model.generator.dtype)
 
     def generate(streams: list[int]) -> dict[int, tuple[torch.Tensor, ...]]:
         """16 frames and their samples of each stream; seed and input belong to the stream, not to its slot."""
         batch = SyntheticBatch(model, 64, 32, 24, 4)
-        slots = batch.rows
-        slots.input.copy_(inputs[streams])
-        slots.key[:, 0] = torch.tensor(streams, device="cuda")
+        state = batch.state
+        assert isinstance(state, Qwen3TTSGeneratorState)
+        state.input.copy_(inputs[streams])
+        state.key[:, 0] = torch.tensor(streams, device="cuda")
         order = torch.randperm(64, device="cuda")
-        batch.slots = batch.slots[order]
+        batch.slots = batch.vocoder_slots = batch.slots[order]
         chunks = []
         for _ in range(4):
             for _ in range(4):
                 batch.frame()
-            first = slots.frame[batch.slots] - 4
-            chunks.append(model.decode(slots, batch.slots, first, 4))
+            chunks.append(batch.decode(state.frame_index[batch.slots] - 4))
         samples = torch.cat(chunks, 1)
         inverse = torch.argsort(order)
-        return {stream: (slots.codes[i, :16], slots.input[i], samples[inverse[i]]) for i, stream in enumerate(streams)}
+        return {stream: (state.codes[i, :16], state.input[i], samples[inverse[i]]) for i, stream in enumerate(streams)}
 
     one, other = generate(list(range(64))), generate([*range(95, 31, -1)])
     same = [all(torch.equal(a, b) for a, b in zip(one[i], other[i], strict=True)) for i in range(32, 64)]
@@ -119,9 +124,9 @@ def storm(_: str) -> Rows:
 @torch.inference_mode()
 def layers(size: str) -> Rows:
     """The same weights in bfloat16 and in float32."""
-    narrow = FAMILY.random_model(size, DEVICE, torch.bfloat16).model
-    wide = FAMILY.random_model(size, DEVICE, torch.float32).model
-    for one, other in zip(wide.parameters(), narrow.parameters(), strict=True):
+    narrow = FAMILY.random_model(size, DEVICE, torch.bfloat16)
+    wide = FAMILY.random_model(size, DEVICE, torch.float32)
+    for one, other in zip(wide.model.parameters(), narrow.model.parameters(), strict=True):
         one.copy_(other)
     found: dict[str, list[torch.Tensor]] = {}
 
@@ -129,35 +134,38 @@ def layers(size: str) -> Rows:
         """Records the output of each layer until the stack is closed."""
         stacks = {"talker": model.talker.model.layers, "predictor": model.talker.code_predictor.model.layers}
         names = {layer: f"{name} {stack} {i}" for stack, parts in stacks.items() for i, layer in enumerate(parts)}
-        many, few = Layer.forward, Layer.of_few
+        forward, forward_small_batch = TransformerLayer.forward, TransformerLayer.forward_small_batch
 
-        def noted(layer: Layer, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            out = many(layer, *given)
+        def record(layer: TransformerLayer, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            out = forward(layer, *inputs)
             found.setdefault(names[layer], []).append(out[0].float())
             return out
 
-        def noted_few(layer: Layer, *given: Any) -> torch.Tensor:
-            out = few(layer, *given)
+        def record_small_batch(layer: TransformerLayer, *inputs: Any) -> torch.Tensor:
+            out = forward_small_batch(layer, *inputs)
             found.setdefault(names[layer], []).append(out.float())
             return out
 
         patches = ExitStack()
-        patches.enter_context(mock.patch.object(Layer, "forward", noted))
-        patches.enter_context(mock.patch.object(Layer, "of_few", noted_few))
+        patches.enter_context(mock.patch.object(TransformerLayer, "forward", record))
+        patches.enter_context(mock.patch.object(TransformerLayer, "forward_small_batch", record_small_batch))
         return patches
 
     torch.manual_seed(1)
-    start = torch.randn(8, narrow.config.talker.transformer.hidden_size, device="cuda")
+    start = torch.randn(8, narrow.generator.hidden_size, device="cuda")
     samples, first = {}, {}
     for name, model in (("narrow", narrow), ("wide", wide)):
         batch = SyntheticBatch(model, 8, 32, 8, 4)
-        batch.rows.input.copy_(start)
-        with record_layers(model, name):
+        state = batch.state
+        assert isinstance(state, Qwen3TTSGeneratorState)
+        state.input.copy_(start)
+        with record_layers(model.model, name):
             batch.frame()
-        first[name] = batch.rows.codes[:8, 0, 0].clone()
+        first[name] = state.codes[:8, 0, 0].clone()
         torch.manual_seed(2)
-        codes = torch.randint(0, 2048, (8, 16, narrow.config.talker.code_groups), device="cuda")
-        samples[name], _ = model.codec(codes, model.codec.initial_state(8))
+        codes = torch.randint(0, 2048, (8, 16, narrow.generator.num_codebooks), device="cuda")
+        codec = model.model.codec
+        samples[name], _ = codec(codes, codec.initial_state(8))
     same = first["narrow"] == first["wide"]  # another code 0 is another input of the predictor
 
     def of_same(name: str) -> torch.Tensor:
@@ -197,16 +205,57 @@ def memory(_: str) -> Rows:
     ]
 
 
+def vocoder(_: str) -> Rows:
+    """The embedded voice in float32 with the vocoder on the GPU and on VOCODER_DEVICE."""
+    found: dict[str, tuple[list[list[int]], list[np.ndarray]]] = {}
+    for device in ("auto", VOCODER_DEVICE):
+        config = EngineConfig(max_streams=16, max_queue=64, vocoder_device=device)
+        with load(device="cuda", dtype="float32", config=config) as tts:
+            runner = tts.engine._runner
+            ring, decode = runner.generator.state.codes, runner.decode
+            codes: list[list[int]] = []
+
+            def record(
+                work: list[tuple[int, int, int]],
+                ring: torch.Tensor = ring,
+                decode: Callable[[list[tuple[int, int, int]]], PendingAudio] = decode,
+                codes: list[list[int]] = codes,
+            ) -> PendingAudio:
+                for slot, first, count in work:
+                    codes += ring[slot, torch.arange(first, first + count) % ring.shape[1]].tolist()
+                return decode(work)
+
+            with mock.patch.object(runner, "decode", record):
+                sequential = [_synthesise(tts.engine, [request])[0] for request in _requests(8)]
+            concurrent = _synthesise(tts.engine, _requests(64))  # must not hang
+            found[device] = codes, sequential
+            assert all(len(samples) for samples in concurrent)
+    (codes, samples), (other_codes, other_samples) = found.values()
+    same = "the same" if codes == other_codes else "DIFFERENT"
+    error = max(
+        float(np.abs(one - other).max() / np.abs(one).max()) if one.shape == other.shape else np.inf
+        for one, other in zip(samples, other_samples, strict=True)
+    )
+    within = "within" if error < SAMPLE_TOLERANCE else "ABOVE"
+    return [
+        (f"vocoder: codes of {len(codes)} frames with the vocoder on {VOCODER_DEVICE}", same),
+        ("vocoder: largest relative difference of samples", f"{error:.1e}, {within} {SAMPLE_TOLERANCE:g}"),
+    ]
+
+
 CHECKS: dict[str, Callable[[str], Rows]] = {
-    "memory": memory, "rows": rows, "solo": solo, "storm": storm, "layers": layers
+    "memory": memory, "rows": rows, "solo": solo, "storm": storm, "layers": layers, "vocoder": vocoder,
 }  # fmt: skip
 
 
 def main() -> None:
+    global VOCODER_DEVICE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="0.6B", choices=["0.6B", "1.7B"])
     parser.add_argument("--only", default=",".join(CHECKS))
+    parser.add_argument("--vocoder-device", default=VOCODER_DEVICE, help="device of the check vocoder: cpu or cuda:N")
     given = parser.parse_args()
+    VOCODER_DEVICE = given.vocoder_device
     table: Rows = []
     for name in given.only.split(","):
         began = time.monotonic()

@@ -15,13 +15,14 @@ from conftest import LoadedTTS
 from polyvox.engine.config import PAGE
 from polyvox.engine.kv_cache import KVCache
 from polyvox.kernels.noise import keyed_noise
-from polyvox.models.protocol import ENDED, PrefillMetadata, PreparedRequest
+from polyvox.models.flags import FRAME_ENDED
+from polyvox.models.layers.code_predictor import Draw
+from polyvox.models.layers.sampling import GeneratorNoise, Noise
+from polyvox.models.protocol import PrefillMetadata, PreparedRequest
 from polyvox.models.qwen3_tts.config import CONTROL_IDS
-from polyvox.models.qwen3_tts.model import Qwen3TTS
-from polyvox.models.qwen3_tts.predictor import Draw
+from polyvox.models.qwen3_tts.generator import NEVER, Qwen3TTSGeneratorState, SamplingPayload
 from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
-from polyvox.models.qwen3_tts.sampling import GeneratorNoise, Noise
-from polyvox.models.qwen3_tts.speech_model import NEVER, Own, Qwen3TTSModel
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Layout, Sampling
 from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
@@ -84,19 +85,19 @@ def sampling_of(tts: LoadedTTS, case: Case) -> Sampling:
 
 def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Run:
     """Run a case as one batch; `change` may modify its prompts, to test that the comparison fails."""
-    model, count = tts.speech.model, len(case.utterances)
+    generator, codec, count = tts.speech.generator, tts.speech.model.codec, len(case.utterances)
     result = Run()
     prompts = [change(prompt_of(tts, case, utterance)) for utterance in case.utterances]
     for i, prompt in enumerate(prompts):
         vector, reference = (inputs.get(f"{name}{i}") for name in ("vector", "reference"))
         parts = [None if part is None else torch.from_numpy(part) for part in (vector, reference)]
-        result.prefill.append(model.embed(prompt, (), *parts)[0])
-        result.trailing.append(model.text_rows(prompt.trailing))
+        result.prefill.append(generator.embed(prompt, (), *parts)[0])
+        result.trailing.append(generator.text_rows(prompt.trailing))
     noise = keyed_noise if case.seed is None else GeneratorNoise(torch.Generator().manual_seed(case.seed))
 
     first: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
-    draws = Qwen3TTS._draws
+    draws = Qwen3TTSGeneratorState._draws
 
     def recording_draws(*how: Any) -> Draw:
         draw = draws(*how)
@@ -107,7 +108,7 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
         return recorded
 
-    with mock.patch.object(Qwen3TTS, "_draws", recording_draws):
+    with mock.patch.object(Qwen3TTSGeneratorState, "_draws", recording_draws):
         frames, ended = [], []
         batch = Batch(tts.speech, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
         for _ in range(199 if case in EMBEDDED else FRAMES):
@@ -127,7 +128,7 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
         if int(codes.max()) >= tts.speech.config.codec.codebook_size:
             continue  # only a modified model generates such codes
         before = torch.from_numpy(inputs[f"reference{i}"]).to(codes) if f"reference{i}" in inputs else codes[:0]
-        samples, _ = model.codec(torch.cat([before, codes])[None], model.codec.initial_state(1))
+        samples, _ = codec(torch.cat([before, codes])[None], codec.initial_state(1))
         result.audio.append(samples[0, len(before) * tts.speech.config.codec.samples_per_frame :])
     return result
 
@@ -144,33 +145,32 @@ class Batch:
         seeds: Sequence[int] | None = None,
         frames: int = 200,
     ) -> None:
-        self.model, count = speech.model, len(prompts)
-        self.span = max(len(prompt) for prompt in prompts)
-        pages = -(-(self.span + frames) // PAGE)
-        self.model_slots = speech.new_slots(count, max(map(len, texts)), ring=8)
-        self.slots = self.model_slots.rows
-        self.cache = KVCache(speech.kv_shape, count * pages, count, pages, speech.device, speech.dtype)
-        self.index = torch.arange(count, device=speech.device)
+        generator, count = speech.generator, len(prompts)
+        self.max_context = max(len(prompt) for prompt in prompts)
+        pages = -(-(self.max_context + frames) // PAGE)
+        self.state = generator.new_state(count, max(map(len, texts)), ring_frames=8)
+        self.cache = KVCache(generator.kv_shape, count * pages, count, pages, generator.device, generator.kv_dtype)
+        self.slots = torch.arange(count, device=generator.device)
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
-            own = Own(seeds[i] if seeds else 0, 0, params, NEVER, None)
+            payload = SamplingPayload(seeds[i] if seeds else 0, 0, params, NEVER)
             # Pages of different streams are interleaved, as in the engine.
             self.cache.set_block_table(i, list(range(i + 1, count * pages + 1, count)))
-            self.model_slots.assign(i, PreparedRequest(prompt, text, frames, False, len(text), own))
-        packed = torch.cat([prompt[:-1] for prompt in prompts])
-        counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=speech.device)
-        owner = self.index.repeat_interleave(counts)
-        column = torch.cat([torch.arange(len(prompt) - 1, device=speech.device) for prompt in prompts])
-        pack = PrefillMetadata(self.index, owner, column, self.span - 1)
-        self.model.prefill(packed, owner, column, self.cache, self.span - 1, pack)
+            self.state.assign(i, PreparedRequest(prompt, text, frames, False, len(text), payload))
+        rows = torch.cat([prompt[:-1] for prompt in prompts])
+        counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=generator.device)
+        owner = self.slots.repeat_interleave(counts)
+        column = torch.cat([torch.arange(len(prompt) - 1, device=generator.device) for prompt in prompts])
+        metadata = PrefillMetadata(self.slots, owner, column, self.max_context - 1)
+        self.state.prefill(rows, owner, column, self.cache, self.max_context - 1, metadata)
+        self.ended = torch.zeros(count, dtype=torch.bool, device=generator.device)
 
     def frame(self, noise: Noise = keyed_noise) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next frame's codes [B, groups], and which streams have ended."""
-        at = self.slots.frame % self.slots.codes.shape[1]
-        flags = self.model.frame(self.slots, self.index, self.cache, self.span, noise)
-        self.span += 1
-        codes = self.slots.codes[self.index, at].clone()
-        self.over = getattr(self, "over", torch.zeros_like(flags, dtype=torch.bool)) | (flags & ENDED).bool()
-        return codes, self.over
+        """The next frame's codes [B, codebooks], and which streams have ended."""
+        ring_index = self.state.frame_index % self.state.codes.shape[1]
+        flags = self.state.frame(self.slots, self.cache, self.max_context, noise)
+        self.max_context += 1
+        self.ended |= (flags & FRAME_ENDED).bool()
+        return self.state.codes[self.slots, ring_index].clone(), self.ended.clone()
 
 
 def same_codes(ours: Run, theirs: Golden) -> bool:

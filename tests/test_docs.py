@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from polyvox.audio import read_audio
-from polyvox.engine.memory import table
+from polyvox.engine.memory import usage_table
 from polyvox.server.settings import Settings, load_settings
 from polyvox.tts import load
 
@@ -139,8 +139,8 @@ def test_every_setting_is_documented() -> None:
 
 def test_the_memory_table_is_the_one_of_the_server() -> None:
     with load(device="cpu", config=Settings().engine_config()) as tts:
-        shown = table(tts.engine._runner.memory())
-    assert f"where the memory goes:\n{shown}\n" in (ROOT / "docs/server.md").read_text()
+        shown = usage_table(tts.engine._runner.memory())
+    assert f"memory usage:\n{shown}\n" in (ROOT / "docs/server.md").read_text()
 
 
 def test_the_tests_that_the_documentation_names_exist() -> None:

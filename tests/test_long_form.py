@@ -116,7 +116,7 @@ def test_a_sentence_that_is_never_admitted_fails_after_the_retry_timeout(full_en
 
 def test_a_sentence_that_fails_raises_and_the_others_are_cancelled(engine: LocalEngine) -> None:
     with (
-        mock.patch.object(engine._runner.rows, "decode", side_effect=RuntimeError("injected")),
+        mock.patch.object(engine._runner.vocoder.state, "decode", side_effect=RuntimeError("injected")),
         pytest.raises(Exception, match="injected"),
     ):
         list(LongFormReader(engine, SENTENCES, REQUEST, 4))

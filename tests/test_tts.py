@@ -16,7 +16,7 @@ from conftest import Loaded, LoadedTTS
 from polyvox import Audio, ClonedVoice, InvalidRequest, Request, Sampling
 from polyvox.audio.clip import Samples
 from polyvox.errors import PolyvoxError
-from polyvox.models.qwen3_tts.model import Qwen3TTS, Slots
+from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
 from polyvox.tts import TTS
 
 pytestmark = pytest.mark.slow
@@ -24,18 +24,18 @@ pytestmark = pytest.mark.slow
 TEXT = "Good morning, how are you?"
 
 
-def recorded_frames(model: Qwen3TTS, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def recorded_frames(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """A list to which the codes of every generated frame are added."""
     recorded: list[torch.Tensor] = []
-    frame = model.frame
+    frame = Qwen3TTSGeneratorState.frame
 
-    def record(rows: Slots, slots: torch.Tensor, *rest: Any) -> torch.Tensor:
-        at = rows.frame[slots] % rows.codes.shape[1]
-        flags = frame(rows, slots, *rest)
-        recorded.append(rows.codes[slots, at].clone())
+    def record(state: Qwen3TTSGeneratorState, slots: torch.Tensor, *rest: Any) -> torch.Tensor:
+        at = state.frame_index[slots] % state.codes.shape[1]
+        flags = frame(state, slots, *rest)
+        recorded.append(state.codes[slots, at].clone())
         return flags
 
-    monkeypatch.setattr(model, "frame", record)
+    monkeypatch.setattr(Qwen3TTSGeneratorState, "frame", record)
     return recorded
 
 
@@ -69,10 +69,10 @@ def test_a_stream_has_the_samples_of_say_and_a_small_first_chunk(embedded: Loade
 
 
 def test_the_first_chunk_arrives_before_generation_ends(embedded: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = recorded_frames(embedded.speech.model, monkeypatch)
+    made = recorded_frames(monkeypatch)
     stream = embedded.stream(TEXT)
     first = next(iter(stream))
-    assert len(first) <= 4 * embedded.speech.samples_per_frame
+    assert len(first) <= 4 * embedded.speech.vocoder.samples_per_frame
     stream.cancel()
     assert made
 
@@ -147,7 +147,7 @@ def test_a_designed_voice_follows_its_description(loaded: Loaded) -> None:
 
 def cloned(tts: LoadedTTS, frames: int) -> ClonedVoice:
     generator = torch.Generator().manual_seed(2)
-    vector = torch.randn(tts.speech.hidden_size, generator=generator).numpy()
+    vector = torch.randn(tts.speech.generator.hidden_size, generator=generator).numpy()
     codes = torch.randint(0, 64, (frames, tts.speech.config.talker.code_groups), generator=generator).numpy()
     return ClonedVoice(vector, codes, "hello there") if frames else ClonedVoice(vector)
 
@@ -164,7 +164,7 @@ def test_the_codec_state_after_a_recording_is_exact(loaded: Loaded, monkeypatch:
     voice = cloned(tts, 12)
     assert voice.codes is not None
     assert tts.engine.stats()["streams"] == 0  # started, so that its own measurements are not recorded
-    spoken = recorded_frames(tts.speech.model, monkeypatch)
+    spoken = recorded_frames(monkeypatch)
     audio = tts.say("hello", voice, seed=1, max_frames=9)
     frames = len(audio.samples) // tts.speech.config.codec.samples_per_frame
     codes = torch.cat([torch.from_numpy(voice.codes), *spoken[:frames]])[None]
@@ -336,7 +336,7 @@ def test_a_stream_is_an_async_iterator(embedded: LoadedTTS) -> None:
 def test_a_failed_engine_is_replaced(loaded: Loaded) -> None:
     with TTS(loaded("custom_voice", "float32").speech) as tts:
         broken = tts.engine
-        step = mock.patch.object(broken._runner.rows, "frame", side_effect=RuntimeError("injected"))
+        step = mock.patch.object(broken._runner.generator.state, "frame", side_effect=RuntimeError("injected"))
         with step:
             for _ in range(5):
                 with pytest.raises(PolyvoxError):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyvox.models.qwen3_tts.config import ModelConfig
-from polyvox.models.qwen3_tts.prompt import NOTHING, build_prompt
+from polyvox.models.qwen3_tts.prompt import NO_CODE, build_prompt
 from training.layout import SPEAKERS
 from training.pool import UNKNOWN, Pool
 
@@ -24,10 +24,10 @@ class Batch:
     """Rows [B,L]: what is read at each, and what comes after it."""
 
     text: Tensor  # [B,L] ids
-    control: Tensor  # [B,L] ids of the codec side, NOTHING where there is none
-    frames: Tensor  # [B,L,BOOKS] codes, NOTHING where the row is no frame or a code is not known
+    control: Tensor  # [B,L] ids of the codec side, NO_CODE where there is none
+    frames: Tensor  # [B,L,BOOKS] codes, NO_CODE where the row is no frame or a code is not known
     target: Tensor  # [B,L] code 0 or end of speech, IGNORED elsewhere
-    following: Tensor  # [B,L,BOOKS] the frame that comes next, NOTHING where none or not known
+    following: Tensor  # [B,L,BOOKS] the frame that comes next, NO_CODE where none or not known
 
 
 class Batches:
@@ -35,7 +35,7 @@ class Batches:
         self.config = config
         self.tokens = torch.from_numpy(pool.tokens.astype(np.int64)).to(device)
         codes = pool.codes.astype(np.int64)
-        self.codes = torch.from_numpy(np.where(codes == UNKNOWN, NOTHING, codes)).to(device)
+        self.codes = torch.from_numpy(np.where(codes == UNKNOWN, NO_CODE, codes)).to(device)
         columns = (pool.first_token, pool.token_count, pool.first_frame, pool.frame_count, pool.speaker)
         self.entries = torch.from_numpy(np.stack(columns, 1).astype(np.int64)).to(device)
         role = [config.im_start_id, config.assistant_id, NEWLINE]
@@ -71,20 +71,20 @@ class Batches:
         text = torch.where(~live & (frame >= 0), config.tts_pad_id, text)
         text = torch.where(in_prefix, self.prefix_text[prompt].gather(1, column), text)
         control = torch.where(row == begin - 1, talker.bos_id, talker.pad_id)
-        control = torch.where(frame >= 0, NOTHING, control)
+        control = torch.where(frame >= 0, NO_CODE, control)
         control = torch.where(in_prefix, self.prefix_codec[prompt].gather(1, column), control)
 
         def codes_at(frame: Tensor) -> Tensor:
             inside = (frame >= 0) & (frame < frames)
             place = first_frame + (frame - LIVE_LEAD * live).clamp(min=0)
-            return torch.where(inside[..., None], self.codes[place.clamp(max=len(self.codes) - 1)], NOTHING)
+            return torch.where(inside[..., None], self.codes[place.clamp(max=len(self.codes) - 1)], NO_CODE)
 
         following = codes_at(frame + 1)
         end = frame + 1 == frames
         target = torch.where(following[..., 0] >= 0, following[..., 0], IGNORED)
         target = torch.where(end, talker.eos_id, target)
         read = codes_at(frame)
-        return Batch(text, control, torch.where(is_frame[..., None], read, NOTHING), target, following)
+        return Batch(text, control, torch.where(is_frame[..., None], read, NO_CODE), target, following)
 
 
 def row_count(pool: Pool) -> np.ndarray:

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from polyvox.models.layers.linear import checkpoint_tensors
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
-from polyvox.models.qwen3_tts.transformer import file_tensors
 from training.layout import FIRST_CODES, SAMPLING, initialise, voice_files
 from training.talker import load_talker
 
@@ -68,7 +68,7 @@ def _clear_unused(talker: Talker) -> None:
 
 
 def _save(module: nn.Module, prefix: str, path: Path) -> None:
-    tensors: dict[str, Tensor] = file_tensors(module, prefix)
+    tensors: dict[str, Tensor] = checkpoint_tensors(module, prefix)
     kept = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     save_file(kept, path, metadata={"format": "pt"})
 

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyvox.models.layers.linear import PackedLinear, StackedWeights
+from polyvox.models.layers.norm import LayerScale, RMSNorm
 from polyvox.models.qwen3_tts.codec import Codebook, ConvNeXt, SnakeBeta
 from polyvox.models.qwen3_tts.config import CODEC_FILE, CONTROL_IDS, GENERATION_FILE, MODEL_FILE
-from polyvox.models.qwen3_tts.transformer import Fused, LayerScale, RMSNorm, Stacked
 from training.tokens import SPECIAL, VOCABULARY
 from training.units import FRAME, SAMPLE_RATE
 
@@ -161,9 +162,9 @@ def initialise(model: nn.Module) -> None:
         elif isinstance(module, Codebook):
             module.embedding_sum.zero_()
             module.cluster_usage.fill_(1.0)
-        elif isinstance(module, Fused):
+        elif isinstance(module, PackedLinear):
             nn.init.uniform_(module.weight, *_bounds(module.weight))
-        elif isinstance(module, (Stacked, nn.Embedding)):
+        elif isinstance(module, (StackedWeights, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.05)
 
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyvox.models.qwen3_tts.predictor import Predictor
+from polyvox.models.layers.code_predictor import CodePredictor
+from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.qwen3_tts.talker import Talker
-from polyvox.models.qwen3_tts.transformer import Rotation
 from training.batches import IGNORED, Batch
 from training.layout import BOOKS, FIRST_CODES
 
@@ -32,7 +32,7 @@ def first_loss(model: Talker, hidden: Tensor, batch: Batch, end: int) -> tuple[T
 
 def rest_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None) -> Tensor:
     """Of codes 1 and up, [BOOKS - 1], from the talker's hidden state and the codes before; of `count` frames."""
-    predictor: Predictor = model.code_predictor
+    predictor: CodePredictor = model.code_predictor
     following, hidden = batch.following.flatten(0, 1), hidden.flatten(0, 1)
     known = (following >= 0).all(-1)
     if count is not None:
@@ -45,7 +45,7 @@ def rest_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None) ->
     rows = torch.cat([hidden[:, None].to(first.dtype), first, rest], 1)
     x = predictor.small_to_mtp_projection(rows)
     positions = torch.arange(rows.shape[1], device=rows.device)[None]
-    x = predictor.model.run(x, Rotation(positions, predictor.config.transformer, x.dtype), causal)
+    x = predictor.model.run(x, RotaryEmbedding(positions, predictor.config.transformer, x.dtype), causal)
     scores = torch.einsum("nbd,bvd->nbv", x[:, 1:], predictor.lm_head.weight.to(x.dtype)).float()
     losses = F.cross_entropy(scores.flatten(0, 1), codes[:, 1:].flatten(), reduction="none").view(-1, BOOKS - 1)
     return (losses * known[:, None]).sum(0) / known.sum().clamp(min=1)

@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, float]] = {
 
 def rows_of(tts: TTS, judge: Judge, way: str, count: int) -> list[Row]:
     """One row for each sentence."""
-    sampling, voices = replace(tts.speech.model.config.sampling, **WAYS[way]), tts.voices  # type: ignore[arg-type]
+    sampling, voices = replace(tts.speech.info().sampling, **WAYS[way]), tts.voices  # type: ignore[arg-type]
     requests = [
         Request(text, voices[i % 2], seed=i, layout=LAYOUTS[i // 2 % 2], sampling=sampling, whole_file=True)
         for i, text in enumerate(DEVELOPMENT[:count])

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
 from polyvox.models.qwen3_tts.talker import Talker
-from polyvox.models.qwen3_tts.transformer import Layer
 from training.batches import Batches, row_count
 from training.graph import Captured, half_precision
 from training.layout import BOOKS, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
@@ -217,7 +217,7 @@ def scale_for_depth(model: Talker) -> None:
     """Branches that add up start small; text and codes start at the same size."""
     for stack in (model.model, model.code_predictor.model):
         for layer in stack.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, TransformerLayer)
             for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
                 weight.mul_((2 * len(stack.layers)) ** -0.5)
     nn.init.normal_(model.model.text_embedding.weight, std=1.0)
@@ -233,7 +233,7 @@ def add_dropout(model: Talker) -> None:
             return F.dropout(made, part, module.training)
 
         for layer in stack.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, TransformerLayer)
             layer.self_attn.register_forward_hook(drop)
             layer.mlp.register_forward_hook(drop)
 

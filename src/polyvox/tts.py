@@ -26,9 +26,9 @@ from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest
 from polyvox.long_form import LongFormReader, ResumeStore, split_text
 from polyvox.models.info import ModelIdentity
 from polyvox.models.protocol import SpeechModel
-from polyvox.models.registry import load_model
+from polyvox.models.registry import LoadOptions, load_model
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
-from polyvox.progress import ProgressBar
+from polyvox.progress import OnProgress, ProgressBar
 from polyvox.text import TextRules
 from polyvox.voices import VoiceLibrary
 
@@ -43,17 +43,22 @@ def load(
     progress: bool = False,
     config: EngineConfig | None = None,
     voices: VoiceLibrary | None = None,
+    vocoder_device: str = "auto",
 ) -> "TTS":
     """Load a checkpoint from a folder or a hub id; without one, the embedded voice.
 
     device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or float64.
     progress: show a progress bar on stderr. config: of the engine. voices: the voice library, by default the user's.
+    vocoder_device: auto (config's, by default the same device), cpu, cuda or cuda:N.
     """
-    placed = placement(device, dtype)  # before the checkpoint is downloaded
+    if vocoder_device == "auto" and config is not None:
+        vocoder_device = config.vocoder_device
+    # Before the checkpoint is downloaded.
+    options = load_options(device, dtype, vocoder_device, ProgressBar() if progress else None)
     if path_or_id is None:
-        speech = load_model(EMBEDDED_VOICE, *placed, name="embedded", progress=progress)
+        speech = load_model(EMBEDDED_VOICE, options, name="embedded")
     else:
-        speech = load_model(path_or_id, *placed, progress=progress)
+        speech = load_model(path_or_id, options)
     return TTS(speech, config, VoiceLibrary() if voices is None else voices, speech.info().identity)
 
 
@@ -68,7 +73,7 @@ class TTS:
         identity: ModelIdentity | None = None,
     ) -> None:
         self.speech, self.library, self.identity = speech, voices, identity
-        self.sample_rate = speech.sample_rate
+        self.sample_rate = speech.vocoder.sample_rate
         self._config = config or EngineConfig()
         self._config.check()
         self._lock = threading.Lock()
@@ -297,15 +302,24 @@ def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     return target, DTYPES[dtype]
 
 
-def _parse_device(name: str) -> torch.device:
+def load_options(
+    device: str, dtype: str, vocoder_device: str = "auto", on_progress: OnProgress | None = None
+) -> LoadOptions:
+    """The arguments of `load` for the model registry; a vocoder_device of auto is the generator's device."""
+    target, torch_dtype = placement(device, dtype)
+    vocoder = target if vocoder_device == "auto" else _parse_device(vocoder_device, "vocoder_device")
+    return LoadOptions(target, torch_dtype, vocoder, on_progress)
+
+
+def _parse_device(name: str, field: str = "device") -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
-        raise InvalidRequest("device", name, "must be auto, cpu, cuda or cuda:N") from None
+        raise InvalidRequest(field, name, "must be auto, cpu, cuda or cuda:N") from None
     if name != "cpu" and device.type != "cuda":
-        raise InvalidRequest("device", name, "must be auto, cpu, cuda or cuda:N")
+        raise InvalidRequest(field, name, "must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest("device", name, f"this machine has {torch.cuda.device_count()} CUDA devices")
+        raise InvalidRequest(field, name, f"this machine has {torch.cuda.device_count()} CUDA devices")
     return device

@@ -15,7 +15,7 @@ import torch
 from bench.fake_server import FakeServer, Script, serving, tone
 from polyvox import tts
 from polyvox.cli.main import main
-from polyvox.engine.memory import CPU_SLOTS
+from polyvox.engine.memory import DEFAULT_CPU_STREAMS
 from polyvox.models.qwen3_tts import family, synthetic
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ def test_engine_measures_the_peak_of_every_dtype_of_the_model(
 ) -> None:
     model = synthetic.random_model(synthetic.tiny_files("custom_voice"), torch.device("cpu"), torch.float32)
     model.codec.narrow(torch.bfloat16)  # its codebooks stay float32, as on a GPU
-    monkeypatch.setattr(family, "random_model", lambda *_: model)
+    monkeypatch.setattr(family, "random_model", lambda *_, **__: model)
     status = bench("engine", "--model", "0.6B", "--batch", "1", "--context", "16", "--repeats", "2", "-o", "e.json")
     assert status == 0, capsys.readouterr().err
     assert set(json.loads(Path("e.json").read_text())["device"]["rates"]) == {"float32", "bfloat16"}
@@ -146,7 +146,7 @@ def test_on_a_gpu_the_engine_runs_in_its_own_process_and_reports_its_size(bench:
     options = ("--in-process", "--device", "cpu", "--rate", "4", "--seconds", "2", "--warmup", "0", "--frames", "4")
     assert bench("serve", *options, "-o", "r.json") == 0
     result = json.loads(Path("r.json").read_text())
-    assert result["conditions"]["engine"]["max_streams"] == CPU_SLOTS
+    assert result["conditions"]["engine"]["max_streams"] == DEFAULT_CPU_STREAMS
     assert result["runs"][0]["summary"]["failed"] == 0
     assert result["runs"][0]["summary"]["length"]["mean"] == pytest.approx(0.32)
 

@@ -152,7 +152,7 @@ def test_the_engine_in_process_generates_utterances_of_a_fixed_length(embedded: 
     result = run_in_process(partial(engine_client, client), load, prompts())
     summary = summarise(result.traces)
     assert summary.succeeded == 4, summary.errors
-    assert {trace.samples for trace in result.traces} == {6 * embedded.speech.samples_per_frame}
+    assert {trace.samples for trace in result.traces} == {6 * embedded.speech.vocoder.samples_per_frame}
     assert client_lag([result]).cpu > 0
     assert summary.peak == 2
 

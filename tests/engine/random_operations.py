@@ -27,7 +27,7 @@ from polyvox.audio.silence import SILENCE_LEVEL
 from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk, Result
-from polyvox.engine.kv_cache import SCRATCH
+from polyvox.engine.kv_cache import SCRATCH_PAGE
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
@@ -428,9 +428,9 @@ class Crowd(RuleBasedStateMachine):
         assert sorted(slots) == list(range(SLOTS))
         assert sorted(pages) == list(range(1, engine.config.pages + 1)), "and page 0 belongs to nobody"
         for seat in seats:
-            table = runner.cache.table[seat.slot].tolist()
-            assert table == seat.pages + [SCRATCH] * (len(table) - len(seat.pages))
-        assert (runner.cache.table[engine.ledger.free_slots] == SCRATCH).all()
+            table = runner.generator.cache.table[seat.slot].tolist()
+            assert table == seat.pages + [SCRATCH_PAGE] * (len(table) - len(seat.pages))
+        assert (runner.generator.cache.table[engine.ledger.free_slots] == SCRATCH_PAGE).all()
         for stream in engine.streams:
             assert (stream.allocation is not None) == (stream.status in HOLDS_SLOT) == (stream in engine.streams.active)
             assert (stream.result is not None) == (stream.status is StreamStatus.RELEASING)
@@ -444,7 +444,7 @@ class Crowd(RuleBasedStateMachine):
 
     def _stream_is_sound(self, listener: Listener) -> None:
         stream, engine = listener.stream, self.engine
-        frame = self.speech.samples_per_frame
+        frame = self.speech.vocoder.samples_per_frame
         if listener.end is None:
             listener.end = stream.result
         assert stream.result is listener.end, "an end was told twice"
@@ -529,13 +529,13 @@ class Crowd(RuleBasedStateMachine):
             assert result.finish_reason == ("length" if len(expected.codes) >= frames else expected.reason)
             assert codes == said
             assert result.frames == len(said)
-        self._compare(listener, expected.samples[: len(said) * self.speech.samples_per_frame], result)
+        self._compare(listener, expected.samples[: len(said) * self.speech.vocoder.samples_per_frame], result)
 
     def _compare(self, listener: Listener, whole: Samples, result: Result) -> None:
         samples, complete = listener.samples, not cut_short(result)
         cut = 0
         if listener.asked.trim_silence and len(samples):
-            starts = range(0, len(whole), self.speech.samples_per_frame)
+            starts = range(0, len(whole), self.speech.vocoder.samples_per_frame)
             near = (s for s in starts if np.allclose(whole[s : s + len(samples)], samples[: len(whole) - s], atol=1e-6))
             cut = next(near, inf) if not complete else len(whole) - len(samples)  # type: ignore[assignment]
             assert cut < len(whole), "this is nothing that it says alone"

@@ -11,7 +11,7 @@ import torch
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.model_runner import PendingAudio
+from polyvox.engine.pending import PendingAudio
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream import LocalStream
 from polyvox.models.protocol import PreparedRequest
@@ -86,8 +86,8 @@ def alone(speech: Qwen3TTSModel, request: Request) -> Alone:
 
 def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
     """From now on, the codes of each stream of this engine as its codec reads them, each frame once and in order."""
-    stepper, rows = engine._runner, engine._runner.rows
-    ring: torch.Tensor = rows.rows.codes  # type: ignore[attr-defined]
+    stepper = engine._runner
+    ring = stepper.generator.state.codes
     assign, decode = stepper.assign, stepper.decode
     found: defaultdict[LocalStream, Codes] = defaultdict(list)
     owners: dict[int, LocalStream] = {}  # by slot

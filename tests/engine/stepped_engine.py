@@ -147,7 +147,7 @@ class SteppedEngine(LocalEngine):
     # What it notes, and where it fails
 
     def _patch_runner(self, runner: ModelRunner) -> None:
-        rows: Any = runner.rows
+        rows: Any = runner.generator.state
         assign, write, clear = rows.assign, runner.write_text, runner.clear
 
         def seated(slot: int, prepared: PreparedRequest) -> None:
@@ -172,8 +172,8 @@ class SteppedEngine(LocalEngine):
 
         rows.assign = seated
         runner.write_text, runner.clear = written, cleared  # type: ignore[method-assign]
-        for name in ("prefill", "frame", "decode"):
-            setattr(rows, name, self._failing(name, getattr(rows, name)))
+        for state, name in ((rows, "prefill"), (rows, "frame"), (runner.vocoder.state, "decode")):
+            setattr(state, name, self._failing(name, getattr(state, name)))
         self.codes = note_codes(self)
 
     def _failing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,7 +214,7 @@ class _Watched(threading.Condition):
 
 @contextmanager
 def small_text_ring() -> Iterator[None]:
-    with mock.patch("polyvox.engine.model_runner.TEXT_ROWS", TEXT_RING):
+    with mock.patch("polyvox.engine.generator_runner.TEXT_ROWS", TEXT_RING):
         yield
 
 

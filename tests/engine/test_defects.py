@@ -16,7 +16,7 @@ from conftest import Loaded
 from engine.speaking import PATIENCE, request, solo, spoken, wait_for_end
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.model_runner import PendingAudio
+from polyvox.engine.pending import PendingAudio
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
@@ -37,7 +37,7 @@ def test_a_dead_device_still_tells_every_reader(speech: Qwen3TTSModel) -> None:
     told: set[LocalStream] = set()
     dead = RuntimeError("the device is gone")
     with (
-        mock.patch.object(engine._runner.rows, "frame", side_effect=dead),
+        mock.patch.object(engine._runner.generator.state, "frame", side_effect=dead),
         mock.patch.object(engine._runner, "clear", side_effect=dead),
     ):
         with engine.lock:
@@ -62,13 +62,13 @@ def test_a_callback_that_exits_ends_its_own_stream_only(speech: Qwen3TTSModel) -
 
 def test_a_stream_without_a_word_is_not_taken_by_an_engine_that_closes(speech: Qwen3TTSModel) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
-    make = speech.growing_text
+    make = speech.streaming_tokenizer
 
     def slowly(asked: Request) -> Any:
         engine.close()
         return make(asked)
 
-    with mock.patch.object(speech, "growing_text", slowly), pytest.raises(EngineDown):
+    with mock.patch.object(speech, "streaming_tokenizer", slowly), pytest.raises(EngineDown):
         engine.submit(Request("", "serena", live=True))
 
 
@@ -98,7 +98,7 @@ def test_live_text_is_bounded_and_what_is_refused_changes_nothing(speech: Qwen3T
         with pytest.raises(InvalidRequest, match="surrogate"):
             stream.append("\ud800")
         with pytest.raises(InvalidRequest, match="rows may be pending"):
-            stream.append_rows(np.zeros((100_000, speech.hidden_size), np.float32))
+            stream.append_rows(np.zeros((100_000, speech.generator.hidden_size), np.float32))
         stream.append("there")
         stream.finish_text()
         whole = solo(speech, request("hello there", layout="streaming", guard=False))
@@ -124,7 +124,7 @@ def test_an_engine_that_broke_lets_go_of_its_memory(speech: Qwen3TTSModel, monke
     monkeypatch.setattr("polyvox.engine.engine.log.disabled", True)  # what is logged is kept by the test itself
     with TTS(speech) as tts:
         broken = weakref.ref(tts.engine)
-        with mock.patch.object(tts.engine._runner.rows, "frame", side_effect=RuntimeError("injected")):
+        with mock.patch.object(tts.engine._runner.generator.state, "frame", side_effect=RuntimeError("injected")):
             while not tts._engine.broken:  # type: ignore[union-attr]
                 with pytest.raises(Exception, match=r"injected|stopped"):
                     tts.say("hello", "serena", max_frames=3)
@@ -182,7 +182,7 @@ def test_a_step_that_hangs_does_not_hang_who_closes(speech: Qwen3TTSModel, monke
         goes_on.wait(PATIENCE)
         raise RuntimeError("too late")
 
-    with mock.patch.object(engine._runner.rows, "frame", hang):
+    with mock.patch.object(engine._runner.generator.state, "frame", hang):
         engine.submit(request())
         assert hangs.wait(PATIENCE)
         engine.close()
@@ -206,8 +206,8 @@ def test_what_is_trimmed_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
     def quiet_at_first(work: Any) -> PendingAudio:
         """Silence for a frame and three windows."""
         made = decode(work)
-        for group, pending in made.groups:
-            for i, samples in zip(group, pending.get(), strict=True):
+        for group in made.groups:
+            for i, samples in zip(group.indices, group.samples.get(), strict=True):
                 _, first, frames = work[i]
                 at = np.arange(first * 1920, (first + frames) * 1920)
                 samples[:] = np.where(at < 1920 + 3 * 480, 0, 0.3)

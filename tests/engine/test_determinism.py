@@ -22,7 +22,7 @@ from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.kernels import sampler
-from polyvox.models.qwen3_tts import model
+from polyvox.models.qwen3_tts import generator
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request, Sampling
 
@@ -57,7 +57,7 @@ def noted_margins() -> Iterator[list[float]]:
         found.append(best - second)
         return draw(logits, params, noise)
 
-    with mock.patch.object(model, "draw", noted):
+    with mock.patch.object(generator, "draw", noted):
         yield found
 
 

@@ -6,6 +6,7 @@ of an array, a connector left open. Silent broadcasting of the embedding sum is 
 
 import threading
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,17 +44,17 @@ def test_a_small_batch_after_a_large_one_reads_nothing_of_it(speech: Qwen3TTSMod
 def test_poison_is_found_out_where_something_is_read_before_it_is_written(speech: Qwen3TTSModel) -> None:
     """The switch itself works: a seat that forgets to clear the codec's past is heard."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
-    rows = engine._runner.rows
-    assign = rows.assign
+    state: Any = engine._runner.vocoder.state
+    assign = state.assign
 
-    def forgetful(slot: int, prepared: object) -> None:
-        before = {name: state[slot].clone() for name, state in rows.rows.codec.items()}  # type: ignore[attr-defined]
-        assign(slot, prepared)  # type: ignore[arg-type]
-        for name, state in rows.rows.codec.items():  # type: ignore[attr-defined]
-            state[slot] = before[name]
+    def forgetful(slot: int, context: object) -> None:
+        before = {name: rows[slot].clone() for name, rows in state.layers.items()}
+        assign(slot, context)
+        for name, rows in state.layers.items():
+            rows[slot] = before[name]
 
     try:
-        rows.assign = forgetful  # type: ignore[method-assign]
+        state.assign = forgetful
         assert np.isnan(spoken(engine.submit(request()))).any()
     finally:
         engine.close()
@@ -83,7 +84,7 @@ def test_a_wake_up_between_append_and_wait_is_not_lost(speech: Qwen3TTSModel) ->
 
 def test_text_that_was_read_is_not_kept_alive(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that wait for room are a tensor of their own, not a window on all of the text."""
-    monkeypatch.setattr("polyvox.engine.model_runner.TEXT_ROWS", SMALL_RING)
+    monkeypatch.setattr("polyvox.engine.generator_runner.TEXT_ROWS", SMALL_RING)
     engine = LocalEngine(speech, EngineConfig(max_streams=1, context=4096))
     try:
         long = "a b " * 50
@@ -107,10 +108,10 @@ def test_a_text_longer_than_a_slots_memory_is_read_to_its_end(
     """More rows than the ring holds: they follow the frames, and the ring's old rows are not read again."""
     long = request("a b " * 50, layout="streaming", guard=False, frames=255, seed=2)
     whole = solo(speech, long)
-    monkeypatch.setattr("polyvox.engine.model_runner.TEXT_ROWS", SMALL_RING)
+    monkeypatch.setattr("polyvox.engine.generator_runner.TEXT_ROWS", SMALL_RING)
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
-        assert len(whole) > 2 * SMALL_RING * speech.samples_per_frame
+        assert len(whole) > 2 * SMALL_RING * speech.vocoder.samples_per_frame
         np.testing.assert_allclose(spoken(engine.submit(long)), whole, atol=1e-6)
     finally:
         engine.close()
@@ -123,8 +124,8 @@ def test_the_end_is_told_where_no_sample_is_left(speech: Qwen3TTSModel) -> None:
         for frames in range(1, 20):
             asked = request(frames=frames, seed=2)
             samples = spoken(engine.submit(asked))
-            assert len(samples) <= frames * speech.samples_per_frame
-            assert len(samples) % speech.samples_per_frame == 0
+            assert len(samples) <= frames * speech.vocoder.samples_per_frame
+            assert len(samples) % speech.vocoder.samples_per_frame == 0
     finally:
         engine.close()
 
@@ -147,7 +148,7 @@ def test_rows_are_refused_where_text_is_not_open(speech: Qwen3TTSModel) -> None:
     try:
         stream = engine.submit(Request("hello", "serena", seed=1, max_frames=3))
         with pytest.raises(Exception, match="live"):
-            stream.append_rows(np.zeros((1, speech.hidden_size), np.float32))
+            stream.append_rows(np.zeros((1, speech.generator.hidden_size), np.float32))
         spoken(stream)
     finally:
         engine.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -27,6 +27,7 @@ from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.protocol import PreparedRequest
+from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import ClonedVoice, Request, Sampling
 
@@ -77,7 +78,7 @@ def test_a_crowd_says_what_each_says_alone_and_leaves_nothing_behind(
     crowd: list[tuple[Request, str]], engine: LocalEngine, speech: Qwen3TTSModel
 ) -> None:
     failing: list[LocalStream] = []
-    rows = engine._runner.rows
+    rows = engine._runner.generator.state
     assign = rows.assign
 
     def seat_or_fail(slot: int, prepared: PreparedRequest) -> None:
@@ -211,12 +212,12 @@ def test_a_slow_reader_pauses_only_its_own_stream_and_loses_nothing(speech: Qwen
         asked = request(seed=2, frames=150, sampling=Sampling(min_frames=150))
         slow = engine.submit(asked)
         with engine.lock:
-            assert slow._ready.wait_for(lambda: slow.buffered >= 16 * speech.samples_per_frame, PATIENCE)
+            assert slow._ready.wait_for(lambda: slow.buffered >= 16 * speech.vocoder.samples_per_frame, PATIENCE)
         for seed in (0, 1, 4):
             quick = request(seed=seed, frames=20)
             np.testing.assert_allclose(spoken(engine.submit(quick)), solo(speech, quick), atol=1e-6)
         assert slow.result is None
-        assert slow.buffered <= 20 * speech.samples_per_frame
+        assert slow.buffered <= 20 * speech.vocoder.samples_per_frame
         np.testing.assert_allclose(spoken(slow), solo(speech, asked), atol=1e-6)
         assert_all_free(engine)
     finally:
@@ -294,7 +295,7 @@ def test_silence_before_the_first_sound_can_be_trimmed(loaded: Loaded) -> None:
         whole = spoken(engine.submit(asked))
         trimmed = spoken(engine.submit(Request("Good morning.", "heart", seed=1, trim_silence=True)))
         cut = len(whole) - len(trimmed)
-        assert 0 < cut < speech.sample_rate
+        assert 0 < cut < speech.vocoder.sample_rate
         np.testing.assert_allclose(trimmed, whole[cut:], atol=1e-5)
         assert np.abs(whole[: max(cut - 480, 0)]).max(initial=0) < 0.02
     finally:
@@ -303,7 +304,7 @@ def test_silence_before_the_first_sound_can_be_trimmed(loaded: Loaded) -> None:
 
 def test_a_step_that_fails_ends_its_streams_and_nobody_else(speech: Qwen3TTSModel) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=2))
-    rows = engine._runner.rows
+    rows = engine._runner.vocoder.state
     try:
         with (
             mock.patch.object(rows, "decode", side_effect=RuntimeError("injected")),
@@ -441,9 +442,9 @@ def test_an_end_becomes_likelier_for_live_text_too(speech: Qwen3TTSModel) -> Non
         stream = engine.submit(request("hello there", live=True, frames=3))
         stream.finish_text()
         spoken(stream)
-        budget = int(engine._runner.rows.rows.budget[0])  # type: ignore[attr-defined]
+        budget = int(cast(Qwen3TTSGeneratorState, engine._runner.generator.state).expected_frames[0])
         spoken(engine.submit(request("hello there", layout="streaming", frames=3)))
-        assert budget == int(engine._runner.rows.rows.budget[0])  # type: ignore[attr-defined]
+        assert budget == int(cast(Qwen3TTSGeneratorState, engine._runner.generator.state).expected_frames[0])
     finally:
         engine.close()
 
@@ -494,7 +495,7 @@ def test_a_prompt_larger_than_a_step_is_read_in_parts(speech: Qwen3TTSModel) -> 
 def test_a_cloned_voice_is_prepared_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     speech = loaded("base", "float64").speech
     codes = np.random.default_rng(1).integers(0, 64, (9, 6))
-    voice = ClonedVoice(np.zeros(speech.hidden_size, np.float32), codes, "hello")
+    voice = ClonedVoice(np.zeros(speech.generator.hidden_size, np.float32), codes, "hello")
     calls: list[int] = []
     forward = speech.model.codec.forward
 

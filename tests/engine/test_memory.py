@@ -9,7 +9,13 @@ import torch
 from conftest import Loaded
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.memory import CPU_SLOTS, MAX_GPU_SLOTS, MemoryUsage, fitted, table
+from polyvox.engine.memory import (
+    DEFAULT_CPU_STREAMS,
+    MAX_DEFAULT_GPU_STREAMS,
+    MemoryUsage,
+    fit_max_streams,
+    usage_table,
+)
 from polyvox.errors import InvalidRequest
 
 STREAM = 100_000_000  # bytes
@@ -36,14 +42,14 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_gpu_takes_the_streams_that_were_asked_for_or_that_fit(config: EngineConfig, slots: int) -> None:
-    assert fitted(config, GPU, STREAM) == replace(config, max_streams=slots)
+    assert fit_max_streams(config, GPU, STREAM) == replace(config, max_streams=slots)
 
 
 @pytest.mark.usefixtures("card")
 def test_no_engine_takes_more_than_it_has_use_for_unless_it_is_told() -> None:
-    assert fitted(UNTOLD, GPU, 1000).max_streams == MAX_GPU_SLOTS
-    assert fitted(UNTOLD, CPU, 1000).max_streams == CPU_SLOTS
-    assert fitted(EngineConfig(max_streams=300), GPU, 1000).max_streams == 300
+    assert fit_max_streams(UNTOLD, GPU, 1000).max_streams == MAX_DEFAULT_GPU_STREAMS
+    assert fit_max_streams(UNTOLD, CPU, 1000).max_streams == DEFAULT_CPU_STREAMS
+    assert fit_max_streams(EngineConfig(max_streams=300), GPU, 1000).max_streams == 300
 
 
 @pytest.mark.usefixtures("card")
@@ -52,17 +58,17 @@ def test_streams_that_cannot_fit_are_refused_with_how_many_do(config: EngineConf
     most = 200 if config.memory_gb is None else 2
     expected = rf"at most {most} with a context of 1024 \(got {config.max_streams}\)"
     with pytest.raises(InvalidRequest, match=expected):
-        fitted(config, GPU, STREAM)
+        fit_max_streams(config, GPU, STREAM)
 
 
 @pytest.mark.usefixtures("card")
 def test_where_not_one_stream_fits_that_is_said() -> None:
     with pytest.raises(InvalidRequest, match="at most 0 with a context of 1024"):
-        fitted(replace(UNTOLD, memory_gb=0.05), GPU, STREAM)
+        fit_max_streams(replace(UNTOLD, memory_gb=0.05), GPU, STREAM)
 
 
 def test_the_table_is_aligned_and_adds_up() -> None:
-    shown = table(
+    shown = usage_table(
         [
             MemoryUsage("weights", 4_510_000_000, "bfloat16"),
             MemoryUsage("keys and values", 12_000_000_000, "64 streams"),
@@ -71,7 +77,7 @@ def test_the_table_is_aligned_and_adds_up() -> None:
     assert shown.splitlines() == [
         "  weights             4.51 GB  bfloat16",
         "  keys and values    12.00 GB  64 streams",
-        "  in all             16.51 GB",
+        "  total              16.51 GB",
     ]
 
 
@@ -82,7 +88,7 @@ def test_an_engine_tells_at_its_start_where_the_memory_goes(loaded: Loaded, capl
     [told] = [record.getMessage() for record in caplog.records if "memory" in record.message]
     rows = {line[2:20].strip(): line for line in told.splitlines()[1:]}
     assert list(rows)[:3] == ["weights", "keys and values", "slots"]
-    assert list(rows)[-1] == "in all"
+    assert list(rows)[-1] == "total"
     assert "float32" in rows["weights"]
     assert f"{engine.config.max_streams} streams (max_streams) × 320 positions (context)" in rows["keys and values"]
     assert f"{engine.config.pages} pages of 16" in rows["keys and values"]

@@ -14,7 +14,7 @@ from polyvox.audio.clip import Samples
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk
-from polyvox.engine.model_runner import PendingAudio
+from polyvox.engine.pending import PendingAudio
 from polyvox.errors import Overloaded
 from polyvox.models.request import Sampling
 
@@ -98,7 +98,7 @@ def test_held_sound_does_not_keep_that_of_all_others_for_long(
     monkeypatch.setattr("polyvox.engine.scheduler.MIN_STREAMS_TO_WITHHOLD", 0)
     engine = started(EngineConfig(max_streams=1))
     stream = engine.submit(request(whole_file=not cancelled, first_chunk=16))
-    step = np.full((256, engine.model.samples_per_frame), 0.5, np.float32)
+    step = np.full((256, engine.model.vocoder.samples_per_frame), 0.5, np.float32)
     with engine.lock:
         engine._manager.on_audio(stream, step[7], 1, engine.now)
         assert stream.assembler.size == len(step[7])
@@ -133,7 +133,7 @@ def test_nor_does_one_whose_text_has_run_out(started: Started) -> None:
     """No chunk will come behind the last one until there is text."""
     engine = started(EngineConfig(max_streams=1))
     stream = engine.submit(request("the other assist", live=True, guard=False))
-    step = np.full((256, engine.model.samples_per_frame), 0.5, np.float32)
+    step = np.full((256, engine.model.vocoder.samples_per_frame), 0.5, np.float32)
     with engine.lock:
         stream.assembler.add(step[7])
         stream.deliver(final=False)

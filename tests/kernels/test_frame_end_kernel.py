@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from polyvox.kernels.frame_end import (
-    ENDED,
     FRAMES,
     LAGS,
-    REPETITION_LOOP,
     FrameRecord,
     finish_frame,
     finish_frame_reference,
 )
+from polyvox.models.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -62,7 +61,7 @@ def test_the_flags_report_the_end_and_repetition_loops() -> None:
     codes = torch.zeros(3, GROUPS, dtype=torch.int64)
     codes[:, 0] = torch.tensor([END, 21, 22])
     given.codes_ring[1, (50 - 2) % 8, 0] = 21
-    assert finish_frame(codes, torch.tensor([3, 1, 4]), given, END).tolist() == [ENDED, REPETITION_LOOP, 0]
+    assert finish_frame(codes, torch.tensor([3, 1, 4]), given, END).tolist() == [FRAME_ENDED, FRAME_REPETITION_LOOP, 0]
     assert given.codes_ring[3, 400 % 8].tolist() == [0] * GROUPS
     assert given.repeats[[3, 1, 4]].tolist() == [0, FRAMES, 0]
     assert given.seen[1, 21]

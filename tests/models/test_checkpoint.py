@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import json
 import shutil
 from pathlib import Path
@@ -10,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from polyvox.errors import CheckpointError
 from polyvox.models.hub import find_checkpoint
+from polyvox.models.layers.linear import checkpoint_tensors
 from polyvox.models.qwen3_tts.checkpoint import load_weights
 from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.synthetic import random_model, tiny_files, write_tiny
-from polyvox.models.qwen3_tts.transformer import file_tensors
 
 CPU = torch.device("cpu")
 
@@ -117,7 +118,7 @@ def test_weights_may_come_in_several_files(folder: Path) -> None:
         save_file({name: whole[name] for name in part}, folder / f"model-0000{i}-of-00002.safetensors")
     (folder / "model.safetensors").unlink()
     model = load_weights(folder, CPU, torch.float32)
-    assert all(torch.equal(value, whole[name]) for name, value in file_tensors(model.talker, "talker.").items())
+    assert all(torch.equal(value, whole[name]) for name, value in checkpoint_tensors(model.talker, "talker.").items())
 
 
 def test_a_tiny_checkpoint_is_the_same_for_the_same_seed(tmp_path: Path, checkpoints: Path) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recording becomes a voice once, in the thread that asks, or is refused with what is wrong with it."""
 
 import threading
@@ -11,8 +12,8 @@ import pytest
 from conftest import Loaded, LoadedTTS
 from polyvox.audio.clip import Samples
 from polyvox.errors import InvalidRequest
-from polyvox.models.qwen3_tts.cloning import PAUSE_SECONDS, RECORDINGS_KEPT, Cloner
-from polyvox.models.qwen3_tts.content_cache import Kept
+from polyvox.models.content_cache import ContentCache
+from polyvox.models.qwen3_tts.cloning import MAX_CACHED_RECORDINGS, PAUSE_SECONDS, Cloner
 from reference.signals import signal
 
 RATE = 24_000
@@ -56,7 +57,7 @@ def test_what_is_kept_cannot_be_written_to_and_is_what_would_be_made_anew(tts: L
 
 
 def test_only_the_recordings_used_last_are_kept() -> None:
-    kept: Kept[int] = Kept(3)
+    kept: ContentCache[int] = ContentCache(3)
     made = []
 
     def get(value: int) -> int:
@@ -65,11 +66,11 @@ def test_only_the_recordings_used_last_are_kept() -> None:
     assert [get(value) for value in (1, 2, 3, 1, 4, 1, 2)] == [1, 2, 3, 1, 4, 1, 2]
     assert made == [1, 2, 3, 4, 2]
     assert len(kept) == 3
-    assert RECORDINGS_KEPT < 1000
+    assert MAX_CACHED_RECORDINGS < 1000
 
 
 def test_many_threads_get_one_voice() -> None:
-    kept: Kept[list[int]] = Kept(2)
+    kept: ContentCache[list[int]] = ContentCache(2)
     gate = threading.Barrier(4)
     got: list[list[int]] = []
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import copy
 import json
 from contextlib import suppress
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyvox.errors import CheckpointError
+from polyvox.models.layers.linear import checkpoint_tensors
 from polyvox.models.qwen3_tts.checkpoint import empty_model
 from polyvox.models.qwen3_tts.config import (
     CODEC_FILE,
@@ -21,7 +23,6 @@ from polyvox.models.qwen3_tts.config import (
     read_config,
 )
 from polyvox.models.qwen3_tts.synthetic import published_files, tiny_files
-from polyvox.models.qwen3_tts.transformer import file_tensors
 from polyvox.models.request import Sampling
 from polyvox.tts import EMBEDDED_VOICE
 
@@ -60,7 +61,7 @@ def test_sizes_come_from_the_files() -> None:
 def test_the_published_models_have_the_published_tensors(size: Any, kind: Kind, tensors: int, elements: int) -> None:
     config = parse_config(published_files(size, kind))
     model = empty_model(config, torch.device("meta"), torch.bfloat16)
-    talker, decoder = file_tensors(model.talker), file_tensors(model.codec)
+    talker, decoder = checkpoint_tensors(model.talker), checkpoint_tensors(model.codec)
     assert (len(talker), sum(t.numel() for t in talker.values())) == (tensors, elements)
     assert (len(decoder), sum(t.numel() for t in decoder.values())) == (271, 114_323_137)
     assert config.codec.samples_per_frame == 1920

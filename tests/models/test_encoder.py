@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recording becomes the codes and the vector that the reference package gives, and so does speech in its voice."""
 
 from collections.abc import Callable, Iterator
@@ -15,16 +16,17 @@ from torch.nn import functional as F
 
 from conftest import Loaded, LoadedTTS
 from parity import TOLERANCE, golden, relative_error
+from polyvox.models.layers.linear import checkpoint_tensors
 from polyvox.models.qwen3_tts import codec_encoder as encoder_code
 from polyvox.models.qwen3_tts import speaker_encoder as speaker_code
 from polyvox.models.qwen3_tts.checkpoint import empty_model
 from polyvox.models.qwen3_tts.cloning import Cloner
 from polyvox.models.qwen3_tts.codec_encoder import EncoderQuantizer, EncoderQuantizerLayer, PaddedConv
 from polyvox.models.qwen3_tts.config import parse_config
-from polyvox.models.qwen3_tts.model import Encoders, Slots
+from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
+from polyvox.models.qwen3_tts.model import Encoders
 from polyvox.models.qwen3_tts.speaker_encoder import mel_bank, mel_spectrogram
 from polyvox.models.qwen3_tts.synthetic import Size, published_files
-from polyvox.models.qwen3_tts.transformer import file_tensors
 from polyvox.models.request import ClonedVoice
 from reference.cases import CLONES, CODED_RECORDINGS, FRAMES, LATENTS_OF, MEL_OF, RECORDINGS, Clone
 from reference.signals import signal
@@ -105,21 +107,21 @@ def test_speech_from_a_recording_is_the_packages_own(
         np.testing.assert_array_equal(voice.codes, expected["reference0"])
     assert tts.engine.stats()["streams"] == 0  # started, so that its own measurements are not recorded
     spoken: list[NDArray[Any]] = []
-    frame = tts.speech.model.frame
+    frame = Qwen3TTSGeneratorState.frame
 
-    def record(rows: Slots, slots: Tensor, *rest: Any) -> Tensor:
-        at = rows.frame[slots] % rows.codes.shape[1]
-        flags = frame(rows, slots, *rest)
-        spoken.append(rows.codes[slots, at][0].cpu().numpy())
+    def record(state: Qwen3TTSGeneratorState, slots: Tensor, *rest: Any) -> Tensor:
+        at = state.frame_index[slots] % state.codes.shape[1]
+        flags = frame(state, slots, *rest)
+        spoken.append(state.codes[slots, at][0].cpu().numpy())
         return flags
 
-    monkeypatch.setattr(tts.speech.model, "frame", record)
+    monkeypatch.setattr(Qwen3TTSGeneratorState, "frame", record)
     greedy = replace(tts.speech.config.sampling, temperature=0.0, predictor_temperature=0.0)
     audio = tts.say(case.text, voice, case.language, layout="streaming", sampling=greedy, max_frames=FRAMES)
     frames = len(expected["codes0"])
     np.testing.assert_array_equal(np.stack(spoken)[:frames], expected["codes0"])
     # Cut after exactly as many samples as the recording's frames have, where the package may be one early.
-    assert len(audio.samples) == frames * tts.speech.samples_per_frame
+    assert len(audio.samples) == frames * tts.speech.vocoder.samples_per_frame
     early = len(expected["audio0"]) - len(audio.samples)
     assert early == (case.name == "icl-early-cut")
     assert relative_error(audio.samples, expected["audio0"][early:]) < TOLERANCE["float32"]
@@ -308,7 +310,7 @@ def test_the_published_base_models_have_the_published_tensors(
 def test_an_encoder_takes_at_least_float32(loaded: Loaded) -> None:
     model = empty_model(loaded("base", "float32").speech.config, torch.device("meta"), torch.bfloat16)
     assert model.encoders is not None
-    assert {tensor.dtype for tensor in file_tensors(model.encoders).values()} == {torch.float32}
+    assert {tensor.dtype for tensor in checkpoint_tensors(model.encoders).values()} == {torch.float32}
 
 
 def test_a_stage_gives_the_nearest_entry(loaded: Loaded) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -6,7 +7,7 @@ from torch.nn import functional as F
 
 from conftest import DEVICE, Loaded, LoadedTTS
 from parity import Batch
-from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt, Reference, build_prompt
+from polyvox.models.qwen3_tts.prompt import NO_CODE, Prompt, Reference, build_prompt
 from polyvox.models.qwen3_tts.talker import look_up
 from polyvox.models.request import Layout, Sampling
 
@@ -24,12 +25,12 @@ REQUEST = st.tuples(
 
 def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[list[list[int]]]:
     """The codes of each request's frames, all of them in one batch."""
-    model = tts.speech.model
+    generator = tts.speech.generator
     prompts, seeds, sampling = zip(*requests, strict=True)
     batch = Batch(
         tts.speech,
-        [model.embed(p)[0] for p in prompts],
-        [model.text_rows(p.trailing) for p in prompts],
+        [generator.embed(p)[0] for p in prompts],
+        [generator.text_rows(p.trailing) for p in prompts],
         sampling,
         seeds,
     )
@@ -63,8 +64,8 @@ def test_a_stream_in_a_crowd_says_what_it_says_alone(
 
 
 def test_embedding_a_frame_does_not_mix_the_rows_of_a_batch(loaded: Loaded) -> None:
-    talker = loaded("custom_voice", "float64").speech.model.talker
-    groups = talker.code_predictor.residuals + 1
+    talker = loaded("custom_voice", "float64").speech.generator.talker
+    groups = talker.code_predictor.num_codebooks + 1
     frames = torch.arange(3 * groups, device=DEVICE).view(3, groups) % 64
     together = talker.frame_rows(frames)
     assert together.shape == (3, talker.config.hidden_size)
@@ -88,7 +89,7 @@ def test_a_prompt_is_the_sum_of_its_parts_and_the_text_behind_it_its_own(
     loaded: Loaded, kind: str, layout: Layout, frames: int
 ) -> None:
     speech = loaded(kind, "float64").speech
-    model, config, tokens = speech.model, speech.config, speech.tokenizer
+    generator, config, tokens = speech.generator, speech.config, speech.tokenizer
     ids = tokens.text("the other assistant, the other user")
     prompt = build_prompt(
         config,
@@ -107,17 +108,19 @@ def test_a_prompt_is_the_sum_of_its_parts_and_the_text_behind_it_its_own(
     codes = torch.randint(0, config.predictor.vocab_size, shape, generator=chance) if frames else None
     for text in (prompt.trailing, prompt.trailing[:-1], ()):
         with torch.inference_mode():
-            rows, after = model.embed(prompt, text, vector, codes)
-            expected = model.text_rows(prompt.text).clone()
+            rows, after = generator.embed(prompt, text, vector, codes)
+            expected = generator.text_rows(prompt.text).clone()
             for row, code in enumerate(prompt.codec):
-                if code != NOTHING:
-                    expected[row] += model.talker.model.codec_embedding.weight[code]
+                if code != NO_CODE:
+                    expected[row] += generator.talker.model.codec_embedding.weight[code]
             if vector is not None and prompt.vector_row is not None:
                 expected[prompt.vector_row] += vector.to(expected)
             if codes is not None and prompt.frames_row is not None:
-                expected[prompt.frames_row : prompt.frames_row + frames] += model.talker.frame_rows(codes.to(DEVICE))
+                expected[prompt.frames_row : prompt.frames_row + frames] += generator.talker.frame_rows(
+                    codes.to(DEVICE)
+                )
             torch.testing.assert_close(rows, expected, atol=1e-12, rtol=1e-12)
-            torch.testing.assert_close(after, model.text_rows(text), atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(after, generator.text_rows(text), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is rounded where: in a model of 16 bits some parts are computed in float32, as the reference does."""
 
 from dataclasses import replace
@@ -9,10 +10,11 @@ import torch
 from conftest import DEVICE, Loaded
 from parity import Batch
 from polyvox.kernels.sampler import apply_repetition_penalty, draw
+from polyvox.models.layers.norm import RMSNorm
+from polyvox.models.layers.rotary import RotaryEmbedding
+from polyvox.models.layers.sampling import talker_parameters
+from polyvox.models.layers.transformer_config import TransformerConfig
 from polyvox.models.qwen3_tts.codec import Codebook
-from polyvox.models.qwen3_tts.sampling import talker_parameters
-from polyvox.models.qwen3_tts.shapes import TransformerConfig
-from polyvox.models.qwen3_tts.transformer import RMSNorm, Rotation
 from polyvox.models.request import Sampling
 
 BF16 = torch.bfloat16
@@ -32,14 +34,14 @@ def test_a_norm_is_computed_in_float32_and_scaled_after_rounding() -> None:
 def test_angles_are_computed_in_float32_and_rounded_once() -> None:
     config = TransformerConfig(1, 1, 1, 1, 1, 8, 1e-6, 1e6)
     positions = torch.arange(4000, 4020)[None]
-    rounded, exact = Rotation(positions, config, BF16), Rotation(positions, config, torch.float32)
+    rounded, exact = RotaryEmbedding(positions, config, BF16), RotaryEmbedding(positions, config, torch.float32)
     assert torch.equal(rounded.cos, exact.cos.to(BF16))
     assert torch.equal(rounded.sin, exact.sin.to(BF16))
 
 
 def test_a_frame_is_summed_before_it_is_rounded(loaded: Loaded) -> None:
     talker = loaded("custom_voice", "bfloat16").speech.model.talker
-    groups = talker.code_predictor.residuals + 1
+    groups = talker.code_predictor.num_codebooks + 1
     frames = torch.randint(0, 64, (200, groups), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     parts = torch.cat(
         [
@@ -81,8 +83,8 @@ def test_speech_cannot_end_before_its_least_length(least: int, loaded: Loaded) -
         greedy = Sampling(temperature=0, predictor_temperature=0, repetition_penalty=1.0)
         batch = Batch(
             speech,
-            [torch.zeros(3, speech.hidden_size, dtype=speech.dtype, device=DEVICE)] * 2,
-            [torch.zeros(1, speech.hidden_size, dtype=speech.dtype, device=DEVICE)] * 2,
+            [torch.zeros(3, speech.generator.hidden_size, dtype=speech.generator.dtype, device=DEVICE)] * 2,
+            [torch.zeros(1, speech.generator.hidden_size, dtype=speech.generator.dtype, device=DEVICE)] * 2,
             [replace(greedy, min_frames=least), replace(greedy, min_frames=7)],
         )
         over = np.array([batch.frame()[1].tolist() for _ in range(9)])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Polyvox gives what the reference package gives: the same ids, the same tokens, the same samples."""
 
 import json
@@ -15,10 +16,10 @@ import torch
 from conftest import DEVICE, Loaded
 from parity import GOLDEN, TOLERANCE, golden, prompt_of, relative_error, run, same_codes
 from polyvox.kernels import sampler
-from polyvox.models.qwen3_tts import model as model_code
-from polyvox.models.qwen3_tts import predictor as predictor_code
+from polyvox.models.layers import code_predictor
+from polyvox.models.layers.rotary import RotaryEmbedding
+from polyvox.models.qwen3_tts import generator
 from polyvox.models.qwen3_tts.prompt import Prompt
-from polyvox.models.qwen3_tts.transformer import Rotation
 from polyvox.tts import EMBEDDED_VOICE
 from reference.cases import CASES, EMBEDDED, STREAMED_CODEC_FRAMES, TOKENIZER_TEXTS, Case
 from reference.golden import HERE, SCRIPTS, checkpoint_digests, digest
@@ -173,17 +174,17 @@ def test_a_spoiled_prompt_is_found(name: str, spoil: Callable[[Prompt], Prompt],
 def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
     penalty = mock.patch.object(sampler, "apply_repetition_penalty", lambda logits, _seen, _params: logits)
     yield "custom_voice-seeded-filtered-whole", "no repetition penalty", penalty
-    minimum = mock.patch.object(model_code, "CONTROL_IDS", 0)
+    minimum = mock.patch.object(generator, "CONTROL_IDS", 0)
     yield "custom_voice-speaker-whole", "no suppressed ids", minimum
 
-    class Late(Rotation):
+    class Late(RotaryEmbedding):
         def __init__(self, positions: torch.Tensor, *rest: Any) -> None:
             super().__init__(positions * 2, *rest)
 
     yield (
         "custom_voice-speaker-whole",
         "predictor positions",
-        mock.patch.object(predictor_code, "Rotation", Late),
+        mock.patch.object(code_predictor, "RotaryEmbedding", Late),
     )
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,7 +6,7 @@ from hypothesis import strategies as st
 from conftest import Loaded
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import parse_config
-from polyvox.models.qwen3_tts.prompt import NOTHING, Prompt, Reference, build_prompt, languages
+from polyvox.models.qwen3_tts.prompt import NO_CODE, Prompt, Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.synthetic import tiny_files
 from polyvox.models.request import Layout
 
@@ -37,7 +38,7 @@ def test_cloning_rows_are_as_many_as_the_layout_says(
     assert prompt.vector_row == 7
     assert prompt.frames_row == len(prompt) - frames
     assert prompt.codec[prompt.frames_row - 1] == BASE.talker.bos_id
-    assert set(prompt.codec[prompt.frames_row :]) == {NOTHING}
+    assert set(prompt.codec[prompt.frames_row :]) == {NO_CODE}
     assert_nothing_is_lost(prompt, [*ROLE, *transcript, *text])
 
 

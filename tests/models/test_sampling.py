@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from polyvox.errors import InvalidRequest
 from polyvox.kernels.noise import keyed_noise, philox
 from polyvox.kernels.sampler import apply_repetition_penalty, draw
-from polyvox.models.qwen3_tts.sampling import GeneratorNoise, seed_words, talker_parameters
+from polyvox.models.layers.sampling import GeneratorNoise, seed_words, talker_parameters
 from polyvox.models.request import Sampling
 
 PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)

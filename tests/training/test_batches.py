@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
-from polyvox.models.qwen3_tts.prompt import NOTHING, build_prompt
+from polyvox.models.qwen3_tts.prompt import NO_CODE, build_prompt
 from polyvox.models.request import Layout
 from training.batches import IGNORED, LIVE_LEAD, NEWLINE, Batches, row_count
 from training.layout import BOOKS, SAMPLING, SPEAKERS, voice_files
@@ -53,16 +53,16 @@ def test_training_rows_are_the_served_rows(
     rows = len(prompt)
     assert batch.text[0, :rows].tolist() == list(prompt.text)
     assert batch.control[0, :rows].tolist() == list(prompt.codec)
-    assert (batch.frames[0, :rows] == NOTHING).all()
+    assert (batch.frames[0, :rows] == NO_CODE).all()
 
     start, length = pool.first_frame[entry], pool.frame_count[entry]
     codes = pool.codes[start : start + length].astype(np.int64)
-    codes[codes == UNKNOWN] = NOTHING
+    codes[codes == UNKNOWN] = NO_CODE
     if layout == "streaming":
         codes = np.concatenate([codes[:1]] * LIVE_LEAD + [codes])
     said = slice(rows, rows + len(codes))
     assert np.array_equal(batch.frames[0, said].numpy(), codes)
-    assert (batch.control[0, rows:] == NOTHING).all()
+    assert (batch.control[0, rows:] == NO_CODE).all()
     trailing = [*prompt.trailing, *[config.tts_pad_id] * LENGTH][: len(codes)]
     assert batch.text[0, said].tolist() == trailing
 

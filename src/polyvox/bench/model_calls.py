@@ -9,69 +9,87 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from polyvox import kernels
 from polyvox.bench.plots import Plot, Series
 from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks, time_calls
 from polyvox.bench.summary import percentile
 from polyvox.engine.config import PAGE
-from polyvox.engine.graphs import Program
+from polyvox.engine.generator_runner import MAX_PREFILL_ROWS
+from polyvox.engine.graphs import GraphedCall, gather_codes
 from polyvox.engine.kv_cache import KVCache
-from polyvox.engine.model_runner import MAX_ROWS
 from polyvox.engine.stream_state import RING_FRAMES
-from polyvox.models.protocol import PrefillMetadata
-from polyvox.models.qwen3_tts.model import Qwen3TTS
-from polyvox.models.qwen3_tts.speech_model import NEVER
+from polyvox.models.protocol import PrefillMetadata, SpeechModel
+from polyvox.models.request import ClonedVoice, Request, Sampling
 
 Call = Literal["prefill", "frame", "codec", "both"]
 CALLS: tuple[Call, ...] = ("prefill", "frame", "codec", "both")
 
 PREFILL_REPEATS = 10
 SPARE_FRAMES = 8  # beyond the timed ones: warm-up and counting
+# Greedy, and end of speech is never sampled.
+NEVER_ENDING = Sampling(1.0, 1, 1.0, 1.0, 1.0, 1, 1.0, min_frames=1_000_000)
 
 
 class SyntheticBatch:
     """Streams in the middle of an utterance: the context is zeros, and no stream ends."""
 
-    def __init__(self, model: Qwen3TTS, batch: int, context: int, frames: int, codec_frames: int) -> None:
-        self.model, self.batch, self.context, self.codec_frames = model, batch, context, codec_frames
-        shape = model.config.talker.transformer
+    def __init__(self, model: SpeechModel, batch: int, context: int, frames: int, codec_frames: int) -> None:
+        generator = self.generator = model.generator
+        self.batch, self.context, self.codec_frames = batch, context, codec_frames
         pages = -(-(context + frames) // PAGE)
-        kv = (shape.layers, shape.kv_heads, shape.head_dim)
-        self.rows = model.new_slots(batch, 1, RING_FRAMES)
-        self.cache = KVCache(kv, batch * pages, batch, pages, model.device, model.dtype)
-        for slot in range(batch):
-            self.cache.set_block_table(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
-        self.slots = torch.arange(batch, device=model.device)
+        self.state = generator.new_state(batch, 1, RING_FRAMES)
+        self.vocoder_state = model.vocoder.new_state(batch)
+        self.cache = KVCache(generator.kv_shape, batch * pages, batch, pages, generator.device, generator.kv_dtype)
+        self.slots = torch.arange(batch, device=generator.device)
         self.first = torch.zeros_like(self.slots)
-        rows = min(batch * context, MAX_ROWS)  # of one prefill, as in the engine
-        self.prompt = torch.zeros(rows, shape.hidden_size, device=model.device, dtype=model.dtype)
-        each = torch.arange(rows, device=model.device)
+        self.vocoder_slots = self.slots.to(model.vocoder.device)
+        self.max_context = context + frames
+        self._assign(model, pages)
+        rows = min(batch * context, MAX_PREFILL_ROWS)  # of one prefill, as in the engine
+        self.prompt = self._zeros(rows)
+        each = torch.arange(rows, device=generator.device)
         self.metadata = PrefillMetadata(
             self.slots[: -(-rows // context)], each // context, each % context, min(rows, context)
         )
-        self.max_context = context + frames
-        self.rows.position += context
-        self.rows.least += NEVER
-        self.position_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
+
+    def _assign(self, model: SpeechModel, pages: int) -> None:
+        info = model.info()
+        voice = ClonedVoice(np.zeros(info.hidden_size, np.float32)) if info.can_clone else None
+        request = Request("hello", voice, seed=0, sampling=NEVER_ENDING, guard=False)
+        prepared = replace(model.prepare(request), rows=self._zeros(self.context + 1), text=self._zeros(0))
+        for slot in range(self.batch):
+            self.cache.set_block_table(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
+            self.state.assign(slot, prepared)
+            self.vocoder_state.assign(slot, None)
+
+    def _zeros(self, rows: int) -> Tensor:
+        return torch.zeros(rows, self.generator.hidden_size, device=self.generator.device, dtype=self.generator.dtype)
 
     def prefill(self) -> None:
         metadata = self.metadata
-        self.model.prefill(self.prompt, metadata.owner, metadata.column, self.cache, self.context, metadata)
+        self.state.prefill(self.prompt, metadata.owner, metadata.column, self.cache, self.context, metadata)
 
     def frame(self) -> None:
-        self.model.frame(self.rows, self.slots, self.cache, self.max_context)
+        self.state.frame(self.slots, self.cache, self.max_context)
 
     def codec(self) -> None:
-        self.model.decode(self.rows, self.slots, self.first, self.codec_frames)
+        self.decode(self.first)
+
+    def decode(self, first: Tensor) -> Tensor:
+        """The samples of the next chunk of each stream, whose codes start at frame first [B] of the ring."""
+        codes = gather_codes(self.state.codes, self.slots, first, self.codec_frames)
+        return self.vocoder_state.decode(self.vocoder_slots, codes.to(self.vocoder_slots.device))
 
     def state_bytes(self, call: Call) -> int:
         """Bytes of keys, values and codec state that a call reads or writes at least once."""
         if call == "codec":
-            return 2 * sum(state.nbytes for state in self.rows.codec.values())
+            return 2 * self.vocoder_state.nbytes
         positions = len(self.prompt) if call == "prefill" else self.batch * (self.context + 1)
-        return positions * self.position_bytes
+        return positions * self.generator.kv_shape.position_bytes(self.generator.kv_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +113,14 @@ class CallTiming:
         return self.floor / self.p50
 
 
-def model_peaks(model: Qwen3TTS) -> DevicePeaks:
+def model_peaks(model: SpeechModel) -> DevicePeaks:
     """The peaks of the model's device in the model's dtypes."""
-    return measure_peaks(model.device, {model.dtype, model.codec.dtype})
+    return measure_peaks(model.generator.device, {model.generator.dtype, model.vocoder.dtype})
 
 
 @torch.inference_mode()
 def measure_calls(
-    model: Qwen3TTS,
+    model: SpeechModel,
     batches: Sequence[int],
     contexts: Sequence[int],
     repeats: int,
@@ -111,7 +129,7 @@ def measure_calls(
     cuda_graphs: bool = True,
 ) -> Iterator[CallTiming]:
     """Yields each call at each size; the codec, which has no context, at the first context only."""
-    cuda_graphs = cuda_graphs and model.device.type == "cuda"
+    cuda_graphs = cuda_graphs and model.generator.device.type == "cuda"
     for context in contexts:
         for batch_size in batches:
             # With CUDA graphs, frame steps are timed alone and beside the codec.
@@ -122,17 +140,21 @@ def measure_calls(
             for call in CALLS[:3]:
                 run: Callable[[], None] = getattr(batch, call)
                 works[call] = _count_call(run, model, batch.state_bytes(call))
-                programs[call] = _capture(run, model.device) if cuda_graphs else run
+                programs[call] = _capture(run, model.generator.device) if cuda_graphs else run
                 if call == "codec" and context != contexts[0]:
                     continue
                 count = min(repeats, PREFILL_REPEATS) if call == "prefill" else repeats
-                times = time_calls(programs[call], count, model.device)
-                dtype = model.codec.dtype if call == "codec" else model.dtype
+                times = time_calls(programs[call], count, model.generator.device)
+                dtype = model.vocoder.dtype if call == "codec" else model.generator.dtype
                 yield _timing(call, batch_size, context, times, works[call], works[call].bound(peaks, dtype))
             if cuda_graphs:
-                times = time_calls(_concurrent(programs, codec_frames, model.device), repeats, model.device)
+                times = time_calls(
+                    _concurrent(programs, codec_frames, model.generator.device), repeats, model.generator.device
+                )
                 frame, codec = works["frame"], works["codec"]
-                bound = frame.bound(peaks, model.dtype) + codec.bound(peaks, model.codec.dtype) / codec_frames
+                bound = (
+                    frame.bound(peaks, model.generator.dtype) + codec.bound(peaks, model.vocoder.dtype) / codec_frames
+                )
                 both = Work(
                     frame.bytes + codec.bytes // codec_frames,
                     frame.flops + codec.flops // codec_frames,
@@ -142,11 +164,12 @@ def measure_calls(
             del batch, programs
 
 
-def _count_call(run: Callable[[], None], model: Qwen3TTS, state_bytes: int) -> Work:
+def _count_call(run: Callable[[], None], model: SpeechModel, state_bytes: int) -> Work:
     """Bytes and FLOPs of the reference implementation, as counters cannot see into a kernel; launched operations."""
+    weights = [*model.generator.parameters(), *model.vocoder.parameters()]
     with kernels.disabled():
-        work = count_work(run, model, state_bytes)
-    return replace(work, operations=count_work(run, model, 0).operations)
+        work = count_work(run, weights, state_bytes)
+    return replace(work, operations=count_work(run, weights, 0).operations)
 
 
 def _capture(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -155,7 +178,7 @@ def _capture(call: Callable[[], object], device: torch.device) -> Callable[[], o
     def run() -> None:
         call()
 
-    program = Program(run)
+    program = GraphedCall(run)
     program.capture(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
     return program
 

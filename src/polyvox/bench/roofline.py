@@ -2,12 +2,11 @@
 """Roofline bound of a model call: its memory traffic and FLOPs against the measured peaks of the device."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -90,10 +89,10 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 class _WeightReads(TorchDispatchMode):
     """Counts the bytes of weights that operations read, and the operations other than views."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.operations = 0
-        self._weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self._weights = {parameter.untyped_storage().data_ptr() for parameter in weights}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -118,8 +117,8 @@ ATTENTION_FLOPS = {
 }
 
 
-def count_work(call: Callable[[], object], model: nn.Module, state_bytes: int) -> Work:
+def count_work(call: Callable[[], object], weights: Iterable[torch.Tensor], state_bytes: int) -> Work:
     """Counts the work of one call; state_bytes: traffic beside the weights, which the counters cannot attribute."""
-    with _WeightReads(model) as reads, FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops:
+    with _WeightReads(weights) as reads, FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops:
         call()
     return Work(reads.bytes + state_bytes, flops.get_total_flops(), reads.operations)

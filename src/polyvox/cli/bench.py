@@ -24,7 +24,7 @@ from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from polyvox.bench.compare import LoadComparison
-    from polyvox.models.qwen3_tts.model import Qwen3TTS
+    from polyvox.models.protocol import SpeechModel
 
 app = typer.Typer(no_args_is_help=True, help="Benchmark a speech server, or the engine.")
 
@@ -236,16 +236,15 @@ def engine(
             peaks = model_calls.model_peaks(loaded)
         title = f"{model or 'embedded voice'}, torch {torch.__version__}, {peaks}"
         console.print(title, soft_wrap=True)
-        on_gpu = loaded.device.type == "cuda"
+        on_gpu = loaded.generator.device.type == "cuda"
         calls_per_context = 3 if graphs and on_gpu else 2
         with progress_bar() as bar:
             task = bar.add_task("Timing …", total=len(batches) * (calls_per_context * len(contexts) + 1))
             for timing in model_calls.measure_calls(loaded, batches, contexts, repeats, codec_frames, peaks, graphs):
                 timings.append(timing)
                 bar.update(task, advance=1, description=f"{timing.call}, batch {timing.batch}")
-        codec = loaded.config.codec
-        frame_seconds = codec.samples_per_frame / codec.sample_rate
-        memory = torch.cuda.max_memory_allocated(loaded.device) if on_gpu else None
+        frame_seconds = loaded.vocoder.samples_per_frame / loaded.vocoder.sample_rate
+        memory = torch.cuda.max_memory_allocated(loaded.generator.device) if on_gpu else None
     written = model_calls.to_json(timings, peaks)
     written |= {"model": model, "conditions": machine() | {"torch": torch.__version__}}
     written |= {"codec_frames": codec_frames, "peak_memory": memory}
@@ -266,19 +265,14 @@ def engine(
         console.print(f"Plots written to {path}", soft_wrap=True)
 
 
-def _load_model(model: str | None, device: str, dtype: str, stack: ExitStack) -> "Qwen3TTS":
-    """The weights of a checkpoint, or random weights of a published size."""
-    from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
+def _load_model(model: str | None, device: str, dtype: str, stack: ExitStack) -> "SpeechModel":
+    """A checkpoint, or random weights of a published size."""
     from polyvox.models.registry import DEFAULT_FAMILY, get_family, random_model
     from polyvox.tts import placement
 
     if model in get_family(DEFAULT_FAMILY).sizes:
-        speech = random_model(str(model), *placement(device, dtype))
-    else:
-        speech = stack.enter_context(load(model, device, dtype)).speech
-    if not isinstance(speech, Qwen3TTSModel):
-        raise InvalidRequest("model", model, "must be a Qwen3-TTS model: bench engine times the calls of this family")
-    return speech.model
+        return random_model(str(model), *placement(device, dtype))
+    return stack.enter_context(load(model, device, dtype)).speech
 
 
 def _parse_numbers(name: str, text: str | None) -> list[float]:

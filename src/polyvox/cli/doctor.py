@@ -295,14 +295,11 @@ def model_needs(size: str, dtype: "torch.dtype") -> tuple[int, int]:
     """Bytes of a published model's weights, and bytes per stream: KV cache and slot state."""
     import torch
 
-    from polyvox.engine.model_runner import TEXT_ROWS
-    from polyvox.engine.stream_state import RING_FRAMES
+    from polyvox.engine.memory import stream_bytes
     from polyvox.models.registry import random_model
 
     model = random_model(size, torch.device("meta"), dtype)  # shapes without memory
-    layers, kv_heads, head_dim = model.kv_shape
-    cache = CONTEXT * 2 * layers * kv_heads * head_dim * dtype.itemsize
-    return model.nbytes, cache + model.new_slots(1, TEXT_ROWS, RING_FRAMES).nbytes
+    return model.generator.nbytes + model.vocoder.nbytes, stream_bytes(model, CONTEXT)
 
 
 def _memory() -> tuple[int, int]:

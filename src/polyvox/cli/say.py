@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from polyvox.audio.clip import Samples
 from polyvox.audio.formats import Encoder, format_for_path
 from polyvox.audio.player import Player
-from polyvox.cli.terminal import Device, Dtype, Model, console, load
+from polyvox.cli.terminal import Device, Dtype, Model, VocoderDevice, console, load
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.files import write_atomically
 from polyvox.long_form import LongFormReader, SpokenSentence, split_text
@@ -52,6 +52,7 @@ def say(
     model: Model = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    vocoder_device: VocoderDevice = "auto",
 ) -> None:
     """Speak a text of any length. An interrupted run resumes when repeated."""
     if output is None and not play:
@@ -60,7 +61,7 @@ def say(
     rules = TextRules(language, load_lexicon(lexicon) if lexicon else {}, enabled=not as_is)
     content = _read_text(text, file)
     sentences, _ = split_text(content, rules)  # fails before the model is loaded
-    with load(model, device, dtype) as tts, ExitStack() as stack:
+    with load(model, device, dtype, vocoder_device=vocoder_device) as tts, ExitStack() as stack:
         start = time.perf_counter()
         resumable = output not in (None, "-") and len(sentences) > 1
         keep = Path(f"{output}.parts") if resumable else None

@@ -25,16 +25,30 @@ Model = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+VocoderDevice = Annotated[
+    str, typer.Option(help="Device of the vocoder: auto (the same device), cpu, cuda or cuda:N.")
+]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 
 
-def load(model: str | None, device: str, dtype: str, config: "EngineConfig | None" = None) -> "TTS":
+def load(
+    model: str | None,
+    device: str,
+    dtype: str,
+    config: "EngineConfig | None" = None,
+    vocoder_device: str = "auto",
+) -> "TTS":
     """Load a checkpoint and print how long it took."""
     with console.status("Starting …"):
         from polyvox import tts
     start = time.perf_counter()
-    loaded = tts.load(model, device, dtype, progress=console.is_terminal, config=config)
-    placed = f"{loaded.speech.device.type}, {str(loaded.speech.dtype).removeprefix('torch.')}"
+    loaded = tts.load(
+        model, device, dtype, progress=console.is_terminal, config=config, vocoder_device=vocoder_device
+    )
+    generator, vocoder = loaded.speech.generator, loaded.speech.vocoder
+    placed = f"{generator.device.type}, {str(generator.dtype).removeprefix('torch.')}"
+    if vocoder.device != generator.device:
+        placed += f", vocoder on {vocoder.device.type}"
     voices = f"; voices: {', '.join(loaded.voices)}" if loaded.voices else ""
     name = "the embedded voice" if model is None else model
     console.print(f"Loaded {name} in {time.perf_counter() - start:.1f} s ({placed}){voices}", soft_wrap=True)

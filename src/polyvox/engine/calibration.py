@@ -21,11 +21,11 @@ Call = Callable[[int], object]  # runs one call of the model with this many stre
 
 def calibrate(runner: ModelRunner, on_progress: OnProgress | None = None) -> CostModel:
     """Times prefill, frame step and codec call with one stream and with all; every slot must be free."""
-    config, model = runner.config, runner.model
+    config, generator = runner.config, runner.model.generator
     num_streams, num_rows = config.max_streams, PAGE - 1
     chunk = CHUNK_SIZES[0 if config.deterministic else 2]
     max_chunks, max_prompts = max(1, num_streams // chunk), min(num_streams, runner.max_prefill_rows // num_rows)
-    prompt = torch.zeros(num_rows, model.hidden_size, device=model.device, dtype=model.dtype)
+    prompt = torch.zeros(num_rows, generator.hidden_size, device=generator.device, dtype=generator.dtype)
     positions = itertools.count(PAGE + 1)
 
     def frame(streams: int) -> None:

@@ -23,7 +23,7 @@ from polyvox.engine.cost_model import CostModel
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
 from polyvox.engine.interface import Chunk, Stream
 from polyvox.engine.load import LoadModel
-from polyvox.engine.memory import table
+from polyvox.engine.memory import usage_table
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
@@ -62,8 +62,8 @@ class LocalEngine:
         self.config = config or EngineConfig()
         self.config.check()
         self.model, self.clock, self._on_progress = model, clock, on_progress
-        self.sample_rate = model.sample_rate
-        self.frame_seconds = model.samples_per_frame / model.sample_rate
+        self.sample_rate = model.vocoder.sample_rate
+        self.frame_seconds = model.vocoder.samples_per_frame / model.vocoder.sample_rate
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._stopping = False
@@ -100,7 +100,7 @@ class LocalEngine:
             self.admission.precheck(not request.whole_file, request.segment > 0, self.clock())
         if request.seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
-        tokenizer = self.model.growing_text(request) if request.live else None
+        tokenizer = self.model.streaming_tokenizer(request) if request.live else None
         ids = tokenizer.append(request.text) if tokenizer else None
         prepared = None if ids == [] else self.model.prepare(request, ids)
         with self.lock:
@@ -197,13 +197,13 @@ class LocalEngine:
 
     def _start(self) -> None:
         """Allocates device memory and calibrates, in the thread that runs the steps."""
-        if self.model.device.type == "cuda":
-            torch.cuda.set_device(self.model.device)
+        if self.model.generator.device.type == "cuda":
+            torch.cuda.set_device(self.model.generator.device)
         self._runner = ModelRunner(self.model, self.config)
         self._runner.capture(self._on_progress)
         cost = calibrate(self._runner, self._on_progress)
         self.config = self._runner.config  # with the number of streams that fit, if none was given
-        log.info("memory usage:\n%s", table(self._runner.memory()))
+        log.info("memory usage:\n%s", usage_table(self._runner.memory()))
         self.ledger = SlotLedger(self.config.max_streams, self.config.pages)
         self._runner.poison(self.ledger.free_slots, self.ledger.free_pages)
         self.streams: StreamTable[LocalStream] = StreamTable(self._trace.status if self._trace else None)

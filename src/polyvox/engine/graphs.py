@@ -1,40 +1,40 @@
-"""CUDA graphs: the model's three calls at fixed sizes, captured at start and replayed; no other file knows of them.
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs: the calls of generator and vocoder at fixed sizes, captured at start and replayed.
 
-A call is filled up to the next size with a slot that nobody has. Away from a GPU the same calls run at the same sizes
-without being captured, which is how they are tested.
+A call is padded to the next size with the scratch slot, which no stream owns. Without a GPU the same calls run at the
+same sizes without capture, which is how they are tested.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyvox.engine.stream_state import CHUNK_SIZES
-from polyvox.models.protocol import Cache, SlotRows, SpeechModel
+from polyvox.models.protocol import Generator, GeneratorState, PagedCache, Vocoder, VocoderState
 
-MIN_ROWS = 16  # of a prefill
-Report = Callable[[int, int], None]  # captured so far, and in all
-
-
-def sizes(most: int, least: int = 1) -> list[int]:
-    """Powers of two, from 16 on also the middles between them, and the most itself: at most half a call is idle."""
-    powers = [least << i for i in range(most.bit_length()) if least << i < most]
-    middles = [size + size // 2 for size in powers if size >= 16 and size + size // 2 < most]
-    return sorted({*powers, *middles, most})
+MIN_PREFILL_ROWS = 16
+OnCapture = Callable[[], None]  # called after each captured graph
 
 
-class Program:
-    """A call whose inputs stay where they are."""
+def batch_sizes(max_size: int, min_size: int = 1) -> list[int]:
+    """Powers of two, from 16 on also the middles between them, and max_size: at most half of a call is padding."""
+    powers = [min_size << i for i in range(max_size.bit_length()) if min_size << i < max_size]
+    middles = [size + size // 2 for size in powers if size >= 16 and size + size // 2 < max_size]
+    return sorted({*powers, *middles, max_size})
+
+
+class GraphedCall:
+    """A call with inputs at fixed addresses."""
 
     def __init__(self, call: Callable[..., Tensor | None], *inputs: Tensor) -> None:
         self.inputs, self._call = inputs, call
         self._graph: torch.cuda.CUDAGraph | None = None
         self._out: Tensor | None = None
 
-    def capture(self, stream: torch.cuda.Stream, pool: Any) -> None:
-        with torch.cuda.stream(stream):  # libraries take their workspaces, and kernels are compiled
+    def capture(self, stream: torch.cuda.Stream, pool: "torch.cuda._POOL_HANDLE") -> None:
+        with torch.cuda.stream(stream):  # libraries allocate workspaces, and kernels are compiled
             self._call(*self.inputs)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -43,103 +43,164 @@ class Program:
         self._graph = graph
 
     def __call__(self, *values: Tensor | Sequence[int]) -> Tensor | None:
-        """Fills the inputs from the front, and runs."""
-        for place, value in zip(self.inputs, values, strict=True):
+        """Copies values to the first rows of the inputs, and runs."""
+        for target, value in zip(self.inputs, values, strict=True):
             if not isinstance(value, Tensor):
-                value = torch.tensor(value, dtype=place.dtype, pin_memory=place.is_cuda)
-            place[: len(value)].copy_(value, non_blocking=True)
+                value = torch.tensor(value, dtype=target.dtype, pin_memory=target.is_cuda)
+            target[: len(value)].copy_(value, non_blocking=True)
         if self._graph is None:
             return self._call(*self.inputs)
         self._graph.replay()
         return self._out
 
 
-class Graphs:
-    """The three calls over all slots of an engine, the last of which is the one that fills up."""
+GraphedSizes = dict[int, GraphedCall]  # by batch size, ascending
+
+
+class GeneratorGraphs:
+    """Prefill and frame of all slots of an engine; the scratch slot is the last one."""
 
     def __init__(
-        self, model: SpeechModel, rows: SlotRows, cache: Cache, slots: int, span: int, prompt: int, one_size: bool
+        self,
+        generator: Generator,
+        state: GeneratorState,
+        cache: PagedCache,
+        max_streams: int,
+        max_context: int,
+        max_prefill_rows: int,
+        one_size: bool,
     ) -> None:
-        """slots: that streams have. span: the most positions of one. prompt: the most rows of a prefill.
+        """one_size: each call has its largest size only."""
+        self._state, self._cache, self._scratch, self._max_context = state, cache, max_streams, max_context
+        self._device = generator.device
 
-        one_size: each call has its largest size only, and the codec reads frame by frame.
-        """
-        self._rows, self._cache, self._scratch, self._span = rows, cache, slots, span
-        self._device = model.device
+        def indices(count: int) -> Tensor:
+            return torch.full((count,), self._scratch, dtype=torch.int64, device=generator.device)
 
-        def index(count: int) -> Tensor:
-            return torch.full((count,), slots, dtype=torch.int64, device=model.device)
+        def sizes(max_size: int, min_size: int = 1) -> list[int]:
+            return [max_size] if one_size else batch_sizes(max_size, min_size)
 
-        # What the calls of a family give lies in one place: the next one may write there once it was copied.
-        self._flags = torch.zeros(slots, dtype=torch.int64, device=model.device)
-        most = max(slots, CHUNK_SIZES[-1])  # frames of a codec step, by the scheduler
-        self._sound = torch.zeros(most * model.samples_per_frame, device=model.device)
-
-        def family(most: int, least: int = 1) -> list[int]:
-            return [most] if one_size else sizes(most, least)
-
-        self._frames = {size: Program(self._frame, index(size)) for size in family(slots)}
-        hidden = torch.zeros(max(prompt, MIN_ROWS), model.hidden_size, dtype=model.dtype, device=model.device)
-        self._prefills = {
-            size: Program(self._prefill, hidden[:size], index(size), torch.zeros_like(index(size)))
-            for size in family(max(prompt, MIN_ROWS), MIN_ROWS)
-        }
-        self._codecs = {
-            frames: {
-                size: Program(self._decode(frames), index(size), torch.zeros_like(index(size)))
-                for size in family(most // frames)
-            }
-            for frames in (CHUNK_SIZES[:1] if one_size else CHUNK_SIZES)
+        # All sizes share one output: it is copied before the next call may write to it.
+        self._flags = torch.zeros(max_streams, dtype=torch.int64, device=generator.device)
+        self._frames: GraphedSizes = {size: GraphedCall(self._frame, indices(size)) for size in sizes(max_streams)}
+        num_rows = max(max_prefill_rows, MIN_PREFILL_ROWS)
+        rows = torch.zeros(num_rows, generator.hidden_size, dtype=generator.dtype, device=generator.device)
+        self._prefills: GraphedSizes = {
+            size: GraphedCall(self._prefill, rows[:size], indices(size), torch.zeros_like(indices(size)))
+            for size in sizes(num_rows, MIN_PREFILL_ROWS)
         }
 
-    def capture(self, codec: torch.cuda.Stream, report: Report) -> None:
-        """Captures all of it, the largest first, so that the smaller ones find their memory there."""
-        work = list(self._in_order())
-        side = torch.cuda.Stream(self._device)
-        frame_pool, codec_pool = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
-        for done, (program, beside) in enumerate(work):
-            program.capture(*((codec, codec_pool) if beside else (side, frame_pool)))
-            report(done + 1, len(work))
+    def __len__(self) -> int:
+        return len(self._prefills) + len(self._frames)
+
+    def capture(self, on_capture: OnCapture) -> None:
+        """Captures all calls, the largest first, so that the smaller ones reuse its memory."""
+        _capture([self._prefills, self._frames], torch.cuda.Stream(self._device), on_capture)
 
     def prefill(self, rows: list[Tensor], slots: list[int], positions: list[int]) -> None:
-        size = _next(self._prefills, len(slots))
-        idle = size - len(slots)
-        self._prefills[size](torch.cat(rows), slots + [self._scratch] * idle, positions + [0] * idle)
+        size = _next_size(self._prefills, len(slots))
+        padding = size - len(slots)
+        self._prefills[size](torch.cat(rows), slots + [self._scratch] * padding, positions + [0] * padding)
 
     def frame(self, slots: list[int]) -> Tensor:
-        size = _next(self._frames, len(slots))
+        size = _next_size(self._frames, len(slots))
         flags = self._frames[size](slots + [self._scratch] * (size - len(slots)))
         assert flags is not None
         return flags[: len(slots)]
 
-    def decode(self, slots: list[int], first: list[int], frames: int) -> Tensor:
-        size = _next(self._codecs[frames], len(slots))
-        idle = size - len(slots)
-        sound = self._codecs[frames][size](slots + [self._scratch] * idle, first + [0] * idle)
-        assert sound is not None
-        return sound[: len(slots)]
-
-    def _in_order(self) -> Iterator[tuple[Program, bool]]:
-        for beside, families in ((False, [self._prefills, self._frames]), (True, list(self._codecs.values()))):
-            for family in families:
-                yield from ((family[size], beside) for size in sorted(family, reverse=True))
-
     def _prefill(self, rows: Tensor, slots: Tensor, positions: Tensor) -> None:
-        self._rows.prefill(rows, slots, positions, self._cache, self._span, None)
+        self._state.prefill(rows, slots, positions, self._cache, self._max_context, None)
 
     def _frame(self, slots: Tensor) -> Tensor:
-        self._rows.idle(self._scratch)
-        return self._flags[: len(slots)].copy_(self._rows.frame(slots, self._cache, self._span))
+        self._state.reset_scratch(self._scratch)
+        return self._flags[: len(slots)].copy_(self._state.frame(slots, self._cache, self._max_context))
 
-    def _decode(self, frames: int) -> Callable[[Tensor, Tensor], Tensor]:
+
+class VocoderGraphs:
+    """Decode of all slots of an engine by chunk size; the scratch slot is the last one."""
+
+    def __init__(
+        self,
+        vocoder: Vocoder,
+        state: VocoderState,
+        ring: Tensor | None,
+        num_codebooks: int,
+        max_streams: int,
+        one_size: bool,
+    ) -> None:
+        """ring: the generator's codes if they are on the same device; a call then gathers its codes from there.
+
+        one_size: each call has its largest size only, and decodes one frame.
+        """
+        self._state, self._ring, self._scratch, self._device = state, ring, max_streams, vocoder.device
+        max_frames = max(max_streams, CHUNK_SIZES[-1])  # of one decode step
+        # All sizes share one output: it is copied before the next call may write to it.
+        self._samples = torch.zeros(max_frames * vocoder.samples_per_frame, device=vocoder.device)
+
+        def call(size: int, frames: int) -> GraphedCall:
+            slots = torch.full((size,), self._scratch, dtype=torch.int64, device=vocoder.device)
+            if ring is not None:
+                return GraphedCall(self._gather_and_decode(frames), slots, torch.zeros_like(slots))
+            codes = torch.zeros(size, frames, num_codebooks, dtype=torch.int64, device=vocoder.device)
+            return GraphedCall(self._decode, slots, codes)
+
+        self._calls: dict[int, GraphedSizes] = {
+            frames: {
+                size: call(size, frames)
+                for size in ([max_frames // frames] if one_size else batch_sizes(max_frames // frames))
+            }
+            for frames in (CHUNK_SIZES[:1] if one_size else CHUNK_SIZES)
+        }
+
+    def __len__(self) -> int:
+        return sum(len(calls) for calls in self._calls.values())
+
+    def capture(self, stream: torch.cuda.Stream, on_capture: OnCapture) -> None:
+        """Captures all calls, the largest first, so that the smaller ones reuse its memory."""
+        _capture(list(self._calls.values()), stream, on_capture)
+
+    def decode(self, slots: list[int], frames: int, source: list[int] | Tensor) -> Tensor:
+        """source: the first frame of each slot in the ring, or codes [B, frames, num_codebooks]."""
+        size = _next_size(self._calls[frames], len(slots))
+        padding = size - len(slots)
+        if isinstance(source, list):
+            source = source + [0] * padding
+        samples = self._calls[frames][size](slots + [self._scratch] * padding, source)
+        assert samples is not None
+        return samples[: len(slots)]
+
+    def _decode(self, slots: Tensor, codes: Tensor) -> Tensor:
+        self._state.reset_scratch(self._scratch)
+        samples = self._state.decode(slots, codes)
+        return self._samples[: samples.numel()].view_as(samples).copy_(samples)
+
+    def _gather_and_decode(self, frames: int) -> Callable[[Tensor, Tensor], Tensor]:
         def decode(slots: Tensor, first: Tensor) -> Tensor:
-            samples = self._rows.decode(slots, first, frames)
-            return self._sound[: samples.numel()].view_as(samples).copy_(samples)
+            assert self._ring is not None
+            return self._decode(slots, gather_codes(self._ring, slots, first, frames))
 
         return decode
 
 
-def _next(family: dict[int, Program], count: int) -> int:
-    """The smallest size that holds so many."""
+def gather_codes(ring: Tensor, slots: Tensor, first: Tensor, frames: int) -> Tensor:
+    """The codes [B, frames, codebooks] of these slots [B] from frame first [B] on."""
+    columns = torch.arange(frames, device=ring.device)
+    return ring[slots[:, None], (first[:, None] + columns) % ring.shape[1]]
+
+
+def _capture(families: list[GraphedSizes], stream: torch.cuda.Stream, on_capture: OnCapture) -> None:
+    pool = torch.cuda.graph_pool_handle()
+    for call in _largest_first(families):
+        call.capture(stream, pool)
+        on_capture()
+
+
+def _largest_first(families: list[GraphedSizes]) -> Iterator[GraphedCall]:
+    for family in families:
+        yield from (family[size] for size in sorted(family, reverse=True))
+
+
+def _next_size(family: GraphedSizes, count: int) -> int:
+    """The smallest size that is at least count."""
     ordered = list(family)
     return ordered[bisect_left(ordered, count)]

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from polyvox.engine.model_runner import Pending, PendingAudio
+from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_state import StepPlan
 

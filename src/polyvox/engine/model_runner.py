@@ -1,221 +1,164 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's side of a step: the state of all slots, and the three calls of the model over them."""
+"""The device's side of a step: the generator and the vocoder, each on its device, over the slots of all streams."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import PAGE, EngineConfig
-from polyvox.engine.graphs import Graphs
-from polyvox.engine.kv_cache import KVCache
-from polyvox.engine.memory import MemoryUsage, fitted
+from polyvox.engine.cpu_threads import SMALL_MODEL
+from polyvox.engine.generator_runner import GeneratorRunner
+from polyvox.engine.memory import MemoryUsage, device_usage, fit_max_streams, generator_stream_bytes
+from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.slots import SlotAllocation
-from polyvox.engine.stream_state import RING_FRAMES
-from polyvox.models.protocol import PrefillMetadata, PreparedRequest, SpeechModel
+from polyvox.engine.vocoder_runner import VocoderRunner
+from polyvox.models.protocol import PreparedRequest, SpeechModel
 from polyvox.progress import OnProgress
 
-TEXT_ROWS = 256  # text rows that a slot keeps ahead of its frames
-SMALL_MODEL = 1 << 24  # layers × hidden²; the 0.6B model has 29 million
-SHARED_WORK = 12  # frames of a codec call from which on a second thread pays, for a small model
-MAX_ROWS = 2048  # of one prefill, whatever the machine: their activations are not counted in the memory
-ONE_SIZE_ROWS = 256  # of every prefill of a deterministic engine
 # Streams from which on a GPU launches a step before the previous one has completed: with fewer, its host keeps up.
 MIN_STREAMS_TO_PIPELINE = 32
 
 
-class Pending:
-    """What a call gives, on its way to the host."""
-
-    def __init__(self, value: Tensor) -> None:
-        self._done: torch.cuda.Event | None = None
-        if value.is_cuda:
-            self._value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-            self._value.copy_(value, non_blocking=True)
-            self._done = torch.cuda.Event(blocking=True)
-            self._done.record(torch.cuda.current_stream(value.device))
-        else:
-            self._value = value.clone()  # the next call may give its own in the same place
-
-    def get(self) -> NDArray[np.generic]:
-        """Waits for it."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._value.numpy()
-
-
-@dataclass(frozen=True, slots=True)
-class PendingAudio:
-    """The samples of a codec step, by the sizes of its chunks, and where each belongs in the order of the plan."""
-
-    groups: list[tuple[list[int], Pending]]
-
-    def get(self) -> list[Samples]:
-        """Rows of memory that they share, copied once: what a copy from the device lands in is soon wanted again."""
-        found: dict[int, Samples] = {}
-        for group, pending in self.groups:
-            found |= zip(group, pending.get().astype(np.float32), strict=True)
-        return [found[i] for i in range(len(found))] if len(self.groups) > 1 else list(found.values())
-
-
 class ModelRunner:
-    """All streams' state, and the work of one step on it."""
+    """A generator and a vocoder with the same slots."""
 
-    def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
-        layers, kv_heads, head_dim = model.kv_shape
-        position = 2 * layers * kv_heads * head_dim * model.dtype.itemsize
-        stream = config.context * position + model.new_slots(1, TEXT_ROWS, RING_FRAMES).nbytes
-        config = fitted(config, model.device, stream)
+    def __init__(self, model: SpeechModel, config: EngineConfig, copies_codes: bool | None = None) -> None:
+        """copies_codes: see VocoderRunner."""
+        generator, vocoder = model.generator, model.vocoder
+        config = _fit(model, config)
         self.model, self.config = model, config
-        cuda = model.device.type == "cuda"
-        fixed = config.deterministic or (cuda if config.cuda_graphs is None else config.cuda_graphs)
-        self.max_prefill_rows = ONE_SIZE_ROWS if config.deterministic else MAX_ROWS
-        # One more than streams have: it fills up calls of fixed size.
-        self.rows = model.new_slots(config.max_streams + fixed, TEXT_ROWS, RING_FRAMES)
-        longest = min(config.pages, -(-model.max_positions // PAGE))
-        self.cache = KVCache(
-            model.kv_shape, config.pages, config.max_streams + fixed, longest, model.device, model.dtype
+        small = generator.kv_shape.layers * generator.hidden_size**2 <= SMALL_MODEL
+        cuda = generator.device.type == "cuda"
+        self.generator = GeneratorRunner(generator, config, _fixed_sizes(config, generator.device))
+        self.vocoder = VocoderRunner(
+            vocoder,
+            self.generator.state.codes,
+            config.max_streams,
+            small,
+            _fixed_sizes(config, vocoder.device),
+            config.deterministic,
+            copies_codes,
         )
-        self._graphs: Graphs | None = None
-        if fixed:
-            span, one_size = longest * PAGE, config.deterministic
-            self._graphs = Graphs(
-                model, self.rows, self.cache, config.max_streams, span, self.max_prefill_rows, one_size
-            )
-        self._beside = torch.cuda.Stream(model.device) if cuda else None  # for the codec
+        self.max_prefill_rows = self.generator.max_prefill_rows
         default = MIN_STREAMS_TO_PIPELINE if cuda else 0
         self.min_streams_to_pipeline = (
             default if config.min_streams_to_pipeline is None else config.min_streams_to_pipeline
         )
-        self._small = layers * model.hidden_size**2 <= SMALL_MODEL
 
     def assign(self, allocation: SlotAllocation, prepared: PreparedRequest) -> int:
         """Writes a stream's state to its slot; returns the number of text rows written."""
-        self.cache.set_block_table(allocation.slot, allocation.pages)
-        self.rows.assign(allocation.slot, prepared)
-        return min(len(prepared.text), TEXT_ROWS)
+        text_rows = self.generator.assign(allocation.slot, allocation.pages, prepared)
+        self.vocoder.assign(allocation.slot, prepared.vocoder_context)
+        return text_rows
 
     def clear(self, allocation: SlotAllocation) -> None:
-        """Forgets the block table of a slot that is about to be released; no step in flight may use it."""
-        self.cache.set_block_table(allocation.slot, [])
+        """Clears the block table of a slot that is about to be released; no step in flight may use it."""
+        self.generator.cache.set_block_table(allocation.slot, [])
         self.poison([allocation.slot], allocation.pages)
 
     def shrink(self, allocation: SlotAllocation, freed: Sequence[int]) -> None:
         """Writes the block table of an allocation from which these pages were freed; no step uses them yet."""
-        self.cache.set_block_table(allocation.slot, allocation.pages)
+        self.generator.cache.set_block_table(allocation.slot, allocation.pages)
         self.poison([], freed)
 
     def poison(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Fills free slots and pages with NaN, if the configuration asks for it."""
+        """Fills free slots and pages with NaN if the configuration says so."""
         if self.config.poison_freed:
-            for slot in slots:
-                self.rows.poison(slot)
-            self.cache.poison(list(pages))
+            self.generator.poison(slots, pages)
+            self.vocoder.poison(slots)
 
     def write_text(self, slot: int, start: int, text: Tensor, frame: int) -> int:
-        """Writes text from row `start` on, as many rows as fit before the ring wraps to `frame`; returns how many."""
-        count = min(len(text), frame + TEXT_ROWS - start)
-        if count > 0:
-            self.rows.write_text(slot, start, text[:count])
-        return max(count, 0)
+        """Writes text from row start on, as many rows as fit before the ring wraps to frame; returns how many."""
+        return self.generator.write_text(slot, start, text, frame)
 
     def close_text(self, slot: int, num_bytes: int) -> int:
-        """Tells the model that the text of a slot is complete; returns the most frames that it can need."""
-        return self.rows.close_text(slot, num_bytes)
-
-    def capture(self, on_progress: OnProgress | None = None) -> None:
-        """Captures the CUDA graphs, on a GPU."""
-        if self._graphs is None or self._beside is None:
-            return
-
-        def report(done: int, total: int) -> None:
-            if on_progress is not None:
-                on_progress("capture", done, total)
-
-        self._graphs.capture(self._beside, report)
-
-    def wait(self) -> None:
-        """Until nothing is under way on the device; raises where it is broken."""
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
-
-    def memory(self) -> list[MemoryUsage]:
-        """What has the memory; of a GPU also what is not ours to choose."""
-        model, config = self.model, self.config
-        streams = f"{config.max_streams} streams (max_streams)"
-        pages = f"{streams} × {config.context} positions (context) in {config.pages} pages of {PAGE}"
-        kind = str(model.dtype).removeprefix("torch.")
-        found = [
-            MemoryUsage("weights", model.nbytes, f"{kind} on {model.device} (model, dtype)"),
-            MemoryUsage("keys and values", self.cache.nbytes, pages),
-            MemoryUsage("slots", self.rows.nbytes, streams),
-        ]
-        if model.device.type == "cuda":
-            ours, held = torch.cuda.memory_reserved(model.device), sum(share.size for share in found)
-            free, total = torch.cuda.mem_get_info(model.device)
-            found.append(MemoryUsage("graphs and workspaces", ours - held, f"calls of up to {streams}"))
-            found.append(MemoryUsage("driver and others", total - free - ours, f"{free / 1e9:.2f} GB more are free"))
-        return found
+        """Marks the text of a slot as complete; returns the maximum number of frames that it can need."""
+        return self.generator.state.close_text(slot, num_bytes)
 
     def prefill(self, work: list[tuple[int, int, Tensor]]) -> None:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
-        slots = [slot for slot, _, rows in work for _ in range(len(rows))]
-        positions = [start + i for _, start, rows in work for i in range(len(rows))]
-        if self._graphs is not None:
-            self._graphs.prefill([rows for _, _, rows in work], slots, positions)
-            return
-        metadata = PrefillMetadata(
-            self._index([slot for slot, _, _ in work]),
-            self._index([owner for owner, (_, _, rows) in enumerate(work) for _ in range(len(rows))]),
-            self._index([i for _, _, rows in work for i in range(len(rows))]),
-            max(len(rows) for *_, rows in work),
-        )
-        max_context = max(start + len(rows) for _, start, rows in work)
-        with self._threads(len(slots) // PAGE):
-            at = self._index(slots), self._index(positions)
-            self.rows.prefill(torch.cat([rows for _, _, rows in work]), *at, self.cache, max_context, metadata)
+        self.generator.prefill(work)
 
     def frame(self, work: list[tuple[int, int]]) -> Pending:
         """Generates one frame of each (slot, context), context being its prompt rows and frames so far; its flags."""
-        slots = [slot for slot, _ in work]
-        if self._graphs is not None:
-            return Pending(self._graphs.frame(slots))
-        max_context = max(context for _, context in work)
-        with self._threads(0):
-            return Pending(self.rows.frame(self._index(slots), self.cache, max_context))
+        return self.generator.frame(work)
 
     def decode(self, work: list[tuple[int, int, int]]) -> PendingAudio:
         """Samples of each (slot, first frame, number of frames); the frame steps that made them have completed."""
-        groups = []
-        with torch.cuda.stream(self._beside) if self._beside else nullcontext():
-            for size in sorted({count for _, _, count in work}):
-                group = [i for i, (_, _, count) in enumerate(work) if count == size]
-                slots, first = [work[i][0] for i in group], [work[i][1] for i in group]
-                if self._graphs is not None:
-                    samples = self._graphs.decode(slots, first, size)
-                else:
-                    with self._threads(size * len(group)):
-                        samples = self.rows.decode(self._index(slots), self._index(first), size)
-                groups.append((group, Pending(samples)))
-        return PendingAudio(groups)
+        return self.vocoder.decode(work)
 
-    @contextmanager
-    def _threads(self, work: int) -> Iterator[None]:
-        """On a CPU, small work is done sooner by one thread than it is shared out."""
-        alone = self.model.device.type == "cpu" and self._small and work < SHARED_WORK
-        threads = torch.get_num_threads()
-        if alone:
-            torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            if alone:
-                torch.set_num_threads(threads)  # it holds for others in this process too
+    def flush(self, slot: int) -> Samples:
+        """The vocoder's tail_samples samples after the last frame of a stream; waits for them."""
+        return self.vocoder.flush(slot)
 
-    def _index(self, values: list[int] | tuple[int, ...]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.model.device)
+    def capture(self, on_progress: OnProgress | None = None) -> None:
+        """Captures the CUDA graphs of those parts that are on a GPU."""
+        generator, vocoder = self.generator.graphs, self.vocoder.graphs
+        on_gpu = [
+            part
+            for part, device in ((generator, self.model.generator.device), (vocoder, self.model.vocoder.device))
+            if part is not None and device.type == "cuda"
+        ]
+        done, total = 0, sum(len(part) for part in on_gpu)
+
+        def on_capture() -> None:
+            nonlocal done
+            done += 1
+            if on_progress is not None:
+                on_progress("capture", done, total)
+
+        if generator in on_gpu and generator is not None:
+            generator.capture(on_capture)
+        if vocoder in on_gpu:
+            self.vocoder.capture(on_capture)
+
+    def wait(self) -> None:
+        """Until all launched calls have completed; raises if a device is broken."""
+        if self.model.generator.device.type == "cuda":
+            torch.cuda.synchronize(self.model.generator.device)
+        self.vocoder.wait()
+
+    def memory(self) -> list[MemoryUsage]:
+        """What uses the memory of the generator's device, and of the vocoder's if it is another one."""
+        generator, vocoder, config = self.model.generator, self.model.vocoder, self.config
+        streams = f"{config.max_streams} streams (max_streams)"
+        pages = f"{streams} × {config.context} positions (context) in {config.pages} pages of {PAGE}"
+        same = generator.device == vocoder.device
+        weights = generator.nbytes + (vocoder.nbytes if same else 0)
+        slots = self.generator.state.nbytes + (self.vocoder.state.nbytes if same else 0)
+        found = [
+            MemoryUsage("weights", weights, f"{_name(generator.dtype)} on {generator.device} (model, dtype)"),
+            MemoryUsage("keys and values", self.generator.cache.nbytes, f"{_name(generator.kv_dtype)}, {pages}"),
+            MemoryUsage("slots", slots, streams),
+        ]
+        found += device_usage(generator.device, found, f"calls of up to {streams}")
+        if not same:
+            used = vocoder.nbytes + self.vocoder.state.nbytes
+            found.append(MemoryUsage("vocoder", used, f"{_name(vocoder.dtype)} on {vocoder.device} (vocoder_device)"))
+        return found
+
+
+def _fit(model: SpeechModel, config: EngineConfig) -> EngineConfig:
+    """The configuration with the max_streams that fit on both devices."""
+    generator, vocoder = model.generator, model.vocoder
+    stream, state = generator_stream_bytes(generator, config.context), vocoder.new_state(1).nbytes
+    if vocoder.device == generator.device:
+        return fit_max_streams(config, generator.device, stream + state)
+    fitted = fit_max_streams(config, generator.device, stream)
+    if config.max_streams:
+        return fit_max_streams(config, vocoder.device, state)
+    return replace(
+        fitted, max_streams=min(fitted.max_streams, fit_max_streams(config, vocoder.device, state).max_streams)
+    )
+
+
+def _fixed_sizes(config: EngineConfig, device: torch.device) -> bool:
+    """Whether calls on this device are padded to fixed sizes."""
+    return config.deterministic or (device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -109,7 +109,8 @@ class LocalStream(StreamReader, StreamState):
         self._append(text, last=False)
 
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
-        hidden_size, max_rows = self._engine.model.hidden_size, self._engine.model.max_positions
+        generator = self._engine.model.generator
+        hidden_size, max_rows = generator.hidden_size, generator.max_positions
         if rows.ndim != 2 or rows.shape[1] != hidden_size or not np.isfinite(rows).all():
             raise InvalidRequest("append_rows", list(rows.shape), f"must be rows of {hidden_size} finite numbers")
         if len(self.text) + len(rows) > max_rows:
@@ -143,7 +144,7 @@ class LocalStream(StreamReader, StreamState):
                 prepared = model.prepare(self.request, ids) if ids and first else None
                 more = model.text_rows([] if prepared else ids, last and rows is None)
                 if rows is not None:
-                    more = torch.cat([more, torch.tensor(rows, dtype=model.dtype, device=model.device)])
+                    more = torch.cat([more, torch.tensor(rows, dtype=more.dtype, device=more.device)])
                 with self._engine.lock:
                     self.text_bytes += len(text.encode()) + ROW_BYTES * (0 if rows is None else len(rows))
                     self.text_tokens += len(ids)

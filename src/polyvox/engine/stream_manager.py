@@ -19,7 +19,8 @@ from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
 from polyvox.errors import Overloaded
-from polyvox.models.protocol import ENDED, REPETITION_LOOP, PreparedRequest, SpeechModel
+from polyvox.models.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
+from polyvox.models.protocol import PreparedRequest, SpeechModel
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,9 @@ class StreamManager:
         trace: TraceWriter | None,
     ) -> None:
         self.config, self.clock, self._wake = config, clock, wake
-        self.sample_rate, self._samples_per_frame = model.sample_rate, model.samples_per_frame
+        vocoder = model.vocoder
+        self.sample_rate, self._samples_per_frame = vocoder.sample_rate, vocoder.samples_per_frame
+        self._has_tail = vocoder.tail_samples > 0
         self._runner, self._streams, self._admission, self._scheduler = runner, streams, admission, scheduler
         self._trace = trace
         self.completed_steps = 0  # number of the last completed step
@@ -190,11 +193,11 @@ class StreamManager:
         """Counts a generated frame, or ends generation."""
         if stream.ended:
             return
-        if flags & ENDED:
+        if flags & FRAME_ENDED:
             self._streams.transition(stream, StreamStatus.DRAINING, now)
             return
         stream.generated += 1
-        if flags & REPETITION_LOOP and stream.request.guard:
+        if flags & FRAME_REPETITION_LOOP and stream.request.guard:
             stream.reason = "runaway"
         elif stream.generated >= stream.max_frames:
             stream.reason = "runaway" if stream.guarded else "length"
@@ -210,7 +213,7 @@ class StreamManager:
         if trims:
             stream.undelivered = stream.assembler.size // self._samples_per_frame
         stream.buffer_free = self.buffer_free(stream)
-        final = stream.ended and stream.decoded == stream.generated
+        final = stream.ended and stream.decoded == stream.generated and not self._has_tail
         if final or (not stream.assembler.silent and self._scheduler.is_due(stream, now)):
             self._deliver(stream, final, now)
         elif stream.lead(now) >= self._scheduler.load.limits.lead_cap:  # it may stay undelivered for long
@@ -240,8 +243,11 @@ class StreamManager:
         if stream.result is not None:
             return
         now, assembler = self.clock(), stream.assembler
-        if assembler.size and not assembler.silent and reason not in ("cancelled", "error"):
-            self._deliver(stream, True, now)
+        if reason not in ("cancelled", "error"):
+            if self._has_tail and stream.allocation is not None:
+                assembler.add(self._runner.flush(stream.slot))
+            if assembler.size and not assembler.silent:
+                self._deliver(stream, True, now)
         started = stream.first_audio_at < inf
         stream.finish(
             Result(

@@ -6,9 +6,9 @@ do not need to know which. Kernels do not synchronise with the host, read no val
 they return, so they can be captured in a CUDA graph. A row's result depends neither on the other rows of a launch nor
 on its index among them.
 
-KV cache: where `active(keys)` is true, the cache returns a `paged_kv.PagedKVView`, which describes where the rows of
-a pass are stored. A layer then writes and reads the cache in two launches, or in one where no slot has two rows
-(`decode_only`). Otherwise the cache returns an attention function.
+KV cache: where `active(keys)` is true, the cache returns a `models.paged_kv.PagedKVView`, which describes where the
+rows of a pass are stored. A layer then writes and reads the cache in two launches, or in one where no slot has two
+rows (`decode_only`). Otherwise the cache returns an attention function.
 """
 
 import logging

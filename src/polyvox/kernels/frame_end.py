@@ -4,8 +4,9 @@
     codes [B,G] int64 · slots [B] int64 · by slot: codes_ring [S,R,G], position, frame, repeats [S] int64,
     seen [S,V] bool -> flags [B] int64; all but codes and slots are updated in place
 
-A slot whose code 0 is `end` stores zeros for its frame and gets the flag ENDED. A frame repeats if its code 0 equals
-that of one of the slot's last LAGS frames; after FRAMES consecutive repeats the flag REPETITION_LOOP is set.
+A slot whose code 0 is `end` stores zeros for its frame and gets the flag FRAME_ENDED. A frame repeats if its code 0
+equals that of one of the slot's last LAGS frames; after FRAMES consecutive repeats the flag FRAME_REPETITION_LOOP is
+set.
 
 Types: integers only.
 Roundings: none.
@@ -24,12 +25,12 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
+from polyvox.models.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
 
 if TYPE_CHECKING:
     import triton.language as tl
 
 LAGS, FRAMES = 4, 48  # about 4 s
-ENDED, REPETITION_LOOP = 1, 2  # flags: end of speech, no frame; the codes repeat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +58,7 @@ def finish_frame(codes: Tensor, slots: Tensor, record: FrameRecord, end: int) ->
         codes, slots, record.codes_ring, record.seen, record.repeats, record.position, record.frame, flags,
         record.codes_ring.shape[1], record.seen.shape[1], end,
         GROUPS=groups, GROUP_BLOCK=power_of_2(groups), MAX_LAGS=LAGS, MAX_REPEATS=FRAMES,
-        ENDED_FLAG=ENDED, LOOP_FLAG=REPETITION_LOOP, **overlap(codes), num_warps=1,
+        ENDED_FLAG=FRAME_ENDED, LOOP_FLAG=FRAME_REPETITION_LOOP, **overlap(codes), num_warps=1,
     )  # fmt: skip
     return flags
 
@@ -76,7 +77,7 @@ def finish_frame_reference(codes: Tensor, slots: Tensor, record: FrameRecord, en
     record.repeats[slots] = repeats
     record.position[slots] += 1
     record.frame[slots] = frame + 1
-    return ended * ENDED + (repeats >= FRAMES) * REPETITION_LOOP
+    return ended * FRAME_ENDED + (repeats >= FRAMES) * FRAME_REPETITION_LOOP
 
 
 @Kernel

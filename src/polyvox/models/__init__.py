@@ -1,1 +1,2 @@
-"""What the checkpoints are: one folder for each model family."""
+# SPDX-License-Identifier: Apache-2.0
+"""Model families behind one protocol; each family has its own package."""

@@ -1,34 +1,50 @@
-"""What an engine asks of a speech model; a second family of models is another class with these calls."""
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between the engine and a model: a generator of codes and a vocoder, each with its own state and device.
 
-from collections.abc import Callable
+A generator turns prompt rows into frames of codes, one frame per call. A vocoder turns codes into samples. The engine
+owns the slots of both and moves the codes between them.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from polyvox.audio.clip import Samples
-from polyvox.kernels.frame_end import ENDED as ENDED  # the flags of a frame, for whoever reads them
-from polyvox.kernels.frame_end import REPETITION_LOOP as REPETITION_LOOP
-from polyvox.kernels.paged_kv import PagedKVView
 from polyvox.models.info import ModelInfo
+from polyvox.models.paged_kv import KVShape, PagedKVView
 from polyvox.models.request import ClonedVoice, Request
+
+
+class GeneratorPayload:
+    """Base class of what a model's generator needs of a request beside its rows."""
+
+    __slots__ = ()
+
+
+class VocoderContext:
+    """Base class of the state of a model's vocoder after a reference recording."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedRequest:
-    """A request that has passed every check, as the rows that a model reads."""
+    """A validated request as the rows that a generator reads."""
 
     rows: Tensor  # [T, hidden]: the prompt
-    text: Tensor  # [N, hidden]: text for the frames, one row each; after it comes the pad, or more text
+    text: Tensor  # [N, hidden]: one text row per frame; after the last one the generator reads padding, or more text
     max_frames: int
-    guarded: bool  # max_frames is what the text can need at most, not what was asked for
+    guarded: bool  # max_frames follows from the length of the text, not from the request
     tokens: int  # of the text
-    own: Any  # what the model itself wants to find again when it takes the slot
+    generator_payload: GeneratorPayload
+    vocoder_context: VocoderContext | None = None  # speech continues a recording
 
 
 class StreamingTokenizer(Protocol):
-    """Text that comes in pieces: the ids that are certain so far, then the rest."""
+    """Tokenizes text that arrives in pieces: returns ids as soon as no later text can change them."""
 
     def append(self, piece: str) -> list[int]: ...
 
@@ -38,101 +54,158 @@ class StreamingTokenizer(Protocol):
     def begun(self) -> bool: ...
 
 
-# attend(layer, q [B,T,heads,dim], k and v [B,T,kv_heads,dim]) -> [B,T,heads,dim]: whoever owns the cache
-# writes k and v to it and attends, so a layer need not know how the past is kept. Or pages, for kernels.
+# attend(layer, q [B,T,heads,dim], k and v [B,T,kv_heads,dim]) -> [B,T,heads,dim]: writes k and v to the cache and
+# attends. A PagedKVView lets kernels do both.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor] | PagedKVView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillMetadata:
-    """Several rows of each of some slots, behind one another: row i is number column[i] of slot slots[owner[i]]."""
+    """Rows of a prefill by slot: row i is row column[i] of slot slots[owner[i]]."""
 
     slots: Tensor  # [B]
     owner: Tensor  # [N]
     column: Tensor  # [N]
-    width: int  # the most rows that a slot has
+    max_rows: int  # of one slot
 
 
-class Cache(Protocol):
-    """Where the keys and values of all slots are kept."""
+class PagedCache(Protocol):
+    """The keys and values of all slots."""
 
-    def at(
+    def view(
         self,
         slots: Tensor,
         positions: Tensor,
-        span: int,
-        pack: PrefillMetadata | None = None,
+        max_context: int,
+        metadata: PrefillMetadata | None = None,
         decode_only: bool = False,
-    ) -> Attend | PagedKVView:
-        """Attention for rows at positions [N] of these slots [N].
+    ) -> Attend:
+        """Attention for rows at positions [N] of slots [N].
 
-        pack may say the same by slots, of which each may have several rows; decode_only: none has more than one. span
-        is a bound, known to the host, on the largest position plus one. Kernels get a PagedKVView.
+        max_context: an upper bound on positions + 1, known to the host. metadata: the same rows by slot, required where
+        a slot has several; decode_only: no slot has more than one.
         """
 
 
-class SlotRows(Protocol):
-    """A model's memory for a fixed number of streams, and the three calls over it."""
+class GeneratorState(Protocol):
+    """The generator's memory for a fixed number of slots, and its calls."""
 
-    nbytes: int  # of all of it
+    codes: Tensor  # [slots, ring_frames, num_codebooks]: frame f of a slot is codes[slot, f % ring_frames]
+
+    @property
+    def nbytes(self) -> int: ...
 
     def assign(self, slot: int, prepared: PreparedRequest) -> None:
-        """Writes all of a slot that a stream reads before it writes it."""
+        """Writes everything of a slot that a stream reads before it writes it."""
 
-    def write_text(self, slot: int, start: int, text: Tensor) -> None:
-        """Text for the frames from start on."""
+    def write_text(self, slot: int, start: int, rows: Tensor) -> None:
+        """Writes text rows for the frames from start on."""
 
-    def close_text(self, slot: int, size: int) -> int:
-        """No more text will come, and it was so many bytes in all; the frames that it can need at most."""
+    def close_text(self, slot: int, num_bytes: int) -> int:
+        """Marks the text as complete, with its length in bytes; returns the maximum number of frames it can need."""
 
     def prefill(
-        self, rows: Tensor, slots: Tensor, positions: Tensor, cache: Cache, span: int, pack: PrefillMetadata | None
+        self,
+        rows: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        cache: PagedCache,
+        max_context: int,
+        metadata: PrefillMetadata | None,
     ) -> None:
-        """Reads prompt rows [N,hidden] into the cache, each at its position [N] of its slot [N].
+        """Reads prompt rows [N,hidden] into the cache, each at its position [N] of its slot [N]."""
 
-        pack says the same by slots, which is faster to attend by; a call of fixed size has none.
-        """
+    def frame(self, slots: Tensor, cache: PagedCache, max_context: int) -> Tensor:
+        """Generates one frame for each slot [B]; returns the flags [B] of flags.py."""
 
-    def frame(self, slots: Tensor, cache: Cache, span: int) -> Tensor:
-        """One frame for each of these slots; what it tells of them, as a small tensor of flags."""
-
-    def decode(self, slots: Tensor, first: Tensor, frames: int) -> Tensor:
-        """Samples [B, samples] of so many frames of each of these slots, from frame first [B] on."""
-
-    def idle(self, slot: int) -> None:
-        """Makes a slot that nobody has good for one more frame that nobody reads; it fills up calls of fixed size."""
+    def reset_scratch(self, slot: int) -> None:
+        """Makes the scratch slot, which pads calls of fixed size, valid for one more frame."""
 
     def poison(self, slot: int) -> None:
-        """Spoils a free slot, so that whoever reads what was not written anew is found out."""
+        """Fills a free slot with NaN to expose stale reads."""
+
+
+class Generator(Protocol):
+    """Prompt rows to codes."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the KV cache
+    kv_shape: KVShape
+    hidden_size: int
+    max_positions: int  # prompt rows and frames of one stream
+    num_codebooks: int
+    nbytes: int  # of the weights on the device
+
+    def parameters(self) -> Iterable[Tensor]:
+        """The weights."""
+
+    def new_state(self, num_slots: int, text_rows: int, ring_frames: int) -> GeneratorState:
+        """State for num_slots streams, each with text_rows rows of text ahead and ring_frames frames of codes."""
+
+
+class VocoderState(Protocol):
+    """The vocoder's memory for a fixed number of slots, and its calls."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def assign(self, slot: int, context: VocoderContext | None) -> None:
+        """Resets a slot to the start of a stream, or to the end of a reference recording."""
+
+    def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
+        """The next frames [B, frames, num_codebooks] of each slot to samples [B, frames · samples_per_frame]."""
+
+    def flush(self, slots: Tensor) -> Tensor:
+        """The samples [B, tail_samples] after the last frame; called only if tail_samples > 0."""
+
+    def reset_scratch(self, slot: int) -> None:
+        """Resets the counters of the scratch slot, which pads calls of fixed size."""
+
+    def poison(self, slot: int) -> None:
+        """Fills a free slot with NaN to expose stale reads."""
+
+
+class Vocoder(Protocol):
+    """Codes to samples. A stream of n frames has n · samples_per_frame - delay_samples + tail_samples samples."""
+
+    device: torch.device
+    dtype: torch.dtype
+    sample_rate: int
+    samples_per_frame: int
+    delay_samples: int  # at the start of a stream, which the engine drops
+    tail_samples: int  # that flush returns after the last frame
+    nbytes: int  # of the weights on the device
+
+    def parameters(self) -> Iterable[Tensor]:
+        """The weights."""
+
+    def new_state(self, num_slots: int) -> VocoderState: ...
 
 
 class SpeechModel(Protocol):
-    sample_rate: int
-    samples_per_frame: int
-    hidden_size: int
-    max_positions: int  # of one stream: prompt rows and frames
-    kv_shape: tuple[int, int, int]  # layers, heads, head size of what the cache keeps
-    device: torch.device
-    dtype: torch.dtype
-    nbytes: int  # of the weights
+    """A loaded model. Its methods run in the caller's thread."""
+
+    @property
+    def generator(self) -> Generator: ...
+
+    @property
+    def vocoder(self) -> Vocoder: ...
 
     def info(self) -> ModelInfo:
-        """What it is, and what may be asked of it."""
+        """What the model is and can do."""
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
-        """The voice of a recording at the model's sample rate, in the caller's thread; raises InvalidRequest."""
+        """The voice of a recording at the vocoder's sample rate; raises InvalidRequest."""
 
     def prepare(self, request: Request, ids: list[int] | None = None) -> PreparedRequest:
-        """Checks a request, which has a seed, and makes its rows; ids are the first of a text that grows.
+        """Validates a request that has a seed and embeds its prompt; raises InvalidRequest.
 
-        Raises InvalidRequest.
+        ids: the first tokens of a text to which more will be appended.
         """
 
-    def growing_text(self, request: Request) -> StreamingTokenizer:
-        """For a request whose text comes in pieces; raises InvalidRequest."""
+    def streaming_tokenizer(self, request: Request) -> StreamingTokenizer:
+        """A tokenizer for a request whose text arrives in pieces; raises InvalidRequest."""
 
     def text_rows(self, ids: list[int], last: bool) -> Tensor:
-        """More text for the frames of a stream whose text grows; the last rows close it."""
-
-    def new_slots(self, count: int, text_rows: int, ring: int) -> SlotRows:
-        """Memory for so many streams, each with text for so many frames and so many frames for the codec."""
+        """Text rows of further tokens of a stream; the last ones close its text."""

@@ -5,6 +5,7 @@ A family is one object that reads, loads and synthesises checkpoints of its type
 and register it here; no other package names a family.
 """
 
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,9 +17,20 @@ from polyvox.models.config_fields import ConfigFields, read_json
 from polyvox.models.hub import find_checkpoint
 from polyvox.models.info import ModelInfo
 from polyvox.models.protocol import SpeechModel
+from polyvox.progress import OnProgress
 
 CONFIG_FILE = "config.json"
 DEFAULT_FAMILY = "qwen3_tts"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Where a model is loaded. vocoder_device: by default the generator's."""
+
+    device: torch.device
+    dtype: torch.dtype
+    vocoder_device: torch.device | None = None
+    on_progress: OnProgress | None = None
 
 
 class ModelFamily(Protocol):
@@ -31,13 +43,17 @@ class ModelFamily(Protocol):
     def read_info(self, folder: Path, name: str | Path) -> ModelInfo:
         """What a checkpoint is and can do, without loading it; name is what the user called it."""
 
-    def load(
-        self, folder: Path, name: str | Path, device: torch.device, dtype: torch.dtype, progress: bool
-    ) -> SpeechModel:
-        """Loads a checkpoint; raises CheckpointError. progress draws a bar on stderr."""
+    def load(self, folder: Path, name: str | Path, options: LoadOptions) -> SpeechModel:
+        """Loads a checkpoint; raises CheckpointError. name is how its identity is shown."""
 
     def random_model(
-        self, size: str, device: torch.device, dtype: torch.dtype, num_tokens: int | None, frames: int | None
+        self,
+        size: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_tokens: int | None,
+        frames: int | None,
+        vocoder_device: torch.device | None,
     ) -> SpeechModel:
         """A model of a published size with seeded random weights and no tokenizer, for benchmarks.
 
@@ -78,16 +94,10 @@ def read_info(path_or_id: str | Path) -> ModelInfo:
     return family_of(folder).read_info(folder, path_or_id)
 
 
-def load_model(
-    path_or_id: str | Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    name: str | Path | None = None,
-    progress: bool = False,
-) -> SpeechModel:
+def load_model(path_or_id: str | Path, options: LoadOptions, name: str | Path | None = None) -> SpeechModel:
     """Loads the checkpoint of a folder or hub id. name: how its identity is shown, by default path_or_id."""
     folder = find_checkpoint(path_or_id)
-    return family_of(folder).load(folder, name or path_or_id, device, dtype, progress)
+    return family_of(folder).load(folder, name or path_or_id, options)
 
 
 def random_model(
@@ -96,10 +106,11 @@ def random_model(
     dtype: torch.dtype,
     num_tokens: int | None = None,
     frames: int | None = None,
+    vocoder_device: torch.device | None = None,
     model_type: str = DEFAULT_FAMILY,
 ) -> SpeechModel:
     """A model with random weights; see `ModelFamily.random_model`."""
     family = get_family(model_type)
     if size not in family.sizes:
         raise InvalidRequest("size", size, family.sizes)
-    return family.random_model(size, device, dtype, num_tokens, frames)
+    return family.random_model(size, device, dtype, num_tokens, frames, vocoder_device)

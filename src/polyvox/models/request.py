@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a speech model can be asked, whatever its family: plain values that may cross a process border."""
 
 from dataclasses import dataclass, fields

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a recording to a voice: what a recording must be, what is done to it, and the two encoders over it."""
 
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from polyvox.audio.clip import Samples
 from polyvox.audio.silence import SILENCE_LEVEL, trim_silence
 from polyvox.errors import NOT_SHOWN, InvalidRequest
-from polyvox.models.qwen3_tts.content_cache import Kept
+from polyvox.models.content_cache import ContentCache
 from polyvox.models.qwen3_tts.model import Encoders
 from polyvox.models.request import ClonedVoice
 
@@ -21,7 +22,7 @@ PAUSE_SECONDS = 0.5
 MAX_PEAK = 8.0
 # A quiet recording is not a silent one: what is silence in it is measured from its peak. Below this there is none.
 MIN_PEAK = 10 ** (-66 / 20)
-RECORDINGS_KEPT = 32
+MAX_CACHED_RECORDINGS = 32
 
 
 class Cloner:
@@ -29,8 +30,8 @@ class Cloner:
 
     def __init__(self, encoders: Encoders, sample_rate: int) -> None:
         self.encoders, self.sample_rate = encoders, sample_rate
-        self._vectors: Kept[NDArray[np.float32]] = Kept(RECORDINGS_KEPT)
-        self._codes: Kept[NDArray[np.int64]] = Kept(RECORDINGS_KEPT)
+        self._vectors: ContentCache[NDArray[np.float32]] = ContentCache(MAX_CACHED_RECORDINGS)
+        self._codes: ContentCache[NDArray[np.int64]] = ContentCache(MAX_CACHED_RECORDINGS)
 
     def clone(self, samples: Samples, transcript: str | None) -> ClonedVoice:
         """The voice of a recording; with what it says, speech continues it."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The codec's decoder: frames of codes to samples, exact in any chunking.
 
 Every layer is causal, so a stream is a chain of calls, each of which takes the state that the last one gave.
@@ -32,9 +33,10 @@ from polyvox.kernels.conv import (
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.snake import snake_coefficients, snake_reference
+from polyvox.models.layers.rotary import NoRotation, RotaryEmbedding, at_least_float32
+from polyvox.models.layers.transformer import Transformer
 from polyvox.models.protocol import Attend
 from polyvox.models.qwen3_tts.config import CodecConfig
-from polyvox.models.qwen3_tts.transformer import Rotation, Transformer, widened
 
 CodecState = dict[str, Tensor]
 T = TypeVar("T")
@@ -65,18 +67,18 @@ class Pass:
             self.after[key][self.slots] = rows
 
 
-class Kept(Generic[T]):
-    """What is worked out from weights once, and again should they change."""
+class WeightCache(Generic[T]):
+    """A value computed from a weight, and computed again if the weight changes."""
 
     def __init__(self) -> None:
-        self._of: tuple[object, ...] = ()
+        self._key: tuple[object, ...] = ()
         self._value: T | None = None
 
-    def get(self, make: Callable[[], T], weight: Tensor) -> T:
+    def get(self, compute: Callable[[], T], weight: Tensor) -> T:
         version = None if weight.is_inference() else weight._version
-        of = (weight.data_ptr(), version, weight.dtype, weight.device)
-        if self._value is None or self._of != of:
-            self._value, self._of = make(), of
+        key = (weight.data_ptr(), version, weight.dtype, weight.device)
+        if self._value is None or self._key != key:
+            self._value, self._key = compute(), key
         return self._value
 
 
@@ -87,7 +89,7 @@ class SnakeBeta(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(channels))
         self.beta = nn.Parameter(torch.empty(channels))
-        self._coefficients: Kept[tuple[Tensor, Tensor]] = Kept()
+        self._coefficients: WeightCache[tuple[Tensor, Tensor]] = WeightCache()
 
     def forward(self, x: Tensor) -> Tensor:
         return snake_reference(x, self.alpha, self.beta)
@@ -105,7 +107,7 @@ class Stateful(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._taps: Kept[PackedConv] = Kept()
+        self._taps: WeightCache[PackedConv] = WeightCache()
 
     def run(
         self,
@@ -303,7 +305,7 @@ class SplitQuantizer(nn.Module):
         super().__init__()
         self.rvq_first = ResidualQuantizer(config, 1)
         self.rvq_rest = ResidualQuantizer(config, config.quantizers - 1)
-        self._table: Kept[Tensor] = Kept()
+        self._table: WeightCache[Tensor] = WeightCache()
 
     def forward(self, codes: Tensor) -> Tensor:
         """[B,T,quantizers] -> [B,codebook_dim,T]"""
@@ -315,16 +317,6 @@ class SplitQuantizer(nn.Module):
             codes = codes + torch.arange(0, books * size, size, device=codes.device)
             return F.embedding(codes, table.flatten(0, 1)).sum(2).transpose(1, 2)
         return self.rvq_first(codes[..., :1]) + self.rvq_rest(codes[..., 1:])
-
-
-class Unrotated(Rotation):
-    """For layers whose attention does the rotating."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x
 
 
 class PreTransformer(Transformer):
@@ -342,10 +334,10 @@ class PreTransformer(Transformer):
         columns = torch.arange(x.shape[1], device=x.device)
         positions = step.read("position")[:, None] + columns
         step.write("position", positions[:, -1] + 1)
-        return self.output_proj(self.run(self.input_proj(x), Unrotated(), self._attend(positions, step, x.dtype)))
+        return self.output_proj(self.run(self.input_proj(x), NoRotation(), self._attend(positions, step, x.dtype)))
 
     def _attend(self, positions: Tensor, step: Pass, dtype: torch.dtype) -> Attend:
-        angles = Rotation(positions, self.config, widened(dtype))
+        angles = RotaryEmbedding(positions, self.config, at_least_float32(dtype))
         slots = step.slots
         if slots is None:
             slots = torch.arange(len(positions), device=positions.device)
@@ -380,8 +372,12 @@ class CodecDecoder(nn.Module):
         return self.pre_conv.conv.weight
 
     @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @property
     def dtype(self) -> torch.dtype:
-        """That the layers compute in; what codes stand for may be wider."""
+        """The type of the layers; the codebooks may have a wider one."""
         return self._like.dtype
 
     def narrow(self, dtype: torch.dtype) -> None:
@@ -435,5 +431,5 @@ class CodecDecoder(nn.Module):
         _, x = cast(CausalConv, first).run(x, step, then=snakes[0], keep=False)
         for block, following in zip(blocks, snakes[1:], strict=True):
             x = block(x, step, following)
-        x, _ = cast(CausalConv, last).run(x, step, dtype=widened(x.dtype))
+        x, _ = cast(CausalConv, last).run(x, step, dtype=at_least_float32(x.dtype))
         return x.squeeze(1).clamp(-1, 1), step.after

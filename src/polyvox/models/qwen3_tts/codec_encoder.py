@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The codec's encoder (Mimi): the samples of a recording to frames of codes, in one go.
 
 Strided convolutions, a causal transformer, one more halving, and then quantizers: code 0 has one of its own, and the
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox.models.layers.norm import LayerScale
+from polyvox.models.layers.rotary import RotaryEmbedding, at_least_float32
+from polyvox.models.layers.transformer import Attention
+from polyvox.models.layers.transformer_config import TransformerConfig
 from polyvox.models.qwen3_tts.codec import USAGE_EPS
 from polyvox.models.qwen3_tts.encoder_config import LAST_STRIDE, CodecEncoderConfig
-from polyvox.models.qwen3_tts.shapes import TransformerConfig
-from polyvox.models.qwen3_tts.transformer import Attention, LayerScale, Rotation, widened
 
 
 class PaddedConv(nn.Module):
@@ -102,7 +105,7 @@ class EncoderLayer(nn.Module):
         self.self_attn_layer_scale = LayerScale(size)
         self.mlp_layer_scale = LayerScale(size)
 
-    def forward(self, x: Tensor, layer: int, rotate: Rotation) -> Tensor:
+    def forward(self, x: Tensor, layer: int, rotate: RotaryEmbedding) -> Tensor:
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), layer, rotate, _causal))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
@@ -121,7 +124,7 @@ class EncoderTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B,T,hidden] -> [B,T,hidden]; no norm at the end."""
-        rotate = Rotation(torch.arange(x.shape[1], device=x.device)[None], self.config, x.dtype)
+        rotate = RotaryEmbedding(torch.arange(x.shape[1], device=x.device)[None], self.config, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, index, rotate)
         return x
@@ -139,7 +142,7 @@ class EncoderCodebook(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest entry of each row [N,dim]: its number [N] and the entry itself [N,dim]."""
         entries = self.embed_sum / self.cluster_usage.clamp(min=USAGE_EPS)[:, None]
-        wide = widened(x.dtype)
+        wide = at_least_float32(x.dtype)
         # The reference's own call: near a tie, any other way to a distance rounds to another entry.
         codes = torch.cdist(x[None].to(wide), entries[None].to(wide))[0].argmin(-1)
         return codes, F.embedding(codes, entries)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The three JSON files of a checkpoint as frozen values; every size comes from them."""
 
 from collections.abc import Mapping
@@ -8,8 +9,8 @@ from typing import Literal, cast, get_args
 
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.config_fields import ConfigFields, read_json
+from polyvox.models.layers.transformer_config import CodePredictorConfig, TransformerConfig
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig, parse_encoders
-from polyvox.models.qwen3_tts.shapes import TransformerConfig
 from polyvox.models.request import Sampling
 
 Kind = Literal["custom_voice", "voice_design", "base"]
@@ -45,14 +46,6 @@ class TalkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictorConfig:
-    """The code predictor: codes 1 and up of a frame, one after the other."""
-
-    transformer: TransformerConfig
-    vocab_size: int
-
-
-@dataclass(frozen=True, slots=True)
 class CodecConfig:
     """The codec's decoder: frames of codes to samples."""
 
@@ -85,7 +78,7 @@ class ModelConfig:
     tts_bos_id: int
     tts_eos_id: int
     talker: TalkerConfig
-    predictor: PredictorConfig
+    predictor: CodePredictorConfig
     codec: CodecConfig
     encoders: EncodersConfig | None  # a Base model's; the others cannot clone
     sampling: Sampling
@@ -113,7 +106,7 @@ def parse_config(files: Mapping[str, object]) -> ModelConfig:
     talker = _talker(top.section("talker_config"))
     predictor_fields = top.section("talker_config").section("code_predictor_config")
     _full_attention(predictor_fields)
-    predictor = PredictorConfig(_transformer(predictor_fields), predictor_fields.size("vocab_size"))
+    predictor = CodePredictorConfig(_transformer(predictor_fields), predictor_fields.size("vocab_size"))
     predictor_fields.expect("num_code_groups", talker.code_groups)
     defaults = ConfigFields(GENERATION_FILE, files[GENERATION_FILE])
     codec_fields = ConfigFields(CODEC_FILE, files[CODEC_FILE])
@@ -263,8 +256,8 @@ def _sampling(fields: ConfigFields) -> Sampling:
     try:
         sampling.check()
     except InvalidRequest as error:
-        told = str(error).replace("predictor_", "subtalker_")
-        raise CheckpointError(f"{fields.file}: {told}") from None
+        message = str(error).replace("predictor_", "subtalker_")
+        raise CheckpointError(f"{fields.file}: {message}") from None
     return sampling
 
 

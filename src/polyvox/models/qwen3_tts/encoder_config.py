@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the config files of a Base checkpoint say about its encoders, which turn a recording into a voice.
 
 Where a field is absent the reference's own default holds: the published files leave out most of the speaker encoder.
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from polyvox.models.config_fields import ConfigFields
-from polyvox.models.qwen3_tts.shapes import TransformerConfig
+from polyvox.models.layers.transformer_config import TransformerConfig
 
 # The reference's front end knows one sample rate, and its network takes what that gives.
 MEL_BANDS, MEL_SAMPLE_RATE = 128, 24_000

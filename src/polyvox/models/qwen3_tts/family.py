@@ -15,6 +15,7 @@ from polyvox.models.qwen3_tts.identity import read_identity
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel, model_info
 from polyvox.models.qwen3_tts.synthetic import Size, published_files, random_model
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
+from polyvox.models.registry import LoadOptions
 
 MAX_PLAIN_ID = 1000  # ids below this are ordinary text in every published vocabulary
 LINE_BREAK_ID = 198
@@ -42,10 +43,8 @@ class Qwen3TTSFamily:
         config = read_config(folder)
         return model_info(config, read_identity(folder, config, name))
 
-    def load(
-        self, folder: Path, name: str | Path, device: torch.device, dtype: torch.dtype, progress: bool
-    ) -> Qwen3TTSModel:
-        weights = load_weights(folder, device, dtype, progress)
+    def load(self, folder: Path, name: str | Path, options: LoadOptions) -> Qwen3TTSModel:
+        weights = load_weights(folder, options.device, options.dtype, options.vocoder_device, options.on_progress)
         identity = read_identity(folder, weights.config, name)
         return Qwen3TTSModel(weights, TextTokenizer(folder, weights.config), identity)
 
@@ -56,8 +55,10 @@ class Qwen3TTSFamily:
         dtype: torch.dtype,
         num_tokens: int | None = None,
         frames: int | None = None,
+        vocoder_device: torch.device | None = None,
     ) -> Qwen3TTSModel:
-        weights = random_model(published_files(cast(Size, size), "custom_voice"), device, dtype)
+        files = published_files(cast(Size, size), "custom_voice")
+        weights = random_model(files, device, dtype, vocoder_device=vocoder_device)
         if frames is not None:
             sampling = replace(weights.config.sampling, min_frames=frames)
             weights.config = replace(weights.config, sampling=sampling, max_frames=frames)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The identity of a checkpoint: what decides whether a voice that was made for another one makes sense to it."""
 
 import hashlib

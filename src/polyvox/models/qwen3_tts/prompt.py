@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what is asked to the rows that the talker reads: a pure function over ids, no tensors.
 
 A prefill row is the sum of a text part and a codec part. The text part is always an id; the codec part is an
@@ -12,7 +13,7 @@ from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.request import AUTO, Layout
 
-NOTHING = -1
+NO_CODE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Prompt:
     """The ids of all rows, and where the parts that are not ids are added."""
 
     text: tuple[int, ...]
-    codec: tuple[int, ...]  # NOTHING where the codec part is not an id
+    codec: tuple[int, ...]  # NO_CODE where the codec part is not an id
     trailing: tuple[int, ...]
     vector_row: int | None  # the row of the cloned voice's vector
     frames_row: int | None  # the first row of the reference recording's frames
@@ -66,16 +67,16 @@ def build_prompt(
         control.append(talker.speakers[_known("voice", speaker, talker.speakers)])
     elif vector:
         vector_row = len(instructions) + len(role) + len(control)
-        control.append(NOTHING)
+        control.append(NO_CODE)
 
-    rows = [(token, NOTHING) for token in [*instructions, *role]]
+    rows = [(token, NO_CODE) for token in [*instructions, *role]]
     rows += [(pad, entry) for entry in control]
     rows.append((bos, talker.pad_id))
     trailing: Sequence[int] = [pad]
     frames_row = None
     if reference is not None:
         spoken = [*reference.text, *text, eos]
-        heard = [talker.bos_id, *[NOTHING] * reference.frames]
+        heard = [talker.bos_id, *[NO_CODE] * reference.frames]
         if layout == "whole":
             rows += [(token, talker.pad_id) for token in spoken]
             spoken = []

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The speaker encoder (an ECAPA-TDNN): a recording to the vector of its voice, and the mel spectrogram it reads."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints without training: random weights at the published sizes, and tiny ones of each kind on disk."""
 
 import json
@@ -30,12 +31,18 @@ SPEAKERS = {
 SPEAKER_DIALECTS = {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
 
 
-def random_model(files: dict[str, Any], device: torch.device, dtype: torch.dtype, seed: int = 0) -> Qwen3TTS:
+def random_model(
+    files: dict[str, Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    vocoder_device: torch.device | None = None,
+) -> Qwen3TTS:
     """A model with seeded random weights, built in the device's memory, for benchmarks.
 
     files are those of published_files or tiny_files.
     """
-    model = empty_model(parse_config(files), device, dtype)
+    model = empty_model(parse_config(files), device, dtype, vocoder_device)
     if device.type == "meta":
         return model
     generators = {place: torch.Generator(place).manual_seed(seed) for place in {p.device for p in model.parameters()}}

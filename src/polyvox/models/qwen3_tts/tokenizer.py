@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to ids: Qwen2's byte-level BPE with its own regex, from the checkpoint's vocab.json and merges.txt."""
 
 import json

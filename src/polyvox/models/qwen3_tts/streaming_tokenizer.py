@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text that is still growing: its tokens as soon as nothing that follows can change them."""
 
 import unicodedata
@@ -9,7 +10,7 @@ from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 MAX_TEXT = 10_000
 
 
-class StreamingText:
+class Qwen3StreamingTokenizer:
     """Takes text in pieces of any sizes and gives the token ids of the whole, in order, as early as is safe.
 
     Held back are the last pre-token, which more text may lengthen, white space at the end, which may join what

@@ -1,9 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rows of one forward pass are stored in the paged KV cache."""
+"""The shape of a KV cache, and where the rows of one forward pass are stored in its pages."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+
+class KVShape(NamedTuple):
+    """What a KV cache stores for one position: keys and values of every layer."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def position_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the keys and values of one position."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)

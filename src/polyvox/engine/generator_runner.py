@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the generator on its device: prompt rows and frames of all slots."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyvox.engine.config import PAGE, EngineConfig
+from polyvox.engine.cpu_threads import SMALL_MODEL, threads_for
+from polyvox.engine.graphs import GeneratorGraphs
+from polyvox.engine.kv_cache import KVCache
+from polyvox.engine.pending import Pending
+from polyvox.engine.stream_state import RING_FRAMES
+from polyvox.models.protocol import Generator, PrefillMetadata, PreparedRequest
+
+TEXT_ROWS = 256  # text rows that a slot stores ahead of its frames
+MAX_PREFILL_ROWS = 2048  # of one prefill on any machine: its activations are not part of the memory plan
+DETERMINISTIC_PREFILL_ROWS = 256  # of every prefill of a deterministic engine
+
+
+class GeneratorRunner:
+    """The generator's state and KV cache for all slots, and its calls."""
+
+    def __init__(self, generator: Generator, config: EngineConfig, fixed_sizes: bool) -> None:
+        """fixed_sizes: calls are padded to fixed sizes, which a GPU captures as CUDA graphs."""
+        self.generator, self.config = generator, config
+        self.max_prefill_rows = DETERMINISTIC_PREFILL_ROWS if config.deterministic else MAX_PREFILL_ROWS
+        num_slots = config.max_streams + fixed_sizes  # the last one is the scratch slot of padded calls
+        self.state = generator.new_state(num_slots, TEXT_ROWS, RING_FRAMES)
+        max_pages = min(config.pages, -(-generator.max_positions // PAGE))
+        self.cache = KVCache(
+            generator.kv_shape, config.pages, num_slots, max_pages, generator.device, generator.kv_dtype
+        )
+        self.graphs: GeneratorGraphs | None = None
+        if fixed_sizes:
+            self.graphs = GeneratorGraphs(
+                generator, self.state, self.cache, config.max_streams, max_pages * PAGE, self.max_prefill_rows,
+                config.deterministic,
+            )  # fmt: skip
+        self._small = generator.kv_shape.layers * generator.hidden_size**2 <= SMALL_MODEL
+
+    def assign(self, slot: int, pages: list[int], prepared: PreparedRequest) -> int:
+        """Writes a stream's state to its slot; returns the number of text rows written."""
+        self.cache.set_block_table(slot, pages)
+        self.state.assign(slot, prepared)
+        return min(len(prepared.text), TEXT_ROWS)
+
+    def write_text(self, slot: int, start: int, text: Tensor, frame: int) -> int:
+        """Writes text from row start on, as many rows as fit before the ring wraps to frame; returns how many."""
+        count = min(len(text), frame + TEXT_ROWS - start)
+        if count > 0:
+            self.state.write_text(slot, start, text[:count])
+        return max(count, 0)
+
+    def poison(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        for slot in slots:
+            self.state.poison(slot)
+        self.cache.poison(list(pages))
+
+    def prefill(self, work: list[tuple[int, int, Tensor]]) -> None:
+        """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
+        slots = [slot for slot, _, rows in work for _ in range(len(rows))]
+        positions = [start + i for _, start, rows in work for i in range(len(rows))]
+        if self.graphs is not None:
+            self.graphs.prefill([rows for _, _, rows in work], slots, positions)
+            return
+        metadata = PrefillMetadata(
+            self._indices([slot for slot, _, _ in work]),
+            self._indices([owner for owner, (_, _, rows) in enumerate(work) for _ in range(len(rows))]),
+            self._indices([i for _, _, rows in work for i in range(len(rows))]),
+            max(len(rows) for *_, rows in work),
+        )
+        max_context = max(start + len(rows) for _, start, rows in work)
+        with threads_for(self.generator.device, self._small, len(slots) // PAGE):
+            at = self._indices(slots), self._indices(positions)
+            self.state.prefill(torch.cat([rows for _, _, rows in work]), *at, self.cache, max_context, metadata)
+
+    def frame(self, work: list[tuple[int, int]]) -> Pending:
+        """Generates one frame of each (slot, context), context being its prompt rows and frames so far; its flags."""
+        slots = [slot for slot, _ in work]
+        if self.graphs is not None:
+            return Pending(self.graphs.frame(slots))
+        max_context = max(context for _, context in work)
+        with threads_for(self.generator.device, self._small, 0):
+            return Pending(self.state.frame(self._indices(slots), self.cache, max_context))
+
+    def _indices(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.generator.device)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the vocoder on its device, and moves the codes from the generator to it."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyvox.audio.clip import Samples
+from polyvox.engine.cpu_threads import threads_for
+from polyvox.engine.graphs import OnCapture, VocoderGraphs, gather_codes
+from polyvox.engine.pending import DecodedGroup, Pending, PendingAudio
+from polyvox.models.protocol import Vocoder, VocoderContext
+
+
+class VocoderRunner:
+    """The vocoder's state for all slots, and its calls.
+
+    On the generator's device the vocoder gathers codes from the generator's ring itself, on a CUDA stream of its own.
+    On another device they are gathered on the generator's device and copied through pinned memory.
+    """
+
+    def __init__(
+        self,
+        vocoder: Vocoder,
+        ring: Tensor,
+        max_streams: int,
+        small_model: bool,
+        fixed_sizes: bool,
+        one_size: bool = False,
+        copies_codes: bool | None = None,
+    ) -> None:
+        """ring: the generator's codes. copies_codes: by default if the devices differ; tests set it on one device."""
+        self.vocoder, self._ring, self._small = vocoder, ring, small_model
+        self._copies = ring.device != vocoder.device if copies_codes is None else copies_codes
+        self.state = vocoder.new_state(max_streams + fixed_sizes)
+        cuda = vocoder.device.type == "cuda"
+        self._stream = torch.cuda.Stream(vocoder.device) if cuda else None
+        # Frames are decoded after the host has seen their flags, so this stream need not wait for the frame steps.
+        self._gather_stream = torch.cuda.Stream(ring.device) if ring.is_cuda and self._copies else None
+        self.graphs: VocoderGraphs | None = None
+        if fixed_sizes:
+            source = None if self._copies else ring
+            self.graphs = VocoderGraphs(vocoder, self.state, source, ring.shape[2], max_streams, one_size)
+
+    def capture(self, on_capture: OnCapture) -> None:
+        """Captures the CUDA graphs, on a GPU."""
+        if self.graphs is not None and self._stream is not None:
+            with torch.cuda.device(self.vocoder.device):
+                self.graphs.capture(self._stream, on_capture)
+
+    def wait(self) -> None:
+        """Until all launched calls have completed."""
+        if self._stream is not None:
+            torch.cuda.synchronize(self.vocoder.device)
+
+    def assign(self, slot: int, context: VocoderContext | None) -> None:
+        """Resets a slot to the start of a stream, or to the end of a reference recording."""
+        with self._between_calls():
+            self.state.assign(slot, context)
+
+    def poison(self, slots: Sequence[int]) -> None:
+        with self._between_calls():
+            for slot in slots:
+                self.state.poison(slot)
+
+    def decode(self, work: list[tuple[int, int, int]]) -> PendingAudio:
+        """Samples of each (slot, first frame, number of frames); the frame steps that made them have completed."""
+        groups = []
+        for frames in sorted({count for _, _, count in work}):
+            indices = [i for i, (_, _, count) in enumerate(work) if count == frames]
+            slots, first = [work[i][0] for i in indices], [work[i][1] for i in indices]
+            source: list[int] | Tensor = self._copy_codes(slots, first, frames) if self._copies else first
+            with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+                samples = Pending(self._decode(slots, frames, source))
+            groups.append(DecodedGroup(indices, [self._delay_left(f, frames) for f in first], samples))
+        return PendingAudio(groups)
+
+    def flush(self, slot: int) -> Samples:
+        """The samples after the last frame of a stream; waits for them."""
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            samples = Pending(self.state.flush(self._indices([slot])))
+        return samples.get().astype(np.float32)[0]
+
+    def _decode(self, slots: list[int], frames: int, source: list[int] | Tensor) -> Tensor:
+        if self.graphs is not None:
+            return self.graphs.decode(slots, frames, source)
+        with threads_for(self.vocoder.device, self._small, frames * len(slots)):
+            indices = self._indices(slots)
+            if isinstance(source, list):
+                source = gather_codes(self._ring, indices, self._indices(source), frames)
+            return self.state.decode(indices, source)
+
+    def _copy_codes(self, slots: list[int], first: list[int], frames: int) -> Tensor:
+        """The codes [B, frames, codebooks] on the vocoder's device, or in pinned memory for its graphs to copy."""
+        ring = self._ring
+        if self._gather_stream is None:
+            codes = gather_codes(ring, torch.tensor(slots), torch.tensor(first), frames)
+            return codes.to(self.vocoder.device, copy=True)
+        with torch.cuda.stream(self._gather_stream):
+            at = torch.tensor([slots, first], pin_memory=True).to(ring.device, non_blocking=True)
+            gathered = gather_codes(ring, at[0], at[1], frames)
+            codes = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
+            codes.copy_(gathered, non_blocking=True)
+            copied = torch.cuda.Event(blocking=True)
+            copied.record(self._gather_stream)
+        if self._stream is None:
+            copied.synchronize()
+            return codes
+        self._stream.wait_event(copied)
+        with torch.cuda.stream(self._stream):
+            return codes.to(self.vocoder.device, non_blocking=True)
+
+    def _delay_left(self, first: int, frames: int) -> int:
+        """Samples to drop from a chunk that starts at this frame."""
+        size = self.vocoder.samples_per_frame
+        return min(max(self.vocoder.delay_samples - first * size, 0), frames * size)
+
+    def _between_calls(self) -> AbstractContextManager[object]:
+        """Orders a change of a free slot with the vocoder's calls.
+
+        On the generator's device the change runs on the current stream, before the frame steps whose flags the host
+        sees before it decodes. On another device it runs on the vocoder's stream, after the contexts that other
+        threads computed on the default stream.
+        """
+        if self._stream is None or not self._copies:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.default_stream(self.vocoder.device))
+        return torch.cuda.stream(self._stream)
+
+    def _indices(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.vocoder.device)

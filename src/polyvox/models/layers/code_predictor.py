@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code predictor: the codes of a frame after the first, from the talker's hidden state and the first code."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyvox import kernels
+from polyvox.models.layers.linear import Linear, StackedEmbedding, StackedLinear
+from polyvox.models.layers.rotary import RotaryEmbedding
+from polyvox.models.layers.transformer import Transformer
+from polyvox.models.layers.transformer_config import CodePredictorConfig, TransformerConfig
+from polyvox.models.paged_kv import PagedKVView
+from polyvox.models.protocol import Attend
+
+# draw(index of a codebook after the first, from 0; logits [B, vocab]) -> codes [B]
+Draw = Callable[[int, Tensor], Tensor]
+
+
+class FrameKVCache:
+    """Keys and values of the rows of one frame; allocated for each frame."""
+
+    def __init__(self, shape: TransformerConfig, batch: int, capacity: int, like: Tensor) -> None:
+        self.keys = like.new_empty(shape.layers, batch, shape.kv_heads, capacity, shape.head_dim)
+        self.values = torch.empty_like(self.keys)
+
+    def view(self, start: int, stop: int) -> Attend:
+        """Attention for the rows from start to stop: each sees the rows before it and itself."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]
+            keys[:, :, start:] = k.transpose(1, 2)
+            values[:, :, start:] = v.transpose(1, 2)
+            return F.scaled_dot_product_attention(
+                q.transpose(1, 2), keys, values, is_causal=start == 0, enable_gqa=True
+            ).transpose(1, 2)
+
+        return attend
+
+
+class PagedFrameKVCache:
+    """The same for kernels: one page per stream stores all rows of its frame."""
+
+    def __init__(self, shape: TransformerConfig, batch: int, capacity: int, like: Tensor) -> None:
+        self.keys = like.new_empty(shape.layers, batch, capacity, shape.kv_heads, shape.head_dim)
+        self.values = torch.empty_like(self.keys)
+        self.streams = torch.arange(batch, device=like.device)
+        # [capacity, batch]: row p is position p of every stream.
+        self.positions = torch.arange(capacity, device=like.device)[:, None].expand(-1, batch).contiguous()
+
+    def view(self, start: int, stop: int) -> Attend:
+        """The rows from start to stop of each stream, those of one stream next to each other."""
+        slots, positions = self.streams, self.positions[start]
+        if stop - start > 1:
+            # With one stream flatten would return a view.
+            slots = slots[:, None].expand(-1, stop - start).flatten().contiguous()
+            positions = self.positions[start:stop].T.flatten()
+        return PagedKVView(
+            self.keys, self.values, self.streams[:, None], slots, positions, decode_only=stop - start == 1
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecomputedRows:
+    """What is the same in every frame."""
+
+    rotary: RotaryEmbedding
+    rows: Tensor  # [codebooks - 1, vocab, hidden]: each code as the projected input row of the predictor
+
+
+class PredictorTransformer(Transformer):
+    """The layers, and the embeddings of all codes but the first, which have the talker's width."""
+
+    def __init__(self, config: CodePredictorConfig, input_size: int, num_codebooks: int) -> None:
+        super().__init__(config.transformer)
+        self.codec_embedding = StackedEmbedding(num_codebooks, config.vocab_size, input_size)
+
+
+class CodePredictor(nn.Module):
+    """input_size: the talker's width. num_codebooks: codes that it predicts, one per frame less than the frame has."""
+
+    def __init__(self, config: CodePredictorConfig, input_size: int, num_codebooks: int) -> None:
+        super().__init__()
+        size = config.transformer.hidden_size
+        self.config, self.num_codebooks = config, num_codebooks
+        self.model = PredictorTransformer(config, input_size, num_codebooks)
+        self.lm_head = StackedLinear(num_codebooks, config.vocab_size, size)
+        # Checkpoints with equal widths (0.6B) have no projection.
+        self.small_to_mtp_projection = Linear(input_size, size, bias=True) if input_size != size else nn.Identity()
+        self.precomputed: PrecomputedRows | None = None
+
+    @torch.no_grad()
+    def precompute(self) -> None:
+        """Computes what is the same in every frame; required before frames that use kernels."""
+        tables: Tensor = self.model.codec_embedding.weight
+        rotary = self._rotary(tables)
+        if isinstance(self.small_to_mtp_projection, Linear):
+            tables = torch.stack([self.small_to_mtp_projection(table) for table in tables])
+        self.precomputed = PrecomputedRows(rotary, tables)
+
+    def forward(self, hidden: Tensor, first: Tensor, draw: Draw) -> Tensor:
+        """Hidden state and embedding of the first code, each [B, input_size], to the other codes [B, num_codebooks].
+
+        One pass per code: the first over two rows, the others over one, with a KV cache for this frame.
+        """
+        precomputed = self.precomputed if kernels.active(hidden) else None
+        cache_type = FrameKVCache if precomputed is None else PagedFrameKVCache
+        cache = cache_type(self.config.transformer, len(hidden), self.num_codebooks + 1, like=hidden)
+        rotary = self._rotary(hidden) if precomputed is None else precomputed.rotary
+        x = self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
+        codes: list[Tensor] = []
+        for book in range(self.num_codebooks):
+            start, stop = (book + 1, book + 2) if book else (0, 2)
+            logits = self.model.logits(x, rotary.rows(start, stop), cache.view(start, stop), self.lm_head[book])
+            code = draw(book, logits)
+            codes.append(code)
+            if precomputed is None:
+                x = self.small_to_mtp_projection(F.embedding(code[:, None], self.model.codec_embedding.weight[book]))
+            else:
+                x = F.embedding(code[:, None], precomputed.rows[book])
+        return torch.stack(codes, dim=1)
+
+    def _rotary(self, like: Tensor) -> RotaryEmbedding:
+        positions = torch.arange(self.num_codebooks + 1, device=like.device)[None]
+        return RotaryEmbedding(positions, self.config.transformer, like.dtype)
