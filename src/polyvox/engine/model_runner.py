@@ -90,9 +90,9 @@ class ModelRunner:
         """Samples of each (slot, first frame, number of frames); the frame steps that made them have completed."""
         return self.vocoder.decode(work)
 
-    def flush(self, slot: int) -> Samples:
-        """The vocoder's tail_samples samples after the last frame of a stream; waits for them."""
-        return self.vocoder.flush(slot)
+    def flush(self, slot: int, frames: int) -> Samples:
+        """The vocoder's samples after the last frame of a stream with this many frames; waits for them."""
+        return self.vocoder.flush(slot, frames)
 
     def capture(self, on_progress: OnProgress | None = None) -> None:
         """Captures the CUDA graphs of those parts that are on a GPU."""

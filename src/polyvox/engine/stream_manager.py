@@ -245,7 +245,7 @@ class StreamManager:
         now, assembler = self.clock(), stream.assembler
         if reason not in ("cancelled", "error"):
             if self._has_tail and stream.allocation is not None:
-                assembler.add(self._runner.flush(stream.slot))
+                assembler.add(self._runner.flush(stream.slot, stream.generated))
             if assembler.size and not assembler.silent:
                 self._deliver(stream, True, now)
         started = stream.first_audio_at < inf

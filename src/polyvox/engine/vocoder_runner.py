@@ -75,14 +75,17 @@ class VocoderRunner:
             source: list[int] | Tensor = self._copy_codes(slots, first, frames) if self._copies else first
             with torch.cuda.stream(self._stream) if self._stream else nullcontext():
                 samples = Pending(self._decode(slots, frames, source))
-            groups.append(DecodedGroup(indices, [self._delay_left(f, frames) for f in first], samples))
+            size = self.vocoder.samples_per_frame
+            dropped = [self._delay_left(frame * size, frames * size) for frame in first]
+            groups.append(DecodedGroup(indices, dropped, samples))
         return PendingAudio(groups)
 
-    def flush(self, slot: int) -> Samples:
-        """The samples after the last frame of a stream; waits for them."""
+    def flush(self, slot: int, frames: int) -> Samples:
+        """The samples after the last frame of a stream with this many frames; waits for them."""
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             samples = Pending(self.state.flush(self._indices([slot])))
-        return samples.get().astype(np.float32)[0]
+        dropped = self._delay_left(frames * self.vocoder.samples_per_frame, self.vocoder.tail_samples)
+        return samples.get().astype(np.float32)[0, dropped:]
 
     def _decode(self, slots: list[int], frames: int, source: list[int] | Tensor) -> Tensor:
         if self.graphs is not None:
@@ -113,10 +116,9 @@ class VocoderRunner:
         with torch.cuda.stream(self._stream):
             return codes.to(self.vocoder.device, non_blocking=True)
 
-    def _delay_left(self, first: int, frames: int) -> int:
-        """Samples to drop from a chunk that starts at this frame."""
-        size = self.vocoder.samples_per_frame
-        return min(max(self.vocoder.delay_samples - first * size, 0), frames * size)
+    def _delay_left(self, start: int, size: int) -> int:
+        """Samples to drop from a chunk of this size that starts at this sample."""
+        return min(max(self.vocoder.delay_samples - start, 0), size)
 
     def _between_calls(self) -> AbstractContextManager[object]:
         """Orders a change of a free slot with the vocoder's calls.

@@ -167,7 +167,10 @@ class VocoderState(Protocol):
 
 
 class Vocoder(Protocol):
-    """Codes to samples. A stream of n frames has n · samples_per_frame - delay_samples + tail_samples samples."""
+    """Codes to samples.
+
+    A stream of n frames has n · samples_per_frame - delay_samples + tail_samples samples, or none if that is negative.
+    """
 
     device: torch.device
     dtype: torch.dtype

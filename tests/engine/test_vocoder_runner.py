@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vocoder's side of a step: codes are moved to its device, and its delay and tail are handled."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import Loaded
+from engine.speaking import request, spoken
+from polyvox.audio.clip import Samples
+from polyvox.engine import engine as engine_module
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.model_runner import ModelRunner
+from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES
+from polyvox.engine.vocoder_runner import VocoderRunner
+from polyvox.models.protocol import SpeechModel, VocoderContext
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
+from polyvox.models.request import Sampling
+
+CPU = torch.device("cpu")
+SAMPLES_PER_FRAME, DELAY, TAIL = 240, 555, 31
+
+
+class EchoVocoder:
+    """Holds a frame's samples back by DELAY + TAIL samples: it returns silence first and the rest when flushed.
+
+    Sample i of frame f is code 0 of the frame plus i / 1000, so that each output names its source.
+    """
+
+    device, dtype, nbytes = CPU, torch.float64, 0
+    sample_rate, samples_per_frame = 24_000, SAMPLES_PER_FRAME
+    delay_samples, tail_samples = DELAY, TAIL
+
+    def parameters(self) -> Iterable[Tensor]:
+        return []
+
+    def new_state(self, num_slots: int) -> "EchoVocoderState":
+        return EchoVocoderState([torch.zeros(DELAY, dtype=torch.float64) for _ in range(num_slots)])
+
+    @staticmethod
+    def waveform(codes: Tensor) -> Tensor:
+        """Frames [..., T, codebooks] to all of their samples."""
+        steps = torch.arange(SAMPLES_PER_FRAME, dtype=torch.float64) / 1000
+        return (codes[..., :1].double() + steps).flatten(-2)
+
+
+@dataclass
+class EchoVocoderState:
+    """The samples of each slot that were computed and not returned."""
+
+    held: list[Tensor]
+    scratch_resets: list[int] = field(default_factory=list)
+    nbytes: int = 0
+
+    def assign(self, slot: int, context: VocoderContext | None) -> None:
+        assert context is None
+        self.held[slot] = torch.zeros(DELAY, dtype=torch.float64)
+
+    def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
+        rows = []
+        for slot, frames in zip(slots.tolist(), codes, strict=True):
+            samples = torch.cat([self.held[slot], EchoVocoder.waveform(frames)])
+            size = len(samples) - DELAY
+            rows.append(samples[:size])
+            self.held[slot] = samples[size:]
+        return torch.stack(rows)
+
+    def flush(self, slots: Tensor) -> Tensor:
+        return torch.stack([self.held[slot][:TAIL] for slot in slots.tolist()])
+
+    def reset_scratch(self, slot: int) -> None:
+        self.scratch_resets.append(slot)
+
+    def poison(self, slot: int) -> None:
+        self.held[slot] = torch.full((DELAY,), torch.nan, dtype=torch.float64)
+
+
+def expected_samples(codes: Tensor) -> Samples:
+    """The one-shot output: the first DELAY samples are dropped, and TAIL samples follow the last frame."""
+    delayed = torch.cat([torch.zeros(DELAY, dtype=torch.float64), EchoVocoder.waveform(codes)])
+    return delayed[DELAY : max(DELAY, len(codes) * SAMPLES_PER_FRAME + TAIL)].numpy()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    chunks=st.lists(st.lists(st.sampled_from(CHUNK_SIZES), min_size=1, max_size=6), min_size=1, max_size=3),
+    copies=st.booleans(),
+    fixed_sizes=st.booleans(),
+)
+def test_delay_and_tail_are_exact_in_any_chunking(chunks: list[list[int]], copies: bool, fixed_sizes: bool) -> None:
+    """Several streams whose codes are written to the ring chunk by chunk, as an engine does."""
+    max_streams = 3 * CHUNK_SIZES[-1]  # also the maximum number of frames in a decode step
+    ring = torch.zeros(max_streams + 1, RING_FRAMES, 2, dtype=torch.int64)
+    runner = VocoderRunner(EchoVocoder(), ring, max_streams, False, fixed_sizes, copies_codes=copies)
+    codes = [
+        torch.randint(0, 100, (sum(sizes), 2), generator=torch.Generator().manual_seed(i))
+        for i, sizes in enumerate(chunks)
+    ]
+    found: list[list[Samples]] = [[] for _ in chunks]
+    done = [0] * len(chunks)
+    for slot in range(len(chunks)):
+        runner.assign(slot, None)
+    while any(done[i] < len(codes[i]) for i in range(len(chunks))):
+        work = []
+        for slot, sizes in enumerate(chunks):
+            if sizes:
+                size = sizes.pop(0)
+                for frame in range(done[slot], done[slot] + size):
+                    ring[slot, frame % RING_FRAMES] = codes[slot][frame]
+                work.append((slot, done[slot], size))
+                done[slot] += size
+        for (slot, _, _), samples in zip(work, runner.decode(work).get(), strict=True):
+            found[slot].append(samples)
+    for slot, parts in enumerate(found):
+        samples = np.concatenate([*parts, runner.flush(slot, len(codes[slot]))])
+        assert len(samples) == max(0, len(codes[slot]) * SAMPLES_PER_FRAME - DELAY + TAIL)
+        np.testing.assert_allclose(samples, expected_samples(codes[slot]), rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class EchoModel:
+    """A model whose codes become samples by EchoVocoder."""
+
+    model: Qwen3TTSModel
+    vocoder: EchoVocoder = field(default_factory=EchoVocoder)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.model, name)
+
+
+def test_a_stream_of_n_frames_has_n_frames_of_samples_less_the_delay_plus_the_tail(loaded: Loaded) -> None:
+    model = EchoModel(loaded("custom_voice", "float64").speech)
+    engine = LocalEngine(model, EngineConfig(max_streams=4))  # type: ignore[arg-type]
+    try:
+        streams = [
+            engine.submit(request(seed=seed, frames=20 + seed, sampling=Sampling(min_frames=seed)))
+            for seed in (0, 3, 9, 20)
+        ]
+        for stream in streams:
+            samples = spoken(stream)
+            assert stream.result is not None
+            assert len(samples) == max(0, stream.result.frames * SAMPLES_PER_FRAME - DELAY + TAIL)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("config", [EngineConfig(max_streams=4), EngineConfig(max_streams=4, cuda_graphs=True)])
+def test_a_vocoder_with_copied_codes_gives_the_same_samples(config: EngineConfig, loaded: Loaded) -> None:
+    """As if generator and vocoder were on two devices."""
+    speech = loaded("custom_voice", "float64").speech
+    requests = [request(seed=seed, frames=24) for seed in range(6)]
+
+    def synthesise() -> list[Samples]:
+        engine = LocalEngine(speech, replace(config, max_queue_seconds=100.0))
+        try:
+            return [spoken(stream) for stream in [engine.submit(asked) for asked in requests]]
+        finally:
+            engine.close()
+
+    def copying(model: SpeechModel, config: EngineConfig) -> ModelRunner:
+        return ModelRunner(model, config, copies_codes=True)
+
+    expected = synthesise()
+    with mock.patch.object(engine_module, "ModelRunner", copying):
+        found = synthesise()
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_the_scratch_slot_of_the_vocoder_keeps_its_position_at_the_start(loaded: Loaded) -> None:
+    """Kernels read positions as int32, so a counter that every padded call advances must not grow."""
+    speech = loaded("custom_voice", "float32").speech
+    runner = ModelRunner(speech, EngineConfig(max_streams=3, cuda_graphs=True))
+    state = speech.vocoder.new_state(4)
+    runner.vocoder.state = state
+    assert runner.vocoder.graphs is not None
+    runner.vocoder.graphs._state = state
+    with torch.inference_mode():
+        for first in range(0, 40, 4):
+            runner.decode([(slot, first, 4) for slot in range(3)])  # padded to four
+    assert state.layers["position"].tolist() == [40, 40, 40, 4]
+
+
+def test_the_kv_cache_has_the_kv_dtype_of_the_generator(loaded: Loaded) -> None:
+    speech = loaded("custom_voice", "float64").speech
+    narrow = mock.Mock(wraps=speech, generator=speech.generator, vocoder=speech.vocoder)
+    default = ModelRunner(speech, EngineConfig(max_streams=2))
+    with mock.patch.object(speech.generator, "kv_dtype", torch.float32):
+        engine = LocalEngine(narrow, EngineConfig(max_streams=2))
+        try:
+            cache = engine._runner.generator.cache
+            assert cache.keys.dtype == torch.float32
+            assert 2 * cache.keys.nbytes == default.generator.cache.keys.nbytes
+            assert len(spoken(engine.submit(request())))
+        finally:
+            engine.close()
