@@ -95,6 +95,11 @@ class Settings(BaseSettings):
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.", json_schema_extra=ENGINE)
     dtype: str = Field(default="auto", description="auto, bfloat16, float32 or float64.", json_schema_extra=ENGINE)
+    vocoder_device: str = Field(
+        default="auto",
+        description="Device of the vocoder: auto (the model's device), cpu, cuda or cuda:N.",
+        json_schema_extra=ENGINE,
+    )
     max_streams: int | None = Field(
         default=None,
         ge=1,
@@ -254,6 +259,7 @@ class Settings(BaseSettings):
             cuda_graphs=self.cuda_graphs,
             deterministic=self.deterministic,
             memory_gb=self.memory_gb,
+            vocoder_device=self.vocoder_device,
             trace=self.trace,
         )
 
