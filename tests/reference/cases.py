@@ -1,9 +1,10 @@
-"""What the reference is asked, and Polyvox after it. No imports beyond the standard library: both sides read it."""
+# SPDX-License-Identifier: Apache-2.0
+"""The cases that the reference and Polyvox both run. Imports only the standard library, as both sides read it."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-FRAMES = 40  # at most, of every golden of a tiny model
+FRAMES = 40  # maximum of each case with a tiny model
 STREAMED_CODEC_FRAMES = 60
 LONG_CODEC_FRAMES = 330  # past the 300 frames after which the reference's own decode is no longer exact
 
@@ -20,13 +21,13 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Clone:
-    """Speech in the voice of a recording, all the way from its samples; greedy, in the streaming layout."""
+    """Speech with a voice cloned from the samples of a recording; greedy, in the streaming layout."""
 
     name: str
     text: str
     language: str
     recording: tuple[str, int]  # kind and samples: see signals.py
-    transcript: str | None = None  # None: by the voice's vector alone
+    transcript: str | None = None  # None: by the speaker vector alone
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Case:
     layout: str
     utterances: tuple[Utterance, ...]
     seed: int | None = None  # None: greedy
-    sampling: dict[str, Any] = field(default_factory=dict)  # what differs from generation_config.json
+    sampling: dict[str, Any] = field(default_factory=dict)  # changes to generation_config.json
 
 
 def _case(name: str, checkpoint: str, layout: str, *utterances: Utterance, **more: Any) -> Case:
@@ -66,7 +67,7 @@ CASES = (
     _case("plain", "voice_design", "whole", Utterance(OTHER, "german")),
     _case("vector", "base", "whole", Utterance(TEXT, "english", vector=1)),
     _case("vector", "base", "streaming", Utterance(TEXT, "auto", vector=2)),
-    # Equal: transcript 3, text 3 and its end are as many rows as 6 frames and their start (checked by a test).
+    # Equal: 3 rows of transcript, 3 of text and its end are as many as 6 frames and their start (checked by a test).
     _case("icl-shorter", "base", "streaming", Utterance(TEXT, "english", vector=1, reference=(SHORT, 9))),
     _case("icl-equal", "base", "streaming", Utterance(SHORT, "english", vector=1, reference=(SHORT, 6))),
     _case("icl-longer", "base", "streaming", Utterance(SHORT, "auto", vector=2, reference=(SHORT, 40))),
@@ -117,7 +118,7 @@ CASES = (
     ),
 )
 
-# What the encoders are given: with lengths that are whole frames (of 48 samples) and lengths that are not.
+# Inputs of the encoders, with lengths that are multiples of a frame (48 samples) and lengths that are not.
 RECORDINGS = (
     ("noise", 24_000),
     ("noise", 1_300),
@@ -126,14 +127,14 @@ RECORDINGS = (
     ("vowels", 36_000),
     ("vowels", 240_000),
 )
-# Too short for the speaker encoder, or nothing for it to hear: codes only.
+# Too short for the speaker encoder, or silent: codes only.
 CODED_RECORDINGS = (("noise", 1), ("noise", 47), ("noise", 48), ("noise", 49), ("tones", 95), ("silence", 4_800))
 LATENTS_OF = MEL_OF = ("tones", 10_007)
 
 CLONES = (
     Clone("vector", TEXT, "english", ("vowels", 36_000)),
     Clone("icl", TEXT, "english", ("vowels", 4_801), SHORT),
-    # 59 frames, and 40 new ones: the package cuts the recording off a sample early.
+    # 59 frames, and 40 new ones: the package cuts the recording one sample early.
     Clone("icl-early-cut", TEXT, "auto", ("chirp", 2_800), SHORT),
 )
 

@@ -1,4 +1,5 @@
-"""Regenerates the golden files with the reference package and compares them with the committed ones.
+# SPDX-License-Identifier: Apache-2.0
+"""Run the reference package again and compare its results with the committed golden files.
 
     python tests/reference/golden.py [--write]
 
@@ -31,12 +32,12 @@ SCRIPTS = ("oracle.py", "cases.py", "signals.py", "golden.py")
 PACKAGES = (
     ("torch==2.13.0",),
     ("transformers==4.57.3", "accelerate==1.12.0", "librosa==0.11.0", "soundfile==0.14.0", "einops==0.8.2"),
-    # What the package names beyond these is for its demo and its other codec.
+    # Its other dependencies are for its demo and its other codec.
     ("--no-deps", "qwen-tts==0.1.1", "onnxruntime==1.31.1", "sox==1.5.0"),
 )
 # The other codec imports torchaudio, which has no build for this torch; nothing that runs here uses it.
 STUBS = {"__init__.py": "__version__ = '0.0'\n", "compliance/__init__.py": "", "compliance/kaldi.py": ""}
-# Between two machines the reference itself differs in the last bits.
+# The last bits of the reference differ between machines.
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 
@@ -46,34 +47,34 @@ def main() -> None:
     write = parser.parse_args().write
     python = environment()
     with tempfile.TemporaryDirectory() as scratch:
-        checkpoints, made = Path(scratch, "checkpoints"), Path(scratch, "golden")
-        made.mkdir()
+        checkpoints, results = Path(scratch, "checkpoints"), Path(scratch, "golden")
+        results.mkdir()
         for kind in get_args(Kind):
             write_tiny(checkpoints / kind, kind)
         (checkpoints / "embedded").symlink_to(EMBEDDED_VOICE)
-        say(f"Running the reference on {checkpoints}")
-        subprocess.run([python, HERE / "oracle.py", checkpoints, made], check=True)
-        (made / "manifest.json").write_text(json.dumps(manifest(python, checkpoints), indent=1) + "\n")
-        differences = compare(made)
+        log(f"Running the reference on {checkpoints}")
+        subprocess.run([python, HERE / "oracle.py", checkpoints, results], check=True)
+        (results / "manifest.json").write_text(json.dumps(manifest(python, checkpoints), indent=1) + "\n")
+        differences = compare(results)
         if write:
             shutil.rmtree(GOLDEN, ignore_errors=True)
-            shutil.copytree(made, GOLDEN)
-            say(f"Wrote {len(list(GOLDEN.iterdir()))} files to {GOLDEN}")
+            shutil.copytree(results, GOLDEN)
+            log(f"Wrote {len(list(GOLDEN.iterdir()))} files to {GOLDEN}")
         elif differences:
-            sys.exit("The reference no longer gives the committed files: see above; --write replaces them.")
+            sys.exit("The results differ from the committed files: see above. --write replaces them.")
         else:
-            say("The reference gives the committed files.")
+            log("The results equal the committed files.")
 
 
 def environment() -> Path:
-    """The reference's own virtual environment."""
+    """The virtual environment of the reference."""
     python = ORACLE / "bin/python"
     complete = ORACLE / ".complete"
     if not complete.exists() or complete.read_text() != repr(PACKAGES):
-        say(f"Building the reference's environment in {ORACLE}")
+        log(f"Building the reference's environment in {ORACLE}")
         venv.create(ORACLE, clear=True, with_pip=True)
         for packages in PACKAGES:
-            say(f"  installing {' '.join(packages)}")
+            log(f"  installing {' '.join(packages)}")
             subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
         site = next((ORACLE / "lib").glob("python*")) / "site-packages"
         for name, text in STUBS.items():
@@ -85,13 +86,13 @@ def environment() -> Path:
 
 
 def manifest(python: Path, checkpoints: Path) -> dict[str, object]:
-    """What made the files: scripts, weights and versions."""
+    """The origin of the files: scripts, weights and versions."""
     listed = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
-    wanted = ("torch==", "transformers==", "qwen-tts==", "tokenizers==", "numpy==")
+    names = ("torch==", "transformers==", "qwen-tts==", "tokenizers==", "numpy==")
     return {
         "scripts": {name: digest(HERE / name) for name in SCRIPTS},
         "checkpoints": checkpoint_digests(checkpoints),
-        "packages": [line for line in listed.splitlines() if line.startswith(wanted)],
+        "packages": [line for line in listed.splitlines() if line.startswith(names)],
         "python": platform.python_version(),
     }
 
@@ -105,24 +106,24 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def compare(made: Path) -> int:
-    """Prints every committed array that the new files do not repeat, and what made them; returns how many."""
+def compare(results: Path) -> int:
+    """Print every array, and the manifest, that differ from the committed ones; returns their number."""
     differences = 0
     committed = GOLDEN / "manifest.json"
-    if committed.exists() and committed.read_text() != (made / "manifest.json").read_text():
-        say("  manifest.json: other scripts, weights or packages")
+    if committed.exists() and committed.read_text() != (results / "manifest.json").read_text():
+        log("  manifest.json: different scripts, weights or packages")
         differences += 1
-    names = {path.name for folder in (made, GOLDEN) if folder.exists() for path in folder.glob("*.npz")}
+    names = {path.name for folder in (results, GOLDEN) if folder.exists() for path in folder.glob("*.npz")}
     for name in sorted(names):
-        if not (made / name).exists() or not (GOLDEN / name).exists():
-            say(f"  {name}: only {'new' if (made / name).exists() else 'committed'}")
+        if not (results / name).exists() or not (GOLDEN / name).exists():
+            log(f"  {name}: only {'new' if (results / name).exists() else 'committed'}")
             differences += 1
             continue
-        new, old = np.load(made / name), np.load(GOLDEN / name)
+        new, old = np.load(results / name), np.load(GOLDEN / name)
         for key in sorted({*new.files, *old.files}):
             problem = difference(key, new, old)
             if problem:
-                say(f"  {name} {key}: {problem}")
+                log(f"  {name} {key}: {problem}")
                 differences += 1
     return differences
 
@@ -139,7 +140,7 @@ def difference(key: str, new: np.lib.npyio.NpzFile, old: np.lib.npyio.NpzFile) -
     return None if worst <= TOLERANCE[str(a.dtype)] else f"relative difference {worst:.1e}"
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 

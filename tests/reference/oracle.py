@@ -1,9 +1,10 @@
-"""Runs the reference package (qwen-tts 0.1.1) on the cases: python oracle.py CHECKPOINTS OUT.
+# SPDX-License-Identifier: Apache-2.0
+"""Run the reference package (qwen-tts 0.1.1) on the cases: python oracle.py CHECKPOINTS OUT.
 
 Needs the environment that golden.py builds; imports nothing of Polyvox. Each case becomes one .npz file.
 
-float32 is the package as it is. In float64 its float32 islands (RMSNorm, rotary angles, the distances to codebook
-entries, the mel spectrogram) are widened, or they would hide any error below 1e-7; its logits processors keep float32.
+float32 is the unchanged package. In float64 its float32 parts (RMSNorm, rotary angles, the distances to codebook
+entries, the mel spectrogram) are widened, as they would hide errors below 1e-7; its logits processors keep float32.
 """
 
 import sys
@@ -39,8 +40,8 @@ from signals import RATE, signal
 
 Arrays = dict[str, np.ndarray]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-LOGIT_FRAMES = 8  # frames whose predictor logits are kept
-MIN_FRAMES, MIN_VALUES = 24, 8  # a golden with fewer frames, or fewer values of code 0, says too little
+LOGIT_FRAMES = 8  # frames whose predictor logits are stored
+MIN_FRAMES, MIN_VALUES = 24, 8  # a case with fewer frames, or fewer values of code 0, tests too little
 
 too_few: list[str] = []
 
@@ -78,13 +79,13 @@ def load(folder: Path, dtype: torch.dtype) -> Any:
                 dim = getattr(module.config, "head_dim", None) or module.inv_freq.numel() * 2
                 exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
                 module.inv_freq = 1.0 / module.config.rope_theta**exponents
-        hear = reference.model.extract_speaker_embedding
-        reference.model.extract_speaker_embedding = lambda audio, sr: hear(audio.astype(np.float64), sr)
+        embed = reference.model.extract_speaker_embedding
+        reference.model.extract_speaker_embedding = lambda audio, sr: embed(audio.astype(np.float64), sr)
     return reference
 
 
 def cloned_voice(case: Case, model: Any) -> tuple[Any, Arrays]:
-    """The voices of a Base case: random vectors and codes, kept in the golden file as inputs."""
+    """The voices of a Base case: random vectors and codes, stored in the golden file as inputs."""
     if case.utterances[0].vector is None:
         return None, {}
     talker = model.config.talker_config
@@ -209,7 +210,7 @@ def codec_arrays(model: Any) -> Arrays:
 
 
 def encoder_arrays(reference: Any) -> Arrays:
-    """What the two encoders make of the recordings, and some of what they make on the way."""
+    """The results of the two encoders for the recordings, and some intermediate values."""
     model = reference.model
     result: Arrays = {}
     for kind, count in (*RECORDINGS, *CODED_RECORDINGS):
@@ -268,7 +269,7 @@ def cloned(reference: Any, case: Clone) -> Arrays:
 
 
 def check(case: Case | Clone, result: Arrays) -> None:
-    """A golden that says little would pass for many wrong models."""
+    """Report cases with too little variety: many wrong models would pass them."""
     for i in range(len(case.utterances) if isinstance(case, Case) else 1):
         frames, values = len(result[f"codes{i}"]), len(np.unique(result[f"codes{i}"][:, 0]))
         if frames < MIN_FRAMES or values < MIN_VALUES:
@@ -288,7 +289,7 @@ def main(checkpoints: Path, out: Path) -> None:
                 found = {}
                 for case in (*CASES, *EMBEDDED):
                     if case.checkpoint == checkpoint:
-                        # N new tokens are N - 1 frames; the embedded voice ends by itself.
+                        # N new tokens are N - 1 frames; the embedded voice reaches its end of speech.
                         found[case.name] = generate(reference, case, 200 if case in EMBEDDED else FRAMES + 1)
                         check(case, found[case.name])
                         print(f"{suffix} {case.name}", flush=True)
@@ -301,7 +302,7 @@ def main(checkpoints: Path, out: Path) -> None:
                         check(clone, found[f"clone-{clone.name}"])
             for name, arrays in found.items():
                 if checkpoint == "embedded":
-                    # Trained weights at 1,920 samples a frame: the tokens of both, the samples of one.
+                    # Trained weights at 1,920 samples a frame: the tokens of all, the samples of one.
                     keep = ("codes", "audio0") if name == EMBEDDED[0].name and suffix == "float32" else ("codes",)
                     arrays = {key: value for key, value in arrays.items() if key.startswith(keep)}
                 merged.setdefault(name, {}).update({f"{suffix}.{key}": value for key, value in arrays.items()})

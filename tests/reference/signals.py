@@ -1,7 +1,8 @@
-"""Recordings by formula, for the encoders. No imports beyond NumPy: both sides make the same samples.
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings by formula, for the encoders. Imports only NumPy: both environments compute the same samples.
 
-They are rounded to 16 bits, as recordings are, so that a sine's last bit on another machine makes no difference; and
-all but digital silence have a floor of noise, without which the logarithm of an empty band is the rounding of an FFT.
+They are rounded to 16 bits, as recordings are, so that the last bit of a sine on another machine makes no difference;
+all but digital silence have a noise floor, without which the logarithm of an empty band is the rounding of an FFT.
 """
 
 import numpy as np
@@ -16,7 +17,7 @@ def _noise(seed: int, count: int) -> NDArray[np.float64]:
 
 
 def signal(name: str, count: int) -> NDArray[np.float32]:
-    """So many samples of one of the kinds below."""
+    """`count` samples of one of the signals below."""
     t = np.arange(count) / RATE
     if name == "noise":
         x = 0.4 * _noise(1, count)
@@ -25,7 +26,7 @@ def signal(name: str, count: int) -> NDArray[np.float32]:
     elif name == "chirp":
         x = 0.5 * np.sin(2 * np.pi * (80.0 * t + 1_500.0 * t * t))
     elif name == "vowels":
-        # A voice of sorts: harmonics of a gliding pitch under two wandering formants, in syllables.
+        # Similar to a voice: harmonics of a gliding pitch under two moving formants, in syllables.
         pitch = 2 * np.pi * np.cumsum(120.0 + 25.0 * np.sin(2 * np.pi * 0.7 * t)) / RATE
         x = np.zeros(count)
         for k in range(1, 24):
