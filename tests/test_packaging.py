@@ -20,6 +20,7 @@ DISTRIBUTIONS = {"yaml": "pyyaml"}
 # Imported where present: torch installs triton on Linux with CUDA, and playback falls back to a command.
 OPTIONAL_IMPORTS = {"triton", "sounddevice"}
 # Declared because another package imports them at run time.
+UNPINNED = {"triton"}  # each version of torch requires one version of triton
 INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools"}
 
 
@@ -76,7 +77,7 @@ def test_every_dependency_is_documented() -> None:
 def test_every_dependency_is_pinned_in_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {normalized(line.split("==")[0]) for line in lines if "==" in line}
-    assert {*requirements(), *requirements("bench"), *requirements("dev")} <= pinned
+    assert {*requirements(), *requirements("bench"), *requirements("dev"), *requirements("docs")} - UNPINNED <= pinned
 
 
 @pytest.fixture(scope="module")
