@@ -19,8 +19,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 # Imported where present: torch installs triton on Linux with CUDA, and playback falls back to a command.
 OPTIONAL_IMPORTS = {"triton", "sounddevice"}
+# Each version of torch requires one version of triton.
+UNPINNED = {"triton"}
 # Declared because another package imports them at run time.
-UNPINNED = {"triton"}  # each version of torch requires one version of triton
 INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools"}
 
 
