@@ -1,4 +1,5 @@
-"""A teacher that a CPU can hear out: every phoneme is a tone, and its number says how long it lasts."""
+# SPDX-License-Identifier: Apache-2.0
+"""A minimal teacher for tests: every phoneme is a tone, and its id determines its duration."""
 
 import json
 from pathlib import Path
@@ -8,9 +9,9 @@ import numpy as np
 
 from training.corpus import STYLES, VOICES
 from training.encoder import PHONEMES
-from training.rarity import SPACE
 from training.teacher import KNOWN, ROWS, SPREAD, STYLE_AS_ROWS, TIMES, WAVEFORM
 from training.units import TEACHER_UNIT
+from training.word_frequency import SPACE
 
 FULL_STOP = 4
 LETTERS = 50  # the phoneme of "a"

@@ -1,6 +1,7 @@
-"""What whisper-base hears.
+# SPDX-License-Identifier: Apache-2.0
+"""Speech recognition with whisper-base.
 
-python -m training.asr FOLDER      a recogniser for polyvox bench serve --wer
+python -m training.asr FOLDER      recogniser process for `polyvox bench serve --wer`
 """
 
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 ASR_RATE = 16_000
-QUIET = 3200  # samples of silence on either side: whisper dislikes speech that starts at once
+QUIET = 3200  # samples of silence on each side: whisper misses speech that starts at once
 
 
 class Recogniser:
@@ -27,19 +28,19 @@ class Recogniser:
     def __call__(self, samples: np.ndarray, rate: int) -> str:
         import soxr
 
-        heard = soxr.resample(samples.astype(np.float32), rate, ASR_RATE)
-        heard = np.concatenate([np.zeros(QUIET, np.float32), heard, np.zeros(QUIET, np.float32)])
-        return str(self._model.recognize(heard, sample_rate=ASR_RATE, language="en"))
+        audio = soxr.resample(samples.astype(np.float32), rate, ASR_RATE)
+        audio = np.concatenate([np.zeros(QUIET, np.float32), audio, np.zeros(QUIET, np.float32)])
+        return str(self._model.recognize(audio, sample_rate=ASR_RATE, language="en"))
 
 
 def main() -> None:
-    """Names of WAV files come in, a line each; what was heard goes out."""
+    """Read names of WAV files from standard input, one per line; print one transcript per line."""
     recogniser = Recogniser(Path(sys.argv[1]))
     for line in sys.stdin:
         with wave.open(line.strip()) as file:
             samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
-            heard = recogniser(samples, file.getframerate())
-        print(" ".join(heard.split()), flush=True)  # noqa: T201
+            transcript = recogniser(samples, file.getframerate())
+        print(" ".join(transcript.split()), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

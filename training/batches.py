@@ -1,6 +1,7 @@
-"""Entries of the pool as the rows that the talker reads, in both text layouts, made on the device.
+# SPDX-License-Identifier: Apache-2.0
+"""Pool entries as input rows of the talker, in both text layouts, built on the device.
 
-The rows are those of polyvox.models.qwen3_tts.prompt; a test holds the two together.
+The rows equal those of polyvox.models.qwen3_tts.prompt; a test compares the two.
 """
 
 from dataclasses import dataclass
@@ -15,19 +16,19 @@ from training.layout import SPEAKERS
 from training.pool import UNKNOWN, Pool
 
 IGNORED = -100
-LIVE_LEAD = 1  # frames of silence more in the live layout: what is read then is known when speech begins
+LIVE_LEAD = 1  # extra silent frames in the live layout, so that the first token is read before speech starts
 NEWLINE = 198
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows [B,L]: what is read at each, and what comes after it."""
+    """Rows [B,L]: inputs and targets."""
 
     text: Tensor  # [B,L] ids
     control: Tensor  # [B,L] ids of the codec side, NO_CODE where there is none
-    frames: Tensor  # [B,L,BOOKS] codes, NO_CODE where the row is no frame or a code is not known
+    frames: Tensor  # [B,L,NUM_CODEBOOKS] codes, NO_CODE where the row is no frame or a code is not known
     target: Tensor  # [B,L] code 0 or end of speech, IGNORED elsewhere
-    following: Tensor  # [B,L,BOOKS] the frame that comes next, NO_CODE where none or not known
+    following: Tensor  # [B,L,NUM_CODEBOOKS] the frame that comes next, NO_CODE where none or not known
 
 
 class Batches:
@@ -45,13 +46,13 @@ class Batches:
             for name in SPEAKERS
         ]
         self.longest = max(len(prompt) for prompt in prompts) - 1
-        # Of each language and speaker: the rows before the text, and how many they are.
+        # For each language and speaker: the rows before the text and their number.
         self.prefix_text = torch.tensor([_padded(p.text[:-1], self.longest) for p in prompts], device=device)
         self.prefix_codec = torch.tensor([_padded(p.codec[:-1], self.longest) for p in prompts], device=device)
         self.prefix_length = torch.tensor([len(p) - 1 for p in prompts], device=device)
 
     def rows(self, entry: Tensor, live: Tensor, auto: Tensor, length: int) -> Batch:
-        """Entries [B], each in one layout and with or without a language, as rows of a fixed length."""
+        """Rows of a fixed length for entries [B], each with its layout and with or without a language."""
         config, talker = self.config, self.config.talker
         first_token, tokens, first_frame, frames, speaker = (c[:, None] for c in self.entries[entry].unbind(1))
         live = live[:, None]
@@ -61,9 +62,9 @@ class Batches:
         row = torch.arange(length, device=entry.device)[None]
         column = row.clamp(max=self.longest - 1).expand(len(entry), -1)
 
-        begin = torch.where(live, prefix + 1, prefix + tokens + 2)  # the first frame's row
+        begin = torch.where(live, prefix + 1, prefix + tokens + 2)  # row of the first frame
         frame = row - begin
-        word = torch.where(live & (frame >= 0), frame + 1, row - prefix)  # which token of the text is read here
+        word = torch.where(live & (frame >= 0), frame + 1, row - prefix)  # index of the text token of this row
         spelled = self.tokens[(first_token + word.clamp(min=0)).clamp(max=len(self.tokens) - 1)]
         in_prefix, is_frame = row < prefix, (frame >= 0) & (frame < frames)
 
@@ -76,8 +77,8 @@ class Batches:
 
         def codes_at(frame: Tensor) -> Tensor:
             inside = (frame >= 0) & (frame < frames)
-            place = first_frame + (frame - LIVE_LEAD * live).clamp(min=0)
-            return torch.where(inside[..., None], self.codes[place.clamp(max=len(self.codes) - 1)], NO_CODE)
+            position = first_frame + (frame - LIVE_LEAD * live).clamp(min=0)
+            return torch.where(inside[..., None], self.codes[position.clamp(max=len(self.codes) - 1)], NO_CODE)
 
         following = codes_at(frame + 1)
         end = frame + 1 == frames
@@ -88,7 +89,7 @@ class Batches:
 
 
 def row_count(pool: Pool) -> np.ndarray:
-    """The rows of each entry in its longer layout."""
+    """Rows of each entry in its longer layout."""
     return 9 + 2 + pool.token_count + pool.frame_count + LIVE_LEAD
 
 

@@ -1,4 +1,5 @@
-"""Sentences around given words: every frequent word, and its forms, in a place where it could stand."""
+# SPDX-License-Identifier: Apache-2.0
+"""Carrier sentences that contain every frequent word and its inflected forms."""
 
 import itertools
 import random
@@ -58,17 +59,20 @@ So you {past} it, and then what?
 """.strip().splitlines()
 SLOTS = ("noun", "nouns", "verb", "verbs", "past", "doing", "adj", "adv")
 PARTS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
-# The everyday templates' slots in which any word of a kind may stand.
+# Slots of the everyday templates that accept any word of a part of speech.
 GENERAL = {
     "thing": "noun", "where": "noun", "who": "noun", "animal": "noun", "food": "noun", "feel": "adj", "do": "verb",
     "did": "past", "adj": "adj", "doing": "doing", "adv": "adv",
 }  # fmt: skip
 COMMON = 4000  # of the frequent words
-OFTEN, FORMS_OFTEN = (50, 15), (25, 6)  # how often a common word, another one, occurs at least; and a form of it
+MIN_COUNTS, MIN_FORM_COUNTS = (
+    (50, 15),
+    (25, 6),
+)  # of common and other words; of their forms
 
 
 def frequent_words(wordnet: Path, count: int = 12_000) -> dict[str, str]:
-    """Single words by how often they were counted in WordNet's tagged texts, each with its usual part of speech."""
+    """The most frequent single words of WordNet's tagged texts, each with its usual part of speech."""
     counts: Counter[str] = Counter()
     parts: dict[str, Counter[str]] = {}
     for line in (wordnet / "cntlist.rev").read_text(encoding="latin-1").splitlines():
@@ -81,7 +85,7 @@ def frequent_words(wordnet: Path, count: int = 12_000) -> dict[str, str]:
 
 
 def irregular(wordnet: Path, part: str) -> dict[str, list[str]]:
-    """The forms of a word that no rule gives."""
+    """Irregular forms by base word."""
     found: dict[str, list[str]] = {}
     for line in (wordnet / f"{part}.exc").read_text(encoding="latin-1").splitlines():
         form, *bases = line.split()
@@ -109,7 +113,7 @@ def with_ing(word: str) -> str:
 
 
 def forms(words: dict[str, str], wordnet: Path) -> dict[str, list[str]]:
-    """By slot, what may stand there: words as they are, plurals, and what verbs become."""
+    """Words and inflected forms by slot."""
     nouns, verbs = irregular(wordnet, "noun"), irregular(wordnet, "verb")
     found: dict[str, list[str]] = {slot: [] for slot in SLOTS}
     for word, part in words.items():
@@ -125,7 +129,7 @@ def forms(words: dict[str, str], wordnet: Path) -> dict[str, list[str]]:
 
 
 def general(template: str) -> str:
-    """An everyday template as one for any word."""
+    """An everyday template with its slots generalised to parts of speech."""
     template = re.sub(r"\{(thing|animal)\}s\b", "{nouns}", template)
     return re.sub(r"\{(\w+)\}", lambda slot: f"{{{GENERAL.get(slot[1].lower(), slot[1])}}}", template)
 
@@ -135,7 +139,7 @@ def spoken_words(text: str) -> list[str]:
 
 
 def carriers(texts: Iterable[str], words: dict[str, str], wordnet: Path, seed: int) -> Iterator[str]:
-    """What is missing from the texts, so that each frequent word and each form occurs often enough."""
+    """Sentences that bring each frequent word and form to its minimum count, beyond the given texts."""
     pick = random.Random(seed)
     counts = Counter(word for text in texts for word in spoken_words(text))
     by_slot = forms(words, wordnet)
@@ -146,7 +150,7 @@ def carriers(texts: Iterable[str], words: dict[str, str], wordnet: Path, seed: i
             templates[slot].append(template)
     limits: Counter[str] = Counter()
     common = dict(itertools.islice(words.items(), COMMON))
-    for part, often, forms_often in zip((common, words), OFTEN, FORMS_OFTEN, strict=True):
+    for part, often, forms_often in zip((common, words), MIN_COUNTS, MIN_FORM_COUNTS, strict=True):
         for slot, found in forms(part, wordnet).items():
             for word in found:
                 limits[word] = max(limits[word], often if slot in PARTS.values() else forms_often)
@@ -156,11 +160,11 @@ def carriers(texts: Iterable[str], words: dict[str, str], wordnet: Path, seed: i
         if slot not in SLOTS:
             return everyday.fill(slot)
         while missing[slot]:
-            place = pick.randrange(len(missing[slot]))
-            word = missing[slot][place]
+            position = pick.randrange(len(missing[slot]))
+            word = missing[slot][position]
             if counts[word] < limits[word]:
                 return word
-            missing[slot][place] = missing[slot][-1]
+            missing[slot][position] = missing[slot][-1]
             missing[slot].pop()
         return pick.choice(by_slot[slot])
 

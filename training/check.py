@@ -1,9 +1,10 @@
-"""Measures the voice: word errors by whisper-base, ends, pitch, how far apart the voices are, and speed.
+# SPDX-License-Identifier: Apache-2.0
+"""Measure the voice: word error rate, speech length, pitch, distance of the voices and real-time factor.
 
     python -m training.check --asr FOLDER [--checkpoint FOLDER] [--json FILE]     (make voice-check)
 
-Word errors are over the 100 test sentences, ends over 400 more, in both voices, with the checkpoint's own sampling and
-fixed seeds, through the engine. training.recordings and training.score are its two halves, for two machines.
+Word errors are counted on the 100 test sentences, wrong lengths on 400 more, in both voices, with the checkpoint's own
+sampling and fixed seeds. training.recordings and training.score do the same in two steps, on two machines.
 """
 
 import argparse
@@ -21,17 +22,17 @@ from polyvox.bench.prompts import prompts
 from polyvox.bench.wer import WordErrors
 from polyvox.tts import EMBEDDED_VOICE
 from training.asr import Recogniser
-from training.rates import rate_of
+from training.rates import error_rate
 from training.recordings import ENGINE, LAYOUTS, Recording, speak
-from training.score import errors_of, tell
+from training.score import errors_of, report
 from training.sentences import DEVELOPMENT, TEST
 from training.voices import median_pitch, voice_distance
 
-# Whether speech ends where it should is asked of 500 sentences.
+# Speech length is checked on 500 sentences.
 MORE = [*DEVELOPMENT, *prompts()][: 500 - len(TEST)]
-# Seconds of speech for a text of so many characters, fitted on the teacher's 20,000 utterances.
+# Expected seconds for a text, fitted on 20,000 utterances of the teacher.
 BASE_SECONDS, SECONDS_PER_CHARACTER = 0.13, 0.064
-SHORTEST, LONGEST = 0.6, 1.7  # of what is expected; beyond, speech was cut off or ran away
+MIN_LENGTH, MAX_LENGTH = 0.6, 1.7  # relative to the expected length: cut off below, runaway above
 
 
 def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
@@ -48,38 +49,38 @@ def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
                 more = speak(tts, MORE[: 4 * sentences], voice, layout) if layout == "whole" else []
                 found["spoken"] += len(made) + len(more)
                 found["off"] += [(off, name, one.text) for one in (*made, *more) if (off := length_off(one, rate))]
-                heard = errors_of(recogniser, made, rate, name)
-                voices.append(heard)
-                tell_rate(found, name, heard)
+                errors = errors_of(recogniser, made, rate, name)
+                voices.append(errors)
+                add_rate(found, name, errors)
                 if layout == "whole":
                     samples[voice] = [one.samples for one in made[:40]]
-            # A sentence that is hard in one voice is hard in the other: together they are one draw.
+            # Errors of the two voices on one sentence are correlated: a pair is one sample.
             pairs = [
                 WordErrors(sum(e.errors for e in one), sum(e.words for e in one)) for one in zip(*voices, strict=True)
             ]
-            tell_rate(found, layout, pairs)
+            add_rate(found, layout, pairs)
     for voice, pieces in samples.items():
         found[f"pitch {voice}"] = median_pitch(pieces, rate)
     return found | voice_distance(list(samples.values()), rate)
 
 
 def length_off(one: Recording, rate: int) -> str | None:
-    """Whether a sentence ran away or was cut off, by its end and its length."""
+    """ "runaway" or "cut off" by finish reason and length, else None."""
     expected = BASE_SECONDS + SECONDS_PER_CHARACTER * len(one.text)
     seconds = len(one.samples) / rate
-    if one.reason != "stop" or seconds > LONGEST * expected:
+    if one.reason != "stop" or seconds > MAX_LENGTH * expected:
         return "runaway"
-    return "cut off" if seconds < SHORTEST * expected else None
+    return "cut off" if seconds < MIN_LENGTH * expected else None
 
 
-def tell_rate(found: dict[str, Any], name: str, errors: list[WordErrors]) -> None:
-    rate = rate_of(errors)
+def add_rate(found: dict[str, Any], name: str, errors: list[WordErrors]) -> None:
+    rate = error_rate(errors)
     found[f"word errors {name}"] = asdict(rate)
-    tell(f"{name}: {rate} of {sum(one.words for one in errors)} words")
+    report(f"{name}: {rate} of {sum(one.words for one in errors)} words")
 
 
 def real_time_factor(folder: Path, texts: list[str]) -> float:
-    """Seconds of work for a second of speech: one stream through the engine, after one to warm up."""
+    """Real-time factor of one stream through the engine, after a warm-up."""
     torch.set_num_threads(2)
     with load(folder) as speech:
         speech.say(texts[0], seed=0)
@@ -101,10 +102,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     speed = real_time_factor(arguments.checkpoint, TEST[:8])
-    tell(f"real-time factor, one stream: {speed:.2f}")
+    report(f"real-time factor, one stream: {speed:.2f}")
     found = check(arguments.checkpoint, arguments.asr, arguments.sentences) | {"real-time factor": speed}
     for name, value in found.items():
-        tell(f"{name:28} {value:.3f}" if isinstance(value, float) else f"{name:28} {value}")
+        report(f"{name:28} {value:.3f}" if isinstance(value, float) else f"{name:28} {value}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 

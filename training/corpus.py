@@ -1,10 +1,11 @@
-"""The corpus: texts and phonemes, then the teacher's timing of all of them and its sound of many.
+# SPDX-License-Identifier: Apache-2.0
+"""Build the corpus: texts and phonemes, then phoneme durations and audio from the teacher.
 
     python -m training.corpus texts --wordnet DIR --out DIR        # CPU; needs kokoro-onnx for phonemes
-    python -m training.corpus durations --work DIR --minutes M     # GPU; timing alone, much cheaper
-    python -m training.corpus speech --work DIR --minutes M        # GPU; timing and sound
+    python -m training.corpus durations --work DIR --minutes M     # GPU; durations only, much cheaper
+    python -m training.corpus speech --work DIR --minutes M        # GPU; durations and audio
 
-Each command goes on where it was stopped: a worker appends to its own files.
+Each command resumes where it was stopped: a worker appends to its own files.
 """
 
 import argparse
@@ -22,19 +23,19 @@ import torch
 from torch import Tensor
 
 from training.teacher import Teacher
-from training.units import FRAME, SAMPLE_RATE, UNITS_PER_FRAME, Span, cut, spoken_span, timed_span
+from training.units import FRAME, SAMPLE_RATE, UNITS_PER_FRAME, Span, cut, speech_span, timed_span, without_tones
 
 VOICES = ("af_heart", "am_michael")
 STYLES = 256
-LONGEST_PHONEMES = 200
+MAX_PHONEMES = 200
 PROGRESS = 15.0  # seconds
 BLOCK, TIMED_BLOCK, TIMED_BATCH = 4096, 16_384, 128
 BYTES = 2  # of a sample
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """One utterance: which text, when each phoneme is said, what is kept of it, and where its sound begins."""
+class TimedUtterance:
+    """One utterance: text index, duration of each phoneme in units, and the span that is kept."""
 
     index: int
     durations: np.ndarray
@@ -47,15 +48,15 @@ def main() -> None:
     texts = commands.add_parser("texts")
     texts.add_argument("--wordnet", type=Path, required=True, help="folder with data.noun, cntlist.rev …")
     texts.add_argument("--out", type=Path, required=True)
-    texts.add_argument("--count", type=int, default=150_000, help="and more, where frequent words lack")
+    texts.add_argument("--count", type=int, default=150_000, help="sentences; more are added for frequent words")
     for name in ("durations", "speech"):
         command = commands.add_parser(name)
         command.add_argument("--work", type=Path, required=True, help="corpus folder, with phonemes.npz in it")
         command.add_argument("--teacher", type=Path, required=True, help="the packed teacher")
         command.add_argument("--minutes", type=float, default=9.0)
         command.add_argument("--workers", type=int, default=6)
-        command.add_argument("--batch", type=int, default=16, help="texts that are spoken together, at most")
-        command.add_argument("--limit", type=int, default=10**9, help="the first so many texts alone")
+        command.add_argument("--batch", type=int, default=16, help="maximum texts per audio batch")
+        command.add_argument("--limit", type=int, default=10**9, help="use only the first LIMIT texts")
     arguments = parser.parse_args()
     if arguments.command == "texts":
         write_texts(arguments.wordnet, arguments.out, arguments.count)
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def write_texts(wordnet: Path, out: Path, count: int) -> None:
-    """texts.txt, one a line, and phonemes.npz: the same in the teacher's ids, with a voice each."""
+    """Write texts.txt, one per line, and phonemes.npz: phoneme ids and a voice for each text."""
     from kokoro_onnx.tokenizer import Tokenizer
 
     from training.texts import sentences
@@ -74,7 +75,7 @@ def write_texts(wordnet: Path, out: Path, count: int) -> None:
     kept, phonemes = [], []
     for text in sentences(wordnet, count):
         ids = tokenizer.tokenize(tokenizer.phonemize(text, "en-us"))
-        if 2 <= len(ids) <= LONGEST_PHONEMES:
+        if 2 <= len(ids) <= MAX_PHONEMES:
             kept.append(text)
             phonemes.append(ids)
     out.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ def write_texts(wordnet: Path, out: Path, count: int) -> None:
 
 
 class Phonemes:
-    """What the teacher is given, by index."""
+    """Phoneme ids of each text."""
 
     def __init__(self, folder: Path) -> None:
         with np.load(folder / "phonemes.npz") as arrays:
@@ -102,16 +103,16 @@ class Phonemes:
         return self._ids[self._ends[index - 1] if index else 0 : self._ends[index]]
 
 
-def read_timed(folder: Path, kind: str) -> Iterator[tuple[Timed, Path]]:
-    """All utterances of one kind ("durations" or "speech") and, for speech, the file that holds the sound."""
+def read_timed(folder: Path, kind: str) -> Iterator[tuple[TimedUtterance, Path]]:
+    """All utterances of one kind ("durations" or "speech") and, for speech, the file with the audio."""
     for path in sorted(folder.glob(f"{kind}-*.jsonl")):
         for line in path.read_text().splitlines():
             index, start, units, durations = json.loads(line)
-            yield Timed(index, np.array(durations), Span(start, units)), path.with_suffix(".i16")
+            yield TimedUtterance(index, np.array(durations), Span(start, units)), path.with_suffix(".i16")
 
 
 def speak(arguments: argparse.Namespace) -> None:
-    """Runs the workers until their list or the time is at its end."""
+    """Run the workers until all texts are done or the time is over."""
     deadline = time.time() + 60 * arguments.minutes
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_work, args=(arguments, number, deadline)) for number in range(arguments.workers)]
@@ -123,12 +124,12 @@ def speak(arguments: argparse.Namespace) -> None:
     for number in failed:
         recover(arguments.work / f"{arguments.command}-{number:02}.jsonl")
     if failed:
-        _say(f"workers failed: {failed} of {len(workers)}; what they had done is kept")
+        _print(f"workers failed: {failed} of {len(workers)}; their finished utterances are kept")
     if len(failed) == len(workers):
         raise SystemExit("all workers failed")
     found = [timed for timed, _ in read_timed(arguments.work, arguments.command)]
     hours = sum(timed.span.units for timed in found) / UNITS_PER_FRAME * FRAME / SAMPLE_RATE / 3600
-    _say(f"{len(found)} utterances, {hours:.1f} h")
+    _print(f"{len(found)} utterances, {hours:.1f} h")
 
 
 def _work(arguments: argparse.Namespace, number: int, deadline: float) -> None:
@@ -137,7 +138,7 @@ def _work(arguments: argparse.Namespace, number: int, deadline: float) -> None:
     worker = Worker(arguments.work, arguments.teacher, arguments.command == "speech", arguments.batch)
     lines = arguments.work / f"{arguments.command}-{number:02}.jsonl"
     texts = range(min(len(worker.phonemes), arguments.limit))[number :: arguments.workers]
-    told, seconds, began = time.time(), 0.0, time.time()
+    logged, seconds, began = time.time(), 0.0, time.time()
     done = recover(lines)
     with lines.open("a") as log, lines.with_suffix(".i16").open("ab") as audio:
         for block in blocks([index for index in texts if index not in done], BLOCK if worker.sound else TIMED_BLOCK):
@@ -147,18 +148,18 @@ def _work(arguments: argparse.Namespace, number: int, deadline: float) -> None:
                 row = [timed.index, timed.span.start, timed.span.units, timed.durations.tolist()]
                 log.write(json.dumps(row) + "\n")
                 seconds += timed.span.frames * FRAME / SAMPLE_RATE
-                if time.time() - told > PROGRESS:
-                    told = time.time()
+                if time.time() - logged > PROGRESS:
+                    logged = time.time()
                     audio.flush()
                     log.flush()
                     if number == 0:
-                        _say(f"worker 0: {seconds:.0f} s of speech, {seconds / (told - began):.0f} × real time")
+                        _print(f"worker 0: {seconds:.0f} s of speech, {seconds / (logged - began):.0f} × real time")
             if time.time() > deadline:
                 break
 
 
 def recover(lines: Path) -> set[int]:
-    """The texts that are done; what a worker that was killed left half written is cut off."""
+    """Indices of finished texts; the incomplete output of a killed worker is truncated."""
     audio = lines.with_suffix(".i16")
     if not lines.exists():
         return set()
@@ -182,13 +183,13 @@ def recover(lines: Path) -> set[int]:
 
 
 def blocks(texts: list[int], size: int) -> Iterator[list[int]]:
-    """So many texts at a time that enough of them are equally long."""
+    """Blocks of `size` texts; larger blocks have more texts of equal length."""
     for first in range(0, len(texts), size):
         yield texts[first : first + size]
 
 
 class Worker:
-    """The teacher with its voices; texts of equally many phonemes, then of equally many units, go together."""
+    """The teacher and its voices. Texts with equal phoneme counts are timed together, equal unit counts synthesised."""
 
     def __init__(self, work: Path, teacher: Path, sound: bool, batch: int) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -198,7 +199,7 @@ class Worker:
         files = [np.fromfile(teacher / f"{name}.bin", np.float32).reshape(-1, STYLES) for name in VOICES]
         self.styles = torch.from_numpy(np.stack(files)).to(self.device)
 
-    def utterances(self, block: list[int], deadline: float) -> Iterator[tuple[Timed, np.ndarray | None]]:
+    def utterances(self, block: list[int], deadline: float) -> Iterator[tuple[TimedUtterance, np.ndarray | None]]:
         durations: dict[int, np.ndarray] = {}
         known: dict[int, tuple[Tensor, ...]] = {}
         lengths = {index: len(self.phonemes[index]) for index in block}
@@ -212,7 +213,10 @@ class Worker:
                 durations[index] = times[row]
                 known[index] = tuple(part[row] for part in made.known)
                 if not self.sound:
-                    yield Timed(index, times[row], timed_span(times[row], int(self.phonemes.voices[index]))), None
+                    yield (
+                        TimedUtterance(index, times[row], timed_span(times[row], int(self.phonemes.voices[index]))),
+                        None,
+                    )
         if not self.sound:
             return
         units = {index: int(times.sum()) for index, times in durations.items()}
@@ -222,9 +226,9 @@ class Worker:
             spread = [torch.from_numpy(durations[index]).to(self.device) for index in group]
             sounds = self.teacher.sound(spread, [known.pop(index) for index in group], self._style(group))
             for index, samples in zip(group, sounds, strict=True):
-                span = spoken_span(durations[index], samples)
-                kept = (cut(samples, span).clamp(-1, 1) * 32767).round().to(torch.int16)
-                yield Timed(index, durations[index], span), kept.cpu().numpy()
+                span = speech_span(durations[index], samples)
+                kept = (without_tones(cut(samples, span)).clamp(-1, 1) * 32767).round().to(torch.int16)
+                yield TimedUtterance(index, durations[index], span), kept.cpu().numpy()
 
     def _style(self, group: list[int]) -> Tensor:
         voices = torch.from_numpy(self.phonemes.voices[group].astype(np.int64))
@@ -233,7 +237,7 @@ class Worker:
 
 
 def alike(texts: list[int], sizes: dict[int, int], batch: int) -> Iterator[list[int]]:
-    """Batches of texts of the same size, in no order: what is done when time is over is of all sizes."""
+    """Batches of texts of equal size in random order, so that an interrupted run has all sizes."""
     by_size: dict[int, list[int]] = {}
     for index in texts:
         by_size.setdefault(sizes[index], []).append(index)
@@ -242,7 +246,7 @@ def alike(texts: list[int], sizes: dict[int, int], batch: int) -> Iterator[list[
     yield from batches
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 

@@ -1,4 +1,5 @@
-"""Critics for the decoder's last polish: samples folded at several periods, spectra at several resolutions."""
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-period and multi-resolution STFT discriminators."""
 
 import itertools
 
@@ -10,10 +11,10 @@ PERIODS = (2, 3, 5, 7, 11)
 RESOLUTIONS = (2048, 1024, 512)
 LEAK = 0.1
 
-Verdict = tuple[Tensor, list[Tensor]]  # scores, and what the layers saw on the way
+DiscriminatorOutput = tuple[Tensor, list[Tensor]]  # scores, and the feature maps of all layers
 
 
-class PeriodCritic(nn.Module):
+class PeriodDiscriminator(nn.Module):
     def __init__(self, period: int) -> None:
         super().__init__()
         self.period = period
@@ -23,16 +24,16 @@ class PeriodCritic(nn.Module):
         )
         self.last = nn.Conv2d(sizes[-1], 1, (3, 1), padding=(1, 0))
 
-    def forward(self, samples: Tensor) -> Verdict:
+    def forward(self, samples: Tensor) -> DiscriminatorOutput:
         x = F.pad(samples, (0, -samples.shape[1] % self.period)).unflatten(1, (-1, self.period))[:, None]
-        seen = []
+        features = []
         for layer in self.layers:
             x = F.leaky_relu(layer(x), LEAK)
-            seen.append(x)
-        return self.last(x), seen
+            features.append(x)
+        return self.last(x), features
 
 
-class SpectrumCritic(nn.Module):
+class SpectrogramDiscriminator(nn.Module):
     window: Tensor
 
     def __init__(self, size: int, width: int = 32) -> None:
@@ -46,45 +47,45 @@ class SpectrumCritic(nn.Module):
         self.layers.append(nn.Conv2d(width, width, 3, padding=1))
         self.last = nn.Conv2d(width, 1, 3, padding=1)
 
-    def forward(self, samples: Tensor) -> Verdict:
+    def forward(self, samples: Tensor) -> DiscriminatorOutput:
         with torch.autocast(samples.device.type, enabled=False):
             spectrum = torch.stft(
                 samples, self.size, self.size // 4, self.size, self.window, pad_mode="constant", return_complex=True
             )
             parts = torch.stack([spectrum.real, spectrum.imag], 1).transpose(2, 3)
             x = parts.sign() * parts.abs().clamp(min=1e-6).sqrt()
-        seen = []
+        features = []
         for layer in self.layers:
             x = F.leaky_relu(layer(x), LEAK)
-            seen.append(x)
-        return self.last(x), seen
+            features.append(x)
+        return self.last(x), features
 
 
-class Critics(nn.Module):
+class Discriminators(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.all = nn.ModuleList([PeriodCritic(period) for period in PERIODS])
-        self.all.extend(SpectrumCritic(size) for size in RESOLUTIONS)
+        self.all = nn.ModuleList([PeriodDiscriminator(period) for period in PERIODS])
+        self.all.extend(SpectrogramDiscriminator(size) for size in RESOLUTIONS)
 
-    def forward(self, samples: Tensor) -> list[Verdict]:
-        return [critic(samples) for critic in self.all]
+    def forward(self, samples: Tensor) -> list[DiscriminatorOutput]:
+        return [discriminator(samples) for discriminator in self.all]
 
     def loss(self, real: Tensor, made: Tensor) -> Tensor:
-        """What the critics get wrong about samples [B,N]; made must be detached."""
+        """Least-squares discriminator loss on samples [B,N]; `made` must be detached."""
         terms = [
             (1 - a.float()).square().mean() + b.float().square().mean()
             for (a, _), (b, _) in zip(self(real), self(made), strict=True)
         ]
         return torch.stack(terms).mean()
 
-    def praise(self, real: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
-        """What the maker is told: how little it convinces, and how differently the critics see it."""
+    def generator_losses(self, real: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+        """The generator's adversarial loss and feature-matching loss."""
         with torch.no_grad():
-            wanted = self(real)
+            targets = self(real)
         adversarial, matching = [], []
-        for (_, seen), (score, same) in zip(wanted, self(made), strict=True):
+        for (_, features), (score, same) in zip(targets, self(made), strict=True):
             adversarial.append((1 - score.float()).square().mean())
-            for a, b in zip(seen, same, strict=True):
+            for a, b in zip(features, same, strict=True):
                 a, b = a.float(), b.float()
                 matching.append((a - b).abs().mean() / (a.abs().mean() + 1e-3))
         return torch.stack(adversarial).mean(), torch.stack(matching).mean()

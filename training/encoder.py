@@ -1,7 +1,8 @@
-"""The training side of the codec: speech and its phonemes to codes. It is never shipped; only the codes' meaning is.
+# SPDX-License-Identifier: Apache-2.0
+"""The codec's encoder: speech and phonemes to codes. It is used in training only and is not part of the checkpoint.
 
-Code 0 is made from the teacher's phonemes and their timing alone, so text can tell it; codes 1 and up are the rest of
-what is heard (pitch, loudness, speaker, detail), in falling order of use.
+Code 0 is computed from the teacher's phonemes and their timing alone, so it can be predicted from text. Codes 1 and up
+are a residual quantization of the audio (pitch, loudness, speaker, detail).
 """
 
 from dataclasses import dataclass
@@ -11,17 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.spectrum import mel_bank
-from training.units import LONGEST_COUNT, UNIT, UNITS_PER_FRAME
+from training.units import MAX_UNIT_COUNT, UNIT, UNITS_PER_FRAME
 
 PHONEMES = 178  # the teacher's vocabulary
-BEFORE, AFTER = 1, 3  # units that code 0 sees around its own three; sound comes a unit or two before its label
+BEFORE, AFTER = 1, 3  # context of code 0 in units; audio precedes its label by a unit or two
 WINDOW = BEFORE + UNITS_PER_FRAME + AFTER
-SHIFT = 1  # the labels that code 0 must name lie so many units later
+SHIFT = 1  # units by which the predicted phoneme labels are later
 MELS, MEL_SIZE = 80, 1024
-LINES, LINE_SIZE = 40, 2048  # single frequencies up to 470 Hz, for pitch
-MARGIN = 2  # frames of sound on either side that the encoder sees beyond its own
+PITCH_BINS, PITCH_SIZE = 40, 2048  # STFT bins up to 470 Hz, for pitch
+MARGIN = 2  # frames of audio context on each side
 DECAY = 0.99
-DEAD = 0.1  # of the mean use; an entry below is born again
+DEAD = 0.1  # entries used less than this share of the mean are re-initialised
 FLOOR = 1e-4
 
 
@@ -40,13 +41,13 @@ class Block(nn.Module):
 
 
 class PhonemeEncoder(nn.Module):
-    """What is said in a frame, from its window of units [B,T,WINDOW,FEATURES]: [B,T,dim]."""
+    """Phonetic content of each frame from its window of units: [B,T,WINDOW,FEATURES] -> [B,T,dim]."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.phoneme = nn.Embedding(PHONEMES, 48)
-        self.passed = nn.Embedding(LONGEST_COUNT + 1, 16)
-        self.left = nn.Embedding(LONGEST_COUNT + 1, 16)
+        self.passed = nn.Embedding(MAX_UNIT_COUNT + 1, 16)
+        self.left = nn.Embedding(MAX_UNIT_COUNT + 1, 16)
         self.net = nn.Sequential(
             nn.Linear(WINDOW * 80, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, dim)
         )
@@ -56,8 +57,8 @@ class PhonemeEncoder(nn.Module):
         phoneme, passed, left = window.long().unbind(-1)
         return self.net(torch.cat([self.phoneme(phoneme), self.passed(passed), self.left(left)], -1).flatten(-2))
 
-    def naming_loss(self, code: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
-        """How badly the phonemes of the frame's units follow from its quantized code 0; and how often they do."""
+    def phoneme_loss(self, code: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy and accuracy of the frame's phonemes, predicted from its quantized code 0."""
         wanted = window[:, :, BEFORE + SHIFT : BEFORE + SHIFT + UNITS_PER_FRAME, 0].long()
         scores = self.name(code).unflatten(-1, (UNITS_PER_FRAME, PHONEMES))
         right = (scores.argmax(-1) == wanted).float().mean()
@@ -65,7 +66,7 @@ class PhonemeEncoder(nn.Module):
 
 
 class SoundEncoder(nn.Module):
-    """How a frame sounds, from samples with a margin on both sides: [B,T,size]."""
+    """Acoustic features of each frame, from samples with a margin on both sides: [B,T,size]."""
 
     mels: Tensor
     mel_window: Tensor
@@ -75,9 +76,11 @@ class SoundEncoder(nn.Module):
         super().__init__()
         self.register_buffer("mels", mel_bank(MEL_SIZE, MELS), persistent=False)
         self.register_buffer("mel_window", torch.hann_window(MEL_SIZE), persistent=False)
-        self.register_buffer("line_window", torch.hann_window(LINE_SIZE), persistent=False)
+        self.register_buffer("line_window", torch.hann_window(PITCH_SIZE), persistent=False)
         wide = 256
-        self.units = nn.Sequential(nn.Conv1d(MELS + LINES, wide, 3, padding=1), *(Block(wide, 5) for _ in range(3)))
+        self.units = nn.Sequential(
+            nn.Conv1d(MELS + PITCH_BINS, wide, 3, padding=1), *(Block(wide, 5) for _ in range(3))
+        )
         self.frames = nn.Sequential(
             nn.Conv1d(wide, size, UNITS_PER_FRAME, stride=UNITS_PER_FRAME), *(Block(size, 3) for _ in range(2))
         )
@@ -90,9 +93,9 @@ class SoundEncoder(nn.Module):
 
     @torch.no_grad()
     def features(self, samples: Tensor) -> Tensor:
-        """One column a unit, centred on it."""
+        """Log-mel and low-frequency magnitudes, one column per unit."""
         mel = self.mels @ _magnitudes(samples, self.mel_window)
-        lines = _magnitudes(samples, self.line_window)[:, 1 : LINES + 1]
+        lines = _magnitudes(samples, self.line_window)[:, 1 : PITCH_BINS + 1]
         return (torch.cat([mel, lines], 1).clamp(min=FLOOR).log() + 4) / 4
 
 
@@ -104,7 +107,7 @@ def _magnitudes(samples: Tensor, window: Tensor) -> Tensor:
 
 
 class Codes(nn.Module):
-    """One codebook, learned by counting: entries are running means of what they stood for."""
+    """One codebook; entries are exponential moving averages of the vectors assigned to them."""
 
     sums: Tensor
     uses: Tensor
@@ -124,19 +127,19 @@ class Codes(nn.Module):
 
     @torch.no_grad()
     def learn(self, x: Tensor, codes: Tensor) -> None:
-        """Counts what was just coded; entries nobody uses start again from something that was heard."""
+        """Update the moving averages; unused entries are re-initialised from the batch."""
         ones = torch.ones(len(x), device=x.device)
         self.uses.mul_(DECAY).index_add_(0, codes, ones, alpha=1 - DECAY)
         self.sums.mul_(DECAY).index_add_(0, codes, x, alpha=1 - DECAY)
         mean = self.uses.mean()
         dead = self.uses < DEAD * mean
-        heard = x[torch.randint(len(x), (len(self.uses),), device=x.device)]
-        self.sums.copy_(torch.where(dead[:, None], heard * mean * 0.5, self.sums))
+        replacement = x[torch.randint(len(x), (len(self.uses),), device=x.device)]
+        self.sums.copy_(torch.where(dead[:, None], replacement * mean * 0.5, self.sums))
         self.uses.copy_(torch.where(dead, mean * 0.5, self.uses))
 
     @torch.no_grad()
     def start(self, x: Tensor, rounds: int = 15) -> None:
-        """k-means from random points."""
+        """Initialise by k-means from random points."""
         size = len(self.uses)
         table = x[torch.randint(len(x), (size,), device=x.device)]
         for _ in range(rounds):
@@ -153,7 +156,7 @@ class Codes(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A batch of frames as codes, as what a decoder reads of them, and as a loss."""
+    """A batch of encoded frames: codes, decoder inputs and commitment loss."""
 
     codes: Tensor  # [B,T,books]
     first: Tensor  # [B,T,dim]: code 0, straight through
@@ -162,7 +165,7 @@ class Coded:
 
 
 class SpeechEncoder(nn.Module):
-    """Phonemes and sound of a batch to codes; `books` codebooks, the first of its own size."""
+    """Phoneme windows and audio to codes; codebook 0 has its own size."""
 
     def __init__(self, books: int, first_size: int, rest_size: int, dim: int) -> None:
         super().__init__()
@@ -172,12 +175,12 @@ class SpeechEncoder(nn.Module):
         self.books = nn.ModuleList(Codes(first_size if book == 0 else rest_size, dim) for book in range(books))
 
     def plain(self, window: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Both parts without quantizing: how training starts."""
+        """Both parts without quantization, for the start of training."""
         first = self.phonemes(window)
         return first, self.rest(torch.cat([self.sound(samples), first.detach()], -1))
 
     def forward(self, window: Tensor, samples: Tensor, kept: Tensor | None = None, learn: bool = False) -> Coded:
-        """kept [B]: how many codes of each row the decoder gets to see; by default all."""
+        """kept [B]: number of codes of each row that the decoder receives; by default all."""
         first = self.phonemes(window)
         flat = first.flatten(0, 1)
         book = self._book(0)
@@ -207,11 +210,11 @@ class SpeechEncoder(nn.Module):
         return Coded(torch.stack(codes, -1).view(*rest.shape[:2], -1), first, rest, commitment)
 
     def first_codes(self, window: Tensor) -> Tensor:
-        """Code 0 alone, which needs no sound: [B,T,WINDOW,FEATURES] -> [B,T]"""
+        """Code 0, which needs no audio: [B,T,WINDOW,FEATURES] -> [B,T]"""
         return self._book(0).nearest(self.phonemes(window).flatten(0, 1)).view(window.shape[:2])
 
     @torch.no_grad()
-    def start_books(self, window: Tensor, samples: Tensor) -> None:
+    def initialise_codebooks(self, window: Tensor, samples: Tensor) -> None:
         first = self.phonemes(window)
         flat = first.flatten(0, 1)
         self._book(0).start(flat)

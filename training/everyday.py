@@ -1,4 +1,5 @@
-"""Everyday English by rule: templates with slots, filled at random, and short things that people say as they are."""
+# SPDX-License-Identifier: Apache-2.0
+"""Everyday English from templates with random slots, and common short phrases."""
 
 import random
 import re
@@ -231,7 +232,7 @@ ORDINALS = (  # noqa: SIM905
 
 
 class Everyday:
-    """A seeded source of sentences; numbers come as words twice as often as in digits."""
+    """A seeded generator of sentences; two of three numbers are spelled out."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -246,7 +247,7 @@ class Everyday:
         return self._random.choice(PHRASES)
 
     def fill(self, slot: str) -> str:
-        """Something that may stand in this slot of a template."""
+        """A random value for a slot."""
         pick = self._random
         if slot == "meal":
             return pick.choice(["breakfast", "lunch", "dinner"])

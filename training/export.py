@@ -1,8 +1,9 @@
-"""Writes the trained voice as a checkpoint in the official layout.
+# SPDX-License-Identifier: Apache-2.0
+"""Write the trained voice as a checkpoint in the official layout.
 
     python -m training.export --codec DIR --talker DIR --tokenizer DIR --out src/polyvox/assets/voice
 
-Weights are kept as float16, which holds these small models as exactly as bfloat16 would not.
+Weights are stored as float16, whose precision these small models need; bfloat16 is too coarse.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from polyvox.models.layers.linear import checkpoint_tensors
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
-from training.layout import FIRST_CODES, SAMPLING, initialise, voice_files
+from training.layout import CODE_0_SIZE, SAMPLING, initialise, voice_files
 from training.talker import load_talker
 
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
@@ -45,7 +46,7 @@ PROCESSOR_FILES: dict[str, Any] = {
 
 
 def export(talker: Talker, decoder: CodecDecoder, tokenizer: Path, out: Path, sampling: dict[str, Any]) -> None:
-    """Writes all files of a checkpoint folder."""
+    """Write all files of a checkpoint folder."""
     (out / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     for name, content in (voice_files(sampling) | PROCESSOR_FILES).items():
         (out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -58,13 +59,13 @@ def export(talker: Talker, decoder: CodecDecoder, tokenizer: Path, out: Path, sa
 
 @torch.no_grad()
 def _clear_unused(talker: Talker) -> None:
-    """Rows of control ids that mean nothing were never trained."""
+    """Zero the rows of unused control ids, which were never trained."""
     config = parse_config(voice_files(SAMPLING)).talker
     used = {config.pad_id, config.bos_id, config.eos_id, config.think_id, config.nothink_id}
     used |= {config.think_bos_id, config.think_eos_id, *config.languages.values(), *config.speakers.values()}
-    unused = [row for row in range(FIRST_CODES, config.vocab_size) if row not in used]
+    unused = [row for row in range(CODE_0_SIZE, config.vocab_size) if row not in used]
     talker.model.codec_embedding.weight[unused] = 0
-    talker.codec_head.weight[[row for row in range(FIRST_CODES, config.vocab_size) if row != config.eos_id]] = 0
+    talker.codec_head.weight[[row for row in range(CODE_0_SIZE, config.vocab_size) if row != config.eos_id]] = 0
 
 
 def _save(module: nn.Module, prefix: str, path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A training step as one CUDA graph: small models are thousands of launches, which cost more than the work."""
+# SPDX-License-Identifier: Apache-2.0
+"""A training step as one CUDA graph: with small models, kernel launches cost more than the work."""
 
 from collections.abc import Callable
 
@@ -7,11 +8,11 @@ import torch
 WARM_UP = 3
 
 
-class Captured:
-    """Calls a function without arguments; on a GPU its work is recorded once and then replayed.
+class CapturedStep:
+    """A function without arguments that is captured as a CUDA graph and replayed on a GPU.
 
-    Shapes must not change, randomness must come from the device's default generator, and all that changes between
-    calls must be tensors that stay where they are.
+    Shapes must be constant, random numbers must come from the device's default generator, and inputs that change
+    between calls must be tensors with a fixed address.
     """
 
     def __init__(self, step: Callable[[], None], device: torch.device) -> None:
@@ -37,5 +38,5 @@ class Captured:
 
 
 def half_precision(device: torch.device) -> torch.autocast:
-    """bfloat16 for matrix products on a GPU; without autocast's cache, which a graph must not keep."""
+    """bfloat16 autocast on a GPU, without its weight cache, which a CUDA graph must not capture."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)

@@ -1,4 +1,5 @@
-"""The checkpoint's three config files: every size of the voice, in the official layout."""
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint's config files: all sizes of the voice, in the official layout."""
 
 from typing import Any
 
@@ -12,9 +13,9 @@ from polyvox.models.qwen3_tts.config import CODEC_FILE, CONTROL_IDS, GENERATION_
 from training.tokens import SPECIAL, VOCABULARY
 from training.units import FRAME, SAMPLE_RATE
 
-BOOKS = 4
-FIRST_CODES, REST_CODES = 1024, 512
-CODE_DIM = 64  # of one codebook's entries; the decoder's codebook_dim is twice that
+NUM_CODEBOOKS = 4
+CODE_0_SIZE, RESIDUAL_SIZE = 1024, 512
+CODE_DIM = 64  # of a codebook entry; the decoder's codebook_dim is twice that
 CONTROLS = {"pad": 0, "bos": 1, "eos_token": 2, "think": 3, "nothink": 4, "think_bos": 5, "think_eos": 6}
 ENGLISH = 10
 SPEAKERS = {"heart": 20, "michael": 21}
@@ -22,7 +23,7 @@ ATTENTION = {"attention_bias": False, "attention_dropout": 0, "hidden_act": "sil
 
 
 def voice_files(sampling: dict[str, Any]) -> dict[str, Any]:
-    """The config files by name; sampling is what generation_config.json says of temperature and filters."""
+    """The config files by name; `sampling` is the content of generation_config.json."""
     common = {
         **ATTENTION,
         "initializer_range": 0.02,
@@ -32,7 +33,7 @@ def voice_files(sampling: dict[str, Any]) -> dict[str, Any]:
         "rms_norm_eps": 1e-6,
         "rope_theta": 10_000,
         "tie_word_embeddings": False,
-        "num_code_groups": BOOKS,
+        "num_code_groups": NUM_CODEBOOKS,
         "head_dim": 64,
     }
     predictor = {
@@ -43,7 +44,7 @@ def voice_files(sampling: dict[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": 3,
         "num_attention_heads": 3,
         "num_key_value_heads": 3,
-        "vocab_size": REST_CODES,
+        "vocab_size": RESIDUAL_SIZE,
         "max_position_embeddings": 65536,
         "rope_scaling": None,
         "layer_types": ["full_attention"] * 3,
@@ -58,7 +59,7 @@ def voice_files(sampling: dict[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": 7,
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
-        "vocab_size": FIRST_CODES + CONTROL_IDS,
+        "vocab_size": CODE_0_SIZE + CONTROL_IDS,
         "text_vocab_size": VOCABULARY + len(SPECIAL),
         "text_hidden_size": 192,
         "max_position_embeddings": 32768,
@@ -69,13 +70,13 @@ def voice_files(sampling: dict[str, Any]) -> dict[str, Any]:
             "type": "default",
         },
         "position_id_per_seconds": 13,
-        "pad_token_id": FIRST_CODES + CONTROLS["pad"],
-        **{f"codec_{name}_id": FIRST_CODES + place for name, place in CONTROLS.items()},
-        "codec_language_id": {"english": FIRST_CODES + ENGLISH},
-        "spk_id": {name: FIRST_CODES + place for name, place in SPEAKERS.items()},
+        "pad_token_id": CODE_0_SIZE + CONTROLS["pad"],
+        **{f"codec_{name}_id": CODE_0_SIZE + offset for name, offset in CONTROLS.items()},
+        "codec_language_id": {"english": CODE_0_SIZE + ENGLISH},
+        "spk_id": {name: CODE_0_SIZE + offset for name, offset in SPEAKERS.items()},
         "spk_is_dialect": dict.fromkeys(SPEAKERS, False),
     }
-    special = {name.strip("<|>"): VOCABULARY + place for place, name in enumerate(SPECIAL)}
+    special = {name.strip("<|>"): VOCABULARY + offset for offset, name in enumerate(SPECIAL)}
     model = {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
@@ -94,7 +95,7 @@ def voice_files(sampling: dict[str, Any]) -> dict[str, Any]:
     codec = {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz",
-        "encoder_valid_num_quantizers": BOOKS,
+        "encoder_valid_num_quantizers": NUM_CODEBOOKS,
         "input_sample_rate": SAMPLE_RATE,
         "output_sample_rate": SAMPLE_RATE,
         "decode_upsample_rate": FRAME,
@@ -109,7 +110,7 @@ def voice_files(sampling: dict[str, Any]) -> dict[str, Any]:
 def decoder_config() -> dict[str, Any]:
     return {
         **ATTENTION,
-        "codebook_size": FIRST_CODES,
+        "codebook_size": CODE_0_SIZE,
         "codebook_dim": 2 * CODE_DIM,
         "latent_dim": 192,
         "hidden_size": 192,
@@ -119,7 +120,7 @@ def decoder_config() -> dict[str, Any]:
         "num_key_value_heads": 3,
         "head_dim": 64,
         "sliding_window": 16,
-        "num_quantizers": BOOKS,
+        "num_quantizers": NUM_CODEBOOKS,
         "upsample_rates": [8, 5, 4, 3],
         "upsampling_ratios": [2, 2],
         "decoder_dim": 320,
@@ -130,13 +131,13 @@ def decoder_config() -> dict[str, Any]:
     }
 
 
-# The reference builds an encoder whether or not there are weights for it: a token one.
+# The reference implementation builds an encoder even without weights: a minimal one.
 ENCODER = {
     "audio_channels": 1, "num_filters": 2, "kernel_size": 7, "residual_kernel_size": 3, "last_kernel_size": 3,
     "num_residual_layers": 1, "dilation_growth_rate": 2, "compress": 2, "upsampling_ratios": [8, 6, 5, 4],
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16,
-    "intermediate_size": 16, "sliding_window": 250, "num_quantizers": BOOKS, "num_semantic_quantizers": 1,
-    "codebook_size": FIRST_CODES, "codebook_dim": 8, "vector_quantization_hidden_dimension": 8, "upsample_groups": 16,
+    "intermediate_size": 16, "sliding_window": 250, "num_quantizers": NUM_CODEBOOKS, "num_semantic_quantizers": 1,
+    "codebook_size": CODE_0_SIZE, "codebook_dim": 8, "vector_quantization_hidden_dimension": 8, "upsample_groups": 16,
     "use_causal_conv": True, "sampling_rate": SAMPLE_RATE, "frame_rate": 12.5,
 }  # fmt: skip
 SAMPLING = {
@@ -148,7 +149,7 @@ SAMPLING = {
 
 @torch.no_grad()
 def initialise(model: nn.Module) -> None:
-    """Values for the parameters that the served modules leave empty; torch's own for the others."""
+    """Initialise the parameters that the served modules leave empty; others keep torch's defaults."""
     for module in model.modules():
         if isinstance(module, RMSNorm):
             module.weight.fill_(1.0)

@@ -1,4 +1,5 @@
-"""A batch through talker and predictor, all rows at once, and what they get wrong of it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Teacher-forced forward pass of talker and code predictor, and their losses."""
 
 import torch
 from torch import Tensor
@@ -8,11 +9,11 @@ from polyvox.models.layers.code_predictor import CodePredictor
 from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.qwen3_tts.talker import Talker
 from training.batches import IGNORED, Batch
-from training.layout import BOOKS, FIRST_CODES
+from training.layout import CODE_0_SIZE, NUM_CODEBOOKS
 
 
 def read(model: Talker, batch: Batch, frames: Tensor) -> Tensor:
-    """Hidden states [B,L,hidden] after all rows; frames are the codes as they are read."""
+    """Hidden states [B,L,hidden]; frames are the input codes."""
     rows = model.text_rows(batch.text)
     rows = rows + _looked_up(batch.control[..., None], model.model.codec_embedding.weight[None]).sum(-2)
     rows = rows + _looked_up(frames[..., :1], model.model.codec_embedding.weight[None]).sum(-2)
@@ -21,22 +22,22 @@ def read(model: Talker, batch: Batch, frames: Tensor) -> Tensor:
     return model(rows, positions, causal)
 
 
-def first_loss(model: Talker, hidden: Tensor, batch: Batch, end: int) -> tuple[Tensor, Tensor]:
-    """Of code 0 and end of speech; and how often the likeliest is right."""
+def code_0_loss(model: Talker, hidden: Tensor, batch: Batch, end: int) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and accuracy of code 0 and end of speech."""
     scores = model.codec_head(hidden).float()
-    scores = torch.cat([scores[..., :FIRST_CODES], scores[..., end : end + 1]], -1).flatten(0, 1)
-    target = torch.where(batch.target == end, FIRST_CODES, batch.target).flatten()
+    scores = torch.cat([scores[..., :CODE_0_SIZE], scores[..., end : end + 1]], -1).flatten(0, 1)
+    target = torch.where(batch.target == end, CODE_0_SIZE, batch.target).flatten()
     right = (scores.argmax(-1) == target).sum() / (target != IGNORED).sum()
     return F.cross_entropy(scores, target, ignore_index=IGNORED), right
 
 
-def rest_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None) -> Tensor:
-    """Of codes 1 and up, [BOOKS - 1], from the talker's hidden state and the codes before; of `count` frames."""
+def residual_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None) -> Tensor:
+    """Cross-entropy of codes 1 and up, [NUM_CODEBOOKS - 1], over `count` frames, or all frames if None."""
     predictor: CodePredictor = model.code_predictor
     following, hidden = batch.following.flatten(0, 1), hidden.flatten(0, 1)
     known = (following >= 0).all(-1)
     if count is not None:
-        # The known frames first, in random order: a fixed number, so that shapes stay.
+        # A fixed number of frames, known ones first in random order, so that shapes are constant.
         chosen = (known + torch.rand(len(known), device=known.device)).topk(count).indices
         following, hidden, known = following[chosen], hidden[chosen], known[chosen]
     codes = following.clamp(min=0)
@@ -47,19 +48,19 @@ def rest_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None) ->
     positions = torch.arange(rows.shape[1], device=rows.device)[None]
     x = predictor.model.run(x, RotaryEmbedding(positions, predictor.config.transformer, x.dtype), causal)
     scores = torch.einsum("nbd,bvd->nbv", x[:, 1:], predictor.lm_head.weight.to(x.dtype)).float()
-    losses = F.cross_entropy(scores.flatten(0, 1), codes[:, 1:].flatten(), reduction="none").view(-1, BOOKS - 1)
+    losses = F.cross_entropy(scores.flatten(0, 1), codes[:, 1:].flatten(), reduction="none").view(-1, NUM_CODEBOOKS - 1)
     return (losses * known[:, None]).sum(0) / known.sum().clamp(min=1)
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention over whole sequences, each row over itself and what is before it."""
+    """Causal attention over whole sequences."""
     del layer
     q, k, v = (x.transpose(1, 2).to(v.dtype) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 def _looked_up(ids: Tensor, tables: Tensor) -> Tensor:
-    """Row ids[..., i] of table i, zero where the id is negative."""
+    """Row ids[..., i] of table i; zero where the id is negative."""
     offsets = torch.arange(len(tables), device=ids.device) * tables.shape[1]
     found = F.embedding(ids.clamp(min=0) + offsets, tables.flatten(0, 1))
     return found * (ids >= 0)[..., None]

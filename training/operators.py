@@ -1,4 +1,5 @@
-"""The operators that the teacher's ONNX graph uses, as small functions of torch: settings first, then operands."""
+# SPDX-License-Identifier: Apache-2.0
+"""The ONNX operators of the teacher's graph as torch functions: attributes first, then operands."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +70,7 @@ def _divide(_: Settings, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _arc_tangent(_: Settings, x: Tensor) -> Tensor:
-    # Silence gives 0 / 0, whose phase then means nothing.
+    # In silence, 0 / 0 has no defined phase.
     return torch.nan_to_num(x, nan=0.0, posinf=torch.inf, neginf=-torch.inf).atan()
 
 
@@ -146,7 +147,7 @@ def _stft(_: Settings, x: Tensor, hop: Tensor, window: Tensor, *rest: Tensor | N
     x = x.reshape(len(x), -1)
     spectrum = torch.stft(x, size, int(hop), size, window, center=False, onesided=True, return_complex=True)
     parts = torch.view_as_real(spectrum.transpose(1, 2))
-    # The source is exactly silent between voiced sounds, and so is its phase; rounding noise elsewhere is noise here.
+    # The source is exactly zero between voiced sounds; its phase must not come from rounding errors.
     loudness = parts.square().mean((1, 2, 3), keepdim=True).sqrt()
     return parts + SOURCE_NOISE * loudness * torch.randn_like(parts)
 

@@ -1,4 +1,5 @@
-"""The optimizer as a captured step needs it: its rate is a tensor that changes from outside."""
+# SPDX-License-Identifier: Apache-2.0
+"""AdamW for captured steps: the learning rate is a tensor that is set from outside the graph."""
 
 from collections.abc import Iterable
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 def adam(
     parameters: Iterable[nn.Parameter], peak: float, device: torch.device, mean: float = 0.8, decay: float = 1e-3
 ) -> torch.optim.AdamW:
-    """mean: how long gradients are remembered; decay: of weights."""
+    """mean: beta of the first moment; decay: weight decay."""
     on_gpu = device.type == "cuda"
     step = torch.tensor(peak, device=device) if on_gpu else peak
     return torch.optim.AdamW(
@@ -22,7 +23,7 @@ def adam(
     )
 
 
-def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(value)

@@ -1,4 +1,5 @@
-"""Pictures for docs/voice.md: losses over time, and spectrograms of teacher and student side by side.
+# SPDX-License-Identifier: Apache-2.0
+"""Plots for docs/voice.md: losses over time, and spectrograms of teacher and student.
 
 python -m training.plots losses codec.jsonl talker.jsonl OUT.png
 python -m training.plots spectrograms OUT.png TITLE=samples.npy TITLE=samples.npy …
@@ -23,7 +24,7 @@ def losses(codec: Path, talker: Path, out: Path) -> None:
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
     for axis, path, phases, curves, title in (
-        (axes[0], codec, ("codec", "polish"), CURVES["codec"], "codec: spectral distance, held out"),
+        (axes[0], codec, ("codec", "finetune"), CURVES["codec"], "codec: spectral distance, held out"),
         (axes[1], talker, ("talker",), CURVES["talker"], "talker: cross-entropy, held out, whole text"),
     ):
         rows = [json.loads(line) for line in path.read_text().splitlines()]

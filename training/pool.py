@@ -1,9 +1,10 @@
-"""What the talker learns from: texts as tokens beside speech as codes, packed into one file.
+# SPDX-License-Identifier: Apache-2.0
+"""Pack texts as tokens and speech as codes into one file, the talker's training data.
 
     python -m training.pool --corpus DIR --codes DIR --tokenizer DIR --out pool.npz
 
-An entry is one cut of one text into tokens, with the frames that say it. Some entries join utterances of one voice, so
-that long texts are heard too. Entries that were timed but not spoken have code 0 alone.
+An entry is one tokenization of one text with its frames. Some entries join utterances of one voice, for long texts.
+Entries that were timed but not synthesised have only code 0.
 """
 
 import argparse
@@ -15,32 +16,32 @@ from pathlib import Path
 import numpy as np
 
 from training.corpus import Phonemes
-from training.layout import BOOKS
-from training.sound import HELD_OUT
+from training.layout import NUM_CODEBOOKS
+from training.speech_data import HELD_OUT
 from training.tokens import load_tokenizer
 
-UNKNOWN = 0xFFFF  # codes 1 and up of what was not spoken
-DROPOUT = 0.1  # of merges, in all but an entry's first cut
-CUTS = 3
-JOINED = 0.35  # as many joined entries as this part of the spoken ones
-LONGEST_JOINED = 150  # frames
-CUT_TOGETHER = 20_000
+UNKNOWN = 0xFFFF  # codes 1 and up of texts that were only timed
+DROPOUT = 0.1  # BPE dropout, in all but the first tokenization of a text
+NUM_TOKENIZATIONS = 3
+JOINED = 0.35  # number of joined entries relative to synthesised ones
+MAX_JOINED_FRAMES = 150  # frames
+TOKENIZER_BATCH = 20_000
 SPOKEN_FILE, TIMED_FILE = "codes.npz", "timed.npz"
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Entries as spans of flat arrays."""
+    """Entries as spans of flat arrays; a text may have several entries."""
 
     tokens: np.ndarray
-    codes: np.ndarray  # [frames, BOOKS]
-    word_counts: np.ndarray  # [frames]: of held-out speech, how often its word is trained on; -1 elsewhere
+    codes: np.ndarray  # [frames, NUM_CODEBOOKS]
+    word_counts: np.ndarray  # [frames]: training count of the word, for held-out speech; -1 elsewhere
     first_token: np.ndarray
     token_count: np.ndarray
     first_frame: np.ndarray
     frame_count: np.ndarray
     speaker: np.ndarray
-    text: np.ndarray  # of which the entry is a cut; -1 where texts were joined
+    text: np.ndarray  # index of the text; -1 for joined texts
     spoken: np.ndarray  # has all codes
     held_out: np.ndarray
 
@@ -65,10 +66,10 @@ class Utterance:
 
 
 class Packing:
-    """Collects entries; codes of an utterance are stored once, whatever the number of its cuts."""
+    """Collect utterances; codes are stored once for all tokenizations of a text."""
 
-    def __init__(self, cutters: Sequence[object]) -> None:
-        self._cutters = cutters
+    def __init__(self, tokenizers: Sequence[object]) -> None:
+        self._tokenizers = tokenizers
         self._utterances: list[Utterance] = []
 
     def add(self, utterance: Utterance) -> None:
@@ -90,12 +91,12 @@ class Packing:
         tokens: list[np.ndarray] = []
         token_counts: list[int] = []
         entries: list[np.ndarray] = []
-        for number, cutter in enumerate(self._cutters):
-            cut = np.nonzero(of_each[-1] == 0)[0] if number else np.arange(len(said))  # held out: as it is served
+        for number, tokenizer_ in enumerate(self._tokenizers):
+            cut = np.nonzero(of_each[-1] == 0)[0] if number else np.arange(len(said))  # held-out texts: only as served
             entries.append(cut)
-            for first in range(0, len(cut), CUT_TOGETHER):
-                texts = [said[place].text for place in cut[first : first + CUT_TOGETHER]]
-                found = cutter.encode_batch(texts, add_special_tokens=False)  # type: ignore[attr-defined]
+            for first in range(0, len(cut), TOKENIZER_BATCH):
+                texts = [said[position].text for position in cut[first : first + TOKENIZER_BATCH]]
+                found = tokenizer_.encode_batch(texts, add_special_tokens=False)  # type: ignore[attr-defined]
                 ids = [each.ids for each in found]
                 tokens.append(np.fromiter(itertools.chain.from_iterable(ids), np.int16))
                 token_counts += map(len, ids)
@@ -117,17 +118,17 @@ class Packing:
 
 
 def pack(corpus: Path, codes: Path, tokenizer: Path, seed: int = 1) -> Pool:
-    """The corpus in texts and phonemes, and in the codes that the codec left in a folder."""
+    """The pool of a corpus folder and a folder of codes."""
     texts = (corpus / "texts.txt").read_text().splitlines()
     phonemes = Phonemes(corpus)
     voices = phonemes.voices
-    cutters = [load_tokenizer(tokenizer, dropout) for dropout in (None, *[DROPOUT] * (CUTS - 1))]
-    packing = Packing(cutters)
+    tokenizers = [load_tokenizer(tokenizer, dropout) for dropout in (None, *[DROPOUT] * (NUM_TOKENIZATIONS - 1))]
+    packing = Packing(tokenizers)
     with np.load(codes / SPOKEN_FILE) as arrays:
         spoken = _utterances(arrays["texts"], arrays["frames"], arrays["codes"])
         rarity = dict(_utterances(arrays["texts"], arrays["frames"], arrays["word_counts"]))
     with np.load(codes / TIMED_FILE) as arrays:
-        timed_codes = np.full((len(arrays["codes"]), BOOKS), UNKNOWN, np.uint16)
+        timed_codes = np.full((len(arrays["codes"]), NUM_CODEBOOKS), UNKNOWN, np.uint16)
         timed_codes[:, 0] = arrays["codes"]
         timed = _utterances(arrays["texts"], arrays["frames"], timed_codes)
     for index, said in spoken:
@@ -142,7 +143,7 @@ def pack(corpus: Path, codes: Path, tokenizer: Path, seed: int = 1) -> Pool:
     for _ in range(int(JOINED * len(training))):
         voice = int(pick.integers(2))
         chosen = [by_voice[voice][i] for i in pick.integers(0, len(by_voice[voice]), int(pick.integers(2, 5)))]
-        while sum(len(said) for _, said in chosen) > LONGEST_JOINED and len(chosen) > 1:
+        while sum(len(said) for _, said in chosen) > MAX_JOINED_FRAMES and len(chosen) > 1:
             chosen.pop()
         text = " ".join(texts[index] for index, _ in chosen)
         packing.add(Utterance(text, np.concatenate([said for _, said in chosen]), voice, -1, True, False))

@@ -1,10 +1,11 @@
-"""Where word errors come from: what the teacher says goes through codes and back, and whisper writes it down.
+# SPDX-License-Identifier: Apache-2.0
+"""Attribute word errors to codec and talker: reconstruct the teacher's speech from codes and transcribe it.
 
     python -m training.reconstruction --onnx kokoro-fp32.onnx --voices DIR --codec DIR --asr DIR
         [--talker DIR --tokenizer DIR] [--samples DIR]
 
-That is the codec alone. With a talker also with codes by it: all but code 0, reading its own of them; and the likeliest
-of all, each frame after the frames as they were said, up to the end as it was said.
+Without a talker, this measures the codec alone. With a talker, also: codes 1 and up by the talker, which reads its own;
+and all codes by the talker, teacher-forced.
 """
 
 import argparse
@@ -21,24 +22,24 @@ from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.asr import Recogniser
 from training.batches import Batches, row_count
-from training.corpus import STYLES, VOICES, Timed
+from training.corpus import STYLES, VOICES, TimedUtterance
 from training.encoder import MARGIN, SpeechEncoder
 from training.export import load_decoder
-from training.layout import BOOKS, CODE_DIM, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
+from training.finetune import talker_codes
+from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
 from training.losses import read
-from training.polish import said
 from training.pool import Packing, Utterance
-from training.rates import rate_of
+from training.rates import error_rate
 from training.sentences import TEST
-from training.sound import windows
+from training.speech_data import windows
 from training.talker import load_talker
 from training.teacher import DURATIONS
 from training.tokens import load_tokenizer
-from training.units import FRAME, SAMPLE_RATE, cut, spoken_span
+from training.units import FRAME, SAMPLE_RATE, cut, speech_span
 
 
 class OnnxTeacher:
-    """The teacher as it was published, on the CPU, with its timing as a second output."""
+    """The published ONNX teacher on the CPU, with durations as a second output."""
 
     def __init__(self, onnx_file: Path, voices: Path) -> None:
         import onnx
@@ -61,8 +62,8 @@ class OnnxTeacher:
         return np.array(ids), durations.ravel(), samples.ravel()
 
 
-class Prompted:
-    """The talker, told which frames were said."""
+class TeacherForcedTalker:
+    """The talker with teacher forcing."""
 
     def __init__(self, talker: Path, tokenizer: Path) -> None:
         self._config = parse_config(voice_files(SAMPLING))
@@ -73,7 +74,7 @@ class Prompted:
         self._cutter = load_tokenizer(tokenizer, None)
 
     def __call__(self, text: str, voice: int, codes: Tensor) -> dict[str, Tensor]:
-        """Codes like those that were said, [frames,BOOKS], by what of them is the talker's."""
+        """Codes [frames,NUM_CODEBOOKS] by the source of each code."""
         talker, packing = self._talker, Packing([self._cutter])
         packing.add(Utterance(text, codes.numpy().astype(np.uint16), voice, 0, True, True))
         pool = packing.pool()
@@ -81,9 +82,9 @@ class Prompted:
         batches = Batches(pool, self._config, torch.device("cpu"))
         batch = batches.rows(torch.zeros(1, dtype=torch.int64), live, ~live, int(row_count(pool)[0]))
         hidden = read(talker, batch, batch.frames)[batch.following[..., 0] >= 0]
-        first = talker.codec_head(hidden)[:, :FIRST_CODES].argmax(-1)
+        first = talker.codec_head(hidden)[:, :CODE_0_SIZE].argmax(-1)
         rest = talker.code_predictor(hidden, talker.model.codec_embedding(first), lambda _, x: x.argmax(-1))
-        return {"rest by talker": said(talker, batch), "all by talker": torch.cat([first[:, None], rest], 1)}
+        return {"rest by talker": talker_codes(talker, batch), "all by talker": torch.cat([first[:, None], rest], 1)}
 
 
 @torch.no_grad()
@@ -91,44 +92,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("onnx", "voices", "codec", "asr"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--talker", type=Path, help="folder of its weights")
-    parser.add_argument("--tokenizer", type=Path, help="of the talker")
-    parser.add_argument("--samples", type=Path, help="keep what was heard here")
+    parser.add_argument("--talker", type=Path, help="folder of the talker's weights")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer")
+    parser.add_argument("--samples", type=Path, help="save the audio in this folder")
     parser.add_argument("--sentences", type=int, default=len(TEST))
     arguments = parser.parse_args()
     if (arguments.talker is None) != (arguments.tokenizer is None):
-        parser.error("--talker and --tokenizer belong together")
+        parser.error("--talker and --tokenizer must be given together")
     torch.set_num_threads(2)
     teacher, recogniser = OnnxTeacher(arguments.onnx, arguments.voices), Recogniser(arguments.asr)
-    encoder = SpeechEncoder(BOOKS, FIRST_CODES, REST_CODES, CODE_DIM).eval()
+    encoder = SpeechEncoder(NUM_CODEBOOKS, CODE_0_SIZE, RESIDUAL_SIZE, CODE_DIM).eval()
     weights = load_file(arguments.codec / "encoder.safetensors")
     encoder.load_state_dict({name: value.float() for name, value in weights.items()})
     decoder = load_decoder(arguments.codec / "decoder.safetensors").eval()
-    prompted = Prompted(arguments.talker, arguments.tokenizer) if arguments.talker else None
+    prompted = TeacherForcedTalker(arguments.talker, arguments.tokenizer) if arguments.talker else None
     found: dict[str, list[WordErrors]] = {}
     for number, text in enumerate(TEST[: arguments.sentences]):
         voice = number % 2
         phonemes, durations, samples = teacher(text, voice)
         wave = torch.from_numpy(samples)
-        span = spoken_span(durations, wave)
+        span = speech_span(durations, wave)
         kept = cut(wave, span)
         padded = torch.nn.functional.pad(kept, (MARGIN * FRAME, MARGIN * FRAME))[None]
-        units = torch.from_numpy(windows(phonemes, Timed(number, durations, span)))[None]
+        units = torch.from_numpy(windows(phonemes, TimedUtterance(number, durations, span)))[None]
         codes = encoder(units, padded).codes[0]
         ways = {"codec": codes} | (prompted(text, voice, codes) if prompted else {})
         made = {name: decoder(way[None], decoder.initial_state(1))[0][0] for name, way in ways.items()}
         for name, sound in ({"teacher": kept} | made).items():
-            heard = recogniser(sound.numpy(), SAMPLE_RATE)
-            errors = word_errors(text, heard)
+            transcript = recogniser(sound.numpy(), SAMPLE_RATE)
+            errors = word_errors(text, transcript)
             for kind in (name, f"{name}, {VOICES[voice]}"):
                 found.setdefault(kind, []).append(errors)
             if errors.errors:
-                print(f"  {name}, {VOICES[voice]}: {text} | {heard}", flush=True)  # noqa: T201
+                print(f"  {name}, {VOICES[voice]}: {text} | {transcript}", flush=True)  # noqa: T201
             if arguments.samples:
                 arguments.samples.mkdir(parents=True, exist_ok=True)
                 np.save(arguments.samples / f"{name}-{number:03}.npy", sound.numpy())
     for kind, each in found.items():
-        print(f"{kind:28} {rate_of(each)} of {sum(e.words for e in each)} words", flush=True)  # noqa: T201
+        print(f"{kind:28} {error_rate(each)} of {sum(e.words for e in each)} words", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What the voice says of a list, through the engine as anyone runs it, kept in files to be scored elsewhere.
+# SPDX-License-Identifier: Apache-2.0
+"""Synthesise the test sentences through the engine and save the audio for scoring on another machine.
 
     python -m training.recordings OUT [--checkpoint FOLDER] [--device cuda] [--dtype bfloat16] [--layouts whole]
 
-One file for each layout and voice, such as whole-heart.npz. A sentence has its place in the list as its seed, so that
-two devices, or two ways of sampling, are compared by the same draws. Needs no speech recogniser.
+One file per layout and voice, such as whole-heart.npz. The seed of a sentence is its index, so that devices and
+sampling settings are compared on the same draws. No speech recogniser is needed.
 """
 
 import argparse
@@ -23,26 +24,30 @@ from polyvox.tts import TTS
 from training.sentences import TEST
 
 LAYOUTS: tuple[Layout, ...] = ("whole", "streaming")
-CROWD = 16
-# Nobody listens, so nobody is in a hurry; half of the slots are for those who listen.
+MAX_CONCURRENT = 16
+# Batch requests without deadlines may use half of the slots.
 ENGINE = EngineConfig(
-    max_streams=2 * CROWD, max_queue=8 * CROWD, max_queue_seconds=3600, buffer_seconds=300, reader_timeout=3600
+    max_streams=2 * MAX_CONCURRENT,
+    max_queue=8 * MAX_CONCURRENT,
+    max_queue_seconds=3600,
+    buffer_seconds=300,
+    reader_timeout=3600,
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """One sentence as it came out."""
+    """One synthesised sentence."""
 
     text: str
     samples: np.ndarray
-    reason: str  # why it ended
+    reason: str  # finish reason
 
 
 def speak(
     tts: TTS, texts: Sequence[str], voice: str, layout: Layout, sampling: Sampling | None = None
 ) -> list[Recording]:
-    """Each text with its place in the list as its seed."""
+    """Synthesise each text with its index as the seed."""
     requests = (
         Request(text, voice, seed=seed, layout=layout, sampling=sampling, whole_file=True)
         for seed, text in enumerate(texts)
@@ -51,18 +56,18 @@ def speak(
 
 
 def spoken(tts: TTS, requests: Iterable[Request]) -> Iterator[Recording]:
-    """In the order of the requests; twice as many as run at once are submitted, so that no slot stays empty."""
+    """Results in request order; twice as many requests as slots are submitted, so that no slot is idle."""
     waiting: deque[tuple[str, Stream]] = deque()
     for request in requests:
-        if len(waiting) == 2 * CROWD:
-            yield _heard(*waiting.popleft())
+        if len(waiting) == 2 * MAX_CONCURRENT:
+            yield _recording(*waiting.popleft())
         waiting.append((request.text, tts.engine.submit(request)))
     while waiting:
-        yield _heard(*waiting.popleft())
+        yield _recording(*waiting.popleft())
 
 
-def keep(path: Path, recordings: Sequence[Recording], rate: int) -> None:
-    """All of a list in one file, as 16-bit samples."""
+def save_recordings(path: Path, recordings: Sequence[Recording], rate: int) -> None:
+    """Write recordings to one file, as 16-bit samples."""
     pieces = [to_pcm(one.samples) for one in recordings]
     np.savez_compressed(
         path,
@@ -74,15 +79,15 @@ def keep(path: Path, recordings: Sequence[Recording], rate: int) -> None:
     )
 
 
-def read(path: Path) -> tuple[list[Recording], int]:
-    """What `keep` wrote: the recordings, and their sample rate."""
+def load_recordings(path: Path) -> tuple[list[Recording], int]:
+    """The recordings of a file and their sample rate."""
     with np.load(path) as file:
         pieces = np.split(from_pcm(file["samples"]), np.cumsum(file["lengths"])[:-1])
         texts, reasons, rate = file["texts"].tolist(), file["reasons"].tolist(), int(file["rate"])
     return [Recording(*one) for one in zip(texts, pieces, reasons, strict=True)], rate
 
 
-def _heard(text: str, stream: Stream) -> Recording:
+def _recording(text: str, stream: Stream) -> Recording:
     samples = np.concatenate([chunk.samples for chunk in stream.chunks()])
     assert stream.result is not None
     return Recording(text, samples, stream.result.finish_reason)
@@ -103,7 +108,7 @@ def main() -> None:
             for voice in tts.voices:
                 made = speak(tts, TEST[: arguments.sentences], voice, layout)
                 path = arguments.out / f"{layout}-{voice}.npz"
-                keep(path, made, tts.sample_rate)
+                save_recordings(path, made, tts.sample_rate)
                 seconds = sum(len(one.samples) for one in made) / tts.sample_rate
                 print(f"{path}: {len(made)} sentences, {seconds:.0f} s", flush=True)  # noqa: T201
 

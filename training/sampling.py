@@ -1,10 +1,11 @@
-"""Compares ways of drawing codes on the development sentences, each sentence with the same seed in all of them.
+# SPDX-License-Identifier: Apache-2.0
+"""Compare sampling settings on the development sentences, each sentence with the same seed in all of them.
 
     python -m training.sampling --asr FOLDER --out rows.jsonl [--sentences 100] [--ways own '0.3 / 0.6' …]
 
-Voices and layouts take turns over the sentences. The table gives, for each way, what the true text costs the judge in
-nats a word and how many words it gets wrong; and both less the checkpoint's own, with the standard error of the
-difference. Goes on where it was stopped.
+Voices and layouts alternate over the sentences. The table gives, for each setting, the negative log-likelihood in nats
+per word and the word error rate; and both minus the checkpoint's own setting, with the standard error of the
+difference. An interrupted run resumes.
 """
 
 import argparse
@@ -20,14 +21,14 @@ from polyvox import load
 from polyvox.bench.wer import word_errors
 from polyvox.models.request import Request
 from polyvox.tts import TTS
-from training.judge import Judge
 from training.rates import ratio
 from training.recordings import ENGINE, LAYOUTS, spoken
+from training.scorer import TextScorer
 from training.sentences import DEVELOPMENT
 
 Row = dict[str, Any]
 OWN = "own"
-# Code 0 / the others: what differs from the checkpoint's own sampling.
+# Code 0 / codes 1 and up: differences to the checkpoint's own sampling.
 WAYS: dict[str, dict[str, float]] = {
     OWN: {},
     "0 / 0": {"temperature": 0, "predictor_temperature": 0},
@@ -42,7 +43,7 @@ WAYS: dict[str, dict[str, float]] = {
 }
 
 
-def rows_of(tts: TTS, judge: Judge, way: str, count: int) -> list[Row]:
+def rows_of(tts: TTS, scorer: TextScorer, way: str, count: int) -> list[Row]:
     """One row for each sentence."""
     sampling, voices = replace(tts.speech.info().sampling, **WAYS[way]), tts.voices  # type: ignore[arg-type]
     requests = [
@@ -50,30 +51,30 @@ def rows_of(tts: TTS, judge: Judge, way: str, count: int) -> list[Row]:
         for i, text in enumerate(DEVELOPMENT[:count])
     ]
     rows = []
-    for place, one in enumerate(spoken(tts, requests)):
-        cost, heard = judge(one.samples, tts.sample_rate, one.text)
-        errors = word_errors(one.text, heard)
-        row = {"way": way, "sentence": place, "cost": cost, "errors": errors.errors, "words": errors.words}
-        rows.append(row | {"text": one.text, "heard": heard, "reason": one.reason})
+    for sentence, one in enumerate(spoken(tts, requests)):
+        cost, transcript = scorer(one.samples, tts.sample_rate, one.text)
+        errors = word_errors(one.text, transcript)
+        row = {"way": way, "sentence": sentence, "cost": cost, "errors": errors.errors, "words": errors.words}
+        rows.append(row | {"text": one.text, "transcript": transcript, "reason": one.reason})
     return rows
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """One line a way; differences are over the sentences that both have."""
+    """One line per setting; differences are over the sentences that both have."""
     by_way: dict[str, dict[int, Row]] = {}
     for row in rows:
         by_way.setdefault(row["way"], {})[row["sentence"]] = row
     own = by_way.get(OWN, {})
     lines = []
     for way, found in by_way.items():
-        both = [place for place in found if place in own]
+        both = [sentence for sentence in found if sentence in own]
         parts = [f"{way:20} {len(found):4}"]
         for name, unit, form in (("cost", 1, ".3f"), ("errors", 100, ".1f")):
             here = ratio([row[name] for row in found.values()], [row["words"] for row in found.values()])
             parts.append(f"{name} {unit * here.value:{form}} ± {unit * here.error:{form}}")
             if both and way != OWN:
-                more = [found[place][name] - own[place][name] for place in both]
-                less = ratio(more, [found[place]["words"] for place in both])
+                more = [found[sentence][name] - own[sentence][name] for sentence in both]
+                less = ratio(more, [found[sentence]["words"] for sentence in both])
                 parts.append(f"({unit * less.value:+{form}} ± {unit * less.error:{form}})")
         lines.append(" ".join(parts))
     return lines
@@ -88,11 +89,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     rows = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
-    judge = Judge(arguments.asr)
+    scorer = TextScorer(arguments.asr)
     with load(device="cpu", config=ENGINE) as tts:
         for way in arguments.ways:
             if not any(row["way"] == way for row in rows):
-                made = rows_of(tts, judge, way, arguments.sentences)
+                made = rows_of(tts, scorer, way, arguments.sentences)
                 rows += made
                 with arguments.out.open("a") as file:
                     file.writelines(json.dumps(row) + "\n" for row in made)

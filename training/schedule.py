@@ -1,4 +1,5 @@
-"""Runs that end by the clock: the learning rate as a function of the time gone, and a log of what was seen."""
+# SPDX-License-Identifier: Apache-2.0
+"""Time-limited runs: learning rate as a function of elapsed time, early stopping, and a JSON-lines log."""
 
 import json
 import math
@@ -9,7 +10,7 @@ WARM_UP_STEPS = 200
 
 
 class Clock:
-    """How much of a run's time has gone, those before it counted in."""
+    """The elapsed share of a run's time budget, earlier runs included."""
 
     def __init__(self, minutes: float, before: float = 0.0) -> None:
         self.total = 60 * minutes
@@ -28,33 +29,33 @@ class Clock:
         return self.seconds >= self.total
 
 
-def rate(peak: float, step: int, part: float, least: float = 0.03) -> float:
-    """A linear rise over the first steps, then a half cosine down to a small rest."""
-    fall = least + (1 - least) * 0.5 * (1 + math.cos(math.pi * part))
+def rate(peak: float, step: int, part: float, floor: float = 0.03) -> float:
+    """Linear warm-up over steps, then half a cosine over the elapsed share down to `floor` of the peak."""
+    fall = floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * part))
     return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * fall
 
 
-class Best:
-    """The lowest value so far, and whether a lower one may still be hoped for."""
+class BestValue:
+    """The lowest value so far, and whether it is stale."""
 
-    def __init__(self, patience: float) -> None:
-        """patience: the part of a run after which, without a lower value, it is not worth going on."""
+    def __init__(self, max_stale: float) -> None:
+        """max_stale: share of a run without a lower value after which the run should end."""
         self.value = math.inf
-        self._patience, self._found = patience, 0.0
+        self._max_stale, self._found = max_stale, 0.0
 
     def improved(self, value: float, part: float) -> bool:
-        """Whether this is the lowest; part: how much of the run has gone."""
-        if not value < self.value:  # nor where it is no number
+        """Record a value at this share of the run; true if it is the lowest."""
+        if not value < self.value:  # false for NaN, too
             return False
         self.value, self._found = value, part
         return True
 
-    def hopeless(self, part: float) -> bool:
-        return part - self._found >= self._patience
+    def is_stale(self, part: float) -> bool:
+        return part - self._found >= self._max_stale
 
 
 class Log:
-    """One line of numbers at a time, to a file for the plots and to the screen."""
+    """Append one JSON line per call to a file, and print it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,8 +1,9 @@
-"""Word errors of recordings that training.recordings made, here or on another machine.
+# SPDX-License-Identifier: Apache-2.0
+"""Word error rate of recordings by training.recordings, made here or on another machine.
 
     python -m training.score --asr FOLDER RECORDINGS [BASE] [--json FILE]
 
-With two folders, also how they differ on the same sentences: RECORDINGS less BASE, with its own standard error.
+With two folders, also their difference on the same sentences, RECORDINGS minus BASE, with its standard error.
 """
 
 import argparse
@@ -12,30 +13,30 @@ from pathlib import Path
 
 from polyvox.bench.wer import WordErrors, word_errors
 from training.asr import Recogniser
-from training.rates import Rate, difference, rate_of
-from training.recordings import Recording, read
+from training.rates import ErrorRate, difference, error_rate
+from training.recordings import Recording, load_recordings
 
 
 def errors_of(recogniser: Recogniser, recordings: list[Recording], rate: int, name: str) -> list[WordErrors]:
-    """Word errors of each, and a line for those that have some."""
+    """Word errors of each recording; sentences with errors are printed."""
     found: list[WordErrors] = []
     for one in recordings:
         heard = recogniser(one.samples, rate)
         found.append(word_errors(one.text, heard))
         if found[-1].errors:
-            tell(f"  {name}: {one.text} | {heard}")
+            report(f"  {name}: {one.text} | {heard}")
     return found
 
 
 def recordings_in(folder: Path) -> dict[str, tuple[list[Recording], int]]:
-    """By what the files are called, such as whole-heart."""
+    """Recordings by file name, such as whole-heart."""
     files = sorted(folder.glob("*.npz"))
     if not files:
-        raise SystemExit(f"{folder}: no recordings here; training.recordings makes them")
-    return {path.stem: read(path) for path in files}
+        raise SystemExit(f"{folder}: no recordings found; create them with training.recordings")
+    return {path.stem: load_recordings(path) for path in files}
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
@@ -50,20 +51,20 @@ def main() -> None:
     given = [recordings_in(folder) for folder in folders]
     texts = [{name: [one.text for one in said] for name, (said, _) in kind.items()} for kind in given]
     if texts[0] != texts[-1]:
-        raise SystemExit(f"{folders[0]} and {folders[-1]} are to hold the same files with the same sentences")
+        raise SystemExit(f"{folders[0]} and {folders[-1]} must have the same files with the same sentences")
     recogniser = Recogniser(arguments.asr)
     found, *base = (
         {name: errors_of(recogniser, *said, f"{folder.name} {name}") for name, said in kind.items()}
         for folder, kind in zip(folders, given, strict=True)
     )
-    figures: dict[str, Rate] = {name: rate_of(errors) for name, errors in found.items()}
+    figures: dict[str, ErrorRate] = {name: error_rate(errors) for name, errors in found.items()}
     for other in base:
-        figures |= {f"{name} of base": rate_of(errors) for name, errors in other.items()}
+        figures |= {f"{name} of base": error_rate(errors) for name, errors in other.items()}
         figures |= {f"{name} less base": difference(found[name], other[name]) for name in found}
         every, all_base = ([one for name in found for one in kind[name]] for kind in (found, other))
         figures["all less base"] = difference(every, all_base)
     for name, figure in figures.items():
-        tell(f"{name:32} {figure}")
+        report(f"{name:32} {figure}")
     if arguments.json:
         arguments.json.write_text(json.dumps({name: asdict(rate) for name, rate in figures.items()}, indent=1) + "\n")
 

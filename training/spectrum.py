@@ -1,4 +1,5 @@
-"""How two sounds are compared: magnitudes at several resolutions, and never their phase."""
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-resolution spectral loss on magnitudes, without phase."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ SCALES = ((2048, 480, 128), (1024, 240, 80), (512, 120, 48), (256, 60, 24))
 
 
 def mel_bank(size: int, bands: int) -> Tensor:
-    """Triangles on the mel scale over the bins of a transform of this size: [bands, size // 2 + 1]."""
+    """Triangular mel filters for an STFT of this size: [bands, size // 2 + 1]."""
     top = 2595 * torch.log10(torch.tensor(1 + SAMPLE_RATE / 2 / 700, dtype=torch.float64))
     edges = 700 * (10 ** (torch.linspace(0, float(top), bands + 2, dtype=torch.float64) / 2595) - 1)
     bins = torch.arange(size // 2 + 1, dtype=torch.float64) * SAMPLE_RATE / size
@@ -21,7 +22,7 @@ def mel_bank(size: int, bands: int) -> Tensor:
 
 
 class SpectralLoss(nn.Module):
-    """Logarithmic mel and linear magnitudes, and relative distance, averaged over scales."""
+    """Log-mel distance, log-magnitude distance and spectral convergence, averaged over scales."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class SpectralLoss(nn.Module):
             self.register_buffer(f"mels_{size}", mel_bank(size, bands), persistent=False)
 
     def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
-        """Samples [B,N] of both."""
+        """The loss between samples [B,N]."""
         total = made.new_zeros(())
         for size, hop, _ in SCALES:
             a, b = (self._magnitudes(x, size, hop) for x in (made, wanted))

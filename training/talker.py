@@ -1,10 +1,11 @@
-"""Trains talker and code predictor on the pool of texts and codes, in both text layouts.
+# SPDX-License-Identifier: Apache-2.0
+"""Train talker and code predictor on the pool of texts and codes, in both text layouts.
 
     python -m training.talker --pool pool.npz --out DIR --minutes 6.5
 
---out gets the best weights so far (talker-0.safetensors and talker-1.safetensors) and talker.jsonl, again and again;
-a run that finds weights there goes on from them. The rate falls to nothing by the clock; a run that has found nothing
-better for long ends early.
+--out receives the best weights so far (talker-0.safetensors and talker-1.safetensors) and talker.jsonl. A run that
+finds weights there resumes from them. The learning rate falls to zero over --minutes; a run without improvement
+ends early.
 """
 
 import argparse
@@ -21,26 +22,26 @@ from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.batches import Batches, row_count
-from training.graph import Captured, half_precision
-from training.layout import BOOKS, FIRST_CODES, REST_CODES, SAMPLING, initialise, voice_files
-from training.losses import first_loss, read, rest_loss
-from training.optimizer import adam, set_rate, synchronize
+from training.graph import CapturedStep, half_precision
+from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
+from training.losses import code_0_loss, read, residual_loss
+from training.optimizer import adam, set_learning_rate, synchronize
 from training.pool import Pool
-from training.rarity import classes
-from training.schedule import Best, Clock, Log, rate
+from training.schedule import BestValue, Clock, Log, rate
+from training.word_frequency import classes
 
-ROWS = 24_576  # of one step
+ROWS = 24_576  # per step
 LENGTHS = (64, 96, 144, 256)
 LAYOUTS = {"whole": False, "live": True}
-TIMED = 0.5  # the part of a step's entries that have code 0 alone
-LIVE, AUTO = 0.5, 0.25  # how often text comes one token a frame; how often no language is named
+TIMED = 0.5  # share of a step's entries that have only code 0
+LIVE, AUTO = 0.5, 0.25  # share of entries in the live layout; without a language
 DROPOUT = {"talker": 0.1, "predictor": 0.1}
-FORGOTTEN, BARE = 0.08, 0.15  # of frames, of entries: codes 1 and up are not read
-WRONG_FIRST, WRONG_REST = 0.03, 0.05  # codes read that are not those that were said
-PREDICTED = 8_000  # frames of one step whose codes 1 and up are learned
+MASKED_FRAMES, MASKED_ENTRIES = 0.08, 0.15  # share of frames, of entries whose codes 1 and up are masked in the input
+WRONG_FIRST, WRONG_REST = 0.03, 0.05  # share of input codes that are replaced at random
+PREDICTED = 8_000  # frames per step on which the code predictor is trained
 PEAK_RATE, AVERAGE, CLIP = 1.2e-3, 0.999, 1.0
-BOOK_WEIGHTS = {"first": 1.0, "1": 0.5}  # what counts when weights are compared: whisper's errors come from these two
-PATIENCE = 0.3  # of a run without anything better ends it
+BOOK_WEIGHTS = {"first": 1.0, "1": 0.5}  # for model selection: word errors depend on codes 0 and 1
+MAX_STALE = 0.3  # share of a run without improvement after which it ends
 LOG_SECONDS, CHECK = 20.0, 10
 FILE_BYTES = 15_000_000
 
@@ -58,7 +59,7 @@ class TalkerTraining:
         self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer = adam(self.parameters, PEAK_RATE, device, mean=0.9, decay=0.02)
         self.seen = {name: torch.zeros((), device=device) for name in ("first", "rest", "right")}
-        self.wrong = torch.tensor([WRONG_FIRST] + [WRONG_REST] * (BOOKS - 1), device=device)
+        self.wrong = torch.tensor([WRONG_FIRST] + [WRONG_REST] * (NUM_CODEBOOKS - 1), device=device)
         rows, usable = row_count(pool), ~pool.held_out
         self.choices: list[tuple[int, Tensor, Tensor]] = []
         shares = []
@@ -85,8 +86,8 @@ class TalkerTraining:
         self.optimizer.zero_grad(set_to_none=True)
         with half_precision(self.device):
             hidden = read(self.model, batch, self._disturbed(batch.frames))
-            first, right = first_loss(self.model, hidden, batch, self.config.talker.eos_id)
-            rest = rest_loss(self.model, hidden, batch, min(PREDICTED, self.arguments.rows // 2)).sum()
+            first, right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
+            rest = residual_loss(self.model, hidden, batch, min(PREDICTED, self.arguments.rows // 2)).sum()
         (first + rest).backward()
         nn.utils.clip_grad_norm_(self.parameters, CLIP)
         self.optimizer.step()
@@ -98,19 +99,19 @@ class TalkerTraining:
         return entries[torch.randint(len(entries), (count,), device=self.device)]
 
     def _disturbed(self, frames: Tensor) -> Tensor:
-        """Frames as the talker may read them when it speaks: some codes wrong, some forgotten."""
+        """Input frames with the errors of inference: some codes replaced, some masked."""
         chance = torch.rand(frames.shape, device=self.device)
-        other = torch.randint(REST_CODES, frames.shape, device=self.device)
-        other[..., 0] = torch.randint(FIRST_CODES, frames.shape[:-1], device=self.device)
+        other = torch.randint(RESIDUAL_SIZE, frames.shape, device=self.device)
+        other[..., 0] = torch.randint(CODE_0_SIZE, frames.shape[:-1], device=self.device)
         frames = torch.where((chance < self.wrong) & (frames >= 0), other, frames)
-        bare = torch.rand(len(frames), 1, device=self.device) < BARE
-        forgotten = bare | (torch.rand(frames.shape[:2], device=self.device) < FORGOTTEN)
-        rest = torch.where(forgotten[..., None], -1, frames[..., 1:])
+        masked_entry = torch.rand(len(frames), 1, device=self.device) < MASKED_ENTRIES
+        masked = masked_entry | (torch.rand(frames.shape[:2], device=self.device) < MASKED_FRAMES)
+        rest = torch.where(masked[..., None], -1, frames[..., 1:])
         return torch.cat([frames[..., :1], rest], -1)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Losses of the averaged weights on speech not trained on, in both layouts."""
+        """Losses of the averaged weights on held-out speech, in both layouts."""
         self._swap()
         self.model.eval()
         found: dict[str, float] = {}
@@ -119,8 +120,8 @@ class TalkerTraining:
             batch = self.batches.rows(self.held_out, flags, torch.zeros_like(flags), LENGTHS[2])
             with half_precision(self.device):
                 hidden = read(self.model, batch, batch.frames)
-                first, right = first_loss(self.model, hidden, batch, self.config.talker.eos_id)
-                rest = rest_loss(self.model, hidden, batch, None)
+                first, right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
+                rest = residual_loss(self.model, hidden, batch, None)
             found |= {f"{name}_first": float(first), f"{name}_right": float(right)}
             found |= {f"{name}_{book + 1}": float(value) for book, value in enumerate(rest)}
         self.model.train()
@@ -129,7 +130,7 @@ class TalkerTraining:
 
     @torch.no_grad()
     def by_frequency(self, count: int = 256) -> dict[str, float]:
-        """How often the averaged weights' likeliest code 0 is right, by how often the frame's word is trained on."""
+        """Accuracy of code 0 with the averaged weights, by how often the frame's word occurs in the training texts."""
         self._swap()
         self.model.eval()
         right: dict[str, int] = {}
@@ -139,13 +140,15 @@ class TalkerTraining:
             whole = torch.zeros(len(some), dtype=torch.bool, device=self.device)
             batch = self.batches.rows(some, whole, whole, LENGTHS[2])
             with half_precision(self.device):
-                scores = self.model.codec_head(read(self.model, batch, batch.frames))[..., :FIRST_CODES]
+                scores = self.model.codec_head(read(self.model, batch, batch.frames))[..., :CODE_0_SIZE]
             said = batch.following[..., 0] >= 0
-            # The entries' frames in the order of the pool, which is the order of rows.
+            # Frames in pool order, which is also row order.
             starts, lengths = self.batches.entries[some, 2], self.batches.entries[some, 3]
-            place = torch.cat([torch.arange(a, a + n, device=a.device) for a, n in zip(starts, lengths, strict=True)])
+            position = torch.cat(
+                [torch.arange(a, a + n, device=a.device) for a, n in zip(starts, lengths, strict=True)]
+            )
             hit = (scores.argmax(-1) == batch.target)[said].cpu().numpy()
-            for name, chosen in classes(self.word_counts[place].cpu().numpy()).items():
+            for name, chosen in classes(self.word_counts[position].cpu().numpy()).items():
                 right[name] = right.get(name, 0) + int(hit[chosen].sum())
                 total[name] = total.get(name, 0) + int(chosen.sum())
         self.model.train()
@@ -160,7 +163,7 @@ class TalkerTraining:
             mean.copy_(kept)
 
     def save(self, out: Path) -> None:
-        """The averaged weights, in files that are not too large to carry."""
+        """Write the averaged weights in files of at most FILE_BYTES."""
         names = [name for name, _ in self.model.named_parameters()]
         parts: list[dict[str, Tensor]] = [{}, {}]
         size = 0
@@ -173,24 +176,24 @@ class TalkerTraining:
             (out / f".talker-{number}").replace(out / f"talker-{number}.safetensors")
 
     def run(self, minutes: float, out: Path) -> None:
-        log, best = Log(out / "talker.jsonl"), Best(PATIENCE)
+        log, best = Log(out / "talker.jsonl"), BestValue(MAX_STALE)
         if (out / "talker-0.safetensors").exists():
             load_talker(self.model, out)
             self.average = [parameter.detach().clone() for parameter in self.parameters]
-            best = Best(patience=1.0)  # with a high rate again, it is long before anything is better than what is there
+            best = BestValue(max_stale=1.0)  # with a high rate again, the first improvement comes late
             best.improved(compared(self.validate()), 0.0)
         pick = np.random.default_rng(1)
-        steps = [Captured(lambda c=choice: self.step(*c), self.device) for choice in self.choices]  # type: ignore[misc]
+        steps = [CapturedStep(lambda c=choice: self.step(*c), self.device) for choice in self.choices]  # type: ignore[misc]
         log(phase="captured", parameters=str(sum(p.numel() for p in self.parameters)), shares=str(self.shares.round(2)))
-        clock, number, told = Clock(minutes), 0, 0.0
-        while not clock.over and not best.hopeless(clock.part):
-            set_rate(self.optimizer, rate(PEAK_RATE, number, clock.part, least=0.0))
+        clock, number, logged = Clock(minutes), 0, 0.0
+        while not clock.over and not best.is_stale(clock.part):
+            set_learning_rate(self.optimizer, rate(PEAK_RATE, number, clock.part, floor=0.0))
             steps[pick.choice(len(steps), p=self.shares)]()
             number += 1
             if number % CHECK == 0:
                 synchronize(self.device)
-                if clock.seconds - told > LOG_SECONDS:
-                    told = clock.seconds
+                if clock.seconds - logged > LOG_SECONDS:
+                    logged = clock.seconds
                     seen = {name: float(value) for name, value in self.seen.items()}
                     valid = self.validate()
                     log(phase="talker", step=number, **seen, **valid)
@@ -203,18 +206,18 @@ class TalkerTraining:
 
 
 def compared(valid: dict[str, float]) -> float:
-    """One number of a validation: less is better."""
+    """The validation score for model selection; lower is better."""
     return sum(weight * valid[f"{layout}_{name}"] for layout in LAYOUTS for name, weight in BOOK_WEIGHTS.items())
 
 
 def rare_held_out(pool: Pool, rows: np.ndarray, count: int = 2048) -> np.ndarray:
-    """Held-out speech whose words' frequencies are known."""
+    """Held-out entries that are grouped by word frequency."""
     return np.nonzero(pool.held_out & pool.spoken & (rows <= LENGTHS[2]))[0][:count]
 
 
 @torch.no_grad()
 def scale_for_depth(model: Talker) -> None:
-    """Branches that add up start small; text and codes start at the same size."""
+    """Scale residual branches by depth; text and code embeddings start at the same scale."""
     for stack in (model.model, model.code_predictor.model):
         for layer in stack.layers:
             assert isinstance(layer, TransformerLayer)
@@ -226,7 +229,7 @@ def scale_for_depth(model: Talker) -> None:
 
 
 def add_dropout(model: Talker) -> None:
-    """On what each branch of a layer adds; the served modules know nothing of it."""
+    """Add dropout to each residual branch by hooks; the served modules have none."""
     for stack, part in ((model.model, DROPOUT["talker"]), (model.code_predictor.model, DROPOUT["predictor"])):
 
         def drop(module: nn.Module, _: object, made: Tensor, part: float = part) -> Tensor:
@@ -262,7 +265,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = parse_config(voice_files(SAMPLING))
-    with kernels.disabled():  # they would be used where nothing is learned, and know nothing of mixed types
+    with kernels.disabled():  # kernels have no backward pass and no mixed precision
         TalkerTraining(Pool.load(arguments.pool), config, device, arguments).run(arguments.minutes, arguments.out)
 
 

@@ -1,8 +1,9 @@
-"""The teacher, Kokoro-82M: its ONNX graph packed small, and run in torch so that a GPU can speak it.
+# SPDX-License-Identifier: Apache-2.0
+"""The teacher, Kokoro-82M: its ONNX graph with compressed weights, executed in torch on a GPU.
 
-Weights are rounded to 95 levels in groups of 64, which deflate well: two files of about 35 MB.
-The graph is a list of plain nodes. It was written for one text; it is run in two halves, so that texts of equally many
-phonemes are timed together and then texts of equally many units are spoken together.
+Weights are quantized to 95 levels in groups of 64 and deflated: two files of about 35 MB.
+The graph was exported for one text. It is executed in two halves: texts with equal phoneme counts are timed in one
+batch, texts with equal unit counts are synthesised in one batch.
 """
 
 import argparse
@@ -22,15 +23,15 @@ from training.operators import ARITHMETIC, ON_HOST, OPERATORS
 GROUP, LEVELS = 64, 47
 FIRST_PART_BYTES = 30_000_000
 # Names in the graph.
-DURATIONS = "/encoder/Gather_output_0"  # of each phoneme of the first text, in units
-TIMES = "/encoder/Cast_output_0"  # the same of all texts
-KNOWN = ("/encoder/Transpose_output_0", "/encoder/text_encoder/Transpose_2_output_0")  # of each phoneme
-SPREAD = ("/encoder/MatMul_output_0", "/encoder/MatMul_1_output_0")  # the same of each unit
+DURATIONS = "/encoder/Gather_output_0"  # durations of the phonemes of the first text, in units
+TIMES = "/encoder/Cast_output_0"  # durations for all texts
+KNOWN = ("/encoder/Transpose_output_0", "/encoder/text_encoder/Transpose_2_output_0")  # hidden states per phoneme
+SPREAD = ("/encoder/MatMul_output_0", "/encoder/MatMul_1_output_0")  # hidden states per unit
 STYLE_AS_ROWS = "/encoder/predictor/text_encoder/Expand_output_0"
 SOURCE, PADDED_SOURCE = "/decoder/decoder/generator/Reshape_output_0", "/decoder/decoder/generator/Reshape_3_output_0"
 FIRST_SAMPLES = "/decoder/decoder/generator/istft/stft/ScatterND_output_0"
-ROWS = "/encoder/Constant_20_output_0"  # a shape, [1, -1]: becomes [0, -1], as many rows as there are
-AXIS = "axis"  # a constant of ours: beside the rows
+ROWS = "/encoder/Constant_20_output_0"  # the shape [1, -1], replaced by [0, -1] to keep the batch dimension
+AXIS = "axis"  # an added constant: the axis after the batch
 WAVEFORM = "waveform"
 
 
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def pack(onnx_file: Path, out: Path) -> None:
-    """Writes graph.json, weights-0.npz (all that durations need, and more) and weights-1.npz."""
+    """Write graph.json, weights-0.npz (all weights that durations need, and more) and weights-1.npz."""
     import onnx
 
     graph = onnx.load(onnx_file).graph
@@ -71,7 +72,7 @@ def pack(onnx_file: Path, out: Path) -> None:
         entry = {tensor.name: value}
         if value.dtype == np.float32 and value.size >= 8192:
             entry = _rounded(tensor.name, value)
-        size += sum(array.nbytes for array in entry.values()) * 12 // 16  # what deflate leaves, roughly
+        size += sum(array.nbytes for array in entry.values()) * 12 // 16  # approximate size after deflate
         parts[0 if tensor.name in first or size < FIRST_PART_BYTES else 1] |= entry
     for index, part in enumerate(parts):
         np.savez_compressed(out / f"weights-{index}.npz", **part)  # type: ignore[arg-type]
@@ -96,7 +97,7 @@ def _setting(attribute: Any) -> Any:
 
 
 def needed(nodes: list[Node], outputs: list[str], given: Collection[str] = ()) -> list[Node]:
-    """The nodes that lead to these outputs from the graph's inputs and from what is given."""
+    """The nodes that compute these outputs from the graph's inputs and the given values."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if wanted & set(node.outputs):
@@ -106,7 +107,7 @@ def needed(nodes: list[Node], outputs: list[str], given: Collection[str] = ()) -
 
 
 def for_many(nodes: list[Node]) -> list[Node]:
-    """The graph was written for one text; with many, each row keeps to its own style and samples."""
+    """Rewrite the graph for batches: each row has its own style and samples."""
     made: list[Node] = []
     for node in nodes:
         name = node.outputs[0]
@@ -117,7 +118,7 @@ def for_many(nodes: list[Node]) -> list[Node]:
             made.append(Node("Unsqueeze", [node.inputs[0], AXIS], node.outputs, {}))
         elif name == PADDED_SOURCE:
             made.append(Node(node.kind, [node.inputs[0], ROWS], node.outputs, node.settings))
-        elif name == FIRST_SAMPLES:  # scales the first 20 samples, which are silent
+        elif name == FIRST_SAMPLES:  # scales the first 20 samples, which are zero
             made.append(Node("Identity", node.inputs[:1], node.outputs, {}))
         else:
             made.append(node)
@@ -125,7 +126,7 @@ def for_many(nodes: list[Node]) -> list[Node]:
 
 
 def norms_in_one(nodes: list[Node]) -> list[Node]:
-    """What is divided by its own deviation over time, in one step: sound waits for memory, and this is five passes."""
+    """Fuse the five memory-bound operations of an instance norm into one node."""
     made = {node.outputs[0]: node for node in nodes}
 
     def normed(node: Node) -> Node:
@@ -141,19 +142,19 @@ def norms_in_one(nodes: list[Node]) -> list[Node]:
 class Steps:
     nodes: list[Node]
     outputs: list[str]
-    drop: dict[int, list[str]]  # after which node which values are not read again
+    drop: dict[int, list[str]]  # values to free after each node
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What the teacher makes of texts of one length: when each phoneme is said, and what it knows of each."""
+    """Durations and hidden states of a batch of texts with equal phoneme counts."""
 
-    durations: Tensor  # [B, phonemes + 2] units, of begin, each phoneme and end
-    known: tuple[Tensor, ...]  # [B, size, phonemes + 2]; empty where only durations are asked for
+    durations: Tensor  # [B, phonemes + 2] units: start, phonemes, end
+    known: tuple[Tensor, ...]  # [B, size, phonemes + 2]; empty if only durations are computed
 
 
 class Teacher:
-    """Phoneme ids and voices to durations and, where all weights are there, to sound at 24 kHz, many at once."""
+    """Batched phoneme ids and voices to durations and, with all weights, to audio at 24 kHz."""
 
     def __init__(self, folder: Path, device: torch.device, sound: bool = True) -> None:
         self.device = device
@@ -163,7 +164,7 @@ class Teacher:
             with np.load(folder / f"weights-{part}.npz") as arrays:
                 self._read(arrays)
         for node in nodes:
-            if node.kind == "Resize" and node.inputs[2] in self.weights:  # factors are read on the host
+            if node.kind == "Resize" and node.inputs[2] in self.weights:  # scale factors are read on the host
                 self.weights[node.inputs[2]] = self.weights[node.inputs[2]].cpu()
         self._lstms: dict[str, torch.nn.LSTM] = {}
         self._time = self._steps(nodes, [TIMES, *KNOWN] if sound else [TIMES], set())
@@ -171,7 +172,7 @@ class Teacher:
             self._sound = self._steps(nodes, [WAVEFORM], set(SPREAD))
 
     def _steps(self, nodes: list[Node], outputs: list[str], given: set[str]) -> Steps:
-        """What leads to these outputs, and what may be dropped after each node."""
+        """The nodes for these outputs, and the values to free after each node."""
         kept = needed(nodes, outputs, given)
         last = {name: index for index, node in enumerate(kept) for name in node.inputs}
         drop: dict[int, list[str]] = {}
@@ -190,13 +191,13 @@ class Teacher:
                 self.weights[base] = steps.ravel()[: int(np.prod(shape))].view(shape)
             elif not role and name != ROWS:
                 value = torch.from_numpy(np.array(arrays[name]))
-                # Shapes, indices and single numbers stay on the host, where they are read or join any operand.
+                # Shapes, indices and scalars stay on the host.
                 on_device = value.is_floating_point() and value.numel() > 1
                 self.weights[base] = value.to(self.device) if on_device else value
 
     @torch.no_grad()
     def time(self, phonemes: Tensor, styles: Tensor, speed: float = 1.0) -> Timing:
-        """Texts of the same number of phonemes [B,N], each with its style [B,STYLES]."""
+        """Durations of texts with equal phoneme counts [B,N], each with its style [B,STYLES]."""
         values = {
             "input_ids": F.pad(phonemes, (1, 1)).to(self.device),
             "style": styles.to(self.device),
@@ -207,7 +208,7 @@ class Teacher:
 
     @torch.no_grad()
     def sound(self, durations: list[Tensor], known: list[tuple[Tensor, ...]], styles: Tensor) -> Tensor:
-        """Samples [B, units × UNIT] of texts that take equally many units; known is [size, phonemes + 2] of each."""
+        """Samples [B, units × UNIT] of texts with equal unit counts; known is [size, phonemes + 2] for each."""
         spread = [
             torch.stack([each[part].repeat_interleave(times, 1) for each, times in zip(known, durations, strict=True)])
             for part in range(len(SPREAD))
@@ -227,7 +228,7 @@ class Teacher:
         return [values[name] for name in steps.outputs]
 
     def _together(self, kind: str, given: list[Tensor | None]) -> list[Tensor | None]:
-        """Where operands are mixed, those on the host go to the device, but for single numbers in arithmetic."""
+        """Move host operands to the device, except scalars in arithmetic."""
         if kind in ON_HOST or all(value is None or not value.is_cuda for value in given):
             return given
         plain = kind in ARITHMETIC

@@ -1,4 +1,5 @@
-"""Training text: what WordNet quotes and defines, lists of its frequent words, and everyday English by rule."""
+# SPDX-License-Identifier: Apache-2.0
+"""Training texts: WordNet's examples and definitions, word lists, and everyday English from templates."""
 
 import random
 import re
@@ -11,15 +12,15 @@ from training.sentences import DEVELOPMENT, TEST
 
 PARTS = ("noun", "verb", "adj", "adv")
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9 ,;:'!?.-]*")
-LONGEST = 130  # characters; about 9 s
-# How many of each kind in a hundred, beside the carriers of frequent words.
+MAX_CHARACTERS = 130  # about 9 s
+# Percentage of each kind, without carriers of frequent words.
 MIX = {"example": 38, "two examples": 10, "definition": 15, "words": 10, "everyday": 24, "phrase": 3}
 
 
 def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
-    """So many training sentences and those that frequent words still lack, in random order.
+    """`count` training sentences plus carriers of frequent words, in random order.
 
-    No two are alike except short phrases; none of them is in an evaluation list.
+    Sentences are unique except short phrases; none is in an evaluation list.
     """
     pick = random.Random(seed)
     examples, definitions = _quotes(wordnet)
@@ -46,7 +47,7 @@ def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
             continue
         else:
             text = everyday.sentence()
-        if len(text) <= LONGEST and key(text) not in seen:
+        if len(text) <= MAX_CHARACTERS and key(text) not in seen:
             seen.add(key(text))
             made.append(text)
     made += [text for text in carriers(made, words, wordnet, seed) if key(text) not in seen]
@@ -55,18 +56,18 @@ def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
 
 
 def key(text: str) -> str:
-    """What makes two sentences the same: their letters and digits."""
+    """Letters and digits of a sentence, for comparison."""
     return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
 
 
 def sentence(text: str) -> str:
-    """With a capital letter and an end."""
+    """The text with a capital letter and final punctuation."""
     text = text[0].upper() + text[1:].replace(";", ",").rstrip(" ,:-")
     return text if text[-1] in ".!?" else text + "."
 
 
 def _quotes(wordnet: Path) -> tuple[list[str], list[str]]:
-    """Usage examples and short definitions."""
+    """WordNet's usage examples and short definitions."""
     examples, definitions = [], []
     for part in PARTS:
         for line in (wordnet / f"data.{part}").read_text(encoding="latin-1").splitlines():

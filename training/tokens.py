@@ -1,4 +1,5 @@
-"""The text vocabulary: byte-level BPE with Qwen2's pattern, small, so that one token a frame is faster than speech.
+# SPDX-License-Identifier: Apache-2.0
+"""Train the text vocabulary: a small byte-level BPE with Qwen2's pattern, so that one token per frame outpaces speech.
 
 python -m training.tokens TEXTS OUT
 """
@@ -36,7 +37,7 @@ def tokenizer_files(texts: list[str]) -> dict[str, Any]:
     """vocab.json, merges.txt and tokenizer_config.json."""
     tokenizer = new_tokenizer(BPE())
     trainer = BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False)
-    # Often enough that the role's name is merged first of all.
+    # Frequent enough for the role's name to be merged first.
     tokenizer.train_from_iterator([*texts, *[ROLE] * (10 * len(texts))], trainer)
     model = json.loads(tokenizer.to_str())["model"]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
@@ -48,8 +49,8 @@ def tokenizer_files(texts: list[str]) -> dict[str, Any]:
             "add_bos_token": False,
             "add_prefix_space": False,
             "added_tokens_decoder": {
-                str(VOCABULARY + place): {"content": name, "special": True, **plain}
-                for place, name in enumerate(SPECIAL)
+                str(VOCABULARY + offset): {"content": name, "special": True, **plain}
+                for offset, name in enumerate(SPECIAL)
             },
             "additional_special_tokens": list(SPECIAL[1:]),
             "bos_token": None,
@@ -66,7 +67,7 @@ def tokenizer_files(texts: list[str]) -> dict[str, Any]:
 
 
 def new_tokenizer(model: BPE) -> Tokenizer:
-    """As it is served, but for the special tokens; a model with dropout gives other cuts of the same text."""
+    """The served tokenizer without special tokens; with BPE dropout, tokenization is random."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = NFC()
     pattern = Split(Regex(QWEN2_PATTERN), behavior="isolated")

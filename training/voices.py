@@ -1,20 +1,21 @@
-"""Who speaks, in numbers: median pitch, and how far two voices' long-term spectra are apart."""
+# SPDX-License-Identifier: Apache-2.0
+"""Voice statistics: median pitch and the distance of long-term spectra."""
 
 import itertools
 
 import numpy as np
 
 FRAME_SECONDS, HOP_SECONDS = 0.04, 0.01
-LOWEST, HIGHEST = 60, 400  # Hz
-VOICED = 0.5  # of the autocorrelation at lag 0
+MIN_PITCH, MAX_PITCH = 60, 400  # Hz
+VOICED = 0.5  # minimum autocorrelation of a voiced frame, relative to lag 0
 BANDS, CEPSTRA = 40, 20
-LOUD = 0.1  # of the loudest frame
+LOUD = 0.1  # minimum level of a frame, relative to the loudest
 
 
 def median_pitch(pieces: list[np.ndarray], rate: int) -> float:
-    """The median over voiced frames, by autocorrelation."""
+    """Median pitch over voiced frames, by autocorrelation."""
     size = int(FRAME_SECONDS * rate)
-    first, last = rate // HIGHEST, rate // LOWEST
+    first, last = rate // MAX_PITCH, rate // MIN_PITCH
     found: list[float] = []
     for samples in pieces:
         for frame in _frames(samples, rate):
@@ -28,10 +29,10 @@ def median_pitch(pieces: list[np.ndarray], rate: int) -> float:
 
 
 def voice_distance(voices: list[list[np.ndarray]], rate: int) -> dict[str, float]:
-    """Cosine distance of mean cepstra: between two voices, and within them (one half of the pieces and the other)."""
-    prints = [[_print(half, rate) for half in (pieces[::2], pieces[1::2])] for pieces in voices]
-    between = np.mean([_distance(a, b) for a in prints[0] for b in prints[1]])
-    within = np.mean([_distance(*halves) for halves in prints])
+    """Cosine distance of mean cepstra between two voices, and between halves of the recordings of one voice."""
+    statistics = [[_cepstral_statistics(half, rate) for half in (pieces[::2], pieces[1::2])] for pieces in voices]
+    between = np.mean([_distance(a, b) for a in statistics[0] for b in statistics[1]])
+    within = np.mean([_distance(*halves) for halves in statistics])
     return {"distance between voices": float(between), "distance within voices": float(within)}
 
 
@@ -42,8 +43,8 @@ def _frames(samples: np.ndarray, rate: int) -> np.ndarray:
     return frames[energy > LOUD * energy.max()]
 
 
-def _print(pieces: list[np.ndarray], rate: int) -> np.ndarray:
-    """Mean and spread of cepstra over loud frames, without the one that is loudness."""
+def _cepstral_statistics(pieces: list[np.ndarray], rate: int) -> np.ndarray:
+    """Mean and standard deviation of cepstra over loud frames, without coefficient 0."""
     rows = np.concatenate([_frames(samples, rate) for samples in pieces])
     power = np.abs(np.fft.rfft(rows * np.hanning(rows.shape[1]))) ** 2
     edges = np.unique(np.geomspace(3, power.shape[1], BANDS + 1).astype(int))

@@ -1,4 +1,5 @@
-"""The whole of training at toy size: stage after stage runs, and what comes out is a voice that loads and speaks."""
+# SPDX-License-Identifier: Apache-2.0
+"""The training pipeline at toy size: all stages run, and the result is a checkpoint that loads and synthesises."""
 
 import json
 import subprocess
@@ -10,8 +11,8 @@ import numpy as np
 from polyvox import load
 from polyvox.tts import EMBEDDED_VOICE
 from toy_teacher import write_corpus, write_teacher
-from training.all import STAGES
 from training.corpus import read_timed
+from training.pipeline import STAGES
 from training.pool import UNKNOWN, Pool
 
 TEXTS, SPOKEN = 90, 66
@@ -19,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 SMALL = (
     "durations=--workers=2", "speech=--workers=2", f"speech=--limit={SPOKEN}", "codec=--batch=2",
     "codec=--plain-steps=2", "codec=--start-batches=1", "talker=--rows=512", "talker=--validation=2",
-    "polish=--batch=1",
+    "finetune=--batch=1",
 )  # fmt: skip
-MINUTES = "durations=1,speech=1,codec=0.1,talker=0.05,polish=0.02"
+MINUTES = "durations=1,speech=1,codec=0.1,talker=0.05,finetune=0.02"
 
 
 def run(module: str, *arguments: object) -> None:
@@ -32,7 +33,7 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_stage_of_training_runs_and_a_voice_comes_out(tmp_path: Path) -> None:
+def test_all_training_stages_run_and_give_a_voice(tmp_path: Path) -> None:
     work, out, teacher = tmp_path / "work", tmp_path / "out", tmp_path / "teacher"
     write_teacher(teacher)
     write_corpus(work / "corpus", TEXTS)
@@ -40,7 +41,7 @@ def test_every_stage_of_training_runs_and_a_voice_comes_out(tmp_path: Path) -> N
     given: list[object] = ["--work", work, "--teacher", teacher, "--out", out, "--minutes", MINUTES]
     given += [part for one in SMALL for part in ("--extra", one)]
 
-    run("all", *given, "--only", "durations,speech,codec")
+    run("pipeline", *given, "--only", "durations,speech,codec")
     assert sorted(timed.index for timed, _ in read_timed(work / "corpus", "durations")) == list(range(TEXTS))
     assert sorted(timed.index for timed, _ in read_timed(work / "corpus", "speech")) == list(range(SPOKEN))
     assert {path.name for path in out.iterdir()} == {
@@ -48,7 +49,7 @@ def test_every_stage_of_training_runs_and_a_voice_comes_out(tmp_path: Path) -> N
     }  # fmt: skip
     before = (out / "decoder.safetensors").read_bytes()
 
-    run("all", *given)  # goes on
+    run("pipeline", *given)  # resumes
     assert [row["stage"] for row in lines(out / "stages.jsonl")] == list(STAGES)
     assert len(list(out.iterdir())) == 8
     assert (out / "decoder.safetensors").read_bytes() != before
@@ -62,10 +63,10 @@ def test_every_stage_of_training_runs_and_a_voice_comes_out(tmp_path: Path) -> N
     done = lines(out / "talker.jsonl")[-1]
     assert done["phase"] == "done"
     assert "from_5" in done
-    predicted, first, *_, last = lines(out / "polish.jsonl")
+    predicted, first, *_, last = lines(out / "finetune.jsonl")
     assert predicted["same_0"] == 1.0
     assert float(str(predicted["same_3"])) < 1.0
-    assert {"valid_said", "valid_predicted"} <= first.keys() & last.keys()
+    assert {"valid_true", "valid_predicted"} <= first.keys() & last.keys()
 
     voice = tmp_path / "voice"
     run("export", "--codec", out, "--talker", out, "--tokenizer", work / "tokens", "--out", voice)

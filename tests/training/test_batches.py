@@ -1,4 +1,5 @@
-"""Training rows are the rows that are served, in both layouts."""
+# SPDX-License-Identifier: Apache-2.0
+"""Training rows equal the rows of served prompts, in both layouts."""
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
 from polyvox.models.qwen3_tts.prompt import NO_CODE, build_prompt
 from polyvox.models.request import Layout
 from training.batches import IGNORED, LIVE_LEAD, NEWLINE, Batches, row_count
-from training.layout import BOOKS, SAMPLING, SPEAKERS, voice_files
+from training.layout import NUM_CODEBOOKS, SAMPLING, SPEAKERS, voice_files
 from training.pool import UNKNOWN, Pool
 
 LENGTH = 64
@@ -21,10 +22,10 @@ def config() -> ModelConfig:
 
 @pytest.fixture(scope="module")
 def pool() -> Pool:
-    """Three entries: two spoken, of both speakers, and one that was only timed."""
+    """Three entries: two synthesised, one per speaker, and one that was only timed."""
     draw = np.random.default_rng(0)
     tokens, frames = np.array([5, 1, 9], np.int32), np.array([7, 4, 6], np.int32)
-    codes = draw.integers(0, 512, (frames.sum(), BOOKS)).astype(np.uint16)
+    codes = draw.integers(0, 512, (frames.sum(), NUM_CODEBOOKS)).astype(np.uint16)
     codes[11:, 1:] = UNKNOWN
     starts = [np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int32) for counts in (tokens, frames)]
     spoken = np.array([True, True, False])
@@ -38,7 +39,7 @@ def pool() -> Pool:
 @pytest.mark.parametrize("layout", ["whole", "streaming"])
 @pytest.mark.parametrize("language", ["english", "auto"])
 @pytest.mark.parametrize("entry", [0, 1, 2])
-def test_training_rows_are_the_served_rows(
+def test_training_rows_equal_the_served_rows(
     config: ModelConfig, pool: Pool, layout: Layout, language: str, entry: int
 ) -> None:
     live = torch.tensor([layout == "streaming"])

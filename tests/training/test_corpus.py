@@ -1,4 +1,5 @@
-"""Texts, the time grid and packing: what must hold before an hour of speech is made of it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Training texts, the time grid, interrupted workers and the pool."""
 
 import re
 from collections import Counter
@@ -8,27 +9,29 @@ import numpy as np
 import pytest
 import torch
 
-from training.carriers import FORMS_OFTEN, OFTEN, spoken_words
-from training.corpus import Phonemes, Timed, alike, recover
+from training.carriers import MIN_COUNTS, MIN_FORM_COUNTS, spoken_words
+from training.corpus import Phonemes, TimedUtterance, alike, recover
 from training.everyday import PHRASES, Everyday
 from training.pool import UNKNOWN, Packing, Utterance
-from training.rarity import classes, frame_counts, word_counts
 from training.sentences import DEVELOPMENT, TEST
-from training.sound import windows
+from training.speech_data import windows
 from training.texts import key, sentence, sentences
 from training.tokens import SPECIAL, VOCABULARY, tokenizer_files
 from training.units import (
     LAST,
     LEAD,
     TEACHER_UNIT,
+    TONES,
     UNITS_PER_FRAME,
     Span,
     cut,
     slower,
-    spoken_span,
+    speech_span,
     timed_span,
     unit_features,
+    without_tones,
 )
+from training.word_frequency import classes, frame_counts, word_counts
 
 WORDNET = {
     "data.noun": '00001740 03 n 01 bread 0 000 | food made of dough; "the bread is still warm from the oven"; '
@@ -49,7 +52,7 @@ def wordnet(tmp_path: Path) -> Path:
 
 def test_no_evaluation_sentence_is_in_the_training_text(wordnet: Path) -> None:
     made = {key(text) for text in sentences(wordnet, 300)}
-    assert key("The bread is still warm from the oven.") not in made  # WordNet has it, and so has the list
+    assert key("The bread is still warm from the oven.") not in made  # in WordNet and in the list
     assert not made & {key(text) for text in (*TEST, *DEVELOPMENT)}
     assert len(TEST) == 100
     assert not {key(text) for text in TEST} & {key(text) for text in DEVELOPMENT}
@@ -62,9 +65,9 @@ def test_the_same_seed_gives_the_same_texts(wordnet: Path) -> None:
 def test_every_frequent_word_and_its_forms_occur_often(wordnet: Path) -> None:
     counts = Counter(word for text in sentences(wordnet, 20) for word in spoken_words(text))
     for word in ("bread", "warm", "oven", "carry", "bake", "daily"):
-        assert counts[word] >= OFTEN[0], word
+        assert counts[word] >= MIN_COUNTS[0], word
     for form in ("loaves", "breads", "carries", "carried", "carrying", "bakes", "baked", "baking", "cutting", "cut"):
-        assert counts[form] >= FORMS_OFTEN[0], form
+        assert counts[form] >= MIN_FORM_COUNTS[0], form
     assert not counts.keys() & {"loafs", "cutted", "bakeed", "carryed", "bakeing"}
 
 
@@ -77,7 +80,7 @@ def test_every_template_is_filled() -> None:
     assert all(PHRASES)
 
 
-def test_a_sentence_has_a_capital_and_an_end() -> None:
+def test_a_sentence_has_a_capital_letter_and_final_punctuation() -> None:
     assert sentence("she came; he left") == "She came, he left."
     assert sentence("why?") == "Why?"
 
@@ -88,34 +91,34 @@ def test_the_vocabulary_has_the_role_as_one_token() -> None:
     assert len(SPECIAL) + len(files["vocab.json"]) <= VOCABULARY + len(SPECIAL)
 
 
-def test_speech_is_cut_on_whole_frames_around_what_sounds() -> None:
+def test_a_span_has_complete_frames_around_the_speech() -> None:
     durations = np.array([12, 4, 6, 20, 7, 1])
     samples = torch.zeros(int(durations.sum()) * 600)
     samples[11 * 600 : 26 * 600] = 0.5
-    span = spoken_span(durations, samples)
+    span = speech_span(durations, samples)
     assert span.start == 12 - LEAD
     assert span.units % UNITS_PER_FRAME == 0
     assert span.start + span.units >= 26
     assert len(cut(samples, span)) == span.units * 640
 
 
-def test_speech_whose_only_sound_comes_too_early_has_a_frame() -> None:
+def test_a_span_has_at_least_one_frame() -> None:
     samples = torch.zeros(40 * TEACHER_UNIT)
     samples[TEACHER_UNIT : 2 * TEACHER_UNIT] = 0.5
-    span = spoken_span(np.array([30, 5, 5]), samples)
+    span = speech_span(np.array([30, 5, 5]), samples)
     assert span.units == UNITS_PER_FRAME
 
 
-def test_speech_that_was_only_timed_ends_where_it_would_end() -> None:
-    """By the same durations: a sound that stops where the voice's usually does."""
+def test_the_span_of_a_timed_text_equals_the_span_of_its_audio() -> None:
+    """For audio that ends at the voice's usual offset."""
     durations = np.array([12, 4, 6, 14, 7, 1])
     for voice, after in enumerate(LAST):
         samples = torch.zeros(int(durations.sum()) * 600)
         samples[11 * 600 : (22 + after) * 600] = 0.5
-        assert timed_span(durations, voice) == spoken_span(durations, samples)
+        assert timed_span(durations, voice) == speech_span(durations, samples)
 
 
-def test_texts_that_go_together_are_equally_long() -> None:
+def test_texts_of_a_batch_have_equal_length() -> None:
     sizes = {index: index % 5 for index in range(100)}
     batches = list(alike(list(sizes), sizes, 8))
     assert sorted(index for batch in batches for index in batch) == list(range(100))
@@ -124,7 +127,7 @@ def test_texts_that_go_together_are_equally_long() -> None:
     assert [sizes[batch[0]] for batch in batches] != sorted(sizes[batch[0]] for batch in batches)
 
 
-def test_a_killed_worker_leaves_whole_utterances(tmp_path: Path) -> None:
+def test_recovery_truncates_an_incomplete_utterance(tmp_path: Path) -> None:
     lines, audio = tmp_path / "speech-00.jsonl", tmp_path / "speech-00.i16"
     lines.write_text("[4, 7, 3, [12, 1]]\n[9, 7, 6, [12, 4]]\n[11, 7, 3, [12")
     audio.write_bytes(bytes(2 * 640 * 3 * 2))
@@ -139,7 +142,7 @@ def test_a_killed_worker_leaves_whole_utterances(tmp_path: Path) -> None:
     assert recover(timed) == {4}
 
 
-def test_slowing_down_keeps_a_tone_one_sixteenth_lower() -> None:
+def test_slowing_down_lowers_a_tone_by_one_sixteenth() -> None:
     time = torch.arange(4800) / 24_000
     made = slower(torch.sin(2 * torch.pi * 480 * time))
     wanted = torch.sin(2 * torch.pi * 450 * torch.arange(len(made)) / 24_000)
@@ -147,19 +150,26 @@ def test_slowing_down_keeps_a_tone_one_sixteenth_lower() -> None:
     assert (made - wanted)[100:-100].abs().max() < 1e-3
 
 
-def test_a_unit_knows_its_phoneme_and_its_place_in_it() -> None:
+def test_the_teachers_tones_are_removed_and_nothing_else() -> None:
+    time = torch.arange(24_000) / 24_000
+    speech = torch.sin(2 * torch.pi * 440 * time) + torch.sin(2 * torch.pi * 5000 * time)
+    tones = sum(0.1 * torch.sin(2 * torch.pi * tone * time) for tone in TONES)
+    assert (without_tones(speech + tones) - speech)[4800:-4800].abs().max() < 2e-3
+
+
+def test_unit_features_are_the_phoneme_and_the_position_in_it() -> None:
     rows = unit_features(np.array([50, 60]), np.array([3, 2, 4, 5]), Span(2, 6), before=1, after=1)
     assert rows[:, 0].tolist() == [0, 0, 50, 50, 60, 60, 60, 60]
     assert rows[:, 1].tolist() == [1, 2, 0, 1, 0, 1, 2, 3]
     assert rows[:, 2].tolist() == [1, 0, 1, 0, 3, 2, 1, 0]
 
 
-def test_each_frame_sees_its_own_units() -> None:
-    timed = Timed(0, np.array([3, 2, 4, 5]), Span(0, 9))
+def test_each_frame_has_its_own_units() -> None:
+    timed = TimedUtterance(0, np.array([3, 2, 4, 5]), Span(0, 9))
     assert windows(np.array([50, 60]), timed)[:, 1:4, 0].tolist() == [[0, 0, 0], [50, 50, 60], [60, 60, 60]]
 
 
-def test_cuts_of_one_text_share_their_frames() -> None:
+def test_tokenizations_of_one_text_share_their_frames() -> None:
     class Letters:
         def __init__(self, text: str = "") -> None:
             self.ids = [ord(letter) for letter in text]
@@ -184,7 +194,7 @@ def test_cuts_of_one_text_share_their_frames() -> None:
     assert pool.word_counts.tolist() == [-1] * 5 + [2, 2, -1]
 
 
-def test_a_frame_knows_how_often_its_word_is_trained_on(tmp_path: Path) -> None:
+def test_frame_counts_are_training_counts_of_words(tmp_path: Path) -> None:
     texts = [[50, 60, 16, 70, 4], [50, 60, 3, 16, 50, 60, 4], [70, 4]]
     np.savez(
         tmp_path / "phonemes.npz",
@@ -195,8 +205,8 @@ def test_a_frame_knows_how_often_its_word_is_trained_on(tmp_path: Path) -> None:
     phonemes = Phonemes(tmp_path)
     counts = word_counts(phonemes, np.array([0, 1]))
     assert counts == {bytes([50, 60]): 3, bytes([70]): 1}
-    timed = Timed(0, np.array([3, 3, 3, 3, 6, 3, 1]), Span(0, 21))
-    # The middle of a frame is looked up a unit later than it is: labels come late.
+    timed = TimedUtterance(0, np.array([3, 3, 3, 3, 6, 3, 1]), Span(0, 21))
+    # Labels are late by one unit, so a frame is looked up one unit after its middle.
     assert frame_counts(phonemes[0], timed, counts).tolist() == [-1, 3, 3, -1, 1, 1, -1]
     found = classes(np.array([-1, 0, 4, 5, 19, 20, 100]))
     assert {name: np.nonzero(chosen)[0].tolist() for name, chosen in found.items()} == {

@@ -1,4 +1,5 @@
-"""What is trained is what is served: exported weights, loaded again, choose what the training pass chooses."""
+# SPDX-License-Identifier: Apache-2.0
+"""Exported weights, loaded by the engine, give the tokens of the training forward pass."""
 
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from polyvox.tts import EMBEDDED_VOICE
 from reference.cases import Case, Utterance
 from training.batches import Batches
 from training.export import export
-from training.layout import BOOKS, FIRST_CODES, SAMPLING, initialise, voice_files
+from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, SAMPLING, initialise, voice_files
 from training.losses import read
 from training.pool import Pool
 from training.talker import scale_for_depth
@@ -36,7 +37,7 @@ def talker() -> Talker:
     initialise(talker)
     scale_for_depth(talker)
     with torch.no_grad():
-        talker.half().float()  # what the file can hold
+        talker.half().float()  # the precision of the file
     return talker.eval()
 
 
@@ -50,11 +51,11 @@ def exported(talker: Talker, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("layout", ["whole", "streaming"])
-def test_an_exported_voice_says_what_the_training_pass_predicts(talker: Talker, exported: Path, layout: Layout) -> None:
+def test_an_exported_voice_gives_the_codes_of_the_training_pass(talker: Talker, exported: Path, layout: Layout) -> None:
     with load(exported, "cpu") as tts:
         said = run(tts, Case(layout, "exported", layout, (Utterance(TEXT, "auto", "michael"),)), {}).codes[0]
     config, ids = tts.speech.config, np.array(tts.speech.tokenizer.text(TEXT), np.int16)
-    codes = said[1:] if layout == "streaming" else said  # that layout says its first frame twice
+    codes = said[1:] if layout == "streaming" else said  # this layout repeats the first frame
     one, zero = np.array([1], np.int32), np.array([0], np.int32)
     spans = (zero, one * len(ids), zero, one * len(codes))
     pool = Pool(ids, codes.astype(np.uint16), np.full(len(codes), -1), *spans, one, zero, one > 0, one < 0)
@@ -66,22 +67,22 @@ def test_an_exported_voice_says_what_the_training_pass_predicts(talker: Talker, 
         first = int((frames[0, :, 0] >= 0).nonzero()[0])
         frames[0, first] = torch.from_numpy(said[0])
     with torch.inference_mode():
-        scores = talker.codec_head(read(talker, batch, frames))[0, :, :FIRST_CODES]
+        scores = talker.codec_head(read(talker, batch, frames))[0, :, :CODE_0_SIZE]
     begin = int((batch.frames[0, :, 0] >= 0).nonzero()[0]) - 1
     assert scores[begin : begin + len(said)].argmax(-1).tolist() == said[:, 0].tolist()
 
 
-def test_the_embedded_voice_is_small_and_made_by_this_recipe() -> None:
+def test_the_embedded_voice_is_small_and_has_the_layout_of_this_code() -> None:
     size = sum(path.stat().st_size for path in EMBEDDED_VOICE.rglob("*") if path.is_file())
     assert size <= 32_000_000
     config = load_weights(EMBEDDED_VOICE, torch.device("cpu"), torch.float32).config
     recipe = parse_config(voice_files(SAMPLING))
     assert (config.talker, config.predictor, config.codec) == (recipe.talker, recipe.predictor, recipe.codec)
     assert config.sampling == recipe.sampling
-    assert config.talker.code_groups == BOOKS
+    assert config.talker.code_groups == NUM_CODEBOOKS
 
 
-def test_training_and_serving_cut_text_alike() -> None:
+def test_training_and_serving_tokenize_alike() -> None:
     served = TextTokenizer(EMBEDDED_VOICE, parse_config(voice_files(SAMPLING)))
     trained = load_tokenizer(EMBEDDED_VOICE)
     for text in (TEXT, "It's 10:45, isn't it?", "naïve café – 50% off!"):

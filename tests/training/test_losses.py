@@ -1,4 +1,5 @@
-"""Speech that was only timed teaches code 0 and nothing else."""
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that were only timed train code 0 and nothing else."""
 
 import numpy as np
 import pytest
@@ -7,8 +8,8 @@ import torch
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.batches import Batches
-from training.layout import BOOKS, SAMPLING, initialise, voice_files
-from training.losses import first_loss, read, rest_loss
+from training.layout import NUM_CODEBOOKS, SAMPLING, initialise, voice_files
+from training.losses import code_0_loss, read, residual_loss
 from training.pool import UNKNOWN, Pool
 from training.talker import scale_for_depth
 
@@ -25,8 +26,8 @@ def talker() -> Talker:
 
 
 def losses(talker: Talker, entries: list[int], count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of one entry that was spoken (0) and one that was only timed (1)."""
-    codes = np.random.default_rng(0).integers(0, 512, (14, BOOKS)).astype(np.uint16)
+    """Losses of one synthesised entry (0) and one that was only timed (1)."""
+    codes = np.random.default_rng(0).integers(0, 512, (14, NUM_CODEBOOKS)).astype(np.uint16)
     codes[8:, 1:] = UNKNOWN
     tokens, frames = np.array([4, 3], np.int32), np.array([8, 6], np.int32)
     ones, spoken = np.ones(2, np.int32), np.array([True, False])
@@ -37,24 +38,24 @@ def losses(talker: Talker, entries: list[int], count: int | None) -> tuple[torch
     whole = torch.zeros(len(entries), dtype=torch.bool)
     batch = Batches(pool, CONFIG, torch.device("cpu")).rows(chosen, whole, whole, 40)
     hidden = read(talker, batch, batch.frames)
-    return first_loss(talker, hidden, batch, CONFIG.talker.eos_id)[0], rest_loss(talker, hidden, batch, count)
+    return code_0_loss(talker, hidden, batch, CONFIG.talker.eos_id)[0], residual_loss(talker, hidden, batch, count)
 
 
-def test_codes_that_nobody_heard_are_not_learned(talker: Talker) -> None:
+def test_unknown_codes_are_not_trained(talker: Talker) -> None:
     with torch.enable_grad():
         first, rest = losses(talker, [1], 20)
         (first + rest.sum()).backward()
-    assert rest.tolist() == [0.0] * (BOOKS - 1)
-    learned, unheard = talker.codec_head.weight.grad, talker.code_predictor.lm_head.weight.grad
-    assert learned is not None
-    assert learned.abs().sum() > 0
-    assert unheard is not None
-    assert not unheard.any()
+    assert rest.tolist() == [0.0] * (NUM_CODEBOOKS - 1)
+    trained, untrained = talker.codec_head.weight.grad, talker.code_predictor.lm_head.weight.grad
+    assert trained is not None
+    assert trained.abs().sum() > 0
+    assert untrained is not None
+    assert not untrained.any()
     spoken, both = losses(talker, [0], None)[1], losses(talker, [0, 1], None)[1]
     torch.testing.assert_close(both, spoken)
-    torch.testing.assert_close(losses(talker, [0, 1], 20)[1], spoken)  # eight frames are known, the rest fills up
+    torch.testing.assert_close(losses(talker, [0, 1], 20)[1], spoken)  # eight frames are known, the others are masked
 
 
-def test_code_0_is_learned_from_both(talker: Talker) -> None:
+def test_code_0_is_trained_on_both_kinds_of_entries(talker: Talker) -> None:
     spoken, timed, both = (losses(talker, entries, None)[0] for entries in ([0], [1], [0, 1]))
     torch.testing.assert_close(both, (9 * spoken + 7 * timed) / 16)  # frames and an end each

@@ -1,4 +1,5 @@
-"""Where errors come from: codes by the talker, each frame after the frames as they were said."""
+# SPDX-License-Identifier: Apache-2.0
+"""The teacher-forced talker reads the frames before the predicted one, and nothing after."""
 
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from safetensors.torch import save_file
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from polyvox.tts import EMBEDDED_VOICE
-from training.layout import BOOKS, SAMPLING, initialise, voice_files
-from training.reconstruction import Prompted
+from training.layout import NUM_CODEBOOKS, SAMPLING, initialise, voice_files
+from training.reconstruction import TeacherForcedTalker
 from training.talker import scale_for_depth
 
 FRAMES, CHANGED = 20, 8
@@ -18,7 +19,7 @@ TEXT = "We ran out of milk."
 
 
 @pytest.fixture(scope="module")
-def prompted(tmp_path_factory: pytest.TempPathFactory) -> Prompted:
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> TeacherForcedTalker:
     folder: Path = tmp_path_factory.mktemp("talker")
     torch.manual_seed(0)
     talker = Talker(parse_config(voice_files(SAMPLING)))
@@ -27,13 +28,13 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> Prompted:
     save_file(
         {name: value.contiguous() for name, value in talker.state_dict().items()}, folder / "talker-0.safetensors"
     )
-    return Prompted(folder, EMBEDDED_VOICE)
+    return TeacherForcedTalker(folder, EMBEDDED_VOICE)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("books", [slice(1), slice(1, None)], ids=["code 0", "the others"])
-def test_a_frame_by_the_talker_follows_from_those_before_it(prompted: Prompted, books: slice) -> None:
-    codes = torch.randint(512, (FRAMES, BOOKS), generator=torch.Generator().manual_seed(1))
+def test_a_predicted_frame_depends_only_on_the_frames_before_it(prompted: TeacherForcedTalker, books: slice) -> None:
+    codes = torch.randint(512, (FRAMES, NUM_CODEBOOKS), generator=torch.Generator().manual_seed(1))
     other = codes.clone()
     other[CHANGED, books] = (codes[CHANGED, books] + 1) % 512
     made, changed = prompted(TEXT, 0, codes), prompted(TEXT, 0, other)
@@ -42,7 +43,7 @@ def test_a_frame_by_the_talker_follows_from_those_before_it(prompted: Prompted, 
     for name, by_talker in made.items():
         assert by_talker.shape == codes.shape
         assert torch.equal(by_talker[:CHANGED], changed[name][:CHANGED])
-    # It is not told what the frame itself was, but all that was before it.
+    # The talker does not read the predicted frame itself, only the frames before it.
     mine, others = made["all by talker"], changed["all by talker"]
     assert torch.equal(mine[CHANGED], others[CHANGED])
     assert not torch.equal(mine[CHANGED + 1 :], others[CHANGED + 1 :])

@@ -1,4 +1,5 @@
-"""Speaking on one machine, scoring on another: nothing is lost between them, and chance is told from difference."""
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings survive saving and loading; error rates and their differences have correct standard errors."""
 
 from pathlib import Path
 
@@ -8,27 +9,27 @@ import pytest
 from polyvox import load
 from polyvox.bench.wer import WordErrors
 from training.check import length_off
-from training.rates import difference, rate_of
-from training.recordings import ENGINE, Recording, keep, read, speak
+from training.rates import difference, error_rate
+from training.recordings import ENGINE, Recording, load_recordings, save_recordings, speak
 from training.sampling import table
 
 pytestmark = pytest.mark.slow
 
-# The first twice: so long that two seeds surely differ somewhere.
+# The first text twice: long enough that two seeds give different audio.
 LONG = "I left my umbrella on the train this morning, and it has been raining ever since."
 TEXTS = [LONG, "We ran out of milk.", LONG]
 
 
-def test_what_was_kept_is_what_was_said(tmp_path: Path) -> None:
+def test_saved_recordings_load_unchanged(tmp_path: Path) -> None:
     with load(config=ENGINE) as tts:
         made = speak(tts, TEXTS, "michael", "streaming")
         again = speak(tts, TEXTS[:1], "michael", "streaming")
     assert [one.text for one in made] == TEXTS
-    assert len(made[0].samples) == len(again[0].samples)  # its seed is its place, whoever speaks beside it
+    assert len(made[0].samples) == len(again[0].samples)  # the seed is the index in the list, independent of the batch
     assert np.abs(made[0].samples - again[0].samples).max() < 1e-4
     assert not np.array_equal(made[0].samples, made[2].samples)
-    keep(tmp_path / "streaming-michael.npz", made, tts.sample_rate)
-    found, rate = read(tmp_path / "streaming-michael.npz")
+    save_recordings(tmp_path / "streaming-michael.npz", made, tts.sample_rate)
+    found, rate = load_recordings(tmp_path / "streaming-michael.npz")
     assert rate == tts.sample_rate
     for one, other in zip(found, made, strict=True):
         assert (one.text, one.reason) == (other.text, "stop")
@@ -36,7 +37,7 @@ def test_what_was_kept_is_what_was_said(tmp_path: Path) -> None:
         assert length_off(one, rate) is None
 
 
-def test_speech_that_runs_away_or_breaks_off_is_told() -> None:
+def test_runaway_and_cut_off_speech_is_detected() -> None:
     second = np.zeros(24_000, np.float32)
     text = "We ran out of milk."  # 1.3 s
     assert length_off(Recording(text, second, "stop"), 24_000) is None
@@ -45,27 +46,27 @@ def test_speech_that_runs_away_or_breaks_off_is_told() -> None:
     assert length_off(Recording(text, second, "runaway"), 24_000) == "runaway"
 
 
-def test_a_rate_tells_how_far_chance_may_move_it() -> None:
+def test_the_standard_error_matches_the_spread_of_rates() -> None:
     drawn = np.random.default_rng(0).binomial(10, 0.1, (400, 100))
-    rates = [rate_of([WordErrors(int(errors), 10) for errors in row]) for row in drawn]
+    rates = [error_rate([WordErrors(int(errors), 10) for errors in row]) for row in drawn]
     assert np.mean([one.value for one in rates]) == pytest.approx(0.1, abs=0.002)
     assert np.mean([one.error for one in rates]) == pytest.approx(np.std([one.value for one in rates]), rel=0.1)
-    assert str(rate_of([WordErrors(1, 10), WordErrors(1, 10)])) == "10.0 ± 0.0 %"
+    assert str(error_rate([WordErrors(1, 10), WordErrors(1, 10)])) == "10.0 ± 0.0 %"
 
 
-def test_what_is_hard_for_both_is_no_noise_in_their_difference() -> None:
+def test_errors_common_to_both_cancel_in_the_difference() -> None:
     base = [WordErrors(errors, 10) for errors in (0, 5, 1, 9)]
     worse = [WordErrors(one.errors + 1, 10) for one in base]
     assert difference(worse, base).value == pytest.approx(0.1)
     assert difference(worse, base).error == pytest.approx(0)
-    assert rate_of(base).error > 0.1
+    assert error_rate(base).error > 0.1
 
 
-def test_ways_of_sampling_are_compared_sentence_by_sentence() -> None:
+def test_sampling_settings_are_compared_sentence_by_sentence() -> None:
     rows = [
-        {"way": way, "sentence": place, "cost": cost + place, "errors": errors, "words": 10}
+        {"way": way, "sentence": sentence, "cost": cost + sentence, "errors": errors, "words": 10}
         for way, cost, errors in (("own", 3.0, 1), ("greedy", 2.0, 0))
-        for place in range(8)
+        for sentence in range(8)
     ]
     own, greedy = table(rows)
     assert own.split() == ["own", "8", "cost", "0.650", "±", "0.087", "errors", "10.0", "±", "0.0"]

@@ -1,4 +1,5 @@
-"""The teacher in crowds: a text that is timed and spoken with others is timed and spoken as it is alone."""
+# SPDX-License-Identifier: Apache-2.0
+"""The batched teacher gives the same durations and audio as for a single text."""
 
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def teacher(tmp_path: Path) -> Teacher:
     return Teacher(tmp_path / "teacher", torch.device("cpu"))
 
 
-def test_a_text_in_a_crowd_sounds_as_it_does_alone(teacher: Teacher) -> None:
+def test_a_text_in_a_batch_equals_the_text_alone(teacher: Teacher) -> None:
     texts = torch.tensor([[LETTERS, LETTERS + 5, FULL_STOP], [LETTERS + 1, LETTERS + 4, FULL_STOP]])
     styles = torch.tensor([1.0, 0.5])[:, None].expand(-1, STYLES)
     both = teacher.time(texts, styles)
@@ -36,7 +37,7 @@ def test_a_text_in_a_crowd_sounds_as_it_does_alone(teacher: Teacher) -> None:
     assert loudest[1] == pytest.approx(float(loudest[0]) / 2, rel=0.01)
 
 
-def test_durations_need_no_weights_of_the_sound(tmp_path: Path) -> None:
+def test_durations_need_only_the_first_weights_file(tmp_path: Path) -> None:
     write_teacher(tmp_path / "teacher")
     (tmp_path / "teacher/weights-1.npz").unlink()
     teacher = Teacher(tmp_path / "teacher", torch.device("cpu"), sound=False)
@@ -45,15 +46,15 @@ def test_durations_need_no_weights_of_the_sound(tmp_path: Path) -> None:
     assert made.known == ()
 
 
-def test_what_is_given_is_not_made_again() -> None:
+def test_given_values_are_not_computed_again() -> None:
     chain = [Node("Exp", ["a"], ["b"], {}), Node("Exp", ["b"], ["c"], {}), Node("Exp", ["c"], ["d"], {})]
     assert needed(chain, ["d"]) == chain
     assert needed(chain, ["d"], ["b"]) == chain[1:]
     assert needed(chain, ["b"]) == chain[:1]
 
 
-def test_a_division_by_its_own_deviation_is_one_norm() -> None:
-    """As the graph has it: x less its mean, by the root of its variance and a little."""
+def test_an_instance_norm_is_fused_into_one_node() -> None:
+    """The graph computes (x - mean) / sqrt(variance + epsilon)."""
     nodes = [
         Node("ReduceMean", ["x", "last"], ["mean"], {}),
         Node("Sub", ["x", "mean"], ["centred"], {}),

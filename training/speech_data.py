@@ -1,4 +1,5 @@
-"""The spoken corpus on one device: all samples in one row, and the window of units of every frame."""
+# SPDX-License-Identifier: Apache-2.0
+"""The synthesised corpus on one device: all samples in one tensor, and the unit window of every frame."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.corpus import Phonemes, Timed, read_timed
+from training.corpus import Phonemes, TimedUtterance, read_timed
 from training.encoder import AFTER, BEFORE, MARGIN, WINDOW
 from training.units import FRAME, UNITS_PER_FRAME, unit_features
 
-HELD_OUT = 64  # one utterance in so many is not trained on
+HELD_OUT = 64  # one utterance in HELD_OUT is used for validation only
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +21,19 @@ class Sound:
     windows: Tensor  # [frames, WINDOW, FEATURES], uint8
     frames: np.ndarray  # of each utterance
     index: np.ndarray  # of each utterance's text
-    training: Tensor  # frames at which a training segment may begin
+    training: Tensor  # frames at which a training segment may start
     validation: Tensor
 
 
-def windows(phonemes: np.ndarray, timed: Timed) -> np.ndarray:
-    """What code 0 is made from: [frames, WINDOW, FEATURES]."""
+def windows(phonemes: np.ndarray, timed: TimedUtterance) -> np.ndarray:
+    """The input of code 0: [frames, WINDOW, FEATURES]."""
     rows = unit_features(phonemes, timed.durations, timed.span, BEFORE, AFTER)
     views = np.lib.stride_tricks.sliding_window_view(rows, WINDOW, axis=0)[::UNITS_PER_FRAME]
     return views.transpose(0, 2, 1).copy()
 
 
 def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
-    """Reads what `corpus speech` left; segments are so many frames long."""
+    """Load the output of `corpus speech`; `segment` is the segment length in frames."""
     phonemes = Phonemes(work)
     found = list(read_timed(work, "speech"))
     frames = np.array([timed.span.frames for timed, _ in found])
@@ -61,7 +62,7 @@ def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
 
 
 class Segments:
-    """Cuts segments of a fixed length out of the corpus, on the device."""
+    """Random segments of a fixed length, gathered on the device."""
 
     def __init__(self, sound: Sound, frames: int) -> None:
         device = sound.samples.device
@@ -77,7 +78,7 @@ class Segments:
         return self.sound.windows[starts[:, None] + self._frames]
 
     def samples(self, starts: Tensor) -> Tensor:
-        """With the encoder's margin on both sides."""
+        """Samples with the encoder's margin on both sides."""
         return self.sound.samples[((starts - MARGIN) * FRAME)[:, None] + self._samples].float() / 32767
 
 

@@ -1,10 +1,11 @@
-"""Trains the voice from a corpus of texts, stage by stage; stages that are done are left out.
+# SPDX-License-Identifier: Apache-2.0
+"""Train the voice from a corpus of texts in stages; completed stages are skipped.
 
-    python -m training.all --work DIR --teacher DIR --out DIR [--only durations,speech] [--minutes talker=8,polish=3]
+    python -m training.pipeline --work DIR --teacher DIR --out DIR [--only durations,speech] [--minutes talker=8]
 
---work has corpus/ (by `training.corpus texts`) and tokens/ (by `training.tokens`) and gets all the rest. What the
-checkpoint needs lies in --out after each stage, in few files: decoder and encoder, talker, losses. A stage that was
-stopped begins again where it can: workers append, the codec keeps its state, the talker goes on from its best weights.
+--work has corpus/ (from `training.corpus texts`) and tokens/ (from `training.tokens`) and receives the intermediate
+files. After each stage, --out has the files that the checkpoint needs: decoder, encoder, talker and losses. Interrupted
+stages resume: workers append, the codec keeps its state, the talker starts from its best weights.
 """
 
 import argparse
@@ -16,12 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# The minutes that a stage may use; the others take what they take. Of one H200: see docs/voice.md.
-MINUTES = {"durations": 2.0, "speech": 4.0, "codec": 4.5, "talker": 8.0, "polish": 3.0}
-STAGES = ("durations", "speech", "codec", "pool", "talker", "polish")
-# What must not be lost; and what is of no use once there is a talker.
+# Time budget of a stage in minutes on one H200; other stages run to their end.
+MINUTES = {"durations": 2.0, "speech": 4.0, "codec": 4.5, "talker": 8.0, "finetune": 3.0}
+STAGES = ("durations", "speech", "codec", "pool", "talker", "finetune")
+# Files copied to --out; the second list only until the talker is trained.
 KEPT = (
-    "codec/decoder.safetensors", "codec/encoder.safetensors", "codec/codec.jsonl", "codec/polish.jsonl",
+    "codec/decoder.safetensors", "codec/encoder.safetensors", "codec/codec.jsonl", "codec/finetune.jsonl",
     "talker/talker-0.safetensors", "talker/talker-1.safetensors", "talker/talker.jsonl",
 )  # fmt: skip
 UNTIL_TALKER = ("codec/codes.npz", "codec/timed.npz")
@@ -34,7 +35,7 @@ class Run:
     teacher: Path
     out: Path
     minutes: dict[str, float]
-    extra: dict[str, list[str]]  # further arguments of a stage
+    extra: dict[str, list[str]]  # additional arguments of a stage
 
     def command(self, stage: str) -> list[str]:
         corpus, codec, talker, pool = (self.work / name for name in ("corpus", "codec", "talker", "pool.npz"))
@@ -45,7 +46,7 @@ class Run:
             "codec": ["codec", "--work", corpus, "--out", codec],
             "pool": ["pool", "--corpus", corpus, "--codes", codec, "--tokenizer", tokens, "--out", pool],
             "talker": ["talker", "--pool", pool, "--out", talker],
-            "polish": ["polish", "--work", corpus, "--codec", codec, "--pool", pool, "--talker", talker],
+            "finetune": ["finetune", "--work", corpus, "--codec", codec, "--pool", pool, "--talker", talker],
         }
         module, *rest = given[stage]
         if stage in self.minutes:
@@ -68,7 +69,7 @@ class Run:
         return [json.loads(line)["stage"] for line in report.read_text().splitlines()] if report.exists() else []
 
     def collect(self) -> None:
-        """Copies what must not be lost, side by side."""
+        """Copy the results to --out."""
         for name in (*KEPT, *UNTIL_TALKER, REPORT):
             made, kept = self.work / name, self.out / Path(name).name
             if name in UNTIL_TALKER and "talker" in self.done():
@@ -81,10 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("work", "teacher", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--only", type=_stages, default=list(STAGES), help="stages, with commas between")
-    parser.add_argument("--minutes", type=_minutes, default={}, help="stage=minutes, with commas between")
+    parser.add_argument("--only", type=_stages, default=list(STAGES), help="comma-separated stages")
+    parser.add_argument("--minutes", type=_minutes, default={}, help="comma-separated stage=minutes")
     parser.add_argument(
-        "--extra", action="append", default=[], help="stage=argument: one more for that stage's command"
+        "--extra", action="append", default=[], help="stage=argument: an additional argument for a stage"
     )
     arguments = parser.parse_args()
     extra: dict[str, list[str]] = {}
@@ -99,7 +100,7 @@ def _stages(text: str) -> list[str]:
     stages = text.split(",")
     unknown = [stage for stage in stages if stage not in STAGES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"no stage {', '.join(unknown)}; stages are {', '.join(STAGES)}")
+        raise argparse.ArgumentTypeError(f"unknown stage {', '.join(unknown)}; must be one of {', '.join(STAGES)}")
     return stages
 
 
@@ -108,7 +109,7 @@ def _minutes(text: str) -> dict[str, float]:
     for part in text.split(","):
         stage, _, number = part.partition("=")
         if stage not in MINUTES:
-            raise argparse.ArgumentTypeError(f"{part}: minutes are given to {', '.join(MINUTES)}")
+            raise argparse.ArgumentTypeError(f"{part}: stages with a time budget are {', '.join(MINUTES)}")
         found[stage] = float(number)
     return found
 

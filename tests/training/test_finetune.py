@@ -1,4 +1,5 @@
-"""What the decoder is finished on: the talker's codes, in step with the sound; and when training ends."""
+# SPDX-License-Identifier: Apache-2.0
+"""Codes for decoder fine-tuning stay aligned with the audio; learning rate, early stopping, model selection."""
 
 import numpy as np
 import pytest
@@ -7,10 +8,10 @@ import torch
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.batches import Batches
-from training.layout import BOOKS, SAMPLING, initialise, voice_files
-from training.polish import predict
+from training.finetune import predict
+from training.layout import NUM_CODEBOOKS, SAMPLING, initialise, voice_files
 from training.pool import Pool
-from training.schedule import Best, rate
+from training.schedule import BestValue, rate
 from training.talker import compared, scale_for_depth
 
 
@@ -28,14 +29,14 @@ def spoken(texts: list[int], frames: list[int]) -> Pool:
     draw = np.random.default_rng(0)
     counts, index = np.array(frames, np.int32), np.array(texts, np.int32)
     starts = (np.cumsum(counts) - counts).astype(np.int32)
-    codes = draw.integers(0, 512, (int(counts.sum()), BOOKS)).astype(np.uint16)
+    codes = draw.integers(0, 512, (int(counts.sum()), NUM_CODEBOOKS)).astype(np.uint16)
     tokens, ones = np.arange(300, 300 + 2 * len(texts)).astype(np.int16), np.ones(len(texts), np.int32)
     firsts = np.arange(0, 2 * len(texts), 2).astype(np.int32)
     flags = ones > 0
     return Pool(tokens, codes, codes[:, 0] * 0, firsts, 2 * ones, starts, counts, ones, index, flags, ~flags)
 
 
-def test_predicted_codes_keep_step_with_the_sound(talker: Talker) -> None:
+def test_predicted_codes_stay_aligned_with_the_audio(talker: Talker) -> None:
     pool = spoken([7, 3, 9, 4], [5, 60, 5, 140])
     batches = Batches(pool, parse_config(voice_files(SAMPLING)), torch.device("cpu"))
     order = [4, 9, 7, 3]
@@ -45,30 +46,30 @@ def test_predicted_codes_keep_step_with_the_sound(talker: Talker) -> None:
         [pool.codes[pool.first_frame[e] : pool.first_frame[e] + pool.frame_count[e]] for e in entries]
     )
     assert np.array_equal(made[:, 0].numpy(), codes[:, 0])
-    assert (made[:, 1:].numpy() != codes[:, 1:]).mean() > 0.9  # it has learned nothing yet
-    # No frame depends on which texts are read with it.
+    assert (made[:, 1:].numpy() != codes[:, 1:]).mean() > 0.9  # the talker is untrained
+    # A frame does not depend on the other texts of its batch.
     alone = predict(talker, batches, pool, np.array([9]), rows=128)
     assert torch.equal(alone, made[140:145])
 
 
-def test_the_rate_ends_at_nothing() -> None:
-    assert rate(1.0, 10_000, 1.0, least=0.0) == pytest.approx(0.0)
-    assert rate(1.0, 10_000, 0.5, least=0.0) == pytest.approx(0.5)
+def test_the_learning_rate_ends_at_its_floor() -> None:
+    assert rate(1.0, 10_000, 1.0, floor=0.0) == pytest.approx(0.0)
+    assert rate(1.0, 10_000, 0.5, floor=0.0) == pytest.approx(0.5)
     assert rate(1.0, 99, 0.0) == pytest.approx(0.5)
 
 
-def test_a_run_that_finds_nothing_better_ends() -> None:
-    best = Best(patience=0.3)
+def test_a_run_without_improvement_becomes_stale() -> None:
+    best = BestValue(max_stale=0.3)
     assert best.improved(2.0, 0.1)
     assert not best.improved(2.5, 0.2)
-    assert not best.hopeless(0.35)
+    assert not best.is_stale(0.35)
     assert best.improved(1.9, 0.38)
-    assert not best.hopeless(0.6)
-    assert best.hopeless(0.7)
+    assert not best.is_stale(0.6)
+    assert best.is_stale(0.7)
     assert best.value == 1.9
 
 
-def test_weights_are_compared_by_what_makes_words() -> None:
+def test_model_selection_depends_on_codes_0_and_1_only() -> None:
     valid = {f"{layout}_{name}": 1.0 for layout in ("whole", "live") for name in ("first", "1", "2", "3", "right")}
     assert compared(valid | {"whole_3": 9.0, "live_2": 9.0}) == compared(valid)
     assert compared(valid | {"live_first": 1.5}) > compared(valid | {"live_1": 1.5}) > compared(valid)
