@@ -235,9 +235,7 @@ def main() -> None:
 
 def train(arguments: argparse.Namespace, device: torch.device) -> None:
     training = CodecTraining(arguments, device)
-    training.log(
-        phase="data", utterances=str(len(training.speech_data.frames)), frames=str(training.speech_data.frames.sum())
-    )
+    training.log(phase="data", utterances=str(len(training.sound.frames)), frames=str(training.sound.frames.sum()))
     state = arguments.work / "codec.pt"
     if state.exists():
         found = torch.load(state, map_location=device)
@@ -252,7 +250,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
     codes = training.encode()
     texts, frames, firsts = training.encode_timed()
     np.savez_compressed(
-        arguments.out / SPOKEN_FILE, codes=codes, frames=training.speech_data.frames, texts=training.speech_data.index,
+        arguments.out / SPOKEN_FILE, codes=codes, frames=training.sound.frames, texts=training.sound.index,
         word_counts=training.word_counts(),
     )  # fmt: skip
     np.savez_compressed(arguments.out / TIMED_FILE, codes=firsts, frames=frames, texts=texts)

@@ -5,7 +5,8 @@
 
 Code 0 is always the encoder's, so that samples and codes stay aligned. In half of the segments, codes 1 and up are the
 talker's, predicted with dropout. --codec holds codes.npz and the decoder, which
-is replaced, and receives finetune.jsonl.
+is replaced, and receives finetune.jsonl. With --checkpoint instead of --talker, decoder and talker come from a
+checkpoint, whose codes training.search_corpus finds.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polyvox import kernels
+from polyvox.models.qwen3_tts.checkpoint import load_weights
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
@@ -148,7 +150,7 @@ class DecoderFinetuning:
         run = CapturedStep(self.step, self.device)
         clock, number, logged = Clock(minutes), 0, 0.0
         while not clock.over:
-            set_learning_rate(self.generator_optimizer, rate(PEAK_RATE, number, clock.part, least=0.1))
+            set_learning_rate(self.generator_optimizer, rate(PEAK_RATE, number, clock.part, floor=0.1))
             self.weight.fill_(min(1.0, number / RISE))
             run()
             number += 1
@@ -166,8 +168,11 @@ class DecoderFinetuning:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("work", "codec", "pool", "talker"):
+    for name in ("work", "codec", "pool"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--talker", type=Path, help="folder of the talker's weights")
+    source.add_argument("--checkpoint", type=Path, help="checkpoint to take decoder and talker from")
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--rows", type=int, default=16_384, help="rows of one talker batch")
@@ -185,9 +190,7 @@ def finetune(arguments: argparse.Namespace, device: torch.device) -> None:
     sound = load_sound(arguments.work, SEGMENT, device)
     with np.load(arguments.codec / SPOKEN_FILE) as arrays:
         true, texts = arrays["codes"].astype(np.int64), arrays["texts"]
-    talker = Talker(config)
-    initialise(talker)
-    load_talker(talker, arguments.talker)
+    talker, decoder = load_models(arguments)
     add_dropout(talker)
     talker.to(device)
     codes = torch.from_numpy(true).to(device)
@@ -195,10 +198,20 @@ def finetune(arguments: argparse.Namespace, device: torch.device) -> None:
     log = Log(arguments.codec / "finetune.jsonl")
     same = (predicted == codes).float().mean(0).tolist()
     log(phase="predicted", **{f"same_{book}": value for book, value in enumerate(same)})
-    decoder = load_decoder(arguments.codec / "decoder.safetensors")
     DecoderFinetuning(sound, torch.stack([codes, predicted]), decoder, arguments.batch).run(arguments.minutes, log)
     tensors = {key: value.detach().half().cpu().contiguous() for key, value in decoder.state_dict().items()}
     save_file(tensors, arguments.codec / "decoder.safetensors")
+
+
+def load_models(arguments: argparse.Namespace) -> tuple[Talker, CodecDecoder]:
+    """Talker and decoder, from a checkpoint or from the outputs of training."""
+    if arguments.checkpoint:
+        model = load_weights(arguments.checkpoint, torch.device("cpu"), torch.float32)
+        return model.talker, model.codec.requires_grad_(True)
+    talker = Talker(parse_config(voice_files(SAMPLING)))
+    initialise(talker)
+    load_talker(talker, arguments.talker)
+    return talker, load_decoder(arguments.codec / "decoder.safetensors")
 
 
 if __name__ == "__main__":

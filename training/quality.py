@@ -26,7 +26,7 @@ class MosPredictor:
     """DistillMOS on the CPU."""
 
     def __init__(self) -> None:
-        from distillmos import ConvTransformerSQAModel
+        from distillmos import ConvTransformerSQAModel  # type: ignore[import-not-found]
 
         self._model = ConvTransformerSQAModel().eval()
 

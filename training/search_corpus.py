@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from polyvox import kernels
-from polyvox.models.qwen3_tts.checkpoint import load_model
+from polyvox.models.qwen3_tts.checkpoint import load_weights
 from polyvox.models.qwen3_tts.config import parse_config
 from training.batches import Batches, row_count
 from training.corpus import Phonemes, read_timed
@@ -49,7 +49,7 @@ def main() -> None:
         held_out = timed.index % HELD_OUT == 0
         packing.add(Utterance(texts[timed.index], codes, int(voices[timed.index]), timed.index, True, held_out))
     pool = packing.pool()
-    model = load_model(args.checkpoint, torch.device("cpu"), torch.float32)
+    model = load_weights(args.checkpoint, torch.device("cpu"), torch.float32)
     batches = Batches(pool, parse_config(voice_files(SAMPLING)), device)
     rows = row_count(pool)
     fits = np.nonzero((rows <= MAX_ROWS) & (pool.frame_count <= MAX_FRAMES))[0]
@@ -66,9 +66,9 @@ def main() -> None:
             if began > deadline:
                 break
             frames = int(pool.frame_count[group].max())
-            codes, scores = search(torch.from_numpy(group).to(device), int(rows[group].max()), frames)
-            codes = codes.cpu().numpy().astype(np.uint16)
-            done += [(int(entry), codes[row, : pool.frame_count[entry]]) for row, entry in enumerate(group)]
+            found_codes, scores = search(torch.from_numpy(group).to(device), int(rows[group].max()), frames)
+            searched = found_codes.cpu().numpy().astype(np.uint16)
+            done += [(int(entry), searched[row, : pool.frame_count[entry]]) for row, entry in enumerate(group)]
             shown = {name: round(value, 3) for name, value in scores.items()}
             print(f"searched={len(done)} seconds={time.monotonic() - began:.1f} frames={frames} {shown}", flush=True)  # noqa: T201
     args.out.mkdir(parents=True, exist_ok=True)

@@ -64,8 +64,8 @@ def test_errors_common_to_both_cancel_in_the_difference() -> None:
 
 def test_sampling_settings_are_compared_sentence_by_sentence() -> None:
     rows = [
-        {"way": way, "sentence": sentence, "cost": cost + sentence, "errors": errors, "words": 10}
-        for way, cost, errors in (("own", 3.0, 1), ("greedy", 2.0, 0))
+        {"setting": setting, "sentence": sentence, "cost": cost + sentence, "errors": errors, "words": 10}
+        for setting, cost, errors in (("own", 3.0, 1), ("greedy", 2.0, 0))
         for sentence in range(8)
     ]
     own, greedy = table(rows)
