@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyvox.models.layers.linear import PackedLinear, StackedWeights
+from polyvox.models.layers.linear import Linear, StackedWeights
 from polyvox.models.layers.norm import LayerScale, RMSNorm
 from polyvox.models.qwen3_tts.codec import Codebook, ConvNeXt, SnakeBeta
 from polyvox.models.qwen3_tts.config import CODEC_FILE, CONTROL_IDS, GENERATION_FILE, MODEL_FILE
@@ -163,8 +163,9 @@ def initialise(model: nn.Module) -> None:
         elif isinstance(module, Codebook):
             module.embedding_sum.zero_()
             module.cluster_usage.fill_(1.0)
-        elif isinstance(module, PackedLinear):
-            nn.init.uniform_(module.weight, *_bounds(module.weight))
+        elif isinstance(module, Linear):
+            for parameter in module.parameters():
+                nn.init.uniform_(parameter, *_bounds(module.weight))
         elif isinstance(module, (StackedWeights, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.05)
 
