@@ -17,6 +17,7 @@ from polyvox.audio import read_audio
 from polyvox.engine.memory import usage_table
 from polyvox.server.settings import Settings, load_settings
 from polyvox.tts import load
+from tools.module_tables import missing, rendered
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +149,25 @@ def test_the_tests_that_the_documentation_names_exist() -> None:
     for page in PAGES:
         if "notes" not in page.parts:
             assert set(re.findall(r"\btest_\w+\.py\b", page.read_text())) <= existing, page.name
+
+
+def test_the_files_that_the_architecture_names_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    for name in re.findall(r"`([\w.]+/[\w./]+)`", page):
+        assert (ROOT / "src/polyvox" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_the_functions_that_the_architecture_names_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "src/polyvox").rglob("*.py"))
+    for name in re.findall(r"`[A-Z]\w+\.(\w+)`", page):
+        assert re.search(rf"\bdef {name}\b|^    {name}\b", source, re.MULTILINE), name
+
+
+def test_the_module_tables_are_up_to_date() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert rendered(page) == page, "run tools/module_tables.py"
+    assert missing(page) == []
 
 
 def test_links_lead_to_files() -> None:
