@@ -2,7 +2,7 @@
 """How many frames a chunk has, and when it is decoded and delivered."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.schedulers import Fixture, build, new_stream, playing, running
@@ -39,12 +39,13 @@ def test_a_stream_without_text_delivers_what_it_has() -> None:
     assert running(one).plan(10.0).codec == ((one, 1),)
 
 
-@given(ring=st.integers(2, 40), first_chunk=st.integers(1, 16), live=st.booleans(), room=st.integers(1, 20))
+@settings(deadline=None)
+@given(ring=st.integers(2, 40), first_chunk=st.integers(1, 16), live=st.booleans(), free=st.integers(1, 20))
 def test_every_ring_buffer_and_first_chunk_lets_a_stream_finish(
-    ring: int, first_chunk: int, live: bool, room: int
+    ring: int, first_chunk: int, live: bool, free: int
 ) -> None:
     """Flags are known a step late, and the reader takes a frame in each step."""
-    one = new_stream(max_frames=50, first_chunk=first_chunk, live=live, buffer_free=room)
+    one = new_stream(max_frames=50, first_chunk=first_chunk, live=live, buffer_free=free)
     engine, now = running(one, ring_frames=ring), 0.0
     for _ in range(600):
         plan = engine.plan(now)
@@ -53,7 +54,7 @@ def test_every_ring_buffer_and_first_chunk_lets_a_stream_finish(
         engine.scheduler.start(plan, now)
         if one.generated == 50 and not one.ended:
             engine.drain(one)
-        one.buffer_free = min(one.buffer_free + 1, room)
+        one.buffer_free = min(one.buffer_free + 1, free)
         for _, frames in plan.codec:
             assert frames in CHUNK_SIZES
             one.decoding -= frames

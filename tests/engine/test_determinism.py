@@ -1,6 +1,7 @@
-"""Level (b) of determinism: in float32 a crowd rounds otherwise than a stream alone, and only a near tie may show it.
+# SPDX-License-Identifier: Apache-2.0
+"""Level (b) of determinism: in float32 a batch rounds differently than a solo run, which only near ties may show.
 
-Level (a), float64, where the codes are equal in any crowd, is test_stateful.py.
+Level (a), float64, where the codes are equal in any batch, is test_engine_machine.py.
 """
 
 import logging
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from conftest import Loaded
-from engine.speaking import Codes, note_codes, request, spoken
-from engine.stepped_engine import CHEAP
+from engine.stepped_engine import LOW_COST
+from engine.synthesis import Codes, read_all, record_codes, request
 from polyvox.audio.clip import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 log = logging.getLogger(__name__)
 
-# Rounding moves a score by about 1e-6; two scores that are closer than this may change places.
+# Rounding changes a score by about 1e-6; two scores closer than this may swap.
 NEAR_TIE = 1e-4
 STREAMS, SLOTS, FRAMES = 48, 8, 20
 TEXTS = ("hello there", "the other assistant", "on and on it goes, the line", "a")
@@ -42,12 +43,12 @@ SAMPLINGS = (
 
 
 @contextmanager
-def noted_margins() -> Iterator[list[float]]:
-    """By how much the best of each draw beats the second best, draw after draw, of a stream that is alone."""
+def recorded_margins() -> Iterator[list[float]]:
+    """Margins between the best and the second best score of each draw of a solo run."""
     found: list[float] = []
     draw: Callable[[Tensor, Tensor, Tensor], Tensor] = sampler.draw
 
-    def noted(logits: Tensor, params: Tensor, noise: Tensor) -> Tensor:
+    def recorded(logits: Tensor, params: Tensor, noise: Tensor) -> Tensor:
         assert len(logits) == 1
         temperature = params[:, sampler.TEMPERATURE, None]
         scores = logits / torch.where(temperature == 0, 1.0, temperature)
@@ -57,91 +58,92 @@ def noted_margins() -> Iterator[list[float]]:
         found.append(best - second)
         return draw(logits, params, noise)
 
-    with mock.patch.object(generator, "draw", noted):
+    with mock.patch.object(generator, "draw", recorded):
         yield found
 
 
 def first_difference(one: Codes, other: Codes) -> tuple[int, int] | None:
-    """The first frame and codebook that differ; where one ends before the other, it is code 0 that does."""
-    for frame, (ours, theirs) in enumerate(zip(one, other, strict=False)):
-        for book, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+    """The first frame and codebook that differ; if one is shorter, codebook 0 of its end."""
+    for frame, (left, right) in enumerate(zip(one, other, strict=False)):
+        for book, (a, b) in enumerate(zip(left, right, strict=True)):
             if a != b:
                 return frame, book
     return None if len(one) == len(other) else (min(len(one), len(other)), 0)
 
 
-def said_alone(speech: Qwen3TTSModel, asked: list[Request]) -> list[tuple[Codes, Samples, list[float]]]:
-    """One after the other, on an engine that has room for one."""
+def run_solo(speech: Qwen3TTSModel, wanted: list[Request]) -> list[tuple[Codes, Samples, list[float]]]:
+    """Runs requests one after the other, on an engine with one slot."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
-        codes, found = note_codes(engine), []
-        for one in asked:
-            with noted_margins() as margins:
+        codes, found = record_codes(engine), []
+        for one in wanted:
+            with recorded_margins() as margins:
                 stream = engine.submit(one)
-                samples = spoken(stream)
+                samples = read_all(stream)
             found.append((codes[stream], samples, margins))
         return found
     finally:
         engine.close()
 
 
-def said_in_crowds(speech: Qwen3TTSModel, asked: list[Request], chance: random.Random) -> list[tuple[Codes, Samples]]:
-    """All of them, in crowds of random sizes, some of which begin while the last one still speaks."""
-    engine = LocalEngine(speech, EngineConfig(max_streams=SLOTS, max_queue=len(asked)))
+def run_in_batches(speech: Qwen3TTSModel, wanted: list[Request], rng: random.Random) -> list[tuple[Codes, Samples]]:
+    """Runs requests in batches of random sizes."""
+    engine = LocalEngine(speech, EngineConfig(max_streams=SLOTS, max_queue=len(wanted)))
     try:
-        codes = note_codes(engine)
+        codes = record_codes(engine)
         with engine.lock:
-            engine.load.cost = replace(CHEAP)  # or a machine slower than the tiny checkpoint's 2 ms lets in one
-        found, waiting = [], list(asked)
+            engine.load.cost = replace(LOW_COST)  # the calibrated capacity may be one stream
+        found, waiting = [], list(wanted)
         while waiting:
             with engine.lock:
-                streams = [engine.submit(waiting.pop(0)) for _ in range(min(chance.randint(1, SLOTS), len(waiting)))]
-            found += [(stream, spoken(stream)) for stream in streams]
-        assert engine.stats()["frames"] / engine.stats()["steps"] > 2, "this was no crowd"
+                streams = [engine.submit(waiting.pop(0)) for _ in range(min(rng.randint(1, SLOTS), len(waiting)))]
+            found += [(stream, read_all(stream)) for stream in streams]
+        assert engine.stats()["frames"] / engine.stats()["steps"] > 2, "the batches are too small"
         return [(codes[stream], samples) for stream, samples in found]
     finally:
         engine.close()
 
 
-def test_float32_in_a_crowd_is_float32_alone_or_parts_at_a_near_tie(loaded: Loaded) -> None:
+def test_a_float32_batch_equals_solo_runs_or_diverges_at_a_near_tie(loaded: Loaded) -> None:
     """`pytest --log-cli-level=info` shows the counts."""
     speech = loaded("custom_voice", "float32").speech
-    chance = random.Random(1)
-    asked = [
+    rng = random.Random(1)
+    wanted = [
         request(
-            chance.choice(TEXTS),
-            chance.choice(["serena", "vivian"]),
+            rng.choice(TEXTS),
+            rng.choice(["serena", "vivian"]),
             seed,
             FRAMES,
-            layout=chance.choice(["whole", "streaming"]),
-            sampling=chance.choice(SAMPLINGS),
+            layout=rng.choice(["whole", "streaming"]),
+            sampling=rng.choice(SAMPLINGS),
         )
         for seed in range(STREAMS)
     ]
     groups = speech.config.talker.code_groups
-    parted: list[float] = []
+    diverged: list[float] = []
     smallest, draws, rounded = 1.0, 0, 0
-    crowd, solo = said_in_crowds(speech, asked, chance), said_alone(speech, asked)
-    for (codes, samples), (expected, heard, margins) in zip(crowd, solo, strict=True):
+    batched, solo = run_in_batches(speech, wanted, rng), run_solo(speech, wanted)
+    for (codes, samples), (expected, expected_samples, margins) in zip(batched, solo, strict=True):
         assert len(margins) >= groups * len(expected)
         smallest, draws = min(smallest, *margins), draws + len(margins)
         difference = first_difference(codes, expected)
         if difference is None:
-            np.testing.assert_allclose(samples, heard, rtol=0, atol=1e-4)
-            rounded += not np.array_equal(samples, heard)
+            np.testing.assert_allclose(samples, expected_samples, rtol=0, atol=1e-4)
+            rounded += not np.array_equal(samples, expected_samples)
         else:
             frame, book = difference
-            parted.append(margins[groups * frame + book])
+            diverged.append(margins[groups * frame + book])
     figures = (
-        f"{STREAMS} streams, {draws} draws, smallest margin {smallest:.1e}; {len(parted)} parted, at margins {parted}; "
-        f"of the others {rounded} with other rounding"
+        f"{STREAMS} streams, {draws} draws, smallest margin {smallest:.1e}; "
+        f"{len(diverged)} diverged, at margins {diverged}; "
+        f"of the others {rounded} differ by rounding"
     )
     log.info(figures)
-    assert max(parted, default=0.0) < NEAR_TIE, f"some parted where nothing tied: {figures}"
-    assert rounded, "nothing was rounded otherwise: these were no crowds"
+    assert max(diverged, default=0.0) < NEAR_TIE, f"divergence without a near tie: {figures}"
+    assert rounded, "no sample differs by rounding: these were no batches"
 
 
-def test_where_two_streams_part_is_found() -> None:
+def test_the_first_difference_is_found() -> None:
     codes = [[1, 2], [3, 4]]
     assert first_difference(codes, codes) is None
     assert first_difference(codes, [[1, 2], [3, 5]]) == (1, 1)

@@ -1,4 +1,5 @@
-"""How many streams fit, and the table of what they and all else take."""
+# SPDX-License-Identifier: Apache-2.0
+"""How many streams fit into the memory, and the table of its usage."""
 
 import logging
 from dataclasses import replace
@@ -19,52 +20,52 @@ from polyvox.engine.memory import (
 from polyvox.errors import InvalidRequest
 
 STREAM = 100_000_000  # bytes
-UNTOLD = EngineConfig(max_streams=0)
+AUTOMATIC = EngineConfig(max_streams=0)
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of 24 GB of which 20 are free."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (20_000_000_000, 24_000_000_000))
 
 
-@pytest.mark.usefixtures("card")
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("config", "slots"),
     [
-        (UNTOLD, 170),  # 90 % of 20 GB, less one
-        (replace(UNTOLD, memory_gb=2.05), 20),
-        (replace(UNTOLD, memory_gb=50), 170),
+        (AUTOMATIC, 170),  # 90 % of 20 GB, less one
+        (replace(AUTOMATIC, memory_gb=2.05), 20),
+        (replace(AUTOMATIC, memory_gb=50), 170),
         (EngineConfig(max_streams=3), 3),
-        (EngineConfig(max_streams=200), 200),  # who asks for all of it gets it
+        (EngineConfig(max_streams=200), 200),  # an explicit number may use all memory
         (EngineConfig(max_streams=10, memory_gb=2), 10),
     ],
 )
-def test_a_gpu_takes_the_streams_that_were_asked_for_or_that_fit(config: EngineConfig, slots: int) -> None:
+def test_a_gpu_has_the_configured_streams_or_as_many_as_fit(config: EngineConfig, slots: int) -> None:
     assert fit_max_streams(config, GPU, STREAM) == replace(config, max_streams=slots)
 
 
-@pytest.mark.usefixtures("card")
-def test_no_engine_takes_more_than_it_has_use_for_unless_it_is_told() -> None:
-    assert fit_max_streams(UNTOLD, GPU, 1000).max_streams == MAX_DEFAULT_GPU_STREAMS
-    assert fit_max_streams(UNTOLD, CPU, 1000).max_streams == DEFAULT_CPU_STREAMS
+@pytest.mark.usefixtures("gpu")
+def test_the_default_number_of_streams_is_limited() -> None:
+    assert fit_max_streams(AUTOMATIC, GPU, 1000).max_streams == MAX_DEFAULT_GPU_STREAMS
+    assert fit_max_streams(AUTOMATIC, CPU, 1000).max_streams == DEFAULT_CPU_STREAMS
     assert fit_max_streams(EngineConfig(max_streams=300), GPU, 1000).max_streams == 300
 
 
-@pytest.mark.usefixtures("card")
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("config", [EngineConfig(max_streams=201), EngineConfig(max_streams=3, memory_gb=0.29)])
-def test_streams_that_cannot_fit_are_refused_with_how_many_do(config: EngineConfig) -> None:
+def test_streams_that_do_not_fit_are_rejected_with_the_number_that_fits(config: EngineConfig) -> None:
     most = 200 if config.memory_gb is None else 2
     expected = rf"at most {most} with a context of 1024 \(got {config.max_streams}\)"
     with pytest.raises(InvalidRequest, match=expected):
         fit_max_streams(config, GPU, STREAM)
 
 
-@pytest.mark.usefixtures("card")
-def test_where_not_one_stream_fits_that_is_said() -> None:
+@pytest.mark.usefixtures("gpu")
+def test_an_engine_without_memory_for_one_stream_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="at most 0 with a context of 1024"):
-        fit_max_streams(replace(UNTOLD, memory_gb=0.05), GPU, STREAM)
+        fit_max_streams(replace(AUTOMATIC, memory_gb=0.05), GPU, STREAM)
 
 
 def test_the_table_is_aligned_and_adds_up() -> None:
@@ -81,12 +82,12 @@ def test_the_table_is_aligned_and_adds_up() -> None:
     ]
 
 
-def test_an_engine_tells_at_its_start_where_the_memory_goes(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_engine_logs_its_memory_usage_at_start(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "polyvox.engine.engine")
-    engine = LocalEngine(loaded("custom_voice", "float32").speech, replace(UNTOLD, context=320))
+    engine = LocalEngine(loaded("custom_voice", "float32").speech, replace(AUTOMATIC, context=320))
     engine.close()
-    [told] = [record.getMessage() for record in caplog.records if "memory" in record.message]
-    rows = {line[2:20].strip(): line for line in told.splitlines()[1:]}
+    [logged] = [record.getMessage() for record in caplog.records if "memory" in record.message]
+    rows = {line[2:20].strip(): line for line in logged.splitlines()[1:]}
     assert list(rows)[:3] == ["weights", "keys and values", "slots"]
     assert list(rows)[-1] == "total"
     assert "float32" in rows["weights"]

@@ -100,9 +100,7 @@ def test_one_stream_on_an_idle_engine_is_in_every_step_until_its_end() -> None:
     waiting=st.integers(0, 16),
     rows=st.integers(0, 400),
 )
-def test_files_take_neither_the_place_of_a_live_stream_in_a_step_nor_its_time(
-    leads: list[float], files: int, waiting: int, rows: int
-) -> None:
+def test_files_do_not_delay_live_streams(leads: list[float], files: int, waiting: int, rows: int) -> None:
     def streams() -> list[StreamState]:
         return [playing(lead, generated=20 + i % 3, started=23) for i, lead in enumerate(leads)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.speaking import request, solo
+from engine.synthesis import request, solo_samples
 from ipc.engine_processes import TIMEOUT, TOLERANCE, assert_lost, children, read_samples, restarted, send
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
@@ -40,4 +40,4 @@ async def assert_survives_a_kill(process: EngineProcess, engine: AsyncRemoteEngi
     assert killed not in children()
     asked = request(seed=killed % 5)
     samples = await read_samples(await engine.submit(asked))
-    np.testing.assert_allclose(samples, solo(speech, asked), atol=TOLERANCE)
+    np.testing.assert_allclose(samples, solo_samples(speech, asked), atol=TOLERANCE)

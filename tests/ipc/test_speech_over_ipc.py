@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from conftest import Loaded
-from engine.speaking import request, solo
+from engine.synthesis import request, solo_samples
 from ipc.engine_processes import (
     TIMEOUT,
     TOLERANCE,
@@ -56,7 +56,7 @@ async def test_speech_from_another_process_is_the_same(engine: AsyncRemoteEngine
     asked = [request(voice=voice, seed=seed) for voice in ("serena", "vivian") for seed in (1, 2)]
     streams = [await engine.submit(one) for one in asked]
     for stream, one in zip(streams, asked, strict=True):
-        np.testing.assert_allclose(await read_samples(stream), solo(speech, one), atol=TOLERANCE)
+        np.testing.assert_allclose(await read_samples(stream), solo_samples(speech, one), atol=TOLERANCE)
         assert stream.result is not None
         assert stream.result.finish_reason in ("stop", "length")
 
@@ -66,7 +66,7 @@ async def test_live_text_gives_the_same_speech_as_the_whole_text(engine: AsyncRe
     stream.append("er assistant, the")
     stream.append(" other user")
     stream.finish_text()
-    whole = solo(loaded("custom_voice", "float64").speech, request(TEXT, layout="streaming", guard=False))
+    whole = solo_samples(loaded("custom_voice", "float64").speech, request(TEXT, layout="streaming", guard=False))
     np.testing.assert_allclose(await read_samples(stream), whole, atol=TOLERANCE)
 
 
@@ -80,7 +80,7 @@ async def test_rows_of_another_model_give_the_same_speech_as_their_text(
     assert middle
     stream.append_rows(speech.text_rows(rest[:middle], last=False).float().numpy())
     stream.append_rows(speech.text_rows(rest[middle:], last=True).float().numpy(), last=True)
-    whole = solo(speech, request(TEXT, layout="streaming", guard=False))
+    whole = solo_samples(speech, request(TEXT, layout="streaming", guard=False))
     np.testing.assert_allclose(await read_samples(stream), whole, atol=TOLERANCE)
 
 
@@ -129,7 +129,7 @@ async def test_a_killed_server_does_not_affect_another(
     server.join(TIMEOUT)
     assert [chunk.index for chunk in received] == list(range(len(received)))
     samples = np.concatenate([chunk.samples for chunk in received])
-    np.testing.assert_allclose(samples, solo(loaded("custom_voice", "float64").speech, asked), atol=TOLERANCE)
+    np.testing.assert_allclose(samples, solo_samples(loaded("custom_voice", "float64").speech, asked), atol=TOLERANCE)
     await stat_becomes(engine, "slots_free", SLOTS)
     assert (await engine.stats())["finished_cancelled"] > cancelled
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Loaded
-from engine.speaking import request
+from engine.synthesis import request
 from ipc.engine_processes import becomes_true, children, folders
 from ipc.speech_processes import MAX_FRAMES, SLOTS, assert_survives_a_kill, build
 from polyvox.ipc.client import AsyncRemoteEngine, AsyncRemoteStream

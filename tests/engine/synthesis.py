@@ -1,4 +1,5 @@
-"""What tests of an engine do with streams."""
+# SPDX-License-Identifier: Apache-2.0
+"""Runs requests on an engine and reads their streams."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -18,33 +19,33 @@ from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
 
-PATIENCE = 60  # seconds that no test should need
+TIMEOUT = 60  # seconds; no test needs that long
 
-Codes = list[list[int]]  # of each frame
+Codes = list[list[int]]  # by frame
 
 
-def spoken(stream: LocalStream) -> Samples:
-    """All samples of a stream, its chunks in order and its end told once."""
-    chunks = list(stream.chunks(PATIENCE))
+def read_all(stream: LocalStream) -> Samples:
+    """All samples of a stream; its chunks are in order and the last one is final."""
+    chunks = list(stream.chunks(TIMEOUT))
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     return np.concatenate([chunk.samples for chunk in chunks])
 
 
 @cache
-def solo(speech: Qwen3TTSModel, request: Request) -> Samples:
-    """What a request says alone on an engine that nobody else ever used."""
+def solo_samples(speech: Qwen3TTSModel, request: Request) -> Samples:
+    """The samples of a request that runs alone on a new engine."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
-        return spoken(engine.submit(request))
+        return read_all(engine.submit(request))
     finally:
         engine.close()
 
 
-def assert_all_free(engine: LocalEngine) -> None:
-    """Nothing is held, at the latest a step after the last stream's end."""
+def assert_idle(engine: LocalEngine) -> None:
+    """All slots and pages are free, at the latest a step after the last stream ended."""
     with engine.lock:
-        assert engine._work.wait_for(lambda: not engine.streams, PATIENCE)
+        assert engine._work.wait_for(lambda: not engine.streams, TIMEOUT)
     stats = engine.stats()
     assert stats["streams"] == stats["waiting"] == 0
     assert stats["slots_free"] == engine.config.max_streams
@@ -59,12 +60,12 @@ def request(text: str = "hello there", voice: str = "serena", seed: int = 1, fra
 
 def wait_for_end(stream: LocalStream) -> None:
     with stream._engine.lock:
-        assert stream._ready.wait_for(lambda: stream.result is not None, PATIENCE)
+        assert stream._ready.wait_for(lambda: stream.result is not None, TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alone:
-    """What a request says alone on an engine that nobody else ever used: its codes too, and how it ends."""
+class SoloRun:
+    """The codes, samples and finish reason of a request that runs alone on a new engine."""
 
     codes: Codes
     samples: Samples
@@ -72,23 +73,23 @@ class Alone:
 
 
 @cache
-def alone(speech: Qwen3TTSModel, request: Request) -> Alone:
+def run_alone(speech: Qwen3TTSModel, request: Request) -> SoloRun:
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
-        codes = note_codes(engine)
+        codes = record_codes(engine)
         stream = engine.submit(request)
-        samples = spoken(stream)
+        samples = read_all(stream)
         assert stream.result is not None
-        return Alone(codes[stream], samples, stream.result.finish_reason)
+        return SoloRun(codes[stream], samples, stream.result.finish_reason)
     finally:
         engine.close()
 
 
-def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
-    """From now on, the codes of each stream of this engine as its codec reads them, each frame once and in order."""
-    stepper = engine._runner
-    ring = stepper.generator.state.codes
-    assign, decode = stepper.assign, stepper.decode
+def record_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
+    """Records the codes of each stream as the codec reads them, each frame once and in order."""
+    runner = engine._runner
+    ring = runner.generator.state.codes
+    assign, decode = runner.assign, runner.decode
     found: defaultdict[LocalStream, Codes] = defaultdict(list)
     owners: dict[int, LocalStream] = {}  # by slot
 
@@ -104,5 +105,5 @@ def note_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
             codes += ring[slot, torch.arange(first, first + count) % ring.shape[1]].tolist()
         return decode(work)
 
-    stepper.assign, stepper.decode = assigned, decoded  # type: ignore[method-assign]
+    runner.assign, runner.decode = assigned, decoded  # type: ignore[method-assign]
     return found

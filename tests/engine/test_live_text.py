@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams whose text arrives in pieces."""
+
+from math import inf
+from typing import cast
+
+import numpy as np
+import pytest
+
+from conftest import Loaded
+from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples, wait_for_end
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.stream import LocalStream
+from polyvox.engine.stream_status import StreamStatus
+from polyvox.errors import Overloaded, StreamFailed
+from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
+from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
+from polyvox.models.request import Request, Sampling
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ("hello there", "the other assistant", "on and on it goes, the line", "a")
+
+
+@pytest.fixture(scope="module")
+def speech(loaded: Loaded) -> Qwen3TTSModel:
+    return loaded("custom_voice", "float64").speech
+
+
+def has_delivered_all(stream: LocalStream) -> bool:
+    """The stream waits for text, and everything before is delivered."""
+    return stream.text_deadline < inf and stream.started == stream.decoded > 0
+
+
+def test_waiting_for_text_is_not_an_underrun(speech: Qwen3TTSModel) -> None:
+    """Ten seconds pass between two pieces of text."""
+    text = "the other assistant, the other user, on and on"
+    now = [0.0]
+    engine = LocalEngine(speech, EngineConfig(max_streams=1), clock=lambda: now[0])
+    try:
+        stream = engine.submit(request("the other assist", live=True, guard=False, frames=30))
+        with engine.lock:
+            assert stream._ready.wait_for(lambda: has_delivered_all(stream), TIMEOUT)
+            now[0] = 10.0
+        stream.append(text.removeprefix("the other assist"))
+        stream.finish_text()
+        whole = solo_samples(speech, request(text, layout="streaming", guard=False, frames=30))
+        np.testing.assert_allclose(read_all(stream), whole, atol=1e-6)
+        assert stream.result is not None
+        assert stream.result.text_waits >= 1
+        assert stream.result.underruns == 0
+    finally:
+        engine.close()
+
+
+def test_a_live_stream_without_text_times_out(speech: Qwen3TTSModel) -> None:
+    now = [0.0]
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, text_timeout=5.0), clock=lambda: now[0])
+    try:
+        stream = engine.submit(request("the other assist", live=True, guard=False, frames=30))
+        with engine.lock:
+            assert stream._ready.wait_for(lambda: stream.text_deadline < inf and stream.buffered, TIMEOUT)
+            now[0] = 6.0
+            engine.wake()
+        with pytest.raises(StreamFailed, match="no text arrived"):
+            read_all(stream)
+        assert len(read_all(engine.submit(request())))
+    finally:
+        engine.close()
+
+
+def test_finished_live_text_has_the_frame_limit_of_its_length(speech: Qwen3TTSModel) -> None:
+    """While text is open a live stream may be long; when it is complete, its length limits the frames."""
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    endless = Sampling(min_frames=1_000_000)
+    try:
+        live = engine.submit(Request("a", "serena", seed=1, live=True, sampling=endless))
+        live.append(" b")
+        with engine.lock:
+            live.finish_text()
+            assert live.status is not StreamStatus.AWAITING_TEXT
+        read_all(live)
+        whole = engine.submit(Request("a b", "serena", seed=1, layout="streaming", sampling=endless))
+        read_all(whole)
+        assert live.result is not None
+        assert whole.result is not None
+        assert live.result.finish_reason == whole.result.finish_reason == "runaway"
+        assert live.result.frames == whole.result.frames
+        assert live.result.text_tokens == whole.result.text_tokens == len(speech.tokenizer.text("a b"))
+        assert_idle(engine)
+    finally:
+        engine.close()
+
+
+def test_finished_live_text_has_the_expected_frames_of_whole_text(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    try:
+        stream = engine.submit(request("hello there", live=True, frames=3))
+        stream.finish_text()
+        read_all(stream)
+        budget = int(cast(Qwen3TTSGeneratorState, engine._runner.generator.state).expected_frames[0])
+        read_all(engine.submit(request("hello there", layout="streaming", frames=3)))
+        assert budget == int(cast(Qwen3TTSGeneratorState, engine._runner.generator.state).expected_frames[0])
+    finally:
+        engine.close()
+
+
+def test_a_live_stream_without_text_can_be_cancelled_time_out_and_start_late(speech: Qwen3TTSModel) -> None:
+    now = [0.0]
+    config = EngineConfig(max_streams=1, max_queue=1, max_queue_seconds=5, text_timeout=20)
+    engine = LocalEngine(speech, config, clock=lambda: now[0])
+    try:
+        first, second = (engine.submit(request("", live=True, guard=False)) for _ in range(2))
+        with pytest.raises(Overloaded, match="first text"):
+            engine.submit(request("", live=True))
+        first.cancel()
+        wait_for_end(first)
+        now[0] = 11.0  # longer than the queue timeout, but this stream is not queued
+        second.append(TEXTS[0])
+        second.finish_text()
+        late = request(TEXTS[0], layout="streaming", guard=False)
+        np.testing.assert_allclose(read_all(second), solo_samples(speech, late), atol=1e-6)
+        without_text = engine.submit(request("", live=True))
+        with engine.lock:
+            now[0] = 40.0
+            engine.wake()
+        with pytest.raises(StreamFailed, match="no text arrived"):
+            read_all(without_text)
+        left = engine.submit(request("", live=True))
+    finally:
+        engine.close()
+    with pytest.raises(StreamFailed, match="closed"):
+        read_all(left)
+
+
+def test_a_rejected_first_text_ends_its_stream(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, max_queue=0))
+    try:
+        waiting = engine.submit(request("", live=True))
+        active = engine.submit(request("the other assist", live=True, guard=False))
+        with engine.lock:
+            assert active._ready.wait_for(lambda: active.text_deadline < inf, TIMEOUT)
+        with pytest.raises(Overloaded):
+            waiting.append("hello there, user")
+        with pytest.raises(Overloaded, match="queue is full"):
+            read_all(waiting)
+        active.cancel()
+        assert_idle(engine)
+    finally:
+        engine.close()
