@@ -37,15 +37,15 @@ def test_only_allowed_transitions_succeed_and_the_table_follows_them(targets: li
     table: StreamTable[StreamState] = StreamTable(lambda _, status, now: spans.append((status, now)))
     stream = new_stream(status=StreamStatus.AWAITING_TEXT)
     table.add(stream)
-    for now, target in enumerate(targets):
-        before: StreamStatus = stream.status
+    for i, target in enumerate(targets):
+        before, now = stream.status, float(i)
         if target in TRANSITIONS[before]:
-            table.transition(stream, target, float(now))
-            assert spans[-1] == (before, now)
-            assert stream.status_since == now
+            table.transition(stream, target, now)
+            assert spans[-1][0] is before
+            assert spans[-1][1] == stream.status_since == now
         else:
             with pytest.raises(ForbiddenTransition, match=f"from {before} to {target}"):
-                table.transition(stream, target, float(now))
+                table.transition(stream, target, now)
         assert stream.ended == (stream.status in ENDED)
         assert (stream in table.active) == (stream.status in HOLDS_SLOT)
         finished = stream.status is StreamStatus.FINISHED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stateful test of tests/engine/test_stateful.py for about ten minutes."""
+"""The stateful test of tests/engine/test_engine_machine.py for about ten minutes."""
 
 import os
 
