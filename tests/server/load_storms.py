@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients that behave badly, over plain sockets."""
 
 import json
@@ -65,14 +66,14 @@ def seconds_until(free: Callable[[], bool]) -> float:
     return time.monotonic() - began
 
 
-def heard(connection: socket.socket) -> bytes:
+def read_response(connection: socket.socket) -> bytes:
     """The whole answer, to its end or to that of the connection."""
-    told = b""
+    body = b""
     with suppress(ConnectionError):
-        while not told.endswith(b"0\r\n\r\n") and (part := connection.recv(1 << 16)):
-            told += part
+        while not body.endswith(b"0\r\n\r\n") and (part := connection.recv(1 << 16)):
+            body += part
     connection.close()
-    return told
+    return body
 
 
 def status_of(answer: bytes) -> int:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients of the sockets that send anything at all, in any order, and go when they like."""
 
 import json
@@ -99,7 +100,7 @@ def message(chance: random.Random) -> str | bytes:
 
 
 def babble(server: RunningServer, engine: PausableEngine, messages: int, seed: int) -> Counter[str]:
-    """So many messages on sockets that come and go; what became of them. The engine is free of them afterwards."""
+    """Sends malformed messages on short-lived sockets and counts the outcomes. The engine has no streams afterwards."""
     chance = random.Random(seed)
     counts: Counter[str] = Counter()
     while counts["messages"] < messages:
@@ -109,32 +110,32 @@ def babble(server: RunningServer, engine: PausableEngine, messages: int, seed: i
 
 
 def _babble_on(server: RunningServer, chance: random.Random, counts: Counter[str], messages: int) -> None:
-    with connect_websocket(server, chance.choice(PATHS)) as talk:
+    with connect_websocket(server, chance.choice(PATHS)) as websocket:
         counts["sockets"] += 1
         if chance.random() < 0.8:
-            talk.tell(
+            websocket.send(
                 type="session.config", response_format="pcm", split_granularity="sentence", text=" ", stream_audio=True
             )
         for _ in range(messages):
             counts["messages"] += 1
             try:
-                talk.connection.send(message(chance))
-                _listen(talk, counts, chance.choice((0, 0, 0, 0.02)))
+                websocket.connection.send(message(chance))
+                _listen(websocket, counts, chance.choice((0, 0, 0, 0.02)))
             except ConnectionClosed:
                 break
         if chance.random() < 0.3:
             with suppress(OSError):  # it may be closed already
-                talk.connection.socket.shutdown(2)  # without a word
-    code = talk.connection.close_code
+                websocket.connection.socket.shutdown(2)  # without a word
+    code = websocket.connection.close_code
     counts[f"closed {code}"] += 1
 
 
-def _listen(talk: WebSocketClient, counts: Counter[str], seconds: float) -> None:
+def _listen(websocket: WebSocketClient, counts: Counter[str], seconds: float) -> None:
     """Takes what is there, or comes while one listens."""
     try:
         while True:
-            found = talk.connection.recv(timeout=seconds)
-            kind = "sound" if isinstance(found, bytes) or '"audio": "' in found else "told"
-            counts["errors" if kind == "told" and '"message"' in found else kind] += 1
+            found = websocket.connection.recv(timeout=seconds)
+            kind = "sound" if isinstance(found, bytes) or '"audio": "' in found else "body"
+            counts["errors" if kind == "body" and '"message"' in found else kind] += 1
     except TimeoutError:
         pass

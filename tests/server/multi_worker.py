@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RunningWorkers server processes on one engine without a model, as `polyvox serve --workers` runs them."""
 
 import multiprocessing
@@ -32,7 +33,7 @@ class RunningWorkers:
     port: int
     parent: SpawnProcess
     engine_process: EngineProcess
-    engine: RemoteEngine  # the test's own way to the engine
+    engine: RemoteEngine  # the test's own connection
 
     def client(self, **more: Any) -> httpx.Client:
         """Each has a connection of its own, to whichever process takes it."""
@@ -72,7 +73,7 @@ class RunningWorkers:
 def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
-    except OSError:  # it has gone meanwhile
+    except OSError:  # the process has ended
         return b""
 
 

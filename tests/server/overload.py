@@ -1,4 +1,5 @@
-"""More who ask than can be served, as they come in life: at random moments, whoever was answered before."""
+# SPDX-License-Identifier: Apache-2.0
+"""An open-loop load above the capacity: requests arrive at random times, whatever was answered before."""
 
 import asyncio
 import json
@@ -8,26 +9,26 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-LOAD = 4  # times what can be served
+LOAD = 4  # times the capacity
 SECONDS_PER_BYTE = 0.072  # of speech
 SAMPLE_BYTES = 2 * 24_000  # of a second
-PLAYER_SECONDS = 0.1  # that a player gathers before it begins
+PLAYER_SECONDS = 0.1  # of audio that a player buffers before it starts
 TEXTS = (
     "Hello there, how are you today?",
     "The train to the coast leaves at ten. Please have your tickets ready.",
-    "Of course. I have moved the meeting to Thursday, and told the others.",
+    "Of course. I have moved the meeting to Thursday, and body the others.",
 )
 
 
 def rate_of(capacity: float) -> float:
-    """Requests a second that ask for so many times what an engine keeps fed."""
+    """Requests per second that are LOAD times the capacity of an engine."""
     spoken = SECONDS_PER_BYTE * sum(map(len, TEXTS)) / len(TEXTS)
     return LOAD * capacity / spoken
 
 
 @dataclass(slots=True)
 class Answer:
-    """What one client had of the server."""
+    """The response to one client."""
 
     sent: float
     status: int = 0
@@ -41,7 +42,7 @@ class Answer:
 
     @property
     def stalls(self) -> int:
-        """Times that a player of little patience ran dry."""
+        """Underruns of a player with a buffer of PLAYER_SECONDS."""
         until, count = 0.0, 0
         for when, size in self.arrivals:
             if until and when > until:
@@ -57,8 +58,8 @@ async def ask(port: int, text: str, seed: int) -> Answer:
         body = json.dumps({"input": text, "response_format": "pcm", "seed": seed}).encode()
         head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        told = await reader.readuntil(b"\r\n\r\n")
-        answer.answered, answer.status = time.monotonic(), int(told.split(b" ", 2)[1])
+        body = await reader.readuntil(b"\r\n\r\n")
+        answer.answered, answer.status = time.monotonic(), int(body.split(b" ", 2)[1])
         end = b""
         while part := await reader.read(1 << 16):
             answer.arrivals.append((time.monotonic(), len(part)))
@@ -72,7 +73,7 @@ async def ask(port: int, text: str, seed: int) -> Answer:
 
 
 async def flood(port: int, rate: float, seconds: float, seed: int = 0) -> list[Answer]:
-    """So many a second, for so long; and then all of them to their end."""
+    """Sends `rate` requests per second for a while, then waits for all of them."""
     chance = random.Random(seed)
     asking: list[asyncio.Task[Answer]] = []
     due = end = time.monotonic()
@@ -85,31 +86,31 @@ async def flood(port: int, rate: float, seconds: float, seed: int = 0) -> list[A
 
 @dataclass(frozen=True, slots=True)
 class Flooded:
-    """What came of it."""
+    """The responses, by status."""
 
     admitted: list[Answer]
-    refused: list[Answer]
+    rejected: list[Answer]
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> "Flooded":
         assert {answer.status for answer in answers} <= {200, 503}
         assert all(answer.whole for answer in answers if answer.status == 200)
-        refused = sorted((answer for answer in answers if answer.status == 503), key=lambda answer: answer.latency)
-        return cls([answer for answer in answers if answer.status == 200], refused)
+        rejected = sorted((answer for answer in answers if answer.status == 503), key=lambda answer: answer.latency)
+        return cls([answer for answer in answers if answer.status == 200], rejected)
 
-    def refusal(self, share: float) -> float:
-        """Seconds in which this share of the refused had their answer."""
-        return self.refused[round(share * (len(self.refused) - 1))].latency
+    def rejection_latency(self, share: float) -> float:
+        """Seconds in which this share of the rejected had their answer."""
+        return self.rejected[round(share * (len(self.rejected) - 1))].latency
 
     @property
     def stalls(self) -> int:
         return sum(answer.stalls for answer in self.admitted)
 
-    def told(self) -> str:
-        p50, p95, worst = (f"{1e3 * self.refusal(share):.0f}" for share in (0.5, 0.95, 1.0))
+    def summary(self) -> str:
+        p50, p95, worst = (f"{1e3 * self.rejection_latency(share):.0f}" for share in (0.5, 0.95, 1.0))
         first = sorted(answer.latency for answer in self.admitted)
         waits = f"first sound p50 {first[len(first) // 2]:.2f} s, max {first[-1]:.2f} s"
         return (
-            f"admitted {len(self.admitted)} ({waits}), refused {len(self.refused)} "
+            f"admitted {len(self.admitted)} ({waits}), rejected {len(self.rejected)} "
             f"(p50 {p50} ms, p95 {p95} ms, max {worst} ms), stalls of players {self.stalls}"
         )

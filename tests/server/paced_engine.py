@@ -1,4 +1,5 @@
-"""An engine whose door and steps are the scheduler's own, on a device that only waits: as fast on a busy machine."""
+# SPDX-License-Identifier: Apache-2.0
+"""An engine with the real scheduler on a device that only sleeps, so that a busy machine does not matter."""
 
 import threading
 import time
@@ -27,7 +28,7 @@ from server.fakes import CUSTOM
 
 FRAME_SECONDS, FRAME_SAMPLES = 0.08, 1920
 FRAMES_PER_BYTE = 0.9
-# Seconds of a step that keep seven listeners fed.
+# Step times with which seven streams run in real time.
 COST = CostModel(step=0.010, stream=0.005, prefill_row=1e-5, codec=0.004, codec_frame=0.003)
 PROMPT_ROWS, MAX_FRAMES = 30, 500
 
@@ -69,10 +70,10 @@ class PacedStream(StreamReader):
 class PacedEngine:
     sample_rate = SAMPLE_RATE
 
-    def __init__(self, slots: int, queue: int, queue_seconds: float) -> None:
+    def __init__(self, slots: int, queue: int, max_queue_seconds: float) -> None:
         pages = slots * (PROMPT_ROWS + MAX_FRAMES)
         limits = SchedulerLimits(
-            FRAME_SECONDS, slots, pages, 16, 64, queue, queue_seconds, max_prefill_rows=512, max_batch=slots
+            FRAME_SECONDS, slots, pages, 16, 64, queue, max_queue_seconds, max_prefill_rows=512, max_batch=slots
         )
         self.work = threading.Condition()  # guards all that follows
         self._table: StreamTable[StreamState] = StreamTable()
@@ -83,7 +84,7 @@ class PacedEngine:
         self._ids = 0
         self._counts = {"underruns": 0.0, "finished_error": 0.0}
         self._closing = False
-        self._told: list[PacedStream] = []
+        self._ready: list[PacedStream] = []
         self._thread = threading.Thread(target=self._run, name="paced-engine", daemon=True)
         self._thread.start()
 
@@ -122,18 +123,18 @@ class PacedEngine:
     def _run(self) -> None:
         while True:
             with self.work:
-                while not (plan := self._plan()) and not self._closing and not self._told:
+                while not (plan := self._plan()) and not self._closing and not self._ready:
                     self.work.wait()
                 if self._closing:
                     return
-            self._tell()
+            self._notify()
             began = time.monotonic()
             time.sleep(COST.seconds(*plan.sizes()))
             with self.work:
                 now = time.monotonic()
                 self._deliver(plan, now)
                 self._load.observe(plan, now - began)
-            self._tell()
+            self._notify()
 
     def _plan(self) -> StepPlan[StreamState]:
         now = time.monotonic()
@@ -145,10 +146,10 @@ class PacedEngine:
         self._admission.admit(now)
         return self._scheduler.plan(now)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Without the lock."""
-        told, self._told = self._told, []
-        for stream in told:
+        ready, self._ready = self._ready, []
+        for stream in ready:
             if stream.on_ready is not None:
                 stream.on_ready(stream)
 
@@ -167,7 +168,7 @@ class PacedEngine:
                 self._end(state, "stop", samples, now)
             else:
                 self._streams[state].give(samples, None)
-                self._told.append(self._streams[state])
+                self._ready.append(self._streams[state])
 
     def _end(self, state: StreamState, reason: FinishReason, samples: Samples, now: float) -> None:
         stream = self._streams.pop(state)
@@ -192,4 +193,4 @@ class PacedEngine:
                 retry_after=retry_after,
             ),
         )
-        self._told.append(stream)
+        self._ready.append(stream)

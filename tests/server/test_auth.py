@@ -1,4 +1,5 @@
-"""Who may call and what may be reached: keys, limits, recordings by URL and by file."""
+# SPDX-License-Identifier: Apache-2.0
+"""Keys, limits, and recordings by URL and by file."""
 
 import base64
 import logging
@@ -9,7 +10,7 @@ from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -26,17 +27,17 @@ from server.live_server import serving
 from server.websocket_clients import connect_websocket
 
 
-def test_without_a_key_only_what_is_open_answers(engine: PausableEngine) -> None:
+def test_only_public_endpoints_respond_without_a_key(engine: PausableEngine) -> None:
     settings = Settings(api_keys=["right", "other"], public=["voices"])
     with serving(engine, settings) as server, server.client() as client:
         body = {"input": "Hi.", "response_format": "pcm"}
         wrong = [{}, {"authorization": "Bearer wrong"}, {"authorization": "right"}, {"xi-api-key": "righ"}]
         wrong += [{"authorization": "Basic right"}]
         for headers in wrong:
-            refused = client.post("/v1/audio/speech", json=body, headers=headers)
-            assert refused.status_code == 401
-            assert refused.json()["error"]["code"] == "invalid_api_key"
-            assert refused.headers["www-authenticate"] == "Bearer"
+            rejected = client.post("/v1/audio/speech", json=body, headers=headers)
+            assert rejected.status_code == 401
+            assert rejected.json()["error"]["code"] == "invalid_api_key"
+            assert rejected.headers["www-authenticate"] == "Bearer"
         for headers in ({"authorization": "Bearer right"}, {"xi-api-key": "other"}, {"authorization": "bearer  right"}):
             assert client.post("/v1/audio/speech", json=body, headers=headers).status_code == 200
         for path in ("/", "/livez", "/readyz", "/health", "/v1/audio/voices"):
@@ -45,51 +46,51 @@ def test_without_a_key_only_what_is_open_answers(engine: PausableEngine) -> None
             assert client.get(path).status_code == 401
         assert client.post("/v1/audio/voices", json={}).status_code == 401  # only the list is public
         assert client.delete("/v1/audio/voices/x").status_code == 401
-        told = client.get("/metrics", headers={"xi-api-key": "right"}).text
-        assert 'polyvox_requests_total{outcome="rejected"} 13.0' in told
+        body = client.get("/metrics", headers={"xi-api-key": "right"}).text
+        assert 'polyvox_requests_total{outcome="rejected"} 13.0' in body
 
 
 SOCKETS = ("/v1/audio/speech/stream", *(f"/v1/text-to-speech/heart/{kind}stream-input" for kind in ("", "multi-")))
 
 
 @pytest.mark.parametrize("path", SOCKETS)
-def test_a_page_brings_its_key_as_a_protocol(
+def test_a_web_page_can_send_its_key_as_a_subprotocol(
     path: str, engine: PausableEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with serving(engine, Settings(api_keys=["sk-right", "a/b (50%)"])) as server:
-        for offered, chosen in (
+        for proposed, chosen in (
             (["polyvox", "polyvox-key.sk-right"], "polyvox"),
             (["polyvox-key.sk-right", "polyvox"], "polyvox"),
             (["realtime", "openai-insecure-api-key.sk-right", "other"], "realtime"),
             (["polyvox", "polyvox-key.a%2Fb%20%2850%25%29"], "polyvox"),
             (["polyvox-key.sk-right"], None),
         ):
-            with connect_websocket(server, path, subprotocols=[Subprotocol(name) for name in offered]) as talk:
-                assert talk.connection.subprotocol == chosen
+            with connect_websocket(server, path, subprotocols=[Subprotocol(name) for name in proposed]) as websocket:
+                assert websocket.connection.subprotocol == chosen
         for wrong in ("polyvox-key.sk-wrong", "sk-right.sk-right", "openai-insecure-api-key.a%2Fb"):
             names = [Subprotocol("polyvox"), Subprotocol(wrong)]
             if "key." not in wrong and "text-to-speech" in path:
                 continue  # as good as none, and the first message may have one
-            with pytest.raises(InvalidStatus) as refused, connect_websocket(server, path, subprotocols=names):
+            with pytest.raises(InvalidStatus) as rejected, connect_websocket(server, path, subprotocols=names):
                 pass
-            assert refused.value.response.status_code == 401
+            assert rejected.value.response.status_code == 401
         with connect_websocket(server, f"{path}?api_key=sk-right"):
             pass
-    told = [record.getMessage() for record in caplog.records if not record.name.startswith("websockets")]
-    assert told
-    assert not any("sk-right" in line for line in told)
+    body = [record.getMessage() for record in caplog.records if not record.name.startswith("websockets")]
+    assert body
+    assert not any("sk-right" in line for line in body)
 
 
-def test_a_protocol_is_answered_where_no_key_is_needed(engine: PausableEngine) -> None:
+def test_a_subprotocol_is_selected_when_no_key_is_needed(engine: PausableEngine) -> None:
     with (
         serving(engine) as server,
-        connect_websocket(server, SOCKETS[0], subprotocols=[Subprotocol("polyvox")]) as talk,
+        connect_websocket(server, SOCKETS[0], subprotocols=[Subprotocol("polyvox")]) as websocket,
     ):
-        assert talk.connection.subprotocol == "polyvox"
+        assert websocket.connection.subprotocol == "polyvox"
 
 
-def test_a_body_that_is_too_large_or_too_slow_is_refused(engine: PausableEngine) -> None:
+def test_a_body_that_is_too_large_or_too_slow_is_rejected(engine: PausableEngine) -> None:
     settings = Settings(max_body_bytes=2000, body_timeout=0.3)
     with serving(engine, settings) as server, server.client() as client:
         assert client.post("/v1/audio/speech", content=b"x" * 3000).status_code == 413
@@ -101,31 +102,33 @@ def test_a_body_that_is_too_large_or_too_slow_is_refused(engine: PausableEngine)
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_a_connection_that_brings_no_request_is_closed(engine: PausableEngine) -> None:
+def test_a_connection_without_complete_headers_times_out(engine: PausableEngine) -> None:
     answered = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
     with serving(engine, Settings(body_timeout=0.3)) as server:
         for begin in (b"", b"GET /livez HTTP/1.1\r\nho", answered + b"GET /li"):
             with socket.create_connection(("127.0.0.1", server.port)) as idle:
                 idle.settimeout(20)
                 idle.sendall(begin)
-                heard = b""
+                received = b""
                 while part := idle.recv(1000):
-                    heard += part
+                    received += part
                     idle.sendall(b"v")  # drops do not help
-                assert heard.count(b"HTTP/1.1 200") == begin.count(answered)
-        with socket.create_connection(("127.0.0.1", server.port)) as held:  # one that is being answered is left alone
+                assert received.count(b"HTTP/1.1 200") == begin.count(answered)
+        with socket.create_connection(("127.0.0.1", server.port)) as paused:  # one that is being answered is left alone
             engine.resume(1)
             body = b'{"input": "Hi.", "response_format": "pcm", "max_new_tokens": 9}'
-            held.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            held.settimeout(1.0)
+            paused.sendall(
+                b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+            paused.settimeout(1.0)
             with pytest.raises(TimeoutError):
-                list(iter(lambda: held.recv(1000), b""))
+                list(iter(lambda: paused.recv(1000), b""))
             engine.resume()
-            held.settimeout(20)
-            assert held.recv(1000)
+            paused.settimeout(20)
+            assert paused.recv(1000)
 
 
-def test_pages_of_the_named_origins_may_call(engine: PausableEngine) -> None:
+def test_only_pages_of_the_configured_origins_may_call(engine: PausableEngine) -> None:
     with (
         serving(engine, Settings(cors_origins=["https://a.example"], api_keys=["k"])) as server,
         server.client() as client,
@@ -133,9 +136,9 @@ def test_pages_of_the_named_origins_may_call(engine: PausableEngine) -> None:
         asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
         allowed = client.options("/v1/audio/speech", headers=asked)
         assert allowed.headers["access-control-allow-origin"] == "https://a.example"
-        refused = client.post("/v1/audio/speech", json={}, headers={"origin": "https://a.example"})
-        assert refused.status_code == 401
-        assert refused.headers["access-control-allow-origin"] == "https://a.example"
+        rejected = client.post("/v1/audio/speech", json={}, headers={"origin": "https://a.example"})
+        assert rejected.status_code == 401
+        assert rejected.headers["access-control-allow-origin"] == "https://a.example"
         stranger = client.options("/v1/audio/speech", headers={**asked, "origin": "https://b.example"})
         assert "access-control-allow-origin" not in stranger.headers
     with serving(engine) as server, server.client() as client:
@@ -144,17 +147,17 @@ def test_pages_of_the_named_origins_may_call(engine: PausableEngine) -> None:
 
 
 @pytest.mark.parametrize("written", ["/tts", "/tts/", "tts"])
-def test_behind_a_proxy_the_path_before_ours_is_known(written: str, engine: PausableEngine) -> None:
+def test_the_server_works_behind_a_proxy_with_a_path_prefix(written: str, engine: PausableEngine) -> None:
     with serving(engine, Settings(root_path=written, api_keys=["k"])) as server, server.client() as client:
-        told = client.get("/openapi.json", headers={"xi-api-key": "k"}).json()
-        assert told["servers"] == [{"url": "/tts"}]
+        body = client.get("/openapi.json", headers={"xi-api-key": "k"}).json()
+        assert body["servers"] == [{"url": "/tts"}]
         for before in ("", "/tts"):  # a proxy may take the path away, or leave it
             assert client.get(f"{before}/livez").status_code == 200
             assert client.get(f"{before}/").status_code == 200
             assert client.get(f"{before}/metrics").status_code == 401
             assert client.get(f"{before}/metrics", headers={"xi-api-key": "k"}).status_code == 200
-            with connect_websocket(server, f"{before}{SOCKETS[1]}") as talk:
-                talk.tell(text=" ", xi_api_key="k")
+            with connect_websocket(server, f"{before}{SOCKETS[1]}") as websocket:
+                websocket.send(text=" ", xi_api_key="k")
         assert client.get("/tts").headers["location"] == f"{server.address}/tts/"
         for path in ("/ttsx/livez", "/tts/tts/livez", "/tts/nowhere"):
             assert client.get(path, headers={"xi-api-key": "k"}).status_code == 404
@@ -164,17 +167,17 @@ def test_behind_a_proxy_the_path_before_ours_is_known(written: str, engine: Paus
 
 
 class Site(BaseHTTPRequestHandler):
-    """What some web site answers, by path."""
+    """A web site with responses by path."""
 
     hits: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         self.hits.append(self.path)
-        place = {"/twice": "/sound", "/inside": "http://inside.example/secret", "/file": "file:///etc/hostname"}
-        place |= {"/loop": "/loop", "/elsewhere": "http://other.example/sound"}
-        if self.path in place:
+        location = {"/twice": "/sound", "/inside": "http://inside.example/secret", "/file": "file:///etc/hostname"}
+        location |= {"/loop": "/loop", "/elsewhere": "http://other.example/sound"}
+        if self.path in location:
             self.send_response(302)
-            self.send_header("location", place[self.path])
+            self.send_header("location", location[self.path])
             self.end_headers()
         elif self.path == "/large":
             self.send_response(200)
@@ -201,7 +204,7 @@ def site() -> Iterator[int]:
 
 
 class Names:
-    """A name server: what each name means, one answer after the other."""
+    """A name server with a list of answers for each name."""
 
     def __init__(self, **names: list[str]) -> None:
         self.names = {name.replace("_", "."): answers for name, answers in names.items()}
@@ -213,22 +216,22 @@ class Names:
         return [answers.pop(0) if len(answers) > 1 else answers[0]]
 
 
-def reader(names: Names, **more: object) -> RecordingReader:
-    """Only 127.0.0.1 counts as public here, as the site is there."""
+def reader(names: Names, **more: Any) -> RecordingReader:
+    """Only 127.0.0.1, the address of the site, counts as public."""
     settings = Settings(
         ref_audio_domains=["a.example", "inside.example", ".b.example"], max_recording_bytes=1000, **more
-    )  # type: ignore[arg-type]
+    )
     return RecordingReader(settings, SAMPLE_RATE, names, lambda address: str(address) == "127.0.0.1")
 
 
-def test_an_allowed_site_is_fetched_and_its_redirects_followed(site: int) -> None:
+def test_an_allowed_url_is_fetched_and_redirects_are_followed(site: int) -> None:
     names = Names(a_example=["127.0.0.1"], deep_b_example=["127.0.0.1"])
     assert reader(names).find(f"http://a.example:{site}/twice") == b"the sound"
     assert reader(names).find(f"http://deep.b.example:{site}/sound") == b"the sound"
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "expected"),
     [
         ("/inside", "only public addresses"),
         ("/file", "a URL at"),
@@ -238,14 +241,14 @@ def test_an_allowed_site_is_fetched_and_its_redirects_followed(site: int) -> Non
         ("/none", "404"),
     ],
 )
-def test_what_a_site_may_not_do(path: str, told: str, site: int) -> None:
+def test_a_url_that_leads_elsewhere_is_rejected(path: str, expected: str, site: int) -> None:
     names = Names(a_example=["127.0.0.1"], inside_example=["10.0.0.1"], other_example=["127.0.0.1"])
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=expected):
         reader(names).find(f"http://a.example:{site}{path}")
     assert "/secret" not in Site.hits
 
 
-def test_a_name_that_changes_its_meaning_is_asked_once_and_pinned(site: int) -> None:
+def test_a_host_is_resolved_once_and_its_address_pinned(site: int) -> None:
     names = Names(a_example=["127.0.0.1", "10.0.0.1"])
     assert reader(names).find(f"http://a.example:{site}/sound") == b"the sound"
     assert names.requests == ["a.example"]
@@ -253,7 +256,7 @@ def test_a_name_that_changes_its_meaning_is_asked_once_and_pinned(site: int) -> 
         reader(names).find(f"http://a.example:{site}/sound")
 
 
-def test_one_inner_address_among_others_is_enough_to_refuse() -> None:
+def test_a_host_with_one_private_address_is_rejected() -> None:
     both = RecordingReader(Settings(ref_audio_domains=["a.example"]), SAMPLE_RATE, lambda *_: ["8.8.8.8", "10.0.0.1"])
     with pytest.raises(InvalidRequest, match="only public addresses"):
         both.find("http://a.example/sound")
@@ -278,14 +281,14 @@ def test_one_inner_address_among_others_is_enough_to_refuse() -> None:
         "C:/x.wav",
     ],
 )
-def test_what_was_not_allowed_by_name_is_not_even_looked_up(url: str) -> None:
+def test_a_host_that_is_not_allowed_is_not_resolved(url: str) -> None:
     names = Names()
     with pytest.raises(InvalidRequest):
         reader(names).find(url)
     assert names.requests == []
 
 
-def test_urls_are_off_unless_allowed() -> None:
+def test_urls_are_rejected_by_default() -> None:
     with pytest.raises(InvalidRequest, match="URLs are disabled"):
         RecordingReader(Settings(), SAMPLE_RATE).find("https://a.example/x.wav")
 
@@ -316,16 +319,16 @@ def test_urls_are_off_unless_allowed() -> None:
         "64:ff9b::7f00:1",
     ],
 )
-def test_inner_addresses_are_not_public(address: str) -> None:
+def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808"])
-def test_others_are(address: str) -> None:
+def test_global_addresses_are_public(address: str) -> None:
     assert is_public(ip_address(address))
 
 
-def test_a_site_that_drips_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_download_is_aborted_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "FETCH_TIMEOUT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
@@ -347,7 +350,7 @@ def test_a_site_that_drips_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> N
         thread.join()
 
 
-def test_files_only_from_the_named_folder(tmp_path: Path) -> None:
+def test_files_are_read_only_below_media_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "media", tmp_path / "outside.wav"
     root.mkdir()
     outside.write_bytes(b"secret")
@@ -372,9 +375,9 @@ def test_files_only_from_the_named_folder(tmp_path: Path) -> None:
             RecordingReader(Settings(), SAMPLE_RATE).find(url)
 
 
-def test_a_refused_recording_reaches_the_client_as_such() -> None:
+def test_a_rejected_recording_is_reported_to_the_client() -> None:
     with closing(PausableEngine(ABOUT)) as base, serving(base) as server, server.client() as client:
         for source in ("https://a.example/x.wav", "file:///etc/hostname", base64.b64encode(b"noise").decode()):
-            refused: httpx.Response = server.speak(client, ref_audio=source)
-            assert refused.status_code == 400
-            assert refused.json()["error"]["param"] == "ref_audio"
+            rejected: httpx.Response = server.speak(client, ref_audio=source)
+            assert rejected.status_code == 400
+            assert rejected.json()["error"]["param"] == "ref_audio"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ElevenLabs' routes and sockets: what its clients send and read, and how they interrupt."""
 
 import base64
@@ -47,7 +48,7 @@ def test_every_output_format_is_what_its_name_says(output_format: str, client: h
 
 
 @pytest.mark.parametrize("path", ["stream/with-timestamps", "with-timestamps"])
-def test_sound_with_times_is_in_lines_and_has_none(path: str, client: httpx.Client) -> None:
+def test_audio_with_timestamps_is_json_lines_with_null_alignments(path: str, client: httpx.Client) -> None:
     body = {"text": TEXT, "seed": 7}
     answer = client.post(f"{SPEECH}/{path}?output_format=pcm_24000", json=body)
     assert answer.headers["content-type"] == "application/json"
@@ -55,11 +56,11 @@ def test_sound_with_times_is_in_lines_and_has_none(path: str, client: httpx.Clie
     assert (len(lines) > 1) == path.startswith("stream")
     assert all(line["alignment"] is line["normalized_alignment"] is None for line in lines)
     assert b"".join(base64.b64decode(line["audio_base64"]) for line in lines) == one_shot(client)
-    refused = client.post(f"{SPEECH}/{path}", json={"text": " "})
-    assert refused.status_code == 400
+    rejected = client.post(f"{SPEECH}/{path}", json={"text": " "})
+    assert rejected.status_code == 400
 
 
-def test_a_bit_rate_is_kept(client: httpx.Client) -> None:
+def test_the_bit_rate_of_the_format_is_used(client: httpx.Client) -> None:
     sizes = []
     for rate in (32, 128):
         answer = client.post(f"{SPEECH}?output_format=mp3_44100_{rate}", json={"text": "Hello. " * 20, "seed": 1})
@@ -68,7 +69,7 @@ def test_a_bit_rate_is_kept(client: httpx.Client) -> None:
     assert sizes[1] == pytest.approx(4 * sizes[0], rel=0.1)
 
 
-def test_fields_are_those_of_their_sdk(client: httpx.Client, engine: PausableEngine) -> None:
+def test_the_fields_of_the_sdk_are_used_and_unknown_ones_reported(client: httpx.Client, engine: PausableEngine) -> None:
     body = {
         "text": "Hello.",
         "model_id": "eleven_flash_v2_5",
@@ -91,7 +92,7 @@ def test_fields_are_those_of_their_sdk(client: httpx.Client, engine: PausableEng
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "told"),
+    ("path", "body", "status", "expected"),
     [
         (f"{SPEECH}?output_format=mp3_1_2", {"text": "hi"}, 400, "mp3_44100_128"),
         (SPEECH, {"text": "hi", "language_code": "tlh"}, 400, "en, zh"),
@@ -103,13 +104,15 @@ def test_fields_are_those_of_their_sdk(client: httpx.Client, engine: PausableEng
         (SPEECH, {"text": "overloaded"}, 503, "in use"),
     ],
 )
-def test_what_is_wrong_is_named(path: str, body: Any, status: int, told: str, client: httpx.Client) -> None:
+def test_an_invalid_request_is_rejected_with_the_field_and_the_reason(
+    path: str, body: Any, status: int, expected: str, client: httpx.Client
+) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == status
-    assert told in answer.json()["error"]["message"]
+    assert expected in answer.json()["error"]["message"]
 
 
-def test_voices_and_models_have_the_shapes_that_their_clients_read(client: httpx.Client) -> None:
+def test_voices_and_models_have_the_format_of_elevenlabs(client: httpx.Client) -> None:
     for path in ("/v1/voices", "/v2/voices"):
         found = client.get(path).json()
         assert [voice["voice_id"] for voice in found["voices"]] == ["heart", "michael"]
@@ -127,10 +130,12 @@ def test_voices_and_models_have_the_shapes_that_their_clients_read(client: httpx
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_text_in_any_pieces_sounds_as_in_one_go(seed: int, server: RunningServer, client: httpx.Client) -> None:
+def test_text_in_any_pieces_gives_the_same_audio_as_one_request(
+    seed: int, server: RunningServer, client: httpx.Client
+) -> None:
     chance = random.Random(seed)
-    with connect_websocket(server, ONE) as talk:
-        talk.tell(
+    with connect_websocket(server, ONE) as websocket:
+        websocket.send(
             text=" ",
             try_trigger_generation=True,
             voice_settings=None,
@@ -139,64 +144,64 @@ def test_text_in_any_pieces_sounds_as_in_one_go(seed: int, server: RunningServer
         at = 0
         while at < len(TEXT):
             size = chance.randrange(1, 9)
-            talk.tell(text=TEXT[at : at + size], try_trigger_generation=True)
+            websocket.send(text=TEXT[at : at + size], try_trigger_generation=True)
             at += size
-        talk.tell(text="")
-        messages, sound = talk.final()
+        websocket.send(text="")
+        messages, sound = websocket.final()
         assert all({"audio", "isFinal", *NOTHING} == set(message) for message in messages)
         assert all(message["isFinal"] is None for message in messages[:-1])
         assert messages[-1] == {"audio": None, "isFinal": True, **NOTHING}
-        assert talk.closed() == 1000
+        assert websocket.closed() == 1000
     assert sound == one_shot(client)
 
 
-def test_a_flush_says_what_is_there(server: RunningServer, engine: PausableEngine) -> None:
-    with connect_websocket(server, ONE) as talk:
-        talk.tell(text=" ")
-        talk.tell(text="No end yet ", flush=True)
-        heard = 0
-        while heard < LENGTH * 960:
-            message = talk.hear()
+def test_a_flush_synthesises_the_text_so_far(server: RunningServer, engine: PausableEngine) -> None:
+    with connect_websocket(server, ONE) as websocket:
+        websocket.send(text=" ")
+        websocket.send(text="No end yet ", flush=True)
+        received = 0
+        while received < LENGTH * 960:
+            message = websocket.receive()
             assert isinstance(message, dict)
-            heard += len(base64.b64decode(message["audio"]))
+            received += len(base64.b64decode(message["audio"]))
         assert [asked.text for asked in engine.requests] == ["No end yet"]
-        talk.tell(text="")
-        assert talk.final()[0][-1]["isFinal"]
+        websocket.send(text="")
+        assert websocket.final()[0][-1]["isFinal"]
 
 
-def test_what_the_query_asks_for_is_checked_at_once(server: RunningServer) -> None:
+def test_an_invalid_query_closes_the_socket_at_once(server: RunningServer) -> None:
     wrong = [("nobody/stream-input", "voice"), ("heart/stream-input?output_format=x", "output_format")]
     wrong += [("heart/multi-stream-input?language_code=xx", "language_code"), ("heart/stream-input?seed=-1", "seed")]
     wrong += [("heart/stream-input?inactivity_timeout=soon", "inactivity_timeout")]
-    for path, told in wrong:
-        with connect_websocket(server, f"/v1/text-to-speech/{path}") as talk:
-            error = talk.told()
-            assert told in error["message"]
+    for path, expected in wrong:
+        with connect_websocket(server, f"/v1/text-to-speech/{path}") as websocket:
+            error = websocket.receive_json()
+            assert expected in error["message"]
             assert error["error"]
-            assert talk.closed() == error["code"] == 1008
+            assert websocket.closed() == error["code"] == 1008
 
 
 # multi-stream-input
 
 
-def begin(talk: WebSocketClient, name: str, text: str = TEXT) -> None:
-    talk.tell(text=" ", context_id=name, voice_settings={})
-    talk.tell(text=text, context_id=name)
+def begin(websocket: WebSocketClient, name: str, text: str = TEXT) -> None:
+    websocket.send(text=" ", context_id=name, voice_settings={})
+    websocket.send(text=text, context_id=name)
 
 
-def test_contexts_are_said_at_once_and_do_not_mix(server: RunningServer, client: httpx.Client) -> None:
+def test_contexts_are_synthesised_concurrently_and_do_not_mix(server: RunningServer, client: httpx.Client) -> None:
     texts = {"one": TEXT, "two": "Another text. It is of its own.", "three": "Short."}
-    with connect_websocket(server, SEVERAL) as talk:
+    with connect_websocket(server, SEVERAL) as websocket:
         for name, text in texts.items():
-            begin(talk, name, text)
-        talk.tell(text="")  # keeps the socket open
-        talk.tell(text="", context_id="one")
+            begin(websocket, name, text)
+        websocket.send(text="")  # keeps the socket open
+        websocket.send(text="", context_id="one")
         for name in texts:
-            talk.tell(context_id=name, flush=True)
-            talk.tell(context_id=name, close_context=True)
+            websocket.send(context_id=name, flush=True)
+            websocket.send(context_id=name, close_context=True)
         sounds, ended = dict.fromkeys(texts, b""), set[str]()
         while ended != set(texts):
-            message = talk.hear()
+            message = websocket.receive()
             assert isinstance(message, dict)
             assert message["contextId"] not in ended
             if message["isFinal"]:
@@ -204,95 +209,95 @@ def test_contexts_are_said_at_once_and_do_not_mix(server: RunningServer, client:
             else:
                 sounds[message["contextId"]] += base64.b64decode(message["audio"])
         assert sounds == {name: one_shot(client, text) for name, text in texts.items()}
-        begin(talk, "one", "Again.")  # the name is free
-        talk.tell(close_socket=True)
-        assert talk.final("one")[1] == one_shot(client, "Again.")
-        assert talk.closed() == 1000
+        begin(websocket, "one", "Again.")  # the name is free
+        websocket.send(close_socket=True)
+        assert websocket.final("one")[1] == one_shot(client, "Again.")
+        assert websocket.closed() == 1000
 
 
 @pytest.mark.parametrize("auto", ["", "&auto_mode=true"])
-def test_closing_a_context_in_the_midst_of_its_text_stops_it_at_once(
+def test_closing_a_context_with_unflushed_text_cancels_it(
     auto: str, server: RunningServer, engine: PausableEngine, client: httpx.Client
 ) -> None:
     """As Pipecat interrupts, and in auto mode LiveKit."""
     engine.resume(3)
-    with connect_websocket(server, SEVERAL + auto) as talk:
-        talk.tell(text=" ", context_id="a", voice_settings={})
-        talk.tell(text="This is said. ", context_id="a", **({"flush": True} if auto else {}))
-        talk.tell(text="This is not. ", context_id="a", **({"flush": True} if auto else {}))
-        assert "audio" in talk.told()
-        talk.tell(context_id="a", close_context=True)
-        messages, _ = talk.final("a")
+    with connect_websocket(server, SEVERAL + auto) as websocket:
+        websocket.send(text=" ", context_id="a", voice_settings={})
+        websocket.send(text="This is said. ", context_id="a", **({"flush": True} if auto else {}))
+        websocket.send(text="This is not. ", context_id="a", **({"flush": True} if auto else {}))
+        assert "audio" in websocket.receive_json()
+        websocket.send(context_id="a", close_context=True)
+        messages, _ = websocket.final("a")
         assert len(messages) <= 4
         eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
         engine.resume()
-        begin(talk, "b")
-        talk.tell(text="", context_id="b", flush=True)
-        talk.tell(context_id="b", close_context=True)
-        assert talk.final("b")[1] == one_shot(client)
+        begin(websocket, "b")
+        websocket.send(text="", context_id="b", flush=True)
+        websocket.send(context_id="b", close_context=True)
+        assert websocket.final("b")[1] == one_shot(client)
 
 
 @pytest.mark.parametrize("space", ["", " "])
 @pytest.mark.parametrize("flush", [{}, {"flush": True}])
-def test_in_auto_mode_a_sentence_does_not_wait_for_the_next(
+def test_in_auto_mode_a_complete_sentence_is_synthesised_at_once(
     space: str, flush: dict[str, bool], server: RunningServer, client: httpx.Client
 ) -> None:
     """As Pipecat sends them, without a space between, and LiveKit, each with a flush."""
-    with connect_websocket(server, SEVERAL + "&auto_mode=true") as talk:
-        talk.tell(text=" ", context_id="a")
-        talk.tell(text="Hello there." + space, context_id="a", **flush)
-        first = talk.told()["audio"]
+    with connect_websocket(server, SEVERAL + "&auto_mode=true") as websocket:
+        websocket.send(text=" ", context_id="a")
+        websocket.send(text="Hello there." + space, context_id="a", **flush)
+        first = websocket.receive_json()["audio"]
         for text in ("How are you?", "Fine,", "thank you!"):
-            talk.tell(text=text + space, context_id="a", **(flush if text != "Fine," else {}))
-        talk.tell(context_id="a", flush=True)
-        talk.tell(context_id="a", close_context=True)
-        assert base64.b64decode(first) + talk.final("a")[1] == one_shot(client)
+            websocket.send(text=text + space, context_id="a", **(flush if text != "Fine," else {}))
+        websocket.send(context_id="a", flush=True)
+        websocket.send(context_id="a", close_context=True)
+        assert base64.b64decode(first) + websocket.final("a")[1] == one_shot(client)
 
 
-def test_closing_what_was_flushed_lets_it_end_and_closing_twice_does_not(
+def test_closing_a_flushed_context_finishes_it_and_closing_twice_cancels_it(
     server: RunningServer, engine: PausableEngine
 ) -> None:
     engine.resume(3)
-    with connect_websocket(server, SEVERAL + "&auto_mode=true") as talk:
+    with connect_websocket(server, SEVERAL + "&auto_mode=true") as websocket:
         for name in ("a", "b"):
-            begin(talk, name)
-            talk.tell(context_id=name, flush=True)
-            talk.tell(context_id=name, close_context=True)
+            begin(websocket, name)
+            websocket.send(context_id=name, flush=True)
+            websocket.send(context_id=name, close_context=True)
         eventually(lambda: engine.streams == 2)
-        talk.tell(context_id="b", close_context=True)
-        talk.final("b")
+        websocket.send(context_id="b", close_context=True)
+        websocket.final("b")
         eventually(lambda: engine.streams == 1)
         engine.resume()
-        assert talk.final("a")[0][-1]["isFinal"]
-        talk.tell(context_id="nobody", close_context=True)
-        talk.tell(close_socket=True)
-        assert talk.closed() == 1000
+        assert websocket.final("a")[0][-1]["isFinal"]
+        websocket.send(context_id="nobody", close_context=True)
+        websocket.send(close_socket=True)
+        assert websocket.closed() == 1000
 
 
 def test_an_error_belongs_to_its_context(server: RunningServer, engine: PausableEngine) -> None:
     engine.max_streams = 0
-    with connect_websocket(server, SEVERAL) as talk:
-        begin(talk, "a")
-        error = talk.told()
+    with connect_websocket(server, SEVERAL) as websocket:
+        begin(websocket, "a")
+        error = websocket.receive_json()
         assert (error["contextId"], error["error"], error["retry_after"]) == ("a", "overloaded", 2.5)
         engine.max_streams = MAX_STREAMS
         server.state.synthesis._rejections.clear()
-        talk.tell(text="The rest of it is not said, ", context_id="a")
-        error = talk.told()
+        websocket.send(text="The rest of it is not said, ", context_id="a")
+        error = websocket.receive_json()
         assert error["contextId"] == "a"
         assert "flush or close it first" in error["message"]
-        talk.tell(text="up to its end. ", context_id="a", flush=True)
-        begin(talk, "a")
-        talk.tell(context_id="a", flush=True)
-        talk.tell(context_id="a", close_context=True)
-        assert talk.final("a")[1]
-        begin(talk, "b")
-        talk.tell(context_id="b", flush=True)
-        talk.tell(context_id="b", close_context=True)
-        assert {message["contextId"] for message in talk.final("b")[0]} == {"b"}
+        websocket.send(text="up to its end. ", context_id="a", flush=True)
+        begin(websocket, "a")
+        websocket.send(context_id="a", flush=True)
+        websocket.send(context_id="a", close_context=True)
+        assert websocket.final("a")[1]
+        begin(websocket, "b")
+        websocket.send(context_id="b", flush=True)
+        websocket.send(context_id="b", close_context=True)
+        assert {message["contextId"] for message in websocket.final("b")[0]} == {"b"}
         for index in range(17):
-            talk.tell(text=" ", context_id=f"c{index}")
-        assert "at most 16 contexts" in talk.told()["message"]
+            websocket.send(text=" ", context_id=f"c{index}")
+        assert "at most 16 contexts" in websocket.receive_json()["message"]
 
 
 @pytest.mark.parametrize(
@@ -300,69 +305,69 @@ def test_an_error_belongs_to_its_context(server: RunningServer, engine: Pausable
     ["{", "7", b"bytes", '{"text": 7}', '{"text": "' + "x" * 6000 + '"}', '{"flush": "yes", "context_id": "a"}'],
 )
 @pytest.mark.parametrize("path", [ONE, SEVERAL])
-def test_what_cannot_be_read_is_told_and_changes_nothing(
+def test_an_invalid_message_is_answered_and_has_no_effect(
     path: str, message: str | bytes, server: RunningServer
 ) -> None:
-    with connect_websocket(server, path) as talk:
-        talk.connection.send(message)
-        error = talk.told()
+    with connect_websocket(server, path) as websocket:
+        websocket.connection.send(message)
+        error = websocket.receive_json()
         assert error["message"]
         assert error["error"]
-        talk.tell(text="Hello. ")
-        talk.tell(**({"text": ""} if path == ONE else {"close_socket": True}))
-        assert talk.final("default" if path == SEVERAL else None)[1]
-        assert talk.closed() == 1000
+        websocket.send(text="Hello. ")
+        websocket.send(**({"text": ""} if path == ONE else {"close_socket": True}))
+        assert websocket.final("default" if path == SEVERAL else None)[1]
+        assert websocket.closed() == 1000
 
 
-def test_a_client_that_goes_away_frees_all_of_its_places(server: RunningServer, engine: PausableEngine) -> None:
+def test_a_disconnect_frees_all_slots_of_the_client(server: RunningServer, engine: PausableEngine) -> None:
     engine.resume(3)
-    with connect_websocket(server, SEVERAL) as talk:
+    with connect_websocket(server, SEVERAL) as websocket:
         for name in "abc":
-            begin(talk, name)
+            begin(websocket, name)
         eventually(lambda: engine.streams == 3)
     eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
 
 
-def test_why_a_socket_is_closed_may_be_longer_than_fits(server: RunningServer) -> None:
-    with connect_websocket(server, f"/v1/text-to-speech/{quote('名' * 60)}/stream-input") as talk:
-        assert talk.told()["error"] == "voice_not_found"
-        assert talk.closed() == 1008
+def test_a_close_reason_is_cut_to_the_size_of_a_frame(server: RunningServer) -> None:
+    with connect_websocket(server, f"/v1/text-to-speech/{quote('名' * 60)}/stream-input") as websocket:
+        assert websocket.receive_json()["error"] == "voice_not_found"
+        assert websocket.closed() == 1008
 
 
-def test_silence_ends_a_socket(server: RunningServer) -> None:
-    with connect_websocket(server, SEVERAL + "&inactivity_timeout=1") as talk:
-        begin(talk, "a", "This has no end")
-        error = talk.told()
+def test_an_idle_socket_is_closed(server: RunningServer) -> None:
+    with connect_websocket(server, SEVERAL + "&inactivity_timeout=1") as websocket:
+        begin(websocket, "a", "This has no end")
+        error = websocket.receive_json()
         assert error["error"] == "input_timeout_exceeded"
-        assert talk.closed() == 1008
+        assert websocket.closed() == 1008
 
 
-def test_a_key_may_come_with_the_first_message(engine: PausableEngine) -> None:
+def test_the_key_may_be_sent_in_the_first_message(engine: PausableEngine) -> None:
     with serving(engine, Settings(api_keys=["right"])) as guarded:
         for key in ({"xi_api_key": "right"}, {"xi-api-key": "right"}, {"authorization": "Bearer right"}):
-            with connect_websocket(guarded, ONE) as talk:
-                talk.tell(text=" ", **key)
-                talk.tell(text="Hello. ")
-                talk.tell(text="")
-                assert talk.final()[1]
-        with connect_websocket(guarded, SEVERAL, additional_headers={"xi-api-key": "right"}) as talk:
-            talk.tell(text="Hello. ")
-            talk.tell(close_socket=True)
-            assert talk.final("default")[1]
+            with connect_websocket(guarded, ONE) as websocket:
+                websocket.send(text=" ", **key)
+                websocket.send(text="Hello. ")
+                websocket.send(text="")
+                assert websocket.final()[1]
+        with connect_websocket(guarded, SEVERAL, additional_headers={"xi-api-key": "right"}) as websocket:
+            websocket.send(text="Hello. ")
+            websocket.send(close_socket=True)
+            assert websocket.final("default")[1]
         wrong: list[dict[str, Any]] = [{}, {"xi_api_key": "wrong"}, {"authorization": "right"}, {"xi_api_key": 7}]
         for key in wrong:
             with connect_websocket(
                 guarded, "/v1/text-to-speech/nobody/stream-input"
-            ) as talk:  # whose voices are not told
-                talk.tell(text=" ", **key)
-                assert talk.told()["error"] == "invalid_api_key"
-                assert talk.closed() == 1008
+            ) as websocket:  # whose voices are not body
+                websocket.send(text=" ", **key)
+                assert websocket.receive_json()["error"] == "invalid_api_key"
+                assert websocket.closed() == 1008
         with (
-            pytest.raises(InvalidStatus) as refused,
+            pytest.raises(InvalidStatus) as rejected,
             connect_websocket(guarded, ONE, additional_headers={"xi-api-key": "wrong"}),
         ):
             pass
-        assert refused.value.response.status_code == 401
+        assert rejected.value.response.status_code == 401
         with guarded.client() as client:
             assert client.post(SPEECH, json={"text": "Hi."}).status_code == 401
             assert client.get("/v1/voices").status_code == 401

@@ -1,4 +1,5 @@
-"""Clients that go away, that read slowly, that are too many: each of them alone feels it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that disconnect, read slowly or are too many affect only themselves."""
 
 import threading
 import time
@@ -17,27 +18,27 @@ from server.fakes import MAX_STREAMS, PausableEngine
 from server.live_server import RunningServer, serving
 from server.load_storms import begin, storm
 
-HELD = 24  # chunks that are made of every stream until it is let go
+PAUSE_AFTER = 24  # chunks that are made of every stream until it is let go
 
 
-def counted(server: RunningServer, name: str) -> float:
+def count(server: RunningServer, name: str) -> float:
     with server.client() as client:
         lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-def test_a_hundred_clients_that_go_away_leave_nothing_behind(engine: PausableEngine) -> None:
+def test_a_hundred_disconnects_free_everything(engine: PausableEngine) -> None:
     with serving(engine, Settings(max_streams=200)) as server:
-        engine.resume(HELD)
+        engine.resume(PAUSE_AFTER)
         storm(server, 100)
         eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
-        assert counted(server, 'polyvox_aborts_total{reason="disconnect"}') == 100
+        assert count(server, 'polyvox_aborts_total{reason="disconnect"}') == 100
         engine.resume()
         with server.client() as client:
             assert server.speak(client).status_code == 200
 
 
-def test_a_client_that_goes_before_the_first_sound_frees_its_place(engine: PausableEngine) -> None:
+def test_a_disconnect_before_the_first_audio_frees_the_slot(engine: PausableEngine) -> None:
     with serving(engine) as server:
         engine.resume(0)
         connection = begin(server)
@@ -46,16 +47,16 @@ def test_a_client_that_goes_before_the_first_sound_frees_its_place(engine: Pausa
         eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
 
 
-def test_a_client_that_goes_ends_the_sentence_that_was_begun_ahead(engine: PausableEngine) -> None:
+def test_a_disconnect_cancels_the_prefetched_segment(engine: PausableEngine) -> None:
     with serving(engine) as server:
-        engine.resume(HELD)  # enough of the first sentence that the second is begun
+        engine.resume(PAUSE_AFTER)  # enough of the first sentence that the second is begun
         connection = begin(server, "Hi. Ho.", max_new_tokens=1000)
         eventually(lambda: engine.streams == 2)
         connection.close()
         eventually(lambda: engine.streams == 0)
 
 
-def test_a_real_slot_is_free_again_when_its_client_has_gone(embedded: TTS) -> None:
+def test_a_disconnect_frees_the_slot_of_a_real_engine(embedded: TTS) -> None:
     with serving(embedded.engine) as server:
         connection = begin(server, "This one goes on for a while, and then for a while more.")
         connection.recv(1000)
@@ -78,22 +79,46 @@ def test_a_slow_reader_pauses_only_its_own_stream(engine: PausableEngine) -> Non
         eventually(lambda: engine.streams == 0)
 
 
-def test_too_many_are_refused_and_those_inside_are_served() -> None:
+def test_a_client_that_stops_reading_is_disconnected_after_the_reader_timeout(engine: PausableEngine) -> None:
+    with serving(engine, Settings(reader_timeout=0.5)) as server:
+        stalled = begin(server, receive_buffer=4096, max_new_tokens=100_000)
+        eventually(lambda: engine.streams == 1)
+        eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
+        assert count(server, 'polyvox_aborts_total{reason="timeout"}') == 1
+        eventually(lambda: not server.server.server_state.connections)  # aborted, although data is buffered
+        stalled.close()
+
+
+def test_a_large_body_does_not_block_the_event_loop(engine: PausableEngine) -> None:
+    with serving(engine) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
+        body = b'{"input": "Hi.", "ignored": [' + b"1," * 6_000_000 + b"1]}"
+        large = pool.submit(client.post, "/v1/audio/speech", content=body)
+        latencies = []
+        with server.client() as other:
+            while not large.done():
+                start = time.monotonic()
+                assert other.get("/livez").status_code == 200
+                latencies.append(time.monotonic() - start)
+        assert large.result().status_code == 200
+        assert sorted(latencies)[len(latencies) // 2] < 0.1
+
+
+def test_requests_beyond_capacity_are_rejected_and_admitted_ones_finish() -> None:
     with closing(PausableEngine(max_streams=3)) as engine, serving(engine) as server, ThreadPoolExecutor(16) as pool:
-        engine.resume(HELD)
+        engine.resume(PAUSE_AFTER)
         with server.client() as client:
             inside = [begin(server, seed=seed, max_new_tokens=40) for seed in range(3)]
             eventually(lambda: engine.streams == 3)
-            refused = list(pool.map(lambda _: server.speak(client), range(60)))
-        assert {response.status_code for response in refused} == {503}
-        assert all(0 < int(response.headers["retry-after-ms"]) <= 2500 for response in refused)
-        assert {response.json()["error"]["type"] for response in refused} == {"overloaded"}
+            rejected = list(pool.map(lambda _: server.speak(client), range(60)))
+        assert {response.status_code for response in rejected} == {503}
+        assert all(0 < int(response.headers["retry-after-ms"]) <= 2500 for response in rejected)
+        assert {response.json()["error"]["type"] for response in rejected} == {"overloaded"}
         engine.resume()
         for connection in inside:
-            heard = b""
-            while not heard.endswith(b"0\r\n\r\n"):
-                heard += connection.recv(1 << 16)
-            assert heard.startswith(b"HTTP/1.1 200")
+            received = b""
+            while not received.endswith(b"0\r\n\r\n"):
+                received += connection.recv(1 << 16)
+            assert received.startswith(b"HTTP/1.1 200")
             connection.close()
         eventually(lambda: engine.streams == 0)
 
@@ -124,28 +149,28 @@ def test_a_rejection_of_the_engine_is_repeated_without_asking_it_again(
         assert server.speak(client).status_code == 200
 
 
-def test_a_sentence_in_the_midst_waits_for_a_place() -> None:
+def test_a_later_sentence_waits_for_a_free_slot() -> None:
     with closing(PausableEngine(max_streams=1)) as engine, serving(engine) as server, server.client() as client:
         response = server.speak(client, "One. Two. Three.", seed=1)
         assert response.status_code == 200
         assert len(response.content) == 3 * LENGTH * 960 + 2 * 12_000
 
 
-def test_one_key_cannot_take_all(engine: PausableEngine) -> None:
+def test_concurrent_requests_of_one_key_are_limited(engine: PausableEngine) -> None:
     settings = Settings(api_keys=["a", "b"], max_streams_per_key=2)
     with serving(engine, settings) as server, server.client() as client:
-        engine.resume(HELD)
+        engine.resume(PAUSE_AFTER)
         keys = [{"authorization": f"Bearer {name}"} for name in "ab"]
         body = {"input": "Hi.", "response_format": "pcm", "max_new_tokens": 40}
         with (
             client.stream("POST", "/v1/audio/speech", json=body, headers=keys[0]) as first,
             client.stream("POST", "/v1/audio/speech", json=body, headers=keys[0]) as second,
         ):
-            refused = client.post("/v1/audio/speech", json=body, headers=keys[0])
-            assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) > 0
-            assert refused.headers["retry-after-ms"]
-            assert refused.headers["maximum-concurrent-requests"] == "2"
+            rejected = client.post("/v1/audio/speech", json=body, headers=keys[0])
+            assert rejected.status_code == 429
+            assert int(rejected.headers["retry-after"]) > 0
+            assert rejected.headers["retry-after-ms"]
+            assert rejected.headers["maximum-concurrent-requests"] == "2"
             with client.stream("POST", "/v1/audio/speech", json=body, headers=keys[1]) as other:
                 assert other.status_code == 200
                 engine.resume()
@@ -155,7 +180,7 @@ def test_one_key_cannot_take_all(engine: PausableEngine) -> None:
         assert client.post("/v1/audio/speech", json=body, headers=keys[0]).status_code == 200
 
 
-def test_a_batch_takes_no_more_places_than_its_key_has(engine: PausableEngine) -> None:
+def test_a_batch_counts_towards_the_limit_of_its_key(engine: PausableEngine) -> None:
     with (
         serving(engine, Settings(max_streams_per_key=3)) as server,
         server.client() as client,
@@ -167,23 +192,23 @@ def test_a_batch_takes_no_more_places_than_its_key_has(engine: PausableEngine) -
         items = [{"input": "Hi.", "max_new_tokens": 2} for _ in range(8)]
         answer = pool.submit(client.post, "/v1/audio/speech/batch", json={"items": items})
         eventually(lambda: engine.streams == 3)
-        refused = server.speak(client)
-        assert (refused.status_code, engine.streams) == (429, 3)
+        rejected = server.speak(client)
+        assert (rejected.status_code, engine.streams) == (429, 3)
         engine.resume()
         assert answer.result().json()["succeeded"] == 8
         other.close()
         eventually(lambda: not server.state.synthesis.active)
-        assert counted(server, 'polyvox_requests_total{outcome="overloaded"}') == 1
-        assert all(server.speak(client).status_code == 200 for _ in range(4))  # every place came back
+        assert count(server, 'polyvox_requests_total{outcome="overloaded"}') == 1
+        assert all(server.speak(client).status_code == 200 for _ in range(4))  # all counts were released
 
 
-def test_a_server_that_stops_finishes_what_is_under_way(engine: PausableEngine) -> None:
+def test_a_draining_server_finishes_running_requests(engine: PausableEngine) -> None:
     with serving(engine) as server, server.client() as client:
-        engine.resume(HELD)
+        engine.resume(PAUSE_AFTER)
         body = {"input": "Hi.", "response_format": "pcm", "max_new_tokens": 40, "seed": 1}
         with client.stream("POST", "/v1/audio/speech", json=body) as response:
             parts = response.iter_raw()
-            heard = next(parts)
+            received = next(parts)
             server.state.synthesis.draining = True  # what the signal does first
             with server.client() as another:
                 assert another.get("/readyz").status_code == 503
@@ -192,35 +217,35 @@ def test_a_server_that_stops_finishes_what_is_under_way(engine: PausableEngine) 
                 assert server.speak(another).status_code == 503
             server.server.should_exit = True
             engine.resume()
-            heard += b"".join(parts)
-        assert len(heard) == 40 * 960
+            received += b"".join(parts)
+        assert len(received) == 40 * 960
         server.thread.join(20)
         assert not server.thread.is_alive()
 
 
-def test_what_is_not_finished_in_time_is_cut_and_not_ended(engine: PausableEngine) -> None:
+def test_a_request_beyond_the_drain_timeout_ends_without_a_final_chunk(engine: PausableEngine) -> None:
     with serving(engine) as server:
-        engine.resume(HELD)
+        engine.resume(PAUSE_AFTER)
         with begin(server, max_new_tokens=40) as connection:
-            heard = connection.recv(1 << 16)
+            received = connection.recv(1 << 16)
             server.server.should_exit = True
             server.thread.join(20)
             while part := connection.recv(1 << 16):
-                heard += part
-        assert heard.startswith(b"HTTP/1.1 200")
-        assert not heard.endswith(b"0\r\n\r\n")
+                received += part
+        assert received.startswith(b"HTTP/1.1 200")
+        assert not received.endswith(b"0\r\n\r\n")
         eventually(lambda: engine.streams == 0)
 
 
-def test_a_full_engine_with_a_real_voice_says_when_to_come_back(embedded: TTS) -> None:
+def test_a_full_engine_rejects_with_a_retry_time(embedded: TTS) -> None:
     config = EngineConfig(max_streams=1, max_queue=0)
     with TTS(embedded.speech, config) as small, serving(small.engine) as server, server.client() as client:
-        held = small.stream("Hello", live=True)
-        held.append(" there, my friend.")
+        paused = small.stream("Hello", live=True)
+        paused.append(" there, my friend.")
         began = time.monotonic()
         response = server.speak(client)
-        while response.status_code == 200 and time.monotonic() - began < 20:  # until the one that is held has begun
+        while response.status_code == 200 and time.monotonic() - began < 20:  # until the one that is paused has begun
             response = server.speak(client)
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0
-        held.cancel()
+        paused.cancel()

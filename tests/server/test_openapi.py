@@ -1,4 +1,5 @@
-"""The OpenAPI document: nothing in it leads nowhere, and what is read by hand is told."""
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI document: nothing in it leads nowhere, and what is read by hand is body."""
 
 import json
 import re
@@ -22,13 +23,13 @@ def document() -> dict[str, Any]:
         return create_app(connect_local(engine)).openapi()
 
 
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+def test_every_reference_resolves(document: dict[str, Any]) -> None:
     references = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)))
     assert references
     for reference in references:
-        place = document
+        node = document
         for part in reference.split("/"):
-            place = place[part]
+            node = node[part]
 
 
 def test_every_request_body_and_every_error_is_described(document: dict[str, Any]) -> None:
@@ -55,6 +56,6 @@ def test_every_request_body_and_every_error_is_described(document: dict[str, Any
         assert set(kinds[kind]["schema"]["properties"]) == set(VoiceUpload.model_fields)
 
 
-def test_every_kind_of_sound_is_told_and_so_are_events(document: dict[str, Any]) -> None:
-    told = set(document["paths"]["/v1/audio/speech"]["post"]["responses"]["200"]["content"])
-    assert told == {entry.media_type for entry in FORMATS.values()} | {"text/event-stream"}
+def test_every_audio_format_and_event_streams_are_described(document: dict[str, Any]) -> None:
+    body = set(document["paths"]["/v1/audio/speech"]["post"]["responses"]["200"]["content"])
+    assert body == {entry.media_type for entry in FORMATS.values()} | {"text/event-stream"}

@@ -1,4 +1,5 @@
-"""For those who run it: health, models, metrics, logs, and processes that share an engine."""
+# SPDX-License-Identifier: Apache-2.0
+"""Health, models, metrics, logs, and processes that share an engine."""
 
 import asyncio
 import json
@@ -29,6 +30,7 @@ from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import LogFormatter
+from polyvox.server.metrics import Metrics
 from polyvox.server.middleware.auth import AuthMiddleware
 from polyvox.server.request_log import RequestLog, RequestRecord
 from polyvox.server.settings import Settings
@@ -39,7 +41,7 @@ from server.live_server import RunningServer, serving, serving_on
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def test_a_server_process_has_no_torch_in_it() -> None:
+def test_a_server_process_does_not_import_torch() -> None:
     code = "import sys, polyvox.server.workers, polyvox.cli.serve; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SOURCE)}, check=True)
 
@@ -53,7 +55,7 @@ class DownEngine(PausableEngine):
         return super().stats()
 
 
-def test_ready_means_that_something_was_said_and_the_engine_is_there() -> None:
+def test_the_server_is_ready_after_a_trial_utterance_and_while_the_engine_runs() -> None:
     with closing(DownEngine()) as engine:
         engine.max_chunks = 0
         with serving(engine, wait=False) as server, server.client() as client:
@@ -73,7 +75,7 @@ def test_ready_means_that_something_was_said_and_the_engine_is_there() -> None:
             assert server.state.health.ready
 
 
-def test_models_as_clients_ask_for_them(server: RunningServer) -> None:
+def test_the_loaded_model_is_listed_in_all_formats(server: RunningServer) -> None:
     with server.client() as client:
         (model,) = client.get("/v1/models").json()["data"]
         assert (model["id"], model["object"], model["can_clone"]) == ("Fake-CustomVoice", "model", False)
@@ -97,25 +99,25 @@ def test_models_as_clients_ask_for_them(server: RunningServer) -> None:
         ("POST", "/livez", "GET, HEAD"),
     ],
 )
-def test_a_method_that_is_not_there_is_answered_with_all_that_are(
+def test_a_wrong_method_is_answered_with_all_allowed_ones(
     method: str, path: str, allowed: str, engine: PausableEngine
 ) -> None:
     for root_path in ("", "/tts"):
         with serving(engine, Settings(root_path=root_path)) as server, server.client() as client:
-            refused = client.request(method, path)
-            assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+            rejected = client.request(method, path)
+            assert (rejected.status_code, rejected.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/v1/models", "/metrics", "/docs", "/web/main.js"])
-def test_what_can_be_read_can_be_asked_for_by_head(path: str, server: RunningServer) -> None:
+def test_every_get_endpoint_supports_head(path: str, server: RunningServer) -> None:
     with server.client() as client:
-        found, told = client.head(path), client.get(path)
+        found, body = client.head(path), client.get(path)
         assert (found.status_code, found.content) == (200, b"")
-        assert found.headers["content-type"] == told.headers["content-type"]
+        assert found.headers["content-type"] == body.headers["content-type"]
         assert client.head("/v1/models/other").status_code == 404
 
 
-def test_metrics_count_what_happened(engine: PausableEngine) -> None:
+def test_metrics_count_requests_and_aborts(engine: PausableEngine) -> None:
     with serving(engine) as server, server.client() as client:
         before = client.get("/metrics").text
         server.speak(client)
@@ -124,18 +126,18 @@ def test_metrics_count_what_happened(engine: PausableEngine) -> None:
         server.state.synthesis._rejections.clear()
         engine.resume(24)
         with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "max_new_tokens": 99}) as response:
-            parts = response.iter_raw()  # held, as it closes the connection when it goes
+            parts = response.iter_raw()  # paused, as it closes the connection when it goes
             next(parts)
             eventually(lambda: bool(server.state.health.stats))
             during = client.get("/metrics").text
             response.close()
         engine.resume()
         eventually(lambda: not server.state.synthesis.active)
-        told = client.get("/metrics").text
+        body = client.get("/metrics").text
     assert 'polyvox_requests_total{outcome="stop"} 0.0' in before
     assert 'polyvox_aborts_total{reason="disconnect"} 0.0' in before
     assert "polyvox_streams_active 1.0" in during
-    assert "polyvox_streams_active 0.0" in told
+    assert "polyvox_streams_active 0.0" in body
     for line in (
         'polyvox_requests_total{outcome="stop"} 1.0',
         'polyvox_requests_total{outcome="rejected"} 1.0',
@@ -149,12 +151,19 @@ def test_metrics_count_what_happened(engine: PausableEngine) -> None:
         "polyvox_event_loop_lag_seconds ",
         "polyvox_queue_wait_seconds_count 2.0",
     ):
-        assert line in told
-    names = re.findall(r"^# TYPE (\w+)", told, re.MULTILINE)
+        assert line in body
+    names = re.findall(r"^# TYPE (\w+)", body, re.MULTILINE)
     assert len(names) == len(set(names))
 
 
-def test_outcomes_are_kept_up_to_a_number_also_between_processes(tmp_path: Path) -> None:
+def test_streams_are_counted_by_status() -> None:
+    text = Metrics().render({"streams_running": 2.0, "streams_queued": 0.0, "lead_min": float("inf")}).decode()
+    assert 'polyvox_streams{status="running"} 2\n' in text
+    assert 'polyvox_streams{status="queued"} 0\n' in text
+    assert "lead" not in text
+
+
+def test_the_request_log_is_bounded_and_shared_between_processes(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         kept, other = RequestLog(folder, max_records=2), RequestLog(folder, max_records=2)
         for name in ("a", "b", "c"):
@@ -167,13 +176,13 @@ def test_outcomes_are_kept_up_to_a_number_also_between_processes(tmp_path: Path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_lines_of_the_log_have_names_and_values() -> None:
+def test_log_lines_have_keys_and_values() -> None:
     record = logging.makeLogRecord(
         {"msg": "said %s", "args": ("it",), "levelname": "INFO", "request_id": "a b", "n": 1}
     )
     assert LogFormatter(as_json=False).format(record).endswith('info said it request_id="a b" n=1')
-    told = json.loads(LogFormatter(as_json=True).format(record))
-    assert (told["message"], told["request_id"], told["n"], told["level"]) == ("said it", "a b", 1, "info")
+    body = json.loads(LogFormatter(as_json=True).format(record))
+    assert (body["message"], body["request_id"], body["n"], body["level"]) == ("said it", "a b", 1, "info")
 
 
 # Real processes
@@ -181,27 +190,27 @@ def test_lines_of_the_log_have_names_and_values() -> None:
 
 @contextmanager
 def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """`polyvox serve`, its address, and what it tells."""
+    """`polyvox serve`, its address and its output."""
     line = [sys.executable, "-m", "polyvox", "serve", "--port", "0", "--device", "cpu", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "POLYVOX_LOG_FORMAT": "json"}
     with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        told: list[str] = []
+        lines: list[str] = []
         found: list[str] = []
         assert process.stderr is not None
         errors = process.stderr
 
         def listen() -> None:
             for text in errors:
-                told.append(text)
-                if place := re.search(r"Listening on (http://[\d.]+:\d+)", text):
-                    found.append(place[1])
+                lines.append(text)
+                if match := re.search(r"Listening on (http://[\d.]+:\d+)", text):
+                    found.append(match[1])
 
         thread = threading.Thread(target=listen)
         thread.start()
         try:
             eventually(lambda: bool(found) or process.poll() is not None or threading.Event().wait(0.05))
-            assert found, "".join(told)
-            yield process, found[0], told
+            assert found, "".join(lines)
+            yield process, found[0], lines
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -209,10 +218,10 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[
             thread.join()
 
 
-def test_two_workers_share_engine_voices_counts_and_outcomes(checkpoints: Path, tmp_path: Path) -> None:
+def test_two_workers_share_engine_voices_metrics_and_records(checkpoints: Path, tmp_path: Path) -> None:
     config = tmp_path / "polyvox.yaml"
     config.write_text(f"workers: 2\nvoices_dir: {tmp_path / 'voices'}\nmax_streams: 4\n")
-    with command("--config", str(config), "--model", str(checkpoints / "base")) as (process, address, told):
+    with command("--config", str(config), "--model", str(checkpoints / "base")) as (process, address, lines):
         hidden = 0
         for attempt in range(40):  # each on a connection of its own, so that both processes are met
             with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
@@ -232,52 +241,55 @@ def test_two_workers_share_engine_voices_counts_and_outcomes(checkpoints: Path, 
         assert sum(float(n) for n in re.findall(r"polyvox_requests_total\{outcome=\"\w+\"\} (\S+)", counted)) == 41
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    assert sum("server process started" in line for line in told) == 2
-    assert any("Maximum concurrent streams: 4" in line for line in told)
-    assert any("max_streams: 4" in line for line in told)
-    assert sum("keys and values" in line for line in told) == 1  # the table of the engine's process
+    assert sum("server process started" in line for line in lines) == 2
+    assert any("Maximum concurrent streams: 4" in line for line in lines)
+    assert any("max_streams: 4" in line for line in lines)
+    assert sum("keys and values" in line for line in lines) == 1  # the table of the engine's process
 
 
-def test_a_signal_ends_the_server_after_what_is_under_way() -> None:
-    with command() as (process, address, told), httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+def test_sigterm_stops_the_server_after_running_requests() -> None:
+    with command() as (process, address, lines), httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
         body = {"input": "This one is still being said when the signal comes.", "response_format": "wav"}
         with client.stream("POST", "/v1/audio/speech", json=body) as response:
             parts = response.iter_raw()
-            heard = next(parts)
+            received = next(parts)
             process.send_signal(signal.SIGTERM)
-            heard += b"".join(parts)  # to its clean end
-        assert len(heard) > 10_000
+            received += b"".join(parts)  # to its clean end
+        assert len(received) > 10_000
         assert process.wait(60) == 0
-    said = [json.loads(line) for line in told if line.startswith("{") and '"request finished"' in line]
+    said = [json.loads(line) for line in lines if line.startswith("{") and '"request finished"' in line]
     assert said[-1]["finish_reason"] != "cancelled"
     assert said[-1]["request_id"] == response.headers["x-request-id"]
 
 
-def test_an_engine_that_dies_is_told_in_band_and_waited_for() -> None:
+def test_a_dead_engine_is_reported_until_it_is_restarted() -> None:
     factory = partial(FakeEngine, step_seconds=0.01)
-    with EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as process:
-        with closing(RemoteEngine(process.endpoint)) as remote:
-            with serving_on(connect_remote(process.endpoint)) as server, server.client() as client:
-                voice: dict[str, Any] = {"speaker_embedding": [0.1] * ABOUT.hidden_size, "max_new_tokens": 100_000}
-                body = {"input": "Hi.", "response_format": "pcm", **voice}
-                with client.stream("POST", "/v1/audio/speech", json=body) as response:
-                    parts = response.iter_raw()
-                    next(parts)
-                    killed = send(process)
-                    with pytest.raises(httpx.RemoteProtocolError):
-                        list(parts)
-                told = client.get(f"/v1/audio/speech/{response.headers['x-request-id']}").json()
-                assert "ended before the stream did" in told["error"]
-                refused = server.speak(client, **voice)
-                assert refused.status_code == 503
-                assert int(refused.headers["retry-after-ms"]) > 0
-                assert client.get("/livez").status_code == 200
-                await_another(process, killed, remote)
-                eventually(lambda: client.get("/readyz").status_code == 200)
-                eventually(lambda: server.speak(client, **{**voice, "max_new_tokens": 2}).status_code == 200)
+    with (
+        EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as process,
+        closing(RemoteEngine(process.endpoint)) as remote,
+        serving_on(connect_remote(process.endpoint)) as server,
+        server.client() as client,
+    ):
+        voice: dict[str, Any] = {"speaker_embedding": [0.1] * ABOUT.hidden_size, "max_new_tokens": 100_000}
+        body = {"input": "Hi.", "response_format": "pcm", **voice}
+        with client.stream("POST", "/v1/audio/speech", json=body) as response:
+            parts = response.iter_raw()
+            next(parts)
+            killed = send(process)
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(parts)
+        body = client.get(f"/v1/audio/speech/{response.headers['x-request-id']}").json()
+        assert "ended before the stream did" in body["error"]
+        rejected = server.speak(client, **voice)
+        assert rejected.status_code == 503
+        assert int(rejected.headers["retry-after-ms"]) > 0
+        assert client.get("/livez").status_code == 200
+        await_another(process, killed, remote)
+        eventually(lambda: client.get("/readyz").status_code == 200)
+        eventually(lambda: server.speak(client, **{**voice, "max_new_tokens": 2}).status_code == 200)
 
 
-def test_a_socket_without_a_key_is_closed_before_it_opens() -> None:
+def test_a_websocket_without_a_key_is_rejected_before_the_handshake() -> None:
     reached: list[str] = []
     sent: list[Message] = []
 

@@ -1,4 +1,5 @@
-"""The playground's page: its files, what they may load, and what it is told of the loaded checkpoint."""
+# SPDX-License-Identifier: Apache-2.0
+"""The playground's page: its files, what they may load, and what it is body of the loaded checkpoint."""
 
 import re
 import subprocess
@@ -30,7 +31,7 @@ def linked() -> set[str]:
     return names
 
 
-def test_every_file_of_the_page_is_served_and_named(server: RunningServer) -> None:
+def test_every_file_of_the_page_is_served_and_referenced(server: RunningServer) -> None:
     assert linked() | {"index.html"} == {file.name for file in WEB.iterdir()} == set(assets())
     with server.client() as client:
         assert client.get("/").content == (WEB / "index.html").read_bytes()
@@ -43,12 +44,12 @@ def test_every_file_of_the_page_is_served_and_named(server: RunningServer) -> No
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fpage.py", "%2e%2e/page.py", "../page.py", "a/b.js"])
-def test_there_is_nothing_else_below_web(server: RunningServer, name: str) -> None:
+def test_other_paths_below_web_are_not_found(server: RunningServer, name: str) -> None:
     with server.client() as client:
         assert client.get(f"/web/{name}").status_code == 404
 
 
-def test_the_page_loads_nothing_from_elsewhere(server: RunningServer) -> None:
+def test_the_page_loads_nothing_from_other_servers(server: RunningServer) -> None:
     with server.client() as client:
         policy = client.get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -61,7 +62,7 @@ def test_the_page_loads_nothing_from_elsewhere(server: RunningServer) -> None:
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page), "the policy forbids what is inline"
 
 
-def test_a_file_is_kept_and_asked_for_again(server: RunningServer) -> None:
+def test_a_cached_file_is_revalidated(server: RunningServer) -> None:
     with server.client() as client:
         first = client.get("/web/main.js")
         assert first.headers["cache-control"] == "no-cache"
@@ -70,7 +71,7 @@ def test_a_file_is_kept_and_asked_for_again(server: RunningServer) -> None:
         assert client.get("/web/main.js", headers={"if-none-match": '"other"'}).status_code == 200
 
 
-def test_a_path_may_stand_before_the_page(engine: PausableEngine) -> None:
+def test_the_page_works_below_a_path_prefix(engine: PausableEngine) -> None:
     for file in (WEB / "index.html", *WEB.glob("*.js")):
         assert not re.search(r'(?:src|href)="/|fetch\("/|call\([`"]/', file.read_text()), file.name
     with serving(engine, Settings(root_path="/voice")) as server, server.client(follow_redirects=True) as client:
@@ -78,7 +79,7 @@ def test_a_path_may_stand_before_the_page(engine: PausableEngine) -> None:
             assert client.get(path).status_code == 200
 
 
-def test_the_page_is_told_the_engines_streams_where_no_number_was_set() -> None:
+def test_the_page_shows_the_engines_slots_by_default() -> None:
     engine = PausableEngine()
     try:
         with serving(engine, Settings()) as server, server.client() as client:
@@ -88,32 +89,32 @@ def test_the_page_is_told_the_engines_streams_where_no_number_was_set() -> None:
 
 
 @pytest.mark.parametrize("about", [CUSTOM, DESIGN, replace(ABOUT, languages=("auto", "english", "german"))])
-def test_the_page_is_told_what_the_checkpoint_can_do(about: ModelInfo) -> None:
+def test_the_page_shows_the_capabilities_of_the_model(about: ModelInfo) -> None:
     with (
         closing(PausableEngine(about)) as engine,
         serving(engine, Settings(max_text_chars=70, max_streams=3)) as server,
         server.client() as client,
     ):
-        told = client.get("/v1/playground").json()
-    assert told["model"]["designs_voices"] == about.designs_voices
-    assert told["model"]["takes_instructions"] == about.takes_instructions
-    assert told["model"]["can_clone"] == about.can_clone
-    assert told["model"]["languages"] == list(about.languages)
-    assert told["model"]["sample_rate"] == 24_000
-    assert [voice["name"] for voice in told["voices"]] == list(about.voices)
-    assert {"name": "mp3", "ending": ".mp3", "media_type": "audio/mpeg"} in told["formats"]
-    assert (told["limits"]["text"], told["limits"]["streams"], told["needs_key"]) == (70, 3, False)
+        body = client.get("/v1/playground").json()
+    assert body["model"]["designs_voices"] == about.designs_voices
+    assert body["model"]["takes_instructions"] == about.takes_instructions
+    assert body["model"]["can_clone"] == about.can_clone
+    assert body["model"]["languages"] == list(about.languages)
+    assert body["model"]["sample_rate"] == 24_000
+    assert [voice["name"] for voice in body["voices"]] == list(about.voices)
+    assert {"name": "mp3", "ending": ".mp3", "media_type": "audio/mpeg"} in body["formats"]
+    assert (body["limits"]["text"], body["limits"]["streams"], body["needs_key"]) == (70, 3, False)
 
 
-def test_the_page_comes_without_a_key_and_the_facts_do_not(engine: PausableEngine) -> None:
+def test_the_page_needs_no_key_but_its_data_does(engine: PausableEngine) -> None:
     with serving(engine, Settings(api_keys=["secret"])) as server, server.client() as client:
         assert client.get("/").status_code == 200
         assert client.get("/web/main.js").status_code == 200
         assert client.get("/v1/playground").status_code == 401
         assert client.get("/web/../v1/playground").status_code == 401
-        told = client.get("/v1/playground", headers={"authorization": "Bearer secret"}).json()
-        assert told["needs_key"] is True
-        assert "secret" not in str(told)
+        body = client.get("/v1/playground", headers={"authorization": "Bearer secret"}).json()
+        assert body["needs_key"] is True
+        assert "secret" not in str(body)
 
 
 def test_the_page_is_in_the_wheel(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nonsense on the sockets: no fault of ours, no hang, and the next one is served."""
 
 import logging
@@ -9,7 +10,7 @@ from server.live_server import serving
 from server.malformed_messages import babble
 
 
-def test_nonsense_is_answered_and_leaves_nothing_behind(
+def test_malformed_messages_are_answered_and_free_everything(
     caplog: pytest.LogCaptureFixture, engine: PausableEngine
 ) -> None:
     with caplog.at_level(logging.ERROR), serving(engine) as server, server.client() as client:

@@ -1,4 +1,5 @@
-"""POST /v1/audio/speech: what comes back, when it comes, and what is told where it cannot."""
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v1/audio/speech: what comes back, when it comes, and what is body where it cannot."""
 
 import base64
 import io
@@ -44,7 +45,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_utterance_without_a_sound_is_an_empty_one(format: str, stream: bool, client: httpx.Client) -> None:
+def test_an_utterance_without_audio_is_an_empty_file(format: str, stream: bool, client: httpx.Client) -> None:
     answer = client.post("/v1/audio/speech", json={"input": "silence", "response_format": format, "stream": stream})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == FORMATS[format].content_type(SAMPLE_RATE)
@@ -53,7 +54,7 @@ def test_an_utterance_without_a_sound_is_an_empty_one(format: str, stream: bool,
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_sound_arrives_before_the_utterance_is_finished_and_is_that_of_one_go(
+def test_audio_is_streamed_and_equals_a_one_shot_encoding(
     format: str, engine: PausableEngine, client: httpx.Client
 ) -> None:
     body = {"input": "Hello there.", "response_format": format, "seed": 7, "max_new_tokens": LONG}
@@ -65,20 +66,20 @@ def test_sound_arrives_before_the_utterance_is_finished_and_is_that_of_one_go(
         assert response.headers["x-polyvox-model"] == "Fake-CustomVoice"
         assert "content-length" not in response.headers
         parts = response.iter_raw()
-        heard = next(parts)
+        received = next(parts)
         assert engine.streams == 1  # it cannot have ended: the rest of it is not made
         engine.resume()
-        heard += b"".join(parts)
+        received += b"".join(parts)
     samples = np.concatenate([chunk_samples(7, index) for index in range(LONG)])
     with Encoder(format, SAMPLE_RATE) as encoder:
         pushed = [encoder.push(part) for part in np.split(samples, LONG)]
-        assert heard == b"".join(pushed) + encoder.finish() or format in ("opus", "m4a")  # these draw a number
+        assert received == b"".join(pushed) + encoder.finish() or format in ("opus", "m4a")  # these draw a number
     if format == "wav":
-        assert heard[4:8] == heard[40:44] == b"\xff\xff\xff\xff"
+        assert received[4:8] == received[40:44] == b"\xff\xff\xff\xff"
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_without_streaming_the_answer_is_a_file_with_its_true_length(format: str, client: httpx.Client) -> None:
+def test_without_streaming_the_response_is_a_file_with_its_length(format: str, client: httpx.Client) -> None:
     body = {"input": "Hello.", "response_format": format, "seed": 7, "stream": False, "max_new_tokens": LONG}
     response = client.post("/v1/audio/speech", json=body)
     assert response.status_code == 200
@@ -91,18 +92,18 @@ def test_without_streaming_the_answer_is_a_file_with_its_true_length(format: str
         assert len(read_audio(response.content, SAMPLE_RATE)) / SAMPLE_RATE == pytest.approx(seconds, abs=0.1)
 
 
-def test_pcm_is_the_samples_and_nothing_else(server: RunningServer, client: httpx.Client) -> None:
+def test_pcm_contains_only_samples(server: RunningServer, client: httpx.Client) -> None:
     response = server.speak(client, seed=9)
     assert response.content == expected(9, LENGTH)
     assert response.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
 
 
-def test_the_default_is_mp3_as_openai_has_it(client: httpx.Client) -> None:
+def test_the_default_format_is_mp3(client: httpx.Client) -> None:
     response = client.post("/v1/audio/speech", json={"model": "tts-1", "input": "Hello.", "voice": "alloy"})
     assert response.headers["content-type"] == "audio/mpeg"
 
 
-def test_events_carry_the_same_bytes_and_then_the_usage(server: RunningServer, client: httpx.Client) -> None:
+def test_events_contain_the_audio_and_then_the_usage(server: RunningServer, client: httpx.Client) -> None:
     response = server.speak(client, seed=9, stream_format="sse")
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     *deltas, done = events(response)
@@ -114,7 +115,7 @@ def test_events_carry_the_same_bytes_and_then_the_usage(server: RunningServer, c
     assert done["request_id"] == response.headers["x-request-id"]
 
 
-def test_events_begin_before_the_utterance_is_finished(engine: PausableEngine, client: httpx.Client) -> None:
+def test_events_are_streamed(engine: PausableEngine, client: httpx.Client) -> None:
     """LiveKit asks for this: mp3 over events."""
     engine.resume(FIRST)
     body = {"input": "Hello there.", "stream_format": "sse", "max_new_tokens": LONG}
@@ -126,7 +127,7 @@ def test_events_begin_before_the_utterance_is_finished(engine: PausableEngine, c
         assert any("speech.audio.done" in line for line in lines)
 
 
-def test_a_long_text_is_said_sentence_by_sentence_with_pauses(
+def test_a_long_text_is_synthesised_by_sentence_with_pauses(
     engine: PausableEngine, server: RunningServer, client: httpx.Client
 ) -> None:
     text = "First one. Then [pause:0.5s] two.\n\nNew paragraph with 3 cats."
@@ -140,14 +141,14 @@ def test_a_long_text_is_said_sentence_by_sentence_with_pauses(
     assert response.content == wanted
 
 
-def test_normalize_off_says_the_text_as_it_is(
+def test_without_normalization_the_text_is_unchanged(
     engine: PausableEngine, server: RunningServer, client: httpx.Client
 ) -> None:
     server.speak(client, "I have 3 **cats**.", normalize=False)
     assert [asked.text for asked in engine.requests] == ["I have 3 **cats**."]
 
 
-def test_null_is_as_good_as_a_field_that_is_not_there(client: httpx.Client) -> None:
+def test_null_means_that_a_field_is_not_set(client: httpx.Client) -> None:
     nothing = {name: None for name in SpeechRequest.model_fields if name != "input"} | {"unknown": None}
     answer = client.post("/v1/audio/speech?strict=1", json={"input": "Hi.", **nothing})
     assert answer.status_code == 200, answer.text
@@ -184,14 +185,14 @@ def test_all_fields_reach_the_engine(engine: PausableEngine, server: RunningServ
     ("asked", "spoken"),
     [("alloy", "heart"), ("ash", "michael"), ("ballad", "heart"), ("NARRATOR", "michael"), ("default", None)],
 )
-def test_other_names_of_voices(
+def test_aliases_and_openai_names_select_voices(
     asked: str, spoken: str | None, engine: PausableEngine, server: RunningServer, client: httpx.Client
 ) -> None:
     server.speak(client, voice=asked)
     assert engine.requests[0].voice == spoken
 
 
-def test_speed_and_rate_change_the_length(server: RunningServer, client: httpx.Client) -> None:
+def test_speed_and_sample_rate_change_the_length(server: RunningServer, client: httpx.Client) -> None:
     faster = server.speak(client, speed=2.0, max_new_tokens=LONG)
     assert len(faster.content) == LONG * CHUNK_SAMPLES
     slow_rate = server.speak(client, sample_rate=8000, max_new_tokens=LONG)
@@ -199,7 +200,7 @@ def test_speed_and_rate_change_the_length(server: RunningServer, client: httpx.C
     assert slow_rate.headers["content-type"] == "audio/pcm;rate=8000;channels=1"
 
 
-def test_unknown_fields_are_named_or_with_strict_refused(server: RunningServer, client: httpx.Client) -> None:
+def test_unknown_fields_are_reported_or_with_strict_rejected(server: RunningServer, client: httpx.Client) -> None:
     fields: dict[str, Any] = {"pitch": 2, "größe\n": 1}
     response = server.speak(client, **fields)
     assert response.status_code == 200
@@ -210,7 +211,7 @@ def test_unknown_fields_are_named_or_with_strict_refused(server: RunningServer, 
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "param", "told"),
+    ("body", "status", "param", "expected"),
     [
         ({}, 422, "input", "required"),
         ({"input": ""}, 400, "input", "must have something to say"),
@@ -247,7 +248,9 @@ def test_unknown_fields_are_named_or_with_strict_refused(server: RunningServer, 
         ([], 400, None, "object"),
     ],
 )
-def test_what_is_wrong_is_named(body: object, status: int, param: str | None, told: str, client: httpx.Client) -> None:
+def test_an_invalid_request_is_rejected_with_the_field_and_the_reason(
+    body: object, status: int, param: str | None, expected: str, client: httpx.Client
+) -> None:
     response = client.post("/v1/audio/speech", json=body)
     assert response.status_code == status, response.text
     assert response.headers["x-request-id"]
@@ -255,20 +258,20 @@ def test_what_is_wrong_is_named(body: object, status: int, param: str | None, to
         error = response.json()["error"]
         assert set(error) == {"message", "type", "param", "code"} | ({"retry_after"} if status == 503 else set())
         assert error["param"] == param
-        assert told in error["message"]
+        assert expected in error["message"]
 
 
 @pytest.mark.parametrize(
     "body", ['{"input": "hi", "seed": NaN}', '{"input": "hi", "\\ud800": 1}', "{", '{"input": "\\ud800"}', "[" * 99_999]
 )
-def test_what_cannot_be_echoed_is_still_answered_politely(body: str, client: httpx.Client) -> None:
+def test_a_body_that_cannot_be_quoted_gets_a_valid_error(body: str, client: httpx.Client) -> None:
     response = client.post("/v1/audio/speech", content=body)
     assert response.status_code in (200, 400, 422)
     if response.status_code != 200:
         assert response.json()["error"]["message"]
 
 
-def test_a_refusal_for_want_of_a_place_says_when_to_come_back(client: httpx.Client) -> None:
+def test_a_rejection_has_a_retry_time(client: httpx.Client) -> None:
     response = client.post("/v1/audio/speech", json={"input": "overloaded"})
     assert response.status_code == 503
     assert response.headers["retry-after"] == "3"
@@ -293,47 +296,47 @@ class FailingEngine(PausableEngine):
         return stream
 
 
-def test_a_failure_in_the_midst_is_never_a_clean_end() -> None:
+def test_a_failure_during_streaming_is_visible_to_the_client() -> None:
     with closing(FailingEngine()) as engine, serving(engine) as server, server.client() as client:
         with client.stream("POST", "/v1/audio/speech", json={"input": "Hi.", "response_format": "pcm"}) as response:
             request_id = response.headers["x-request-id"]
             with pytest.raises(httpx.RemoteProtocolError):
                 response.read()
-        told = client.get(f"/v1/audio/speech/{request_id}").json()
-        assert told["finish_reason"] == "error"
-        assert told["error"] == "the device is gone"
+        body = client.get(f"/v1/audio/speech/{request_id}").json()
+        assert body["finish_reason"] == "error"
+        assert body["error"] == "the device is gone"
         *_, last = events(server.speak(client, stream_format="sse"))
         assert last["type"] == "speech.audio.error"
         assert last["error"]["message"] == "the device is gone"
 
 
-def test_the_outcome_of_a_finished_stream_can_be_asked_for(client: httpx.Client) -> None:
+def test_the_record_of_a_finished_request_can_be_read(client: httpx.Client) -> None:
     body = {"input": "Hello.", "response_format": "pcm", "seed": 4}
     response = client.post("/v1/audio/speech", json=body, headers={"x-request-id": "call-17:a"})
     assert response.headers["x-request-id"] == "call-17:a"
-    told = client.get("/v1/audio/speech/call-17:a").json()
-    assert told["finish_reason"] == "stop"
-    assert (told["seed"], told["frames"], told["sentences"]) == (4, LENGTH, 1)
-    assert told["audio_seconds"] == pytest.approx(LENGTH * CHUNK_SAMPLES / SAMPLE_RATE)
+    body = client.get("/v1/audio/speech/call-17:a").json()
+    assert body["finish_reason"] == "stop"
+    assert (body["seed"], body["frames"], body["sentences"]) == (4, LENGTH, 1)
+    assert body["audio_seconds"] == pytest.approx(LENGTH * CHUNK_SAMPLES / SAMPLE_RATE)
     assert client.get("/v1/audio/speech/another").status_code == 404
     harmful = client.post("/v1/audio/speech", json=body, headers={"x-request-id": "a b"})
     assert harmful.headers["x-request-id"].startswith("req-")
 
 
-def test_a_batch_gives_each_item_its_sound_or_its_error(client: httpx.Client) -> None:
+def test_a_batch_returns_audio_or_an_error_for_each_item(client: httpx.Client) -> None:
     items = [{"input": "One.", "seed": 1}, {"input": "Two.", "voice": "bob"}, {"input": "Three.", "seed": 3}]
     response = client.post("/v1/audio/speech/batch", json={"items": items, "response_format": "pcm", "seed": 9})
-    told = response.json()
-    assert (told["total"], told["succeeded"], told["failed"]) == (3, 2, 1)
-    assert [result["status"] for result in told["results"]] == ["success", "error", "success"]
-    assert base64.b64decode(told["results"][2]["audio_data"]) == expected(3, LENGTH)
-    assert told["results"][1]["error"]["code"] == "voice_not_found"
+    body = response.json()
+    assert (body["total"], body["succeeded"], body["failed"]) == (3, 2, 1)
+    assert [result["status"] for result in body["results"]] == ["success", "error", "success"]
+    assert base64.b64decode(body["results"][2]["audio_data"]) == expected(3, LENGTH)
+    assert body["results"][1]["error"]["code"] == "voice_not_found"
     wrong: dict[str, Any]
     for wrong in ({}, {"items": []}, {"items": [1]}, {"items": [{"input": "x"}] * 33}):
         assert client.post("/v1/audio/speech/batch", json=wrong).status_code == 422
 
 
-def test_a_batch_names_what_it_ignores(client: httpx.Client) -> None:
+def test_a_batch_reports_unknown_fields(client: httpx.Client) -> None:
     items = {"items": [{"input": "Hi.", "other": 1}, {"input": "Ho."}], "more": 2}
     answer = client.post("/v1/audio/speech/batch", json=items)
     assert (answer.json()["succeeded"], answer.headers["x-polyvox-ignored"]) == (2, "more, other")
@@ -341,7 +344,7 @@ def test_a_batch_names_what_it_ignores(client: httpx.Client) -> None:
     assert [result["error"]["param"] for result in strict["results"]] == ["more", "more"]
 
 
-def test_a_batch_without_any_place_is_refused_as_a_whole(engine: PausableEngine, client: httpx.Client) -> None:
+def test_a_batch_without_capacity_is_rejected_as_a_whole(engine: PausableEngine, client: httpx.Client) -> None:
     engine.max_streams = 0
     answer = client.post("/v1/audio/speech/batch", json={"items": [{"input": "Hi."}, {"input": "Ho."}]})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
@@ -350,31 +353,31 @@ def test_a_batch_without_any_place_is_refused_as_a_whole(engine: PausableEngine,
     assert some["results"][0]["error"]["retry_after"] == 2.5
 
 
-def test_a_model_that_designs_voices_takes_openais_names_for_none() -> None:
+def test_a_voice_design_model_ignores_openai_voice_names() -> None:
     with closing(PausableEngine(DESIGN)) as engine, serving(engine) as server, server.client() as client:
         assert server.speak(client, voice="alloy", instructions="An old man.").status_code == 200
         assert engine.requests[-1].voice is None
 
 
-def test_the_real_voice_streams_what_it_says_in_one_go(embedded: TTS) -> None:
+def test_the_embedded_voice_streams_the_same_audio_as_a_file(embedded: TTS) -> None:
     with serving(embedded.engine) as server, server.client() as client:
         text = "Hello there. How are you?"
         streamed = server.speak(client, text, voice="michael", seed=5)
         whole = server.speak(client, text, voice="michael", seed=5, stream=False)
         # In float32 the size of a codec chunk may move a sample by the last of its 16 bits.
-        heard, all_at_once = (np.frombuffer(answer.content, "<i2").astype(int) for answer in (streamed, whole))
-        assert len(heard) == len(all_at_once) > 12_000
-        assert np.abs(heard - all_at_once).max() <= 1
+        received, all_at_once = (np.frombuffer(answer.content, "<i2").astype(int) for answer in (streamed, whole))
+        assert len(received) == len(all_at_once) > 12_000
+        assert np.abs(received - all_at_once).max() <= 1
         stream = embedded.stream("Hello there.", "michael", seed=5, trim_silence=True)
         first = to_pcm(stream.audio(list(stream)).samples)
-        assert np.abs(heard[: len(first)] - first).max() <= 1
-        for wrong, told in (({"language": "klingon"}, "auto, english"), ({"voice": "bob"}, "heart, michael")):
-            refused = server.speak(client, **wrong)
-            assert refused.status_code in (400, 404)
-            assert told in refused.json()["error"]["message"]
+        assert np.abs(received[: len(first)] - first).max() <= 1
+        for wrong, expected in (({"language": "klingon"}, "auto, english"), ({"voice": "bob"}, "heart, michael")):
+            rejected = server.speak(client, **wrong)
+            assert rejected.status_code in (400, 404)
+            assert expected in rejected.json()["error"]["message"]
 
 
-def test_errors_of_ours_all_have_a_status() -> None:
+def test_every_error_class_has_a_status() -> None:
     kinds = [PolyvoxError, *PolyvoxError.__subclasses__()]
     assert all(400 <= getattr(kind, "status", 500) < 600 for kind in kinds)
 

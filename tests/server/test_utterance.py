@@ -1,4 +1,5 @@
-"""An utterance as every face has it: text that comes in pieces, ends, cancellation."""
+# SPDX-License-Identifier: Apache-2.0
+"""Utterances: text that arrives in pieces, results, cancellation."""
 
 import asyncio
 import itertools
@@ -32,7 +33,7 @@ SENTENCES = [
 
 
 def spoken(engine: PausableEngine, test: Callable[[SynthesisService], Awaitable[None]]) -> list[RequestRecord]:
-    """Runs a test on a speaker in an event loop of its own; what it told of utterances."""
+    """Runs a test on a service in an event loop of its own and returns the records of its utterances."""
     ended: list[RequestRecord] = []
 
     async def run() -> None:
@@ -59,11 +60,11 @@ async def drained(script: SegmentQueue) -> list[Segment]:
 
 
 @given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6))
-def test_text_in_any_pieces_gives_the_same_sentences(cuts: list[int]) -> None:
+def test_text_in_any_pieces_gives_the_same_segments(cuts: list[int]) -> None:
     async def grow() -> list[Segment]:
         script = SegmentQueue(TextRules())
-        places = [0, *sorted(cuts), len(TEXT)]
-        for start, end in itertools.pairwise(places):
+        positions = [0, *sorted(cuts), len(TEXT)]
+        for start, end in itertools.pairwise(positions):
             script.append(TEXT[start:end])
         script.finish()
         script.finish()
@@ -72,32 +73,32 @@ def test_text_in_any_pieces_gives_the_same_sentences(cuts: list[int]) -> None:
     assert asyncio.run(grow()) == SENTENCES
 
 
-def test_a_text_that_is_all_there_gives_them_too() -> None:
+def test_a_complete_text_gives_the_same_segments() -> None:
     assert asyncio.run(drained(SegmentQueue.from_text(TEXT, TextRules()))) == SENTENCES
     late = SegmentQueue.from_text("[pause:1s] Hello. [pause:2s]", TextRules())
     assert asyncio.run(drained(late)) == [Segment("Hello.", 1.0)]
     assert late.trailing_silence == 2.0
 
 
-def test_live_text_is_said_as_it_comes(engine: PausableEngine) -> None:
+def test_live_text_is_synthesised_as_it_arrives(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         utterance = await speaker.start(SynthesisOptions(live=True, format="pcm", seed=1), "live")
         parts = utterance.audio()
         for piece in ("Hel", "lo there. How ", "are"):
             utterance.append(piece)
-        heard = await anext(parts)  # of the first sentence, while the second is open
+        received = await anext(parts)  # of the first sentence, while the second is open
         assert [asked.text for asked in engine.requests] == ["Hello there."]
         utterance.append(" you?")
         utterance.finish()
-        heard += b"".join([part async for part in parts])
+        received += b"".join([part async for part in parts])
         assert [asked.text for asked in engine.requests] == ["Hello there.", "How are you?"]
-        assert len(heard) == 2 * LENGTH * CHUNK + 12_000
+        assert len(received) == 2 * LENGTH * CHUNK + 12_000
 
     (outcome,) = spoken(engine, test)
     assert (outcome.finish_reason, outcome.sentences, outcome.characters) == ("stop", 2, 25)
 
 
-def test_live_text_without_a_word_ends_at_once(engine: PausableEngine) -> None:
+def test_live_text_without_words_finishes_at_once(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         utterance = await speaker.start(SynthesisOptions(live=True, format="pcm"), "empty")
         utterance.finish()
@@ -108,7 +109,7 @@ def test_live_text_without_a_word_ends_at_once(engine: PausableEngine) -> None:
 
 
 @pytest.mark.parametrize("text", ["Hello there.", "One. Two. Three."])
-def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_place(text: str, engine: PausableEngine) -> None:
+def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_slot(text: str, engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         engine.resume(3)
         utterance = await speaker.start(SynthesisOptions(text, format="pcm"), "cancelled")
@@ -136,7 +137,7 @@ def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: Pausa
     assert outcome.finish_reason == "cancelled"
 
 
-def test_a_reader_that_is_cancelled_leaves_nothing_behind(engine: PausableEngine) -> None:
+def test_cancelling_the_reader_frees_everything(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         engine.resume(3)
         utterance = await speaker.start(SynthesisOptions("One. Two.", format="opus"), "reader")
@@ -152,7 +153,7 @@ def test_a_reader_that_is_cancelled_leaves_nothing_behind(engine: PausableEngine
     assert outcome.finish_reason == "cancelled"
 
 
-def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: PausableEngine) -> None:
+def test_cancelling_the_start_frees_everything(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         for turns in range(8):
             starting = asyncio.create_task(speaker.start(SynthesisOptions("Hello.", format="pcm"), "start"))
@@ -170,7 +171,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(engine: PausableEngine)
     assert spoken(engine, test) == []
 
 
-def test_nothing_to_say_is_refused_before_the_engine_is_asked(engine: PausableEngine) -> None:
+def test_text_without_words_is_rejected_before_the_engine_is_called(engine: PausableEngine) -> None:
     async def test(speaker: SynthesisService) -> None:
         for text in ("", "  ", "<think>hm</think>"):
             with pytest.raises(InvalidRequest, match="must have something to say"):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Voices over HTTP: lists, uploads, removal, and speech with them; real cloning on a tiny Base checkpoint."""
 
 import base64
@@ -41,22 +42,22 @@ def recording(seconds: float = 2.0, format: str = "flac") -> bytes:
     return encode(voice.astype(np.float32), 24_000, format)
 
 
-def test_a_recording_becomes_a_voice_that_speaks_and_can_be_taken_away(
+def test_a_voice_can_be_added_used_and_removed(
     engine: PausableEngine, server: RunningServer, client: httpx.Client
 ) -> None:
     assert client.get("/v1/audio/voices").json() == {"object": "list", "voices": [], "data": []}
     fields = {"name": "Anna", "consent": "by letter", "ref_text": "What is said.", "speaker_description": "warm"}
     added = client.post("/v1/audio/voices", data=fields, files={"audio_sample": ("../anna.flac", recording())})
     assert added.status_code == 201
-    told = added.json()
-    assert (told["id"], told["name"], told["object"], told["type"]) == ("Anna", "Anna", "audio.voice", "audio_sample")
-    assert (told["consent"], told["ref_text"], told["mode"]) == ("by letter", "What is said.", "in context")
-    assert told["seconds"] == pytest.approx(2.0)
-    assert told["created_at"] > 1_700_000_000
+    body = added.json()
+    assert (body["id"], body["name"], body["object"], body["type"]) == ("Anna", "Anna", "audio.voice", "audio_sample")
+    assert (body["consent"], body["ref_text"], body["mode"]) == ("by letter", "What is said.", "in context")
+    assert body["seconds"] == pytest.approx(2.0)
+    assert body["created_at"] > 1_700_000_000
     listed = client.get("/v1/audio/voices").json()
-    assert listed["voices"] == listed["data"] == [told]
-    assert client.get("/v1/audio/voices/anna").json() == told
-    for name in ("anna", "Anna", told["content_id"], {"id": "Anna"}, "alloy", "shimmer", None):
+    assert listed["voices"] == listed["data"] == [body]
+    assert client.get("/v1/audio/voices/anna").json() == body
+    for name in ("anna", "Anna", body["content_id"], {"id": "Anna"}, "alloy", "shimmer", None):
         assert server.speak(client, voice=name).status_code == 200
         voice = engine.requests[-1].voice
         assert isinstance(voice, ClonedVoice)
@@ -70,7 +71,7 @@ def test_a_recording_becomes_a_voice_that_speaks_and_can_be_taken_away(
     assert server.speak(client, voice="Anna").status_code == 404
 
 
-def test_a_voice_can_be_numbers_in_json_or_in_a_form(client: httpx.Client) -> None:
+def test_a_voice_can_be_an_embedding_in_json_or_in_a_form(client: httpx.Client) -> None:
     body = {"name": "numbers", "speaker_embedding": [0.5, 1, 2, 3], "consent": "mine"}
     assert client.post("/v1/audio/voices", json=body).json()["type"] == "embedding"
     form = {"name": "form", "speaker_embedding": "[1, 2, 3, 4.5]"}
@@ -83,7 +84,7 @@ def test_a_voice_can_be_numbers_in_json_or_in_a_form(client: httpx.Client) -> No
     assert [voice["name"] for voice in client.get("/v1/audio/voices").json()["voices"]] == ["form", "json", "numbers"]
 
 
-def test_a_name_that_is_taken_stays_unless_it_is_replaced(client: httpx.Client) -> None:
+def test_an_existing_voice_is_replaced_only_on_request(client: httpx.Client) -> None:
     body: dict[str, Any] = {"name": "anna", "speaker_embedding": [1, 2, 3, 4]}
     first = client.post("/v1/audio/voices", json=body).json()
     again = client.post("/v1/audio/voices", json={**body, "speaker_embedding": [4, 3, 2, 1]})
@@ -108,14 +109,14 @@ def test_a_name_that_is_taken_stays_unless_it_is_replaced(client: httpx.Client) 
         ({"name": "anna", "audio_sample": base64.b64encode(bytes(210_000)).decode()}, 400, "ref_audio"),
     ],
 )
-def test_what_cannot_be_a_voice_is_refused(body: object, status: int, param: str, client: httpx.Client) -> None:
+def test_an_invalid_voice_is_rejected(body: object, status: int, param: str, client: httpx.Client) -> None:
     response = client.post("/v1/audio/voices", json=body)
     assert response.status_code == status, response.text
     assert response.json()["error"]["param"] == param
     assert client.get("/v1/audio/voices").json()["voices"] == []
 
 
-def test_malformed_and_oversized_uploads_are_refused(client: httpx.Client) -> None:
+def test_malformed_and_oversized_uploads_are_rejected(client: httpx.Client) -> None:
     files: dict[str, Any] = {"audio_sample": recording(8.0)}
     long = client.post("/v1/audio/voices", data={"name": "long"}, files=files)
     assert long.status_code == 400
@@ -126,14 +127,14 @@ def test_malformed_and_oversized_uploads_are_refused(client: httpx.Client) -> No
         broken = client.post("/v1/audio/voices", content=b"--x\r\ngarbage", headers={"content-type": kind})
         assert broken.status_code in (400, 422), broken.text
     many = {f"field{number}": "x" for number in range(30)}
-    crowded = client.post("/v1/audio/voices", data=many, files={"audio_sample": b""})
-    assert crowded.status_code == 400
+    too_many_fields = client.post("/v1/audio/voices", data=many, files={"audio_sample": b""})
+    assert too_many_fields.status_code == 400
     files = {"audio_sample": recording()[:300]}
     assert client.post("/v1/audio/voices", data={"name": "cut"}, files=files).status_code == 400
     assert client.get("/v1/audio/voices").json()["voices"] == []
 
 
-def test_a_voice_of_another_model_is_refused_by_name(server: RunningServer, client: httpx.Client) -> None:
+def test_a_voice_of_another_model_is_rejected(server: RunningServer, client: httpx.Client) -> None:
     server.state.voices.library.add("stranger", cloned(1), MODEL)
     assert client.get("/v1/audio/voices").json()["voices"] == []
     response = server.speak(client, voice="stranger")
@@ -141,7 +142,7 @@ def test_a_voice_of_another_model_is_refused_by_name(server: RunningServer, clie
     assert "Small-Base" in response.json()["error"]["message"]
 
 
-def test_a_request_may_bring_its_voice(engine: PausableEngine, server: RunningServer, client: httpx.Client) -> None:
+def test_a_request_may_contain_its_voice(engine: PausableEngine, server: RunningServer, client: httpx.Client) -> None:
     sample = base64.b64encode(recording()).decode()
     fields: dict[str, Any] = {"ref_audio": sample, "ref_text": "What is said.", "task_type": "Base"}
     assert server.speak(client, **fields).status_code == 200
@@ -157,29 +158,29 @@ def test_a_request_may_bring_its_voice(engine: PausableEngine, server: RunningSe
         assert server.speak(client, **more).status_code == 400
 
 
-def test_without_any_voice_it_is_told_how_to_bring_one(client: httpx.Client) -> None:
+def test_without_any_voice_the_error_says_how_to_provide_one(client: httpx.Client) -> None:
     for voice, status in ((None, 400), ("alloy", 404), ("anna", 404)):
-        refused = client.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice})
-        assert refused.status_code == status
-        assert "send ref_audio or speaker_embedding" in refused.json()["error"]["message"]
+        rejected = client.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice})
+        assert rejected.status_code == status
+        assert "send ref_audio or speaker_embedding" in rejected.json()["error"]["message"]
 
 
-def test_what_is_not_known_of_a_new_voice_is_named(client: httpx.Client) -> None:
+def test_unknown_fields_of_an_upload_are_reported(client: httpx.Client) -> None:
     body = {"name": "anna", "speaker_embedding": [1, 2, 3, 4], "type": "prompt"}
     added = client.post("/v1/audio/voices", json=body)
     assert (added.status_code, added.headers["x-polyvox-ignored"]) == (201, "type")
 
 
-def test_models_that_do_not_clone_say_which_do(tmp_path: Path) -> None:
+def test_models_that_cannot_clone_name_one_that_can(tmp_path: Path) -> None:
     with (
         closing(PausableEngine()) as engine,
         serving(engine, Settings(voices_dir=tmp_path)) as server,
         server.client() as client,
     ):
         body = {"name": "anna", "speaker_embedding": [1, 2, 3, 4]}
-        refused = client.post("/v1/audio/voices", json=body)
-        assert refused.status_code == 400
-        assert "Qwen/Qwen3-TTS-12Hz-1.7B-Base" in refused.json()["error"]["message"]
+        rejected = client.post("/v1/audio/voices", json=body)
+        assert rejected.status_code == 400
+        assert "Qwen/Qwen3-TTS-12Hz-1.7B-Base" in rejected.json()["error"]["message"]
         assert [voice["id"] for voice in client.get("/v1/audio/voices").json()["voices"]] == ["heart", "michael"]
         assert client.get("/v1/audio/voices/HEART").json()["type"] == "own"
         assert client.delete("/v1/audio/voices/heart").status_code == 400

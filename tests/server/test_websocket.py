@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """WS /v1/audio/speech/stream: what is said while its text is written, and how it is stopped."""
 
 import random
@@ -27,9 +28,9 @@ TEXT = "Dr. Lee has 3 cats, and one of them is old. [pause:0.3s] Is it? Yes!\n\n
 
 @contextmanager
 def session(server: RunningServer, **config: Any) -> Iterator[WebSocketClient]:
-    with connect_websocket(server, PATH) as talk:
-        talk.tell(type="session.config", **{"response_format": "pcm", "stream_audio": True, "seed": 7, **config})
-        yield talk
+    with connect_websocket(server, PATH) as websocket:
+        websocket.send(type="session.config", **{"response_format": "pcm", "stream_audio": True, "seed": 7, **config})
+        yield websocket
 
 
 def one_shot(server: RunningServer, text: str, **fields: Any) -> bytes:
@@ -41,18 +42,18 @@ def one_shot(server: RunningServer, text: str, **fields: Any) -> bytes:
 
 def pieces(text: str, seed: int) -> list[str]:
     chance = random.Random(seed)
-    places = sorted(chance.choices(range(len(text) + 1), k=chance.randrange(40)))
-    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    positions = sorted(chance.choices(range(len(text) + 1), k=chance.randrange(40)))
+    return [text[start:end] for start, end in zip([0, *positions], [*positions, len(text)], strict=True)]
 
 
 @pytest.mark.parametrize("granularity", ["none", "sentence", "clause"])
-def test_messages_come_in_the_order_of_the_protocol(granularity: str, server: RunningServer) -> None:
-    with session(server, split_granularity=granularity) as talk:
+def test_messages_are_sent_in_the_order_of_the_protocol(granularity: str, server: RunningServer) -> None:
+    with session(server, split_granularity=granularity) as websocket:
         for index in range(2):
-            talk.tell(type="input.text", text="This is the first part, here. And ")
-            talk.tell(type="input.text", text="two.")
-            talk.tell(type="input.done")
-            messages, sound = talk.until("session.done")
+            websocket.send(type="input.text", text="This is the first part, here. And ")
+            websocket.send(type="input.text", text="two.")
+            websocket.send(type="input.done")
+            messages, sound = websocket.until("session.done")
             texts = {
                 "none": ["This is the first part, here. And two."],
                 "sentence": ["This is the first part, here.", "And two."],
@@ -71,143 +72,147 @@ def test_messages_come_in_the_order_of_the_protocol(granularity: str, server: Ru
             assert not any(done["error"] for done in dones)
             end = messages[-1]
             assert (end["utterance_index"], end["total_sentences"], end["seed"]) == (index, len(texts), 7)
-        talk.tell(type="session.close")
-        assert talk.closed() == 1000
+        websocket.send(type="session.close")
+        assert websocket.closed() == 1000
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("granularity", ["none", "sentence"])
-def test_text_in_any_pieces_sounds_as_in_one_go(granularity: str, seed: int, server: RunningServer) -> None:
-    with session(server, split_granularity=granularity) as talk:
+def test_text_in_any_pieces_gives_the_same_audio_as_one_request(
+    granularity: str, seed: int, server: RunningServer
+) -> None:
+    with session(server, split_granularity=granularity) as websocket:
         for piece in pieces(TEXT, seed):
-            talk.tell(type="input.text", text=piece)
-        talk.tell(type="input.done")
-        assert talk.until("session.done")[1] == one_shot(server, TEXT)
+            websocket.send(type="input.text", text=piece)
+        websocket.send(type="input.done")
+        assert websocket.until("session.done")[1] == one_shot(server, TEXT)
 
 
-def test_sound_comes_while_text_is_written(server: RunningServer, engine: PausableEngine) -> None:
-    with session(server, split_granularity="sentence") as talk:
-        talk.tell(type="input.text", text="Hello there. How are ")
-        assert talk.told()["sentence_text"] == "Hello there."
-        assert isinstance(talk.hear(), bytes)
+def test_audio_is_sent_while_text_arrives(server: RunningServer, engine: PausableEngine) -> None:
+    with session(server, split_granularity="sentence") as websocket:
+        websocket.send(type="input.text", text="Hello there. How are ")
+        assert websocket.receive_json()["sentence_text"] == "Hello there."
+        assert isinstance(websocket.receive(), bytes)
         assert [asked.text for asked in engine.requests] == ["Hello there."]
-        talk.tell(type="input.text", text="you?")
-        talk.tell(type="input.done")
-        assert talk.until("session.done")[0][-1]["total_sentences"] == 2
+        websocket.send(type="input.text", text="you?")
+        websocket.send(type="input.done")
+        assert websocket.until("session.done")[0][-1]["total_sentences"] == 2
 
 
-def test_token_by_token_a_sentence_is_begun_with_its_first_words(server: RunningServer, engine: PausableEngine) -> None:
-    with session(server, split_granularity="token") as talk:
-        talk.tell(type="input.text", text="Hello there my ")
-        assert talk.told()["sentence_text"].startswith("Hello")
-        assert isinstance(talk.hear(), bytes)
+def test_with_token_granularity_a_sentence_starts_with_its_first_words(
+    server: RunningServer, engine: PausableEngine
+) -> None:
+    with session(server, split_granularity="token") as websocket:
+        websocket.send(type="input.text", text="Hello there my ")
+        assert websocket.receive_json()["sentence_text"].startswith("Hello")
+        assert isinstance(websocket.receive(), bytes)
         assert engine.requests[-1].live
-        talk.tell(type="input.text", text="friend. And")
-        talk.tell(type="input.done")
-        messages, _ = talk.until("session.done")
+        websocket.send(type="input.text", text="friend. And")
+        websocket.send(type="input.done")
+        messages, _ = websocket.until("session.done")
         assert messages[-1]["usage"]["output_tokens"] == 5  # a word is a frame of this engine
         assert messages[-1]["total_sentences"] == 2
 
 
-def test_token_by_token_a_model_says_what_it_says_in_one_go(checkpoints: Path) -> None:
+def test_with_token_granularity_a_model_gives_the_same_audio(checkpoints: Path) -> None:
     text = "Hello there, my friend. And you?"
     with load(str(checkpoints / "custom_voice"), "cpu", "float32") as tts, serving(tts.engine) as running:
         limit = {"max_new_tokens": 12, "voice": running.state.info.voices[0]}
         whole = np.frombuffer(one_shot(running, text, non_streaming_mode=False, **limit), "<i2").astype(int)
         for seed in range(3):
-            with session(running, split_granularity="token", **limit) as talk:
+            with session(running, split_granularity="token", **limit) as websocket:
                 for piece in pieces(text, seed):
-                    talk.tell(type="input.text", text=piece)
-                talk.tell(type="input.done")
-                heard = np.frombuffer(talk.until("session.done")[1], "<i2").astype(int)
-            assert len(heard) == len(whole) > 7000
+                    websocket.send(type="input.text", text=piece)
+                websocket.send(type="input.done")
+                received = np.frombuffer(websocket.until("session.done")[1], "<i2").astype(int)
+            assert len(received) == len(whole) > 7000
             # In float32 the size of a codec chunk may move a sample by the last of its 16 bits.
-            assert np.abs(heard - whole).max() <= 1
+            assert np.abs(received - whole).max() <= 1
 
 
 @pytest.mark.parametrize("format", ["wav", "mp3", "flac", "opus"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_every_sentence_is_a_file_of_its_own(format: str, streamed: bool, server: RunningServer) -> None:
     config = {"response_format": format, "stream_audio": streamed, "split_granularity": "sentence"}
-    with session(server, **config) as talk:
-        talk.tell(type="input.text", text="One. Two.")
-        talk.tell(type="input.done")
+    with session(server, **config) as websocket:
+        websocket.send(type="input.text", text="One. Two.")
+        websocket.send(type="input.done")
         for _ in range(2):
-            assert talk.told()["type"] == "audio.start"
+            assert websocket.receive_json()["type"] == "audio.start"
             sound, frames = b"", 0
-            while isinstance(found := talk.hear(), bytes):
+            while isinstance(found := websocket.receive(), bytes):
                 sound, frames = sound + found, frames + 1
             assert (found["type"], found["total_bytes"]) == ("audio.done", len(sound))
             assert streamed or frames == 1
             assert len(read_audio(sound, 24_000)) >= LENGTH * 480 * 0.9
 
 
-def test_a_wav_at_the_end_is_what_is_given_where_nothing_is_asked_for(server: RunningServer) -> None:
-    with connect_websocket(server, PATH) as talk:
-        talk.tell(type="session.config")
-        talk.tell(type="input.text", text="Hello.")
-        talk.tell(type="input.done")
-        messages, sound = talk.until("session.done")
+def test_the_default_is_one_wav_file_at_the_end(server: RunningServer) -> None:
+    with connect_websocket(server, PATH) as websocket:
+        websocket.send(type="session.config")
+        websocket.send(type="input.text", text="Hello.")
+        websocket.send(type="input.done")
+        messages, sound = websocket.until("session.done")
         assert messages[0]["format"] == "wav"
         assert int.from_bytes(sound[40:44], "little") == len(sound) - 44
 
 
 @pytest.mark.parametrize("granularity", ["sentence", "clause", "token"])
-def test_cancel_stops_at_once_and_frees_the_place(
+def test_cancel_stops_at_once_and_frees_the_slot(
     granularity: str, server: RunningServer, engine: PausableEngine
 ) -> None:
     engine.resume(3)
-    with session(server, split_granularity=granularity, max_new_tokens=1000) as talk:
-        talk.tell(type="input.text", text="This is never said to its end. Nor is this.")
-        talk.tell(type="input.done")
-        talk.tell(type="input.text", text="Nor this, which waits.")
-        assert isinstance(talk.told() and talk.hear(), bytes)
+    with session(server, split_granularity=granularity, max_new_tokens=1000) as websocket:
+        websocket.send(type="input.text", text="This is never said to its end. Nor is this.")
+        websocket.send(type="input.done")
+        websocket.send(type="input.text", text="Nor this, which waits.")
+        assert isinstance(websocket.receive_json() and websocket.receive(), bytes)
         assert engine.streams
-        talk.tell(type="input.cancel")
-        messages, sound = talk.until("audio.cancelled")
+        websocket.send(type="input.cancel")
+        messages, sound = websocket.until("audio.cancelled")
         assert [message["type"] for message in messages] == ["audio.done", "audio.cancelled"]
         assert len(sound) <= 3 * CHUNK
         assert messages[-1]["finish_reason"] == "cancelled"
-        assert talk.told() == {"type": "audio.cancelled", "utterance_index": 1, "total_sentences": 0}
+        assert websocket.receive_json() == {"type": "audio.cancelled", "utterance_index": 1, "total_sentences": 0}
         eventually(lambda: engine.streams == 0)
         assert not server.state.synthesis.active
         engine.resume()
-        talk.tell(type="input.text", text="But this.")
-        talk.tell(type="input.done")
-        messages, _ = talk.until("session.done")
+        websocket.send(type="input.text", text="But this.")
+        websocket.send(type="input.done")
+        messages, _ = websocket.until("session.done")
         assert (messages[-1]["utterance_index"], messages[-1]["finish_reason"]) == (2, "stop")
-        talk.tell(type="input.cancel")
-        assert talk.told() == {"type": "audio.cancelled", "utterance_index": None, "total_sentences": 0}
+        websocket.send(type="input.cancel")
+        assert websocket.receive_json() == {"type": "audio.cancelled", "utterance_index": None, "total_sentences": 0}
         with server.client() as client:
             assert client.get(f"/v1/audio/speech/{messages[-1]['request_id']}").json()["finish_reason"] == "stop"
             assert 'polyvox_aborts_total{reason="cancel"}' in client.get("/metrics").text
 
 
-def test_a_client_that_goes_away_frees_its_place(server: RunningServer, engine: PausableEngine) -> None:
+def test_a_disconnect_frees_the_slot(server: RunningServer, engine: PausableEngine) -> None:
     engine.resume(3)
     before = _aborts(server)
     for close in (True, False):
-        with session(server, split_granularity="sentence", max_new_tokens=1000) as talk:
-            talk.tell(type="input.text", text="This is never said to its end. And so on")
-            assert isinstance(talk.told() and talk.hear(), bytes)
+        with session(server, split_granularity="sentence", max_new_tokens=1000) as websocket:
+            websocket.send(type="input.text", text="This is never said to its end. And so on")
+            assert isinstance(websocket.receive_json() and websocket.receive(), bytes)
             if not close:
-                talk.connection.socket.shutdown(2)
+                websocket.connection.socket.shutdown(2)
         eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
     assert _aborts(server) == before + 2
 
 
-def test_who_does_not_read_holds_up_nobody_else(server: RunningServer, engine: PausableEngine) -> None:
+def test_a_client_that_does_not_read_delays_no_other_client(server: RunningServer, engine: PausableEngine) -> None:
     with session(server, max_new_tokens=100_000) as slow:
-        slow.tell(type="input.text", text="Hello.")
-        slow.tell(type="input.done")
-        assert slow.told()["type"] == "audio.start"
+        slow.send(type="input.text", text="Hello.")
+        slow.send(type="input.done")
+        assert slow.receive_json()["type"] == "audio.start"
         for _ in range(3):
-            with session(server) as talk:
-                talk.tell(type="input.text", text="Hello.")
-                talk.tell(type="input.done")
-                assert len(talk.until("session.done")[1]) == LENGTH * CHUNK
+            with session(server) as websocket:
+                websocket.send(type="input.text", text="Hello.")
+                websocket.send(type="input.done")
+                assert len(websocket.until("session.done")[1]) == LENGTH * CHUNK
         assert engine.streams == 1
-        slow.tell(type="input.cancel")  # is read although nothing is
+        slow.send(type="input.cancel")  # is read although nothing is
         eventually(lambda: engine.streams == 0)
 
 
@@ -237,160 +242,179 @@ BAD = [
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_what_cannot_be_read_is_told_and_changes_nothing(message: str | bytes, server: RunningServer) -> None:
-    with session(server) as talk:
-        talk.connection.send(message)
-        error = talk.told()
+def test_an_invalid_message_is_answered_and_has_no_effect(message: str | bytes, server: RunningServer) -> None:
+    with session(server) as websocket:
+        websocket.connection.send(message)
+        error = websocket.receive_json()
         assert error["type"] == "error"
         assert error["message"]
         assert error["code"]
-        talk.tell(type="input.cancel")
-        talk.until("audio.cancelled")
-        talk.tell(type="input.text", text="Hello.")
-        talk.tell(type="input.done")
-        assert talk.until("session.done")[1] == one_shot(server, "Hello.")
+        websocket.send(type="input.cancel")
+        websocket.until("audio.cancelled")
+        websocket.send(type="input.text", text="Hello.")
+        websocket.send(type="input.done")
+        assert websocket.until("session.done")[1] == one_shot(server, "Hello.")
 
 
 WRONG = '{"type": "session.config", "voice": "%s"}' % ("名" * 200)
 
 
 @pytest.mark.parametrize("message", [*BAD[:6], '{"type": "input.text", "text": "Hi."}', BAD[9], WRONG])
-def test_a_session_without_a_configuration_ends(message: str | bytes, server: RunningServer) -> None:
-    with connect_websocket(server, PATH) as talk:
-        talk.connection.send(message)
-        error = talk.told()
+def test_a_session_without_a_configuration_is_closed(message: str | bytes, server: RunningServer) -> None:
+    with connect_websocket(server, PATH) as websocket:
+        websocket.connection.send(message)
+        error = websocket.receive_json()
         assert error["type"] == "error"
-        assert talk.closed() == 1008
-        assert talk.connection.close_reason
-        assert error["message"].startswith(talk.connection.close_reason)  # of which a frame may not hold all
+        assert websocket.closed() == 1008
+        assert websocket.connection.close_reason
+        assert error["message"].startswith(websocket.connection.close_reason)  # of which a frame may not hold all
 
 
-def test_a_new_configuration_waits_for_the_end_of_the_text(server: RunningServer) -> None:
-    with session(server) as talk:
-        talk.tell(type="input.text", text="Hello.")
-        talk.tell(type="session.config", response_format="wav")
-        assert "in progress" in talk.told()["message"]
-        talk.tell(type="input.done")
-        talk.tell(type="session.config", response_format="wav")
-        assert talk.until("session.done")[0][0]["format"] == "pcm"
-        talk.tell(type="input.text", text="Hello.")
-        talk.tell(type="input.done")
-        assert talk.until("session.done")[0][0]["format"] == "wav"
+def test_a_new_configuration_requires_the_end_of_the_text(server: RunningServer) -> None:
+    with session(server) as websocket:
+        websocket.send(type="input.text", text="Hello.")
+        websocket.send(type="session.config", response_format="wav")
+        assert "in progress" in websocket.receive_json()["message"]
+        websocket.send(type="input.done")
+        websocket.send(type="session.config", response_format="wav")
+        assert websocket.until("session.done")[0][0]["format"] == "pcm"
+        websocket.send(type="input.text", text="Hello.")
+        websocket.send(type="input.done")
+        assert websocket.until("session.done")[0][0]["format"] == "wav"
 
 
-def test_an_utterance_without_a_word_is_done_at_once(server: RunningServer, engine: PausableEngine) -> None:
-    with session(server, split_granularity="sentence") as talk:
+def test_an_utterance_without_words_finishes_at_once(server: RunningServer, engine: PausableEngine) -> None:
+    with session(server, split_granularity="sentence") as websocket:
         for text in ("", "  ", "<think>hm</think>"):
-            talk.tell(type="input.text", text=text)
-            talk.tell(type="input.done")
-            assert talk.told()["total_sentences"] == 0
+            websocket.send(type="input.text", text=text)
+            websocket.send(type="input.done")
+            assert websocket.receive_json()["total_sentences"] == 0
     assert engine.requests == []
 
 
-def test_more_than_can_wait_is_refused(server: RunningServer, engine: PausableEngine) -> None:
+def test_too_many_pending_utterances_are_rejected(server: RunningServer, engine: PausableEngine) -> None:
     engine.resume(0)
-    with session(server) as talk:
+    with session(server) as websocket:
         for _ in range(33):
-            talk.tell(type="input.text", text="Hello.")
-            talk.tell(type="input.done")
-        assert "at most 32 utterances" in talk.until("error")[0][-1]["message"]
+            websocket.send(type="input.text", text="Hello.")
+            websocket.send(type="input.done")
+        assert "at most 32 utterances" in websocket.until("error")[0][-1]["message"]
 
 
-def test_a_server_without_a_place_says_when_to_come_again(server: RunningServer, engine: PausableEngine) -> None:
+def test_a_rejection_has_a_retry_time(server: RunningServer, engine: PausableEngine) -> None:
     engine.max_streams = 0
-    with session(server, split_granularity="sentence") as talk:
-        talk.tell(type="input.text", text="Hello there. And more. ")
-        error = talk.told()
+    with session(server, split_granularity="sentence") as websocket:
+        websocket.send(type="input.text", text="Hello there. And more. ")
+        error = websocket.receive_json()
         assert (error["type"], error["code"], error["utterance_index"]) == ("error", "overloaded", 0)
         assert error["retry_after"] == 2.5
         engine.max_streams = MAX_STREAMS
         server.state.synthesis._rejections.clear()
-        talk.tell(type="input.text", text="This belongs to it still. ")
-        talk.tell(type="input.done")
-        assert talk.told()["type"] == "session.done"
-        talk.tell(type="input.text", text="Hello.")
-        talk.tell(type="input.done")
-        assert talk.until("session.done")[1]
+        websocket.send(type="input.text", text="This belongs to it still. ")
+        websocket.send(type="input.done")
+        assert websocket.receive_json()["type"] == "session.done"
+        websocket.send(type="input.text", text="Hello.")
+        websocket.send(type="input.done")
+        assert websocket.until("session.done")[1]
 
 
-def test_a_failure_in_the_midst_is_told_and_the_session_goes_on(server: RunningServer) -> None:
-    with session(server, split_granularity="sentence") as talk:
-        talk.tell(type="input.text", text="expires")
-        talk.tell(type="input.done")
-        messages, _ = talk.until("session.done")
+def test_a_failed_utterance_is_reported_and_the_session_continues(server: RunningServer) -> None:
+    with session(server, split_granularity="sentence") as websocket:
+        websocket.send(type="input.text", text="expires")
+        websocket.send(type="input.done")
+        messages, _ = websocket.until("session.done")
         kinds = [message["type"] for message in messages]
         assert kinds == ["audio.start", "error", "audio.done", "session.done"]
         assert messages[2]["error"]
 
 
-def test_a_fault_of_ours_closes_the_socket_and_nothing_else(server: RunningServer) -> None:
-    with session(server) as talk, session(server) as other:
-        talk.tell(type="input.text", text="bug")
-        talk.tell(type="input.done")
-        assert talk.closed() == 1011
-        other.tell(type="input.text", text="Hello.")
-        other.tell(type="input.done")
+def test_an_error_of_the_engine_is_reported_and_the_session_continues(server: RunningServer) -> None:
+    with session(server) as websocket:
+        for text in ("bug", "Hello."):
+            websocket.send(type="input.text", text=text)
+            websocket.send(type="input.done")
+        messages, _ = websocket.until("session.done")
+        assert messages[0]["type"] == "error"
+        assert websocket.until("session.done")[1]
+
+
+def test_an_internal_error_closes_only_its_own_socket(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with session(server) as websocket, session(server) as other:
+        other.send(type="input.cancel")  # after its configuration
+        other.until("audio.cancelled")
+        websocket.send(type="input.cancel")
+        websocket.until("audio.cancelled")
+        monkeypatch.setattr(server.state.synthesis, "prepare", fail)
+        websocket.send(type="input.text", text="Hello.")
+        websocket.send(type="input.done")
+        assert websocket.closed() == 1011
+        monkeypatch.undo()
+        other.send(type="input.text", text="Hello.")
+        other.send(type="input.done")
         assert other.until("session.done")[1]
 
 
-def test_silence_ends_a_session_but_speech_does_not(engine: PausableEngine) -> None:
+def test_an_idle_session_is_closed_but_a_speaking_one_is_not(engine: PausableEngine) -> None:
     with serving(engine, Settings(websocket_idle_timeout=0.2)) as quick:
         engine.resume(1)
-        with session(quick, max_new_tokens=1000) as talk:
-            talk.tell(type="input.text", text="Hello.")
-            talk.tell(type="input.done")
-            talk.told()
+        with session(quick, max_new_tokens=1000) as websocket:
+            websocket.send(type="input.text", text="Hello.")
+            websocket.send(type="input.done")
+            websocket.receive_json()
             quick_one = quick.client()
             with quick_one:
                 for _ in range(40):
                     assert quick_one.get("/livez").status_code == 200
             assert engine.streams == 1
-            talk.tell(type="input.cancel")
-            talk.until("audio.cancelled")
-            assert talk.told()["code"] == "timeout"
-            assert talk.closed() == 1008
-        with session(quick, split_granularity="sentence") as talk:
-            talk.tell(type="input.text", text="This has no end")
-            assert talk.until("error")[0][-1]["code"] == "timeout"
-            assert talk.closed() == 1008
+            websocket.send(type="input.cancel")
+            websocket.until("audio.cancelled")
+            assert websocket.receive_json()["code"] == "timeout"
+            assert websocket.closed() == 1008
+        with session(quick, split_granularity="sentence") as websocket:
+            websocket.send(type="input.text", text="This has no end")
+            assert websocket.until("error")[0][-1]["code"] == "timeout"
+            assert websocket.closed() == 1008
             eventually(lambda: not quick.state.synthesis.active)
         engine.max_streams = 0
-        with session(quick, split_granularity="sentence") as talk:  # one that failed is not spoken on
-            talk.tell(type="input.text", text="There is no place for this. It stays open.")
-            assert talk.until("error")[0][-1]["code"] == "overloaded"
+        with session(quick, split_granularity="sentence") as websocket:  # one that failed is not spoken on
+            websocket.send(type="input.text", text="There is no place for this. It stays open.")
+            assert websocket.until("error")[0][-1]["code"] == "overloaded"
             engine.max_streams = MAX_STREAMS
-            assert talk.until("error")[0][-1]["code"] == "timeout"
-            assert talk.closed() == 1008
+            assert websocket.until("error")[0][-1]["code"] == "timeout"
+            assert websocket.closed() == 1008
 
 
-def test_a_socket_needs_a_key_where_there_are_keys(engine: PausableEngine) -> None:
+def test_a_websocket_requires_a_key_when_keys_are_configured(engine: PausableEngine) -> None:
     settings = Settings(api_keys=["right"], max_streams_per_key=1, cors_origins=["https://good.example"])
     with serving(engine, settings) as guarded:
         for path, headers in ((PATH, {}), (f"{PATH}?api_key=wrong", {}), (PATH, {"authorization": "Bearer no"})):
-            with pytest.raises(InvalidStatus) as refused, connect_websocket(guarded, path, additional_headers=headers):
+            with pytest.raises(InvalidStatus) as rejected, connect_websocket(guarded, path, additional_headers=headers):
                 pass
-            assert refused.value.response.status_code == 401
-            assert b"invalid_api_key" in (refused.value.response.body or b"")
+            assert rejected.value.response.status_code == 401
+            assert b"invalid_api_key" in (rejected.value.response.body or b"")
         ways: list[tuple[str, dict[str, str]]] = [(f"{PATH}?api_key=right", {})]
         ways += [(PATH, {"authorization": "Bearer right"}), (PATH, {"xi-api-key": "right"})]
         for path, headers in ways:
-            with connect_websocket(guarded, path, additional_headers=headers) as talk:
-                talk.tell(type="session.config", response_format="pcm")
-                talk.tell(type="input.text", text="Hello.")
-                talk.tell(type="input.done")
-                talk.until("session.done")
+            with connect_websocket(guarded, path, additional_headers=headers) as websocket:
+                websocket.send(type="session.config", response_format="pcm")
+                websocket.send(type="input.text", text="Hello.")
+                websocket.send(type="input.done")
+                websocket.until("session.done")
         engine.resume(1)
         with (
             connect_websocket(guarded, f"{PATH}?api_key=right") as one,
             connect_websocket(guarded, f"{PATH}?api_key=right") as two,
         ):
-            for talk in (one, two):
-                talk.tell(type="session.config", response_format="pcm", stream_audio=True, max_new_tokens=500)
-                talk.tell(type="input.text", text="Hello.")
-                talk.tell(type="input.done")
-                if talk is one:
-                    assert talk.told()["type"] == "audio.start"
-            error = two.told()
+            for websocket in (one, two):
+                websocket.send(type="session.config", response_format="pcm", stream_audio=True, max_new_tokens=500)
+                websocket.send(type="input.text", text="Hello.")
+                websocket.send(type="input.done")
+                if websocket is one:
+                    assert websocket.receive_json()["type"] == "audio.start"
+            error = two.receive_json()
             assert (error["code"], error["retry_after"]) == ("too_many_requests", 1)
         for origin, allowed in (("https://bad.example", False), ("https://good.example", True)):
             origin_of: dict[str, Any] = {"origin": origin}
@@ -398,30 +422,30 @@ def test_a_socket_needs_a_key_where_there_are_keys(engine: PausableEngine) -> No
                 with connect_websocket(guarded, f"{PATH}?api_key=right", **origin_of):
                     continue
             with (
-                pytest.raises(InvalidStatus) as refused,
+                pytest.raises(InvalidStatus) as rejected,
                 connect_websocket(guarded, f"{PATH}?api_key=right", **origin_of),
             ):
                 pass
-            assert refused.value.response.status_code == 403
+            assert rejected.value.response.status_code == 403
 
 
-def test_a_server_that_stops_lets_sockets_come_to_their_end(engine: PausableEngine) -> None:
+def test_a_draining_server_finishes_utterances_of_websockets(engine: PausableEngine) -> None:
     with serving(engine) as stopping:
         engine.resume(1)
-        with session(stopping, max_new_tokens=20) as talk:
-            talk.tell(type="input.text", text="Hello.")
-            talk.tell(type="input.done")
-            assert isinstance(talk.told() and talk.hear(), bytes)
+        with session(stopping, max_new_tokens=20) as websocket:
+            websocket.send(type="input.text", text="Hello.")
+            websocket.send(type="input.done")
+            assert isinstance(websocket.receive_json() and websocket.receive(), bytes)
             stopping.state.synthesis.draining = True
             stopping.server.should_exit = True
             engine.resume()
-            messages, sound = talk.until("session.done")
+            messages, sound = websocket.until("session.done")
             assert messages[-1]["finish_reason"] == "stop"
             assert len(sound) >= 18 * CHUNK
-            assert talk.closed() in (1001, 1012)
+            assert websocket.closed() in (1001, 1012)
 
 
-def test_a_socket_is_not_a_route_for_anything_else(server: RunningServer) -> None:
+def test_the_websocket_path_accepts_no_http_requests(server: RunningServer) -> None:
     with server.client() as client:
         assert client.post(PATH, json={}).status_code == 405
         found: httpx.Response = client.get(PATH)

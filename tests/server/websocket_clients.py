@@ -1,4 +1,5 @@
-"""Clients of the server's sockets."""
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of the server's WebSockets."""
 
 import base64
 import json
@@ -13,29 +14,29 @@ from server.live_server import TIMEOUT, RunningServer
 
 
 class WebSocketClient:
-    """One socket, with what came back in the order it came."""
+    """One connection."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         self.connection.send(json.dumps(message))
 
-    def hear(self) -> dict[str, Any] | bytes:
+    def receive(self) -> dict[str, Any] | bytes:
         found = self.connection.recv(timeout=TIMEOUT)
         return found if isinstance(found, bytes) else json.loads(found)
 
-    def told(self) -> dict[str, Any]:
-        """The next message that is not sound."""
-        while isinstance(found := self.hear(), bytes):
+    def receive_json(self) -> dict[str, Any]:
+        """The next message that is not audio."""
+        while isinstance(found := self.receive(), bytes):
             pass
         return found
 
     def until(self, kind: str) -> tuple[list[dict[str, Any]], bytes]:
-        """All messages up to one of a kind, and all the sound before it."""
+        """All messages up to one of a type, and all audio before it."""
         messages, sound = list[dict[str, Any]](), b""
         while True:
-            found = self.hear()
+            found = self.receive()
             if isinstance(found, bytes):
                 sound += found
                 continue
@@ -44,10 +45,10 @@ class WebSocketClient:
                 return messages, sound
 
     def final(self, context: str | None = None) -> tuple[list[dict[str, Any]], bytes]:
-        """The same as ElevenLabs' sockets tell it: up to the end of a context."""
+        """All messages of ElevenLabs' protocol up to the end of a context, and its audio."""
         messages, sound = list[dict[str, Any]](), b""
         while True:
-            found = self.hear()
+            found = self.receive()
             assert isinstance(found, dict)
             messages.append(found)
             if found.get("contextId") == context and found.get("audio"):
@@ -56,7 +57,7 @@ class WebSocketClient:
                 return messages, sound
 
     def closed(self) -> int:
-        """Waits for the other side to close; its code."""
+        """Waits for the server to close; returns its code."""
         with suppress(ConnectionClosed):
             while True:
                 self.connection.recv(timeout=TIMEOUT)

@@ -1,4 +1,5 @@
-"""Four times as many as can be served, for a minute: those admitted are fed, the others are told at once."""
+# SPDX-License-Identifier: Apache-2.0
+"""Four times the capacity for a minute: admitted requests have no underruns, the others are rejected at once."""
 
 import asyncio
 import sys
@@ -24,26 +25,26 @@ SETTINGS = Settings(device="cpu", workers=2, max_queue_seconds=1.0, max_streams=
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param(partial(PacedEngine, STREAMS, SETTINGS.queue, SETTINGS.slo), id="paced"),
+        pytest.param(partial(PacedEngine, STREAMS, SETTINGS.max_queue, SETTINGS.max_queue_seconds), id="paced"),
         pytest.param(partial(build_engine, SETTINGS), id="embedded voice"),
     ],
 )
-def test_at_four_times_the_load_those_admitted_are_fed_and_the_others_told_at_once(
+def test_at_four_times_the_load_admitted_requests_have_no_underruns_and_others_are_rejected_at_once(
     engine: Callable[[], InProcessEngine],
 ) -> None:
     with running_workers(engine, SETTINGS) as server:
         for seed in range(5):
-            asyncio.run(ask(server.port, "Of course, I have told the others.", seed))
+            asyncio.run(ask(server.port, "Of course, I have body the others.", seed))
         before = server.engine.stats()
         rate = rate_of(before["capacity"])
         flooded = Flooded.of(asyncio.run(flood(server.port, rate, SECONDS)))
         after = server.engine.stats()
     underruns, late = (after[name] - before[name] for name in ("underruns", "finished_error"))
     sys.stdout.write(
-        f"\n{SECONDS} s at {rate:.1f} requests/s, {LOAD} x {before['capacity']:g} streams: {flooded.told()}, "
-        f"underruns {underruns:g}, refused after a wait {late:g}\n"
+        f"\n{SECONDS} s at {rate:.1f} requests/s, {LOAD} x {before['capacity']:g} streams: {flooded.summary()}, "
+        f"underruns {underruns:g}, rejected after a wait {late:g}\n"
     )
-    assert len(flooded.refused) > len(flooded.admitted)
+    assert len(flooded.rejected) > len(flooded.admitted)
     assert underruns == 0
     assert late == 0
-    assert flooded.refusal(1.0) <= REFUSED_WITHIN
+    assert flooded.rejection_latency(1.0) <= REFUSED_WITHIN

@@ -1,4 +1,5 @@
-"""A thousand clients that disconnect at random moments: every place is free within a second."""
+# SPDX-License-Identifier: Apache-2.0
+"""A thousand clients that disconnect at random moments: every slot is free within a second."""
 
 import sys
 from functools import partial
@@ -11,29 +12,29 @@ from server.multi_worker import running_workers
 
 CLIENTS = 1000
 FREE_WITHIN = 1.0  # seconds
-HELD = 24  # chunks that are made of every stream
+PAUSE_AFTER = 24  # chunks that are made of every stream
 
 
 def test_a_thousand_clients_that_go_away_leave_nothing_behind() -> None:
     engine = PausableEngine()
     try:
         with serving(engine, Settings(max_streams=200)) as server, server.client() as client:
-            engine.resume(HELD)
+            engine.resume(PAUSE_AFTER)
             storm(server, CLIENTS, seed=1)
             seconds = seconds_until(lambda: engine.streams == 0 and not server.state.synthesis.active)
             sys.stdout.write(f"\nfree after {seconds:.2f} s\n")
             assert seconds < FREE_WITHIN
             engine.resume()
             assert server.speak(client).status_code == 200
-            told = client.get("/metrics").text
-            assert f'polyvox_aborts_total{{reason="disconnect"}} {CLIENTS}.0' in told
-            assert 'polyvox_requests_total{outcome="error"} 0.0' in told
+            body = client.get("/metrics").text
+            assert f'polyvox_aborts_total{{reason="disconnect"}} {CLIENTS}.0' in body
+            assert 'polyvox_requests_total{outcome="error"} 0.0' in body
     finally:
         engine.close()
 
 
 def test_a_thousand_clients_of_several_processes_leave_nothing_behind() -> None:
-    with running_workers(partial(PausableEngine, allowed=HELD), Settings(workers=2, max_streams=200)) as server:
+    with running_workers(partial(PausableEngine, allowed=PAUSE_AFTER), Settings(workers=2, max_streams=200)) as server:
         storm(server, CLIENTS, seed=2)
         seconds = seconds_until(lambda: server.engine.stats()["streams"] == 0)
         sys.stdout.write(f"\nfree after {seconds:.2f} s\n")

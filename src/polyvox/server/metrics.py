@@ -15,7 +15,7 @@ from polyvox.server.request_log import RequestRecord
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server processes count together
 LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
 RTF_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
-STATUS_PREFIX = "status_"  # of the engine's statistics that count streams by status
+STATUS_PREFIX = "streams_"  # of the engine's statistics that count streams by status
 # Metrics made from the engine's statistics. Names that end in _total are counters, the others gauges.
 ENGINE_METRICS = {
     "streams": ("polyvox_engine_streams", "Streams admitted by the engine."),

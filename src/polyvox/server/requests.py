@@ -63,7 +63,10 @@ def validate(model: type[Model], fields: dict[str, Any]) -> Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        found = field_error(model, error.errors()[0])
+        first = error.errors()[0]
+        if not first["loc"]:  # a field name that is not valid Unicode
+            raise APIError(400, "invalid_json", f"{first['msg']}.") from None
+        found = field_error(model, first)
         code = "missing_field" if found.missing else "invalid_field"
         raise APIError(422, code, found.message, found.field) from None
 
