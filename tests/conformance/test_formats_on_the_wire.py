@@ -23,7 +23,7 @@ MAX_DELAY = {"m4a": 0.13}
 
 @pytest.fixture
 def engine() -> Iterator[PausableEngine]:
-    engine = PausableEngine(allowed=PUSHED)
+    engine = PausableEngine(max_chunks=PUSHED)
     yield engine
     engine.close()
 

@@ -145,7 +145,7 @@ def test_stop_silences_playback_and_frees_the_slot(visit: PlaygroundPage, server
 
 
 def test_a_new_utterance_replaces_the_current_one(browser: Browser) -> None:
-    with paused_server(allowed=5) as (engine, address), open_page(browser, address) as visit:
+    with paused_server(max_chunks=5) as (engine, address), open_page(browser, address) as visit:
         visit.say("One. Two. Three. Four.")
         eventually(lambda: visit.played() > 0)
         visit.say("Five.")
@@ -156,7 +156,7 @@ def test_a_new_utterance_replaces_the_current_one(browser: Browser) -> None:
 
 
 def test_an_underrun_is_counted_and_marked(browser: Browser) -> None:
-    with paused_server(allowed=5) as (engine, address), open_page(browser, address) as visit:
+    with paused_server(max_chunks=5) as (engine, address), open_page(browser, address) as visit:
         visit.say("One. Two. Three. Four.")
         expect(visit.find("#underruns")).to_have_text("1", timeout=TIMEOUT_MS)
         assert visit.find("#underruns").get_attribute("data-tone") == "warn"
@@ -246,7 +246,7 @@ def test_a_load_test_of_four_streams_shows_each_stream(visit: PlaygroundPage, se
 
 
 def test_a_load_test_beyond_capacity_shows_the_rejections(browser: Browser) -> None:
-    with paused_server(allowed=8, places=2) as (engine, address), open_page(browser, address) as visit:
+    with paused_server(max_chunks=8, max_streams=2) as (engine, address), open_page(browser, address) as visit:
         visit.say("")
         expect(visit.find("#status")).to_contain_text("Enter a text")
         visit.page.fill("#text", "One.")
@@ -262,7 +262,7 @@ def test_a_load_test_beyond_capacity_shows_the_rejections(browser: Browser) -> N
 
 
 def test_a_load_test_can_be_stopped(browser: Browser) -> None:
-    with paused_server(allowed=5) as (engine, address), open_page(browser, address) as visit:
+    with paused_server(max_chunks=5) as (engine, address), open_page(browser, address) as visit:
         visit.find("#load-size").fill("12")
         visit.page.click("#load-start")
         eventually(lambda: engine.streams >= 12)
