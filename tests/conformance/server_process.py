@@ -20,7 +20,7 @@ from ipc.engine_processes import eventually
 from polyvox.audio.clip import Samples
 
 TIMEOUT = 120.0  # of one request, on a machine that may be busy
-REQUEST_FINISHED = "said"  # the log message at the end of each utterance
+REQUEST_FINISHED = "request finished"  # the log message at the end of each utterance
 
 
 @dataclass(frozen=True, slots=True)
