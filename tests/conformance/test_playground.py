@@ -376,10 +376,10 @@ def test_a_file_that_is_not_audio_is_rejected_with_a_message(
 
 def test_the_page_offers_what_the_checkpoint_supports(browser: Browser) -> None:
     shown = {}
-    for about in (CUSTOM, DESIGN):
-        with paused_server(about=about) as (_, address), open_page(browser, address) as visit:
+    for info in (CUSTOM, DESIGN):
+        with paused_server(info=info) as (_, address), open_page(browser, address) as visit:
             names = ("#voice-field", "#instructions-field", "#language-field", "#new-voice")
-            shown[about.identity.name] = [name for name in names if visit.find(name).is_visible()]
+            shown[info.identity.name] = [name for name in names if visit.find(name).is_visible()]
     assert shown == {"Fake-CustomVoice": ["#voice-field"], "Fake-VoiceDesign": ["#instructions-field"]}
 
 

@@ -37,7 +37,7 @@ from polyvox.ipc.supervisor import EngineProcess
 from polyvox.models.request import Request
 
 SPAWN = multiprocessing.get_context("spawn")
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

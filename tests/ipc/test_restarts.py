@@ -31,7 +31,7 @@ from polyvox.ipc.process import HEARTBEATS, EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.models.request import Request
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SHORT_HANG = EngineProcessConfig(hang_timeout=1.5, shutdown_timeout=0.1, max_failures=100)
 
 

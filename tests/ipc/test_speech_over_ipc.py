@@ -34,7 +34,7 @@ from polyvox.models.request import ClonedVoice, Request
 
 SPAWN = multiprocessing.get_context("spawn")
 TEXT = "the other assistant, the other user"
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

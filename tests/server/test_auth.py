@@ -26,6 +26,8 @@ from server.fakes import PausableEngine
 from server.live_server import serving
 from server.websocket_clients import connect_websocket
 
+pytestmark = pytest.mark.slow
+
 
 def test_only_public_endpoints_respond_without_a_key(engine: PausableEngine) -> None:
     settings = Settings(api_keys=["right", "other"], public=["voices"])

@@ -20,6 +20,8 @@ from server.fakes import MAX_STREAMS, PausableEngine
 from server.live_server import RunningServer, serving
 from server.websocket_clients import WebSocketClient, connect_websocket
 
+pytestmark = pytest.mark.slow
+
 SPEECH = "/v1/text-to-speech/heart"
 ONE = f"{SPEECH}/stream-input?output_format=pcm_24000&seed=7"
 SEVERAL = f"{SPEECH}/multi-stream-input?output_format=pcm_24000&seed=7"

@@ -18,6 +18,8 @@ from server.fakes import MAX_STREAMS, PausableEngine
 from server.live_server import RunningServer, serving
 from server.load_storms import begin, storm
 
+pytestmark = pytest.mark.slow
+
 PAUSE_AFTER = 24  # chunks that are made of every stream until it is let go
 
 

@@ -38,6 +38,8 @@ from polyvox.server.workers import connect_remote
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving, serving_on
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 

@@ -4,12 +4,16 @@
 import asyncio
 from contextlib import closing, suppress
 
+import pytest
+
 from polyvox.errors import Overloaded
 from polyvox.models.request import Request
 from polyvox.server.settings import Settings
 from server.live_server import serving
 from server.overload import Flooded, flood, rate_of
 from server.paced_engine import PacedEngine
+
+pytestmark = pytest.mark.slow
 
 
 def test_queued_requests_are_never_rejected_and_admitted_ones_have_no_underruns() -> None:

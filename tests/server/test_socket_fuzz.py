@@ -9,6 +9,8 @@ from server.fakes import PausableEngine
 from server.live_server import serving
 from server.malformed_messages import babble
 
+pytestmark = pytest.mark.slow
+
 
 def test_malformed_messages_are_answered_and_free_everything(
     caplog: pytest.LogCaptureFixture, engine: PausableEngine

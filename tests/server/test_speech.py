@@ -24,6 +24,8 @@ from polyvox.tts import TTS
 from server.fakes import DESIGN, PausableEngine
 from server.live_server import RunningServer, serving
 
+pytestmark = pytest.mark.slow
+
 FIRST = 24  # chunks, 480 ms: from so much every format has given some sound
 LONG = 60
 

@@ -20,6 +20,8 @@ from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
 from voices.factories import MODEL, cloned
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def engine() -> Iterator[PausableEngine]:

@@ -21,6 +21,8 @@ from server.fakes import MAX_STREAMS, PausableEngine
 from server.live_server import RunningServer, serving
 from server.websocket_clients import WebSocketClient, connect_websocket
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/audio/speech/stream"
 CHUNK = 960  # bytes
 TEXT = "Dr. Lee has 3 cats, and one of them is old. [pause:0.3s] Is it? Yes!\n\nAnother paragraph ends here."

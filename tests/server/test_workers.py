@@ -15,6 +15,8 @@ from server.fakes import PausableEngine, build_slowly
 from server.load_storms import begin, is_whole, read_response, status_of, storm
 from server.multi_worker import RunningWorkers, running_workers
 
+pytestmark = pytest.mark.slow
+
 CHUNKS = 150  # of a stream that lasts
 SECONDS = 3.0  # as long as this
 
