@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from engine.schedulers import Fixture, build, new_stream, playing, running
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.scheduler import MIN_STREAMS_TO_WITHHOLD
-from polyvox.engine.stream_state import CHUNK_SIZES, MAX_CHUNK, StreamState
+from polyvox.engine.stream_state import CHUNK_SIZES, StreamState
 from polyvox.engine.stream_status import StreamStatus
+from polyvox.models.request import MAX_CHUNK_FRAMES
 
 # A machine whose codec takes as long as its frames; its capacity is 64 streams.
 SLOW_CODEC = CostModel(step=0.002, stream=5e-4, prefill_row=1e-5, codec=0.002, codec_frame=5e-4)
@@ -21,7 +22,7 @@ def test_chunks_grow_with_the_lead_from_a_small_first_one() -> None:
     sizes = [scheduler.chunk(playing(lead / 10), 10.0) for lead in range(60)]
     assert sizes == sorted(sizes)
     assert set(sizes) == set(CHUNK_SIZES)
-    assert scheduler.chunk(new_stream(live=False), 0.0) == MAX_CHUNK
+    assert scheduler.chunk(new_stream(live=False), 0.0) == MAX_CHUNK_FRAMES
 
 
 def test_a_chunk_waits_until_it_is_complete_and_the_rest_of_an_ended_stream_is_flushed() -> None:

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from engine.schedulers import build, new_stream, playing, running
-from polyvox.engine.stream_state import MAX_CHUNK
+from polyvox.models.request import MAX_CHUNK_FRAMES
 
 
 def test_a_late_chunk_is_an_underrun_and_moves_the_deadline() -> None:
@@ -98,4 +98,4 @@ def test_a_stream_with_a_full_buffer_generates_one_chunk_ahead_and_stops() -> No
         one.started += 1
         one.generated = one.started
         steps += 1
-    assert steps == MAX_CHUNK
+    assert steps == MAX_CHUNK_FRAMES

@@ -329,7 +329,7 @@ def test_a_trace_has_steps_streams_and_status_spans(speech: Qwen3TTSModel, tmp_p
     assert_idle(engine)
     stats = engine.stats()
     assert stats["steps"] >= 20
-    assert all(stats[f"streams_{status}"] == 0 for status in StreamStatus if status is not StreamStatus.FINISHED)
+    assert all(stats[f"status_{status}"] == 0 for status in StreamStatus if status is not StreamStatus.FINISHED)
     assert {"step_batch", "step_prefill_rows", "step_codec_frames", "step_seconds"} <= stats.keys()
     engine.close()
     events = json.loads(path.read_text())["traceEvents"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import Loaded
-from engine.speaking import request, spoken
+from engine.synthesis import read_all, request
 from polyvox.audio.clip import Samples
 from polyvox.engine import engine as engine_module
 from polyvox.engine.config import EngineConfig
@@ -56,31 +56,31 @@ class EchoVocoder:
 class EchoVocoderState:
     """The samples of each slot that were computed and not returned."""
 
-    held: list[Tensor]
+    delayed: list[Tensor]
     scratch_resets: list[int] = field(default_factory=list)
     nbytes: int = 0
 
     def assign(self, slot: int, context: VocoderContext | None) -> None:
         assert context is None
-        self.held[slot] = torch.zeros(DELAY, dtype=torch.float64)
+        self.delayed[slot] = torch.zeros(DELAY, dtype=torch.float64)
 
     def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         rows = []
         for slot, frames in zip(slots.tolist(), codes, strict=True):
-            samples = torch.cat([self.held[slot], EchoVocoder.waveform(frames)])
+            samples = torch.cat([self.delayed[slot], EchoVocoder.waveform(frames)])
             size = len(samples) - DELAY
             rows.append(samples[:size])
-            self.held[slot] = samples[size:]
+            self.delayed[slot] = samples[size:]
         return torch.stack(rows)
 
     def flush(self, slots: Tensor) -> Tensor:
-        return torch.stack([self.held[slot][:TAIL] for slot in slots.tolist()])
+        return torch.stack([self.delayed[slot][:TAIL] for slot in slots.tolist()])
 
     def reset_scratch(self, slot: int) -> None:
         self.scratch_resets.append(slot)
 
     def poison(self, slot: int) -> None:
-        self.held[slot] = torch.full((DELAY,), torch.nan, dtype=torch.float64)
+        self.delayed[slot] = torch.full((DELAY,), torch.nan, dtype=torch.float64)
 
 
 def expected_samples(codes: Tensor) -> Samples:
@@ -145,7 +145,7 @@ def test_a_stream_of_n_frames_has_n_frames_of_samples_less_the_delay_plus_the_ta
             for seed in (0, 3, 9, 20)
         ]
         for stream in streams:
-            samples = spoken(stream)
+            samples = read_all(stream)
             assert stream.result is not None
             assert len(samples) == max(0, stream.result.frames * SAMPLES_PER_FRAME - DELAY + TAIL)
     finally:
@@ -161,7 +161,7 @@ def test_a_vocoder_with_copied_codes_gives_the_same_samples(config: EngineConfig
     def synthesise() -> list[Samples]:
         engine = LocalEngine(speech, replace(config, max_queue_seconds=100.0))
         try:
-            return [spoken(stream) for stream in [engine.submit(asked) for asked in requests]]
+            return [read_all(stream) for stream in [engine.submit(asked) for asked in requests]]
         finally:
             engine.close()
 
@@ -199,6 +199,6 @@ def test_the_kv_cache_has_the_kv_dtype_of_the_generator(loaded: Loaded) -> None:
             cache = engine._runner.generator.cache
             assert cache.keys.dtype == torch.float32
             assert 2 * cache.keys.nbytes == default.generator.cache.keys.nbytes
-            assert len(spoken(engine.submit(request())))
+            assert len(read_all(engine.submit(request())))
         finally:
             engine.close()

@@ -141,7 +141,7 @@ class LocalEngine:
                 "pages_free": len(self.ledger.free_pages),
                 "lead_min": leads[0] if leads else inf,
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
-                **{f"streams_{status}": float(count) for status, count in self.streams.counts().items()},
+                **{f"status_{status}": float(count) for status, count in self.streams.counts().items()},
                 **self._manager.counts(),
                 **self._totals,
                 "stuck_seconds": now - busy_since if busy_since is not None else 0.0,

@@ -14,9 +14,10 @@ from math import ceil, inf
 from typing import Generic
 
 from polyvox.engine.load import LoadModel, LoadSnapshot
-from polyvox.engine.stream_state import CHUNK_SIZES, MAX_CHUNK, S, StepPlan, StreamState
+from polyvox.engine.stream_state import CHUNK_SIZES, S, StepPlan, StreamState
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
+from polyvox.models.request import MAX_CHUNK_FRAMES
 
 # A step may last this many times its prediction (a stall of 3, noise of 1.2) before the shortest lead is used up.
 STALL_FACTOR = 3.6
@@ -163,7 +164,8 @@ class Scheduler(Generic[S]):
             not stream.ended
             and stream.started < stream.max_frames
             and stream.started < stream.text_frames
-            and stream.started - stream.decoded < min(self.load.limits.ring_frames, stream.buffer_free + MAX_CHUNK)
+            and stream.started - stream.decoded
+            < min(self.load.limits.ring_frames, stream.buffer_free + MAX_CHUNK_FRAMES)
         )
 
     def _budget(self, leads: list[float], num_live: int) -> tuple[int, float]:
@@ -210,7 +212,7 @@ class Scheduler(Generic[S]):
         self, chunks: list[tuple[S, int]], live_seconds: float, file_seconds: float
     ) -> tuple[list[tuple[S, int]], float]:
         """As many of the chunks as fit, and their cost in seconds; the first one whatever it costs."""
-        cost, max_frames = self.load.cost, max(self.load.limits.max_batch, MAX_CHUNK)
+        cost, max_frames = self.load.cost, max(self.load.limits.max_batch, MAX_CHUNK_FRAMES)
         call, each = cost.fixed * cost.codec, cost.growing * cost.codec_frame
         chosen: list[tuple[S, int]] = []
         sizes: set[int] = set()
@@ -271,4 +273,4 @@ class Scheduler(Generic[S]):
 
 def _chunk_size(frames: float) -> int:
     """The largest chunk size of at most this many frames."""
-    return 1 << int(min(frames, MAX_CHUNK)).bit_length() - 1
+    return 1 << int(min(frames, MAX_CHUNK_FRAMES)).bit_length() - 1

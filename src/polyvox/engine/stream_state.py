@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream_status import ENDED, StreamStatus
+from polyvox.models.request import MAX_CHUNK_FRAMES
 
 DEFAULT_FIRST_CHUNK = 2  # frames, unless the request asks for another number or steps are quick
 # Frames of a codec chunk, powers of two; a stream's chunk grows with its lead.
-CHUNK_SIZES = (1, 2, 4, 8, 16)
-MAX_CHUNK = CHUNK_SIZES[-1]
-RING_FRAMES = 2 * MAX_CHUNK  # frames of codes that a slot keeps: one chunk for the codec, one being generated
+CHUNK_SIZES = tuple(1 << i for i in range(MAX_CHUNK_FRAMES.bit_length()))
+RING_FRAMES = 2 * MAX_CHUNK_FRAMES  # frames of codes that a slot keeps: one chunk for the codec, one being generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SchedulerLimits:
     max_queue_seconds: float  # the longest wait for a slot that admission accepts, as estimated
     max_prefill_rows: int  # of one step
     max_batch: int  # streams of one frame step, and frames of one codec step
-    max_chunk: int = MAX_CHUNK  # frames
+    max_chunk: int = MAX_CHUNK_FRAMES  # frames
     # Share of real time that admitted streams may use. On small simulated engines with noise and stalls, at four times
     # their load, 0.9 has four times the underruns and serves 2 % more.
     headroom: float = 0.85

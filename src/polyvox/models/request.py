@@ -13,6 +13,7 @@ from polyvox.errors import InvalidRequest
 Layout = Literal["whole", "streaming"]
 
 AUTO = "auto"
+MAX_CHUNK_FRAMES = 16  # frames of the largest chunk
 SEED_LIMIT = 2**64
 SAMPLING_BOUNDS = {
     "temperature": (0.0, 10.0),

@@ -21,13 +21,12 @@ from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.streaming_tokenizer import MAX_TEXT, Qwen3StreamingTokenizer
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.qwen3_tts.vocoder import CodecContext, Qwen3TTSVocoder
-from polyvox.models.request import SEED_LIMIT, ClonedVoice, Request, Sampling
+from polyvox.models.request import MAX_CHUNK_FRAMES, SEED_LIMIT, ClonedVoice, Request, Sampling
 
 # A live text has no length yet: two minutes, unless the request has a limit.
 LIVE_MAX_FRAMES = 1500
 MAX_CACHED_VOICES = 32
 MAX_SEGMENT = 2**31 - 1
-MAX_FIRST_CHUNK = 16  # frames: the largest chunk size of the engine
 # For errors: a published model with each capability.
 PUBLISHED: dict[Capability, str] = {
     "voices": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
@@ -211,7 +210,7 @@ class Qwen3TTSModel:
             _check_integer("seed", request.seed, 0, SEED_LIMIT - 1)
         _check_integer("segment", request.segment, 0, MAX_SEGMENT)
         if request.first_chunk is not None:
-            _check_integer("first_chunk", request.first_chunk, 1, MAX_FIRST_CHUNK)
+            _check_integer("first_chunk", request.first_chunk, 1, MAX_CHUNK_FRAMES)
         if request.layout not in (None, "whole", "streaming"):
             raise InvalidRequest("layout", request.layout, ("whole", "streaming"))
         if request.sampling is not None:
