@@ -181,7 +181,7 @@ class Launch:
 def launches(codec: CodecDecoder) -> Iterator[Launch]:
     """The launches of one call, recorded from the codec."""
     state, recorded = codec.initial_state(1), []
-    names = {id(layer.taps().weight): name for name, layer in codec.named_modules() if is_dense(layer)}
+    names = {id(layer.packed_weights().weight): name for name, layer in codec.named_modules() if is_dense(layer)}
 
     def record(x: Tensor, taps: conv.PackedConv, past: Tensor | None, *rest: object) -> tuple[Tensor, Tensor]:
         add, snake, keep = rest[1], rest[2], rest[3]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a speech model can be asked, whatever its family: plain values that may cross a process border."""
+"""Requests to a speech model of any family: plain values that cross process boundaries."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from polyvox.errors import InvalidRequest
 
-# whole: all text before the first frame; streaming: one text token a frame, so that text may still be growing.
+# whole: all text is in the prompt. streaming: one text token per frame, so text may be appended.
 Layout = Literal["whole", "streaming"]
 
 AUTO = "auto"
@@ -22,13 +22,13 @@ SAMPLING_BOUNDS = {
     "repetition_penalty": (0.1, 10.0),
     "min_frames": (0, 1_000_000),
 }
-# Below it scores overflow; ask for 0, which is greedy.
+# Below this logits overflow; 0 is greedy.
 MIN_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How codes are drawn. Temperature 0 is greedy; top_k 0 and top_p 1 switch those filters off."""
+    """Sampling parameters. Temperature 0 is greedy; top_k 0 and top_p 1 disable these filters."""
 
     temperature: float = 0.9
     top_k: int = 50
@@ -37,37 +37,36 @@ class Sampling:
     predictor_temperature: float = 0.9
     predictor_top_k: int = 50
     predictor_top_p: float = 1.0
-    min_frames: int = 2  # before speech may end; the reference's own number
+    min_frames: int = 2  # before speech may end, as in the reference implementation
 
     def check(self) -> None:
-        """Raises InvalidRequest for a value that cannot be drawn with."""
+        """Raises InvalidRequest for a value out of bounds."""
         for field in fields(self):
             low, high = SAMPLING_BOUNDS[field.name.removeprefix("predictor_")]
-            value, whole = getattr(self, field.name), field.type is int
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise InvalidRequest(field.name, value, "must be an integer" if whole else "must be a number")
+            value, integer = getattr(self, field.name), field.type is int
+            if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
+                raise InvalidRequest(field.name, value, "must be an integer" if integer else "must be a number")
             if not low <= value <= high or (field.name.endswith("temperature") and 0 < value < MIN_TEMPERATURE):
                 raise InvalidRequest(field.name, value, f"must be between {low:g} and {high:g}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClonedVoice:
-    """The speaker vector of a recording; with the recording's codes and transcript, speech continues it."""
+    """The speaker vector of a recording. With the recording's codes and transcript, speech continues it."""
 
     vector: NDArray[np.float32]  # [hidden]
-    codes: NDArray[np.int64] | None = None  # [frames, groups]
+    codes: NDArray[np.int64] | None = None  # [frames, codebooks]
     transcript: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One utterance. None means the checkpoint's own choice.
+    """One utterance. None is the checkpoint's default.
 
-    seed: the same seed gives the same speech; one is drawn if none is given. live: text may be appended after the
-    request has begun, in the streaming layout. whole_file: nobody listens while it is made, so it has no deadline.
-    first_chunk: frames of the first chunk. trim_silence: drop what is silent before the first sound. guard: end
-    speech that runs on past what its text can need. segment: which part of a longer text this is; the same seed gives
-    every part chances of its own.
+    seed: the same seed gives the same speech; random by default. live: text may be appended after the request has
+    started, in the streaming layout. whole_file: the audio is not played while it is generated, so it has no deadline.
+    first_chunk: frames of the first chunk. trim_silence: drop leading silence. guard: end speech that exceeds what its
+    text can need. segment: index of this part of a longer text; each part has its own noise for the same seed.
     """
 
     text: str

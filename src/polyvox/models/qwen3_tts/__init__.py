@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-TTS at 12.5 frames a second: CustomVoice, VoiceDesign and Base, of any size."""
+"""Qwen3-TTS at 12.5 frames per second: CustomVoice, VoiceDesign and Base, of any size."""

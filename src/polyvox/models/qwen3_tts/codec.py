@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codec's decoder: frames of codes to samples, exact in any chunking.
+"""The codec's decoder: frames of codes to samples, with the same result in any chunking.
 
-Every layer is causal, so a stream is a chain of calls, each of which takes the state that the last one gave.
-The state is a plain dict of tensors with one row a stream; zeros are the state before the first frame. A convolution
-keeps its last input columns, [channels, columns]; attention a ring of keys and values, column p at p % (window - 1).
-Decoding in one go is the same call with all frames as one chunk.
+Every layer is causal, so a stream is decoded by successive calls, each with the state that the previous one returned.
+The state is a dict of tensors with one row per stream; zeros are the state before the first frame. A convolution stores
+its last input columns, [channels, columns]; attention stores a ring of keys and values, column p at p % (window - 1).
+One-shot decoding is the same call with all frames as one chunk.
 
-Signals are [B, channels, columns]. Where kernels run, memory holds column after column, and so do the states; each
-Snake is taken by the layer that makes its input. Numbers there may be float16 or bfloat16 (`narrow`); what codes stand
-for and the samples stay float32.
+Signals are [B, channels, columns]. With kernels, signals and states are channels-last in memory, and each Snake is
+fused into the layer before it. Layers may compute in float16 or bfloat16 (`narrow`); codebook entries and samples stay
+float32.
 """
 
 from abc import ABC, abstractmethod
@@ -47,10 +47,11 @@ RESIDUAL_DILATIONS = (1, 3, 9)
 CONVNEXT_WIDTH = 4
 
 
-class Pass:
-    """One call of the decoder: the state it was given and the state it leaves behind.
+class DecoderPass:
+    """One call of the decoder: the states before and after it.
 
-    With slots [B] both are one: rows of the state, changed in place. Without, row i is stream i and the state new.
+    With slots [B] they are the same: stream i is row slots[i], updated in place. Without, stream i is row i, and the
+    state after the call is new.
     """
 
     def __init__(self, before: CodecState, slots: Tensor | None) -> None:
@@ -83,7 +84,7 @@ class WeightCache(Generic[T]):
 
 
 class SnakeBeta(nn.Module):
-    """x + sin²(e^alpha · x) / e^beta, a channel at a time; the file holds the logarithms."""
+    """x + sin²(e^alpha · x) / e^beta per channel; a checkpoint stores the logarithms."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -100,34 +101,34 @@ class SnakeBeta(nn.Module):
 
 
 class Stateful(nn.Module, ABC):
-    """A layer that remembers the last columns of its input under the name it has in the decoder."""
+    """A layer that stores the last columns of its input in the state, under its name in the decoder."""
 
     key = ""
     state_shape: tuple[int, int] = (0, 0)  # channels, columns
 
     def __init__(self) -> None:
         super().__init__()
-        self._taps: WeightCache[PackedConv] = WeightCache()
+        self._packed_weights: WeightCache[PackedConv] = WeightCache()
 
     def run(
         self,
         x: Tensor,
-        step: Pass,
+        step: DecoderPass,
         add: Tensor | None = None,
         then: SnakeBeta | None = None,
         keep: bool = True,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What it makes of x, plus add, and that after the Snake that comes next.
+        """The layer's output plus add, and the same after the next Snake.
 
-        keep: whether the first of the two is wanted, too; if not, it may be the second. dtype: of the first.
+        keep: whether the first result is used; if not, it may be the second one. dtype: of the first result.
         """
         history = self.state_shape[1]
         if kernels.active(x):
             assert step.slots is not None
             snake = then.coefficients() if then else None
             state = step.before[self.key] if history else None
-            return causal_conv(x, self.taps(), state, step.slots, add, snake, keep, dtype)
+            return causal_conv(x, self.packed_weights(), state, step.slots, add, snake, keep, dtype)
         past = step.read(self.key) if history else None
         y = self.plain(x, past)
         if past is not None:
@@ -137,20 +138,20 @@ class Stateful(nn.Module, ABC):
         y = y.to(dtype or y.dtype)
         return y, y if then is None else then(y)
 
-    def forward(self, x: Tensor, step: Pass) -> Tensor:
+    def forward(self, x: Tensor, step: DecoderPass) -> Tensor:
         return self.run(x, step)[0]
 
     @abstractmethod
     def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
-        """The layer over its past and x, by PyTorch."""
+        """The layer over its past and x: the reference implementation."""
 
     @abstractmethod
-    def taps(self) -> PackedConv:
-        """Its weights as the kernel reads them."""
+    def packed_weights(self) -> PackedConv:
+        """The weights as the kernel reads them."""
 
 
 class CausalConv(Stateful):
-    """A convolution over the past."""
+    """A causal convolution."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -161,13 +162,13 @@ class CausalConv(Stateful):
     def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
         return causal_conv_reference(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.dilation)
 
-    def taps(self) -> PackedConv:
+    def packed_weights(self) -> PackedConv:
         weight, bias = self.conv.weight, cast(Tensor, self.conv.bias)
-        return self._taps.get(lambda: pack_conv(weight, bias, self.dilation), weight)
+        return self._packed_weights.get(lambda: pack_conv(weight, bias, self.dilation), weight)
 
 
 class CausalUpsample(Stateful):
-    """A transposed convolution; a column reaches into its own outputs and, with a kernel of two strides, the next."""
+    """A causal transposed convolution. With a kernel of two strides, a column also affects the next outputs."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -179,9 +180,9 @@ class CausalUpsample(Stateful):
     def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
         return causal_upsample_reference(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.stride)
 
-    def taps(self) -> PackedConv:
+    def packed_weights(self) -> PackedConv:
         weight, bias = self.conv.weight, cast(Tensor, self.conv.bias)
-        return self._taps.get(lambda: pack_upsample(weight, bias, self.stride), weight)
+        return self._packed_weights.get(lambda: pack_upsample(weight, bias, self.stride), weight)
 
 
 class ConvNeXt(nn.Module):
@@ -193,12 +194,12 @@ class ConvNeXt(nn.Module):
         self.pwconv2 = nn.Linear(CONVNEXT_WIDTH * channels, channels)
         self.gamma = nn.Parameter(torch.empty(channels))
 
-    def forward(self, x: Tensor, step: Pass) -> Tensor:
-        y = self.pwconv2(F.gelu(self.pwconv1(self._mixed(x, step))))
+    def forward(self, x: Tensor, step: DecoderPass) -> Tensor:
+        y = self.pwconv2(F.gelu(self.pwconv1(self._depthwise_norm(x, step))))
         return torch.addcmul(x, self.gamma[:, None], y.transpose(1, 2))
 
-    def _mixed(self, x: Tensor, step: Pass) -> Tensor:
-        """Columns mixed and normed: [B,C,T] -> [B,T,C]"""
+    def _depthwise_norm(self, x: Tensor, step: DecoderPass) -> Tensor:
+        """Depthwise convolution and norm: [B,C,T] -> [B,T,C]"""
         key, conv, norm = self.dwconv.key, self.dwconv.conv, self.norm
         parts = (conv.weight, cast(Tensor, conv.bias), norm.weight, norm.bias, norm.eps)
         if kernels.active(x):
@@ -217,14 +218,16 @@ class ResidualUnit(nn.Module):
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv(channels, channels, 1)
 
-    def forward(self, x: Tensor, active: Tensor, step: Pass, then: SnakeBeta, keep: bool) -> tuple[Tensor, Tensor]:
-        """active is act1(x); gives the sum and then(sum)."""
+    def forward(
+        self, x: Tensor, active: Tensor, step: DecoderPass, then: SnakeBeta, keep: bool
+    ) -> tuple[Tensor, Tensor]:
+        """active is act1(x); returns the sum and then(sum)."""
         _, inner = self.conv1.run(active, step, then=self.act2, keep=False)
         return self.conv2.run(inner, step, add=x, then=then, keep=keep)
 
 
 class UpsampleBlock(nn.Module):
-    """Half the channels, `rate` times the columns, and three residual units."""
+    """Halves the channels, multiplies the columns by `rate`, and applies three residual units."""
 
     def __init__(self, channels: int, rate: int) -> None:
         super().__init__()
@@ -236,8 +239,8 @@ class UpsampleBlock(nn.Module):
     def snake(self) -> SnakeBeta:
         return cast(SnakeBeta, self.block[0])
 
-    def forward(self, active: Tensor, step: Pass, then: SnakeBeta) -> Tensor:
-        """From what came out of self.snake to what comes out of then."""
+    def forward(self, active: Tensor, step: DecoderPass, then: SnakeBeta) -> Tensor:
+        """From the output of self.snake to the output of then."""
         upsample, *rest = self.block[1:]
         units = [cast(ResidualUnit, unit) for unit in rest]
         x, active = cast(CausalUpsample, upsample).run(active, step, then=units[0].act1)
@@ -247,7 +250,7 @@ class UpsampleBlock(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Entries as the sums and counts that training kept; an entry is their quotient."""
+    """Entries as running sums and counts of training; an entry is their quotient."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -278,7 +281,7 @@ class QuantizerLayers(nn.Module):
 
 
 class ResidualQuantizer(nn.Module):
-    """Codebooks whose entries add up, and the projections in and out; only the second is used here."""
+    """Codebooks whose entries are added, and input and output projections; only the output projection is used here."""
 
     def __init__(self, config: CodecConfig, count: int) -> None:
         super().__init__()
@@ -293,13 +296,13 @@ class ResidualQuantizer(nn.Module):
         return self.output_proj(torch.stack(entries).sum(0).transpose(1, 2))
 
     def projected(self) -> Tensor:
-        """What each code of each book adds to the result: [count, codebook_size, codebook_dim]"""
+        """The contribution of each code of each codebook: [count, codebook_size, codebook_dim]"""
         books = [cast(VectorQuantizer, layer)._codebook.entries() for layer in self.vq.layers]
         return torch.stack(books) @ self.output_proj.weight[:, :, 0].T
 
 
 class SplitQuantizer(nn.Module):
-    """Code 0 has a quantizer of its own; the others share one."""
+    """The first code has its own quantizer; the others share one."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -311,7 +314,7 @@ class SplitQuantizer(nn.Module):
         """[B,T,quantizers] -> [B,codebook_dim,T]"""
         weight = self.rvq_rest.output_proj.weight
         if kernels.active(weight):
-            # One look-up instead of sixteen and two products: 64 MB at the published size.
+            # One look-up instead of sixteen look-ups and two projections: 64 MB at the published size.
             table = self._table.get(lambda: torch.cat([self.rvq_first.projected(), self.rvq_rest.projected()]), weight)
             books, size, _ = table.shape
             codes = codes + torch.arange(0, books * size, size, device=codes.device)
@@ -320,7 +323,7 @@ class SplitQuantizer(nn.Module):
 
 
 class PreTransformer(Transformer):
-    """Attention over the last `window` frames, with the keys and values of the past in the state."""
+    """Attention over the last `window` frames; keys and values of earlier frames are in the state."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__(config.transformer, qk_norm=False, layer_scale=True)
@@ -329,14 +332,14 @@ class PreTransformer(Transformer):
         self.input_proj = nn.Linear(config.latent_dim, config.transformer.hidden_size)
         self.output_proj = nn.Linear(config.transformer.hidden_size, config.latent_dim)
 
-    def forward(self, x: Tensor, step: Pass) -> Tensor:
+    def forward(self, x: Tensor, step: DecoderPass) -> Tensor:
         """[B,T,latent] -> [B,T,latent]"""
         columns = torch.arange(x.shape[1], device=x.device)
         positions = step.read("position")[:, None] + columns
         step.write("position", positions[:, -1] + 1)
         return self.output_proj(self.run(self.input_proj(x), NoRotation(), self._attend(positions, step, x.dtype)))
 
-    def _attend(self, positions: Tensor, step: Pass, dtype: torch.dtype) -> Attend:
+    def _attend(self, positions: Tensor, step: DecoderPass, dtype: torch.dtype) -> Attend:
         angles = RotaryEmbedding(positions, self.config, at_least_float32(dtype))
         slots = step.slots
         if slots is None:
@@ -381,14 +384,14 @@ class CodecDecoder(nn.Module):
         return self._like.dtype
 
     def narrow(self, dtype: torch.dtype) -> None:
-        """Computes in this type from now on, but for codebooks and Snakes."""
+        """Converts all weights but those of codebooks and Snakes to this type."""
         for name, module in self.named_modules():
             if not name.startswith("quantizer") and not isinstance(module, SnakeBeta):
                 for parameter in module.parameters(recurse=False):
                     parameter.data = parameter.data.to(dtype)
 
     def initial_state(self, batch: int) -> CodecState:
-        """The state of streams that have not begun."""
+        """The state before the first frame of each stream."""
         like, shape = self._like, self.config.transformer
         state: CodecState = {}
         for module in self.modules():
@@ -406,20 +409,20 @@ class CodecDecoder(nn.Module):
     def forward(self, codes: Tensor, state: CodecState, slots: Tensor | None = None) -> tuple[Tensor, CodecState]:
         """The next frames [B,T,quantizers] of each stream to samples [B, T · samples_per_frame] in [-1, 1].
 
-        Without slots, stream i is row i of the state, and the new state is another. With slots [B], it is row slots[i],
-        and the rows of the state are changed in place.
+        Without slots, stream i is row i of the state, and the returned state is new. With slots [B], stream i is row
+        slots[i], and the state is updated in place.
         """
         return self.sound(self.quantizer(codes), state, slots)
 
     def sound(self, x: Tensor, state: CodecState, slots: Tensor | None = None) -> tuple[Tensor, CodecState]:
-        """The same from what the codes stand for, [B,codebook_dim,T]; training goes through here."""
+        """The same from the sums of codebook entries, [B,codebook_dim,T]; used in training."""
         x = x.to(self.dtype)
         if slots is None and kernels.active(x):
-            given, state = state, self.initial_state(len(x))
+            before, state = state, self.initial_state(len(x))
             for name, rows in state.items():
-                rows.copy_(given[name])
+                rows.copy_(before[name])
             slots = torch.arange(len(x), device=x.device)
-        step = Pass(state, slots)
+        step = DecoderPass(state, slots)
         x = self.pre_conv(x, step)
         x = self.pre_transformer(x.transpose(1, 2), step).transpose(1, 2)
         for stage in self.upsample:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codec's encoder (Mimi): the samples of a recording to frames of codes, in one go.
+"""The codec's encoder (Mimi): the samples of a recording to frames of codes, in one call.
 
-Strided convolutions, a causal transformer, one more halving, and then quantizers: code 0 has one of its own, and the
-others code the same latent, stage by stage what the last one left. Every layer is causal, so more samples at the end
-never change an earlier frame.
+Strided convolutions, a causal transformer, a convolution that halves the frame rate, and two residual quantizers of the
+same latent: one for the first code, one for the others. Every layer is causal, so appended samples never change an
+earlier frame.
 """
 
 import torch
@@ -19,8 +19,8 @@ from polyvox.models.qwen3_tts.encoder_config import LAST_STRIDE, CodecEncoderCon
 
 
 class PaddedConv(nn.Module):
-    """A causal convolution that gives ⌈columns / stride⌉: the past before the first column and what the last stride
-    lacks are zeros, or, where `edges` is set, the first and the last column again."""
+    """A causal convolution with ⌈columns / stride⌉ outputs, padded with zeros or, with `edges`, with the first and last
+    column."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ResidualBlock(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Samples [B,1,n] to columns [B,hidden,T], twice as many as frames."""
+    """Samples [B,1,n] to columns [B,hidden,T]; T is twice the number of frames."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class EncoderMLP(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """As the decoder's layer, but with LayerNorm and without a gate."""
+    """The decoder's layer with LayerNorm and without a gate."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class EncoderLayer(nn.Module):
 
 
 def _causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention over all of the past: the reference does not apply the window that its config names."""
+    """Causal attention without a window: the reference implementation does not apply the one of its config."""
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
@@ -123,7 +123,7 @@ class EncoderTransformer(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B,T,hidden] -> [B,T,hidden]; no norm at the end."""
+        """[B,T,hidden] -> [B,T,hidden], without a final norm."""
         rotate = RotaryEmbedding(torch.arange(x.shape[1], device=x.device)[None], self.config, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, index, rotate)
@@ -131,7 +131,7 @@ class EncoderTransformer(nn.Module):
 
 
 class EncoderCodebook(nn.Module):
-    """Entries as the sums and counts that training kept; `initialized` is training's, too, and not read."""
+    """Entries as running sums and counts of training; `initialized` is used by training only."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -140,10 +140,10 @@ class EncoderCodebook(nn.Module):
         self.initialized = nn.Parameter(torch.empty(1))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest entry of each row [N,dim]: its number [N] and the entry itself [N,dim]."""
+        """The nearest entry of each row [N,dim]: its index [N] and the entry [N,dim]."""
         entries = self.embed_sum / self.cluster_usage.clamp(min=USAGE_EPS)[:, None]
         wide = at_least_float32(x.dtype)
-        # The reference's own call: near a tie, any other way to a distance rounds to another entry.
+        # The same call as the reference implementation: near a tie, other distance computations round differently.
         codes = torch.cdist(x[None].to(wide), entries[None].to(wide))[0].argmin(-1)
         return codes, F.embedding(codes, entries)
 
@@ -158,7 +158,7 @@ class EncoderQuantizerLayer(nn.Module):
 
 
 class EncoderQuantizer(nn.Module):
-    """Stages that code what the stages before them left; only the projection in is used here."""
+    """Stages that quantize the residual of the stages before; only the input projection is used here."""
 
     def __init__(self, config: CodecEncoderConfig, stages: int) -> None:
         super().__init__()
@@ -169,18 +169,18 @@ class EncoderQuantizer(nn.Module):
 
     def forward(self, latent: Tensor, stages: int) -> Tensor:
         """Latents [B,hidden,T] to codes [B,T,stages]."""
-        rest = self.input_proj(latent).transpose(1, 2)
-        shape = rest.shape
-        rest, codes = rest.reshape(-1, shape[-1]), []
+        residual = self.input_proj(latent).transpose(1, 2)
+        shape = residual.shape
+        residual, codes = residual.reshape(-1, shape[-1]), []
         for layer in self.layers[:stages]:
-            code, entry = layer(rest)
-            rest = rest - entry
+            code, entry = layer(residual)
+            residual = residual - entry
             codes.append(code)
         return torch.stack(codes, -1).view(*shape[:2], stages)
 
 
 class SplitEncoderQuantizer(nn.Module):
-    """Code 0 (semantic) and the others (acoustic) are two quantizers of one latent."""
+    """The first code (semantic) and the others (acoustic) are two quantizers of one latent."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class CodecEncoder(nn.Module):
         self.quantizer = SplitEncoderQuantizer(config)
 
     def latents(self, samples: Tensor) -> Tensor:
-        """Samples [B,n] to what is quantized, [B,hidden,⌈n / samples_per_frame⌉]."""
+        """Samples [B,n] to the latents before quantization, [B,hidden,⌈n / samples_per_frame⌉]."""
         x = self.encoder(samples[:, None])
         return self.downsample(self.encoder_transformer(x.transpose(1, 2)).transpose(1, 2))
 

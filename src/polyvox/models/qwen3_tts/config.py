@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three JSON files of a checkpoint as frozen values; every size comes from them."""
+"""The three JSON files of a checkpoint as frozen values. All sizes come from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CODEC_FILE = "speech_tokenizer/config.json"
 
-# The reference forbids the last 1,024 ids of the talker's vocabulary, its control ids, all but end of speech.
+# The last 1,024 ids of the talker's vocabulary are control ids; of these only end of speech may be sampled.
 CONTROL_IDS = 1024
 
 
@@ -42,7 +42,7 @@ class TalkerConfig:
     think_eos_id: int
     languages: Mapping[str, int]
     speakers: Mapping[str, int]
-    dialects: Mapping[str, str]  # speaker → the dialect that speaker speaks, where there is one
+    dialects: Mapping[str, str]  # by speaker, for speakers with a dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class CodecConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """All that the files of one checkpoint say about it."""
+    """The configuration of one checkpoint."""
 
     kind: Kind
     size: str
@@ -80,23 +80,23 @@ class ModelConfig:
     talker: TalkerConfig
     predictor: CodePredictorConfig
     codec: CodecConfig
-    encoders: EncodersConfig | None  # a Base model's; the others cannot clone
+    encoders: EncodersConfig | None  # only Base models have them
     sampling: Sampling
     max_frames: int
 
     @property
     def takes_instructions(self) -> bool:
-        """VoiceDesign always, CustomVoice from 1.7B on; the small ones were not trained for them."""
+        """True for VoiceDesign and for CustomVoice from 1.7B on; smaller models were not trained for instructions."""
         return self.kind == "voice_design" or (self.kind == "custom_voice" and self.size != "0b6")
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Reads a checkpoint folder's three files; raises CheckpointError with file, field and what is supported."""
+    """Reads the files of a checkpoint folder; raises CheckpointError with file, field and what is supported."""
     return parse_config({name: read_json(folder, name) for name in (MODEL_FILE, GENERATION_FILE, CODEC_FILE)})
 
 
 def parse_config(files: Mapping[str, object]) -> ModelConfig:
-    """The same from objects already parsed, under the names of their files."""
+    """The configuration of parsed files, by file name."""
     top = ConfigFields(MODEL_FILE, files[MODEL_FILE])
     if top.values.get("model_type") != "qwen3_tts":
         raise top.unsupported("model_type", top.values.get("model_type"), '"qwen3_tts"')
@@ -129,7 +129,7 @@ def parse_config(files: Mapping[str, object]) -> ModelConfig:
         codec=_codec(codec_fields),
         encoders=encoders,
         sampling=_sampling(defaults),
-        # The reference completes frame k in step k + 1, so N new tokens are at most N - 1 frames.
+        # The reference implementation completes frame k in step k + 1, so N new tokens are at most N - 1 frames.
         max_frames=defaults.size("max_new_tokens", min_value=2, default=2048) - 1,
     )
     _check_agreement(config, top, codec_fields.section("decoder_config"))
@@ -157,7 +157,7 @@ def _transformer(fields: ConfigFields) -> TransformerConfig:
 
 
 def _full_attention(fields: ConfigFields) -> None:
-    """Talker and predictor see all of their past, at plain rotary positions."""
+    """Raises unless attention is causal without a window, with default rotary positions."""
     if fields.flag("use_sliding_window", False):
         fields.expect("sliding_window", None)
     layers = fields.values.get("layer_types")
@@ -262,7 +262,7 @@ def _sampling(fields: ConfigFields) -> Sampling:
 
 
 def _check_agreement(config: ModelConfig, top: ConfigFields, decoder: ConfigFields) -> None:
-    """Talker, predictor and codec must speak of the same codes, and every id must have its row."""
+    """Raises unless talker, predictor and codec have the same codes, and every id is in its vocabulary."""
     talker, codec = config.talker, config.codec
     if codec.quantizers != talker.code_groups:
         raise decoder.unsupported(

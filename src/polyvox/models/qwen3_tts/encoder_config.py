@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the config files of a Base checkpoint say about its encoders, which turn a recording into a voice.
+"""The encoders of a Base checkpoint, which turn a recording into a voice, as frozen values of its config files.
 
-Where a field is absent the reference's own default holds: the published files leave out most of the speaker encoder.
+An absent field has the default of the reference implementation: the published files omit most of the speaker encoder.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from math import prod
 from polyvox.models.config_fields import ConfigFields
 from polyvox.models.layers.transformer_config import TransformerConfig
 
-# The reference's front end knows one sample rate, and its network takes what that gives.
+# The reference implementation's front end has one sample rate and one number of mel bands.
 MEL_BANDS, MEL_SAMPLE_RATE = 128, 24_000
-# After the strided convolutions one more halves the frames.
+# The stride of one more convolution after the strided ones.
 LAST_STRIDE = 2
 
 
@@ -32,7 +32,7 @@ class CodecEncoderConfig:
     codebook_size: int
     codebook_dim: int
     quantizers: int  # in the file
-    codes: int  # that a frame has: the first of them
+    codes: int  # per frame: the first ones of the quantizers
 
     @property
     def samples_per_frame(self) -> int:
@@ -59,7 +59,7 @@ class EncodersConfig:
 
 
 def parse_encoders(top: ConfigFields, codec: ConfigFields, hidden: int, groups: int, codes: int) -> EncodersConfig:
-    """The encoders of a Base model whose talker has this width, so many codes a frame and so many values of each."""
+    """The encoders of a Base model. hidden: the talker's width. groups: codes per frame. codes: values of a code."""
     codec.expect("input_sample_rate", MEL_SAMPLE_RATE)
     codec.expect("output_sample_rate", MEL_SAMPLE_RATE)
     if codec.size("encoder_valid_num_quantizers", default=16) != groups:
@@ -81,7 +81,7 @@ def _codec_encoder(fields: ConfigFields, groups: int, codes: int) -> CodecEncode
     fields.expect("use_conv_shortcut", False)
     fields.expect("pad_mode", "constant")
     fields.expect("num_semantic_quantizers", 1)
-    # The reference names the window and never applies it: attention is causal and over all of the past.
+    # The reference implementation does not apply the window that the file has: attention is causal without a limit.
     hidden, heads = fields.size("hidden_size", default=512), fields.size("num_attention_heads", default=8)
     if hidden % heads:
         raise fields.unsupported("num_attention_heads", heads, f"a divisor of hidden_size, {hidden}")
@@ -117,7 +117,7 @@ def _codec_encoder(fields: ConfigFields, groups: int, codes: int) -> CodecEncode
         codes=groups,
     )
     if config.quantizers < groups:
-        raise fields.unsupported("num_quantizers", config.quantizers, f"at least the talker's {groups} codes a frame")
+        raise fields.unsupported("num_quantizers", config.quantizers, f"at least the talker's {groups} codes per frame")
     if config.codebook_size != codes:
         raise fields.unsupported("codebook_size", config.codebook_size, f"the predictor's vocab_size, {codes}")
     if config.filters % config.compress:
@@ -131,7 +131,7 @@ def _codec_encoder(fields: ConfigFields, groups: int, codes: int) -> CodecEncode
     rate = fields.size("sampling_rate", default=MEL_SAMPLE_RATE) / config.samples_per_frame
     for name in ("frame_rate", "_frame_rate"):
         if fields.has(name) and fields.number(name) != rate:
-            raise fields.unsupported(name, fields.number(name), f"{rate:g}, as the strides have it")
+            raise fields.unsupported(name, fields.number(name), f"{rate:g}, which follows from the strides")
     return config
 
 
@@ -155,7 +155,7 @@ def _speaker(fields: ConfigFields, hidden: int) -> SpeakerConfig:
         raise fields.unsupported("enc_dim", config.dim, f"the talker's hidden_size, {hidden}")
     first, *blocks, last = config.channels if len(config.channels) > 2 else (0, 1, 0)
     if any(block != first for block in blocks) or last != sum(blocks) or first % config.chunks:
-        allowed = f"one multiple of {config.chunks} throughout, and the blocks' sum at the end"
+        allowed = f"equal multiples of {config.chunks}, and the sum of the blocks at the end"
         raise fields.unsupported("enc_channels", list(config.channels), allowed)
     for name, values in (("enc_kernel_sizes", config.kernels), ("enc_dilations", config.dilations)):
         if len(values) != len(config.channels):

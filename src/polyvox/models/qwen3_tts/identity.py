@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity of a checkpoint: what decides whether a voice that was made for another one makes sense to it."""
+"""The identity of a checkpoint, which determines the cloned voices that it accepts."""
 
 import hashlib
 from pathlib import Path
@@ -11,15 +11,15 @@ from polyvox.errors import CheckpointError
 from polyvox.models.info import ModelIdentity
 from polyvox.models.qwen3_tts.config import ModelConfig
 
-# The space of the speaker vectors; what the codes stand for. The talker may have been trained further.
-MEANING = (("", "speaker_encoder."), ("speech_tokenizer", "decoder.quantizer."))
+# The weights that define speaker vectors and codes. The talker may have been trained further.
+HASHED_WEIGHTS = (("", "speaker_encoder."), ("speech_tokenizer", "decoder.quantizer."))
 HASH_DIGITS = 12
 
 
 def read_identity(folder: Path, config: ModelConfig, name: str | Path) -> ModelIdentity:
-    """The identity of a checkpoint folder that was asked for by this name; values count, not number types."""
+    """The identity of a checkpoint folder that was requested by this name; weights are hashed as float32."""
     digest = hashlib.sha256()
-    for part, prefix in MEANING:
+    for part, prefix in HASHED_WEIGHTS:
         for path in sorted((folder / part).glob("model*.safetensors")):
             try:
                 with safe_open(path, framework="pt") as file:
@@ -31,7 +31,7 @@ def read_identity(folder: Path, config: ModelConfig, name: str | Path) -> ModelI
                 raise CheckpointError(f"{path} is damaged or not safetensors: {error}") from None
     talker = config.talker
     numbers = f"{talker.transformer.hidden_size}-{talker.code_groups}x{config.predictor.vocab_size}"
-    # A folder is known by its own name: where it lies is nobody else's business.
+    # Only the last part of a path is shown, because the rest is private.
     shown = folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
     fingerprint = f"{config.kind}-{numbers}-{digest.hexdigest()[:HASH_DIGITS]}"
     return ModelIdentity(shown, fingerprint, can_clone=config.encoders is not None)

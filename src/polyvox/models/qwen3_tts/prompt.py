@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is asked to the rows that the talker reads: a pure function over ids, no tensors.
+"""The prompt of a request as rows of ids: a pure function without tensors.
 
-A prefill row is the sum of a text part and a codec part. The text part is always an id; the codec part is an
-id, the vector of a cloned voice, a frame of the reference recording, or nothing. Text that is not in the
-prefill comes as one id a frame (`trailing`); after its end every frame gets the text pad.
+A prefill row is the sum of a text part and a codec part. The text part is always an id; the codec part is an id, the
+speaker vector of a cloned voice, a frame of the reference recording, or empty. Text that is not in the prefill is read
+one id per frame (`trailing`); after its end every frame reads the text padding.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +18,7 @@ NO_CODE = -1
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of all rows, and where the parts that are not ids are added."""
+    """The ids of all rows, and the rows to which speaker vector and reference frames are added."""
 
     text: tuple[int, ...]
     codec: tuple[int, ...]  # NO_CODE where the codec part is not an id
@@ -32,14 +32,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The recording that in-context cloning continues: its transcript's ids and its length in frames."""
+    """The recording that in-context cloning continues: the ids of its transcript and its length in frames."""
 
     text: Sequence[int]
     frames: int
 
 
 def languages(config: ModelConfig) -> list[str]:
-    """What `language` may be; dialects come with their speakers and are not in it."""
+    """The values of `language`. Dialects belong to speakers and are not included."""
     return [AUTO, *(name for name in config.talker.languages if "dialect" not in name)]
 
 
@@ -56,8 +56,8 @@ def build_prompt(
 ) -> Prompt:
     """The prompt of one utterance.
 
-    role, text and instructions are token ids (see tokenizer.py). The voice is a speaker of the checkpoint, or
-    a vector, with or without a reference recording, or neither (a designed voice).
+    role, text and instructions are token ids (see tokenizer.py). The voice is a built-in speaker, or a speaker vector
+    with or without a reference recording, or neither (a designed voice).
     """
     talker = config.talker
     pad, bos, eos = config.tts_pad_id, config.tts_bos_id, config.tts_eos_id
@@ -75,14 +75,14 @@ def build_prompt(
     trailing: Sequence[int] = [pad]
     frames_row = None
     if reference is not None:
-        spoken = [*reference.text, *text, eos]
-        heard = [talker.bos_id, *[NO_CODE] * reference.frames]
+        text_ids = [*reference.text, *text, eos]
+        reference_codes = [talker.bos_id, *[NO_CODE] * reference.frames]
         if layout == "whole":
-            rows += [(token, talker.pad_id) for token in spoken]
-            spoken = []
+            rows += [(token, talker.pad_id) for token in text_ids]
+            text_ids = []
         frames_row = len(rows) + 1
-        rows += zip(spoken + [pad] * (len(heard) - len(spoken)), heard, strict=False)
-        trailing = spoken[len(heard) :] or trailing
+        rows += zip(text_ids + [pad] * (len(reference_codes) - len(text_ids)), reference_codes, strict=False)
+        trailing = text_ids[len(reference_codes) :] or trailing
     elif layout == "whole":
         rows += [(token, talker.pad_id) for token in [*text, eos]]
         rows.append((pad, talker.bos_id))
@@ -102,7 +102,7 @@ def _language_control(config: ModelConfig, language: str, speaker: str | None) -
     talker = config.talker
     language = _known("language", language, languages(config))
     if language in (AUTO, "chinese") and speaker is not None:
-        # A speaker of a dialect speaks it, also where Chinese is named.
+        # A speaker with a dialect speaks it under auto and Chinese.
         language = talker.dialects.get(speaker.lower(), language)
     if language == AUTO:
         return [talker.nothink_id, talker.think_bos_id, talker.think_eos_id]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The speaker encoder (an ECAPA-TDNN): a recording to the vector of its voice, and the mel spectrogram it reads."""
+"""The speaker encoder (ECAPA-TDNN) and its mel spectrogram: a recording to a speaker vector."""
 
 from functools import cache
 
@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from polyvox.models.qwen3_tts.encoder_config import MEL_BANDS, MEL_SAMPLE_RATE, SpeakerConfig
 
-# The reference's front end, all of it fixed.
+# The fixed front end of the reference implementation.
 FFT_SIZE, HOP = 1024, 256
 LOWEST_HZ, HIGHEST_HZ = 0.0, 12_000.0
 POWER_EPS, MIN_MEL = 1e-9, 1e-5
 VARIANCE_EPS = 1e-12
-# Slaney's mel scale: linear up to 1 kHz, 15 mel; above it 27 mel are a factor of 6.4.
+# Slaney's mel scale: linear up to 1 kHz (15 mel), above it 27 mel per factor of 6.4.
 HZ_PER_MEL, LOG_FROM_HZ, LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27.0
 
 
@@ -33,7 +33,7 @@ def _hz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @cache
 def mel_bank() -> NDArray[np.float32]:
-    """Triangles of equal area over the bins of the spectrum, [bands, bins]; librosa's `mel` to the last bit."""
+    """Triangular filters of equal area, [bands, bins]; bit-identical to librosa's `mel`."""
     bins = np.fft.rfftfreq(FFT_SIZE, 1.0 / MEL_SAMPLE_RATE)
     edges = _hz(np.linspace(_mel(LOWEST_HZ), _mel(HIGHEST_HZ), MEL_BANDS + 2))
     widths, ramps = np.diff(edges)[:, None], edges[:, None] - bins
@@ -45,7 +45,7 @@ def mel_bank() -> NDArray[np.float32]:
 
 
 def mel_spectrogram(samples: Tensor) -> Tensor:
-    """Samples [B,n] to the logarithms of their mel bands, [B, bands, ⌊n / HOP⌋]; n is at least 385."""
+    """Samples [B,n] to log mel bands [B, bands, ⌊n / HOP⌋]; n is at least 385."""
     margin = (FFT_SIZE - HOP) // 2
     padded = F.pad(samples[:, None], (margin, margin), "reflect")[:, 0]
     window = torch.hann_window(FFT_SIZE, dtype=samples.dtype, device=samples.device)
@@ -56,7 +56,7 @@ def mel_spectrogram(samples: Tensor) -> Tensor:
 
 
 def _same(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
-    """A convolution that keeps the length; past the ends it reads the reflection."""
+    """A convolution with reflection padding that keeps the length."""
     return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
 
 
@@ -70,7 +70,7 @@ class TimeDelay(nn.Module):
 
 
 class Res2Net(nn.Module):
-    """Channels in chunks: the first passes, each other reads itself and what the one before it gave."""
+    """Chunks of channels: the first is unchanged, each other one adds the previous output to its input."""
 
     def __init__(self, channels: int, chunks: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -80,14 +80,14 @@ class Res2Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first, *rest = x.chunk(self.chunks, dim=1)
-        given = [first]
+        outputs = [first]
         for i, (block, chunk) in enumerate(zip(self.blocks, rest, strict=True)):
-            given.append(block(chunk if i == 0 else chunk + given[-1]))
-        return torch.cat(given, dim=1)
+            outputs.append(block(chunk if i == 0 else chunk + outputs[-1]))
+        return torch.cat(outputs, dim=1)
 
 
-class Gate(nn.Module):
-    """Squeeze and excitation: each channel is weighed by what all of them are on average."""
+class SqueezeExcitation(nn.Module):
+    """Squeeze and excitation: scales each channel by a function of all channel means."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class SpeakerBlock(nn.Module):
         self.tdnn1 = TimeDelay(channels, channels)
         self.res2net_block = Res2Net(channels, config.chunks, kernel, dilation)
         self.tdnn2 = TimeDelay(channels, channels)
-        self.se_block = Gate(channels, config.gate_channels)
+        self.se_block = SqueezeExcitation(channels, config.gate_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x)))) + x
@@ -117,7 +117,7 @@ def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class AttentivePooling(nn.Module):
-    """Mean and deviation over time, weighted by attention that sees the plain ones."""
+    """Attention-weighted mean and standard deviation over time; attention reads the unweighted ones."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -146,8 +146,8 @@ class SpeakerEncoder(nn.Module):
     def forward(self, samples: Tensor) -> Tensor:
         """Samples [B,n] at 24 kHz to vectors [B,dim]."""
         x = self.blocks[0](mel_spectrogram(samples))
-        given = []
+        outputs = []
         for block in self.blocks[1:]:
             x = block(x)
-            given.append(x)
-        return self.fc(self.asp(self.mfa(torch.cat(given, dim=1))))[..., 0]
+            outputs.append(x)
+        return self.fc(self.asp(self.mfa(torch.cat(outputs, dim=1))))[..., 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints without training: random weights at the published sizes, and tiny ones of each kind on disk."""
+"""Synthetic checkpoints: random weights at the published sizes, and tiny checkpoints of each variant on disk."""
 
 import json
 import zlib
@@ -38,14 +38,15 @@ def random_model(
     seed: int = 0,
     vocoder_device: torch.device | None = None,
 ) -> Qwen3TTS:
-    """A model with seeded random weights, built in the device's memory, for benchmarks.
+    """A model with seeded random weights, created on the device; without values on the meta device.
 
-    files are those of published_files or tiny_files.
+    files: of published_files or tiny_files.
     """
     model = empty_model(parse_config(files), device, dtype, vocoder_device)
     if device.type == "meta":
         return model
-    generators = {place: torch.Generator(place).manual_seed(seed) for place in {p.device for p in model.parameters()}}
+    devices = {parameter.device for parameter in model.parameters()}
+    generators = {each: torch.Generator(each).manual_seed(seed) for each in devices}
     for name, tensor in _all_tensors(model).items():
         low, high = _range(name, tensor)
         tensor.uniform_(low, high, generator=generators[tensor.device])
@@ -53,20 +54,20 @@ def random_model(
 
 
 def write_tiny(folder: Path, kind: Kind, seed: int = 0) -> Path:
-    """Writes a whole checkpoint of a few hundred kilobytes; the same seed gives the same bytes anywhere."""
+    """Writes a complete checkpoint of a few hundred kilobytes; the same seed gives the same bytes on any machine."""
     files = tiny_files(kind)
     model = empty_model(parse_config(files), torch.device("cpu"), torch.float32)
     for name, tensor in _all_tensors(model).items():
         low, high = _range(name, tensor)
-        # Uniform numbers keyed by name: exact on every machine, and a new tensor changes no other.
+        # Uniform numbers keyed by name: exact on every machine, and independent of other tensors.
         numbers = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())])).random(tensor.shape)
         tensor.copy_(torch.from_numpy((low + (high - low) * numbers).astype(np.float32)))
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     for name, content in (files | _tokenizer_files()).items():
         text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
         (folder / name).write_text(text, encoding="utf-8")
-    for place, tensors in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
-        _save(tensors, place / "model.safetensors")
+    for path, tensors in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
+        _save(tensors, path / "model.safetensors")
     return folder
 
 
@@ -159,7 +160,7 @@ def published_files(size: Size, kind: Kind) -> dict[str, Any]:
 
 
 def tiny_files(kind: Kind) -> dict[str, Any]:
-    """The same for a model small enough for tests, with every feature of the large ones."""
+    """The config files of a model small enough for tests, with every feature of the published ones."""
     talker = {
         "hidden_size": 48,
         "intermediate_size": 96,
@@ -217,7 +218,7 @@ def tiny_files(kind: Kind) -> dict[str, Any]:
         "upsample_rates": [4, 3],
         "upsampling_ratios": [2, 2],
     }
-    # Fewer codes a frame than quantizers, and a window that is not to be applied, as published.
+    # Fewer codes per frame than quantizers, and a window that is not applied, as published.
     encoder = {
         "num_filters": 4,
         "hidden_size": 16,
@@ -261,7 +262,7 @@ SPECIAL_TOKENS = (
     "<tts_text_bos>",
     "<tts_text_eod>",
 )
-# Enough to build "assistant" as one token and to make some words of several; each is a pair of pieces.
+# Pairs of pieces: "assistant" becomes one token, and some words become several.
 TINY_MERGES = (
     "a s|s i|as si|assi s|assis t|a n|an t|assist ant|h e|l l|o n|i n|Ġ t|Ġt he|r e|e r|u s|us er|l o|he ll|hell o"
 )
@@ -323,7 +324,7 @@ def _files(
 
 
 def _vocabulary() -> dict[str, int]:
-    """The 256 byte symbols of byte-level BPE, in the order of their code points, and the merged tokens."""
+    """The 256 byte symbols of byte-level BPE in the order of their code points, then the merged tokens."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -367,7 +368,7 @@ def _all_tensors(model: Qwen3TTS) -> dict[str, Tensor]:
 
 
 def _range(name: str, tensor: Tensor) -> tuple[float, float]:
-    """Bounds that keep signals at a natural size through any number of layers."""
+    """Bounds that keep activations at a normal scale through any number of layers."""
     if name.endswith(("layernorm.weight", "norm.weight", "_layer_scale.scale", "gamma")):
         return 0.7, 1.3
     if name.endswith("cluster_usage"):
@@ -383,15 +384,15 @@ def _range(name: str, tensor: Tensor) -> tuple[float, float]:
     fan_in = tensor.shape[0] if transposed else tensor[0].numel()
     bound = (3.0 / fan_in) ** 0.5
     if "_head." in name:
-        bound *= 3.0  # logits that outweigh the noise of sampling, so that what is asked for is heard
+        bound *= 3.0  # logits larger than the sampling noise, so that inputs affect the output
     if name.endswith(".conv2.conv.weight"):
         bound *= 0.3  # residual branches of the codec add up
     if name == "encoder.encoder.layers.0.conv.weight":
-        bound *= 6.0  # samples are small, and codes should tell them from silence
+        bound *= 6.0  # samples are small, and codes must differ from those of silence
     if name == "speaker_encoder.fc.weight":
-        bound *= 0.3  # a voice's vector should not drown the rows it is one of
+        bound *= 0.3  # a speaker vector must not dominate the rows it is added to
     if tensor.shape[0] == 1:
-        bound *= 0.1  # the last convolution of the codec: samples should stay clear of the clamp
+        bound *= 0.1  # the last convolution of the codec: samples must stay below the clamp
     return -bound, bound
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to ids: Qwen2's byte-level BPE with its own regex, from the checkpoint's vocab.json and merges.txt."""
+"""The text tokenizer: Qwen2's byte-level BPE with its regex, from the checkpoint's vocab.json and merges.txt."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import ModelConfig
 
-# Qwen2's own pre-token pattern. The reference package may swap it for Mistral's when it loads a large
-# vocabulary from a local folder; the models were trained with this one.
+# Qwen2's pre-token pattern. The reference implementation may replace it with Mistral's when it loads a large vocabulary
+# from a local folder; the models were trained with this one.
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -21,7 +21,7 @@ QWEN2_PATTERN = (
 
 
 class TextTokenizer:
-    """Ids of what is said, of who says it and of instructions. Special tokens in a user's text are plain text."""
+    """Ids of text, role and instructions. Special tokens in a user's text are plain text."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self._tokenizer = _load(folder)
@@ -40,11 +40,11 @@ class TextTokenizer:
             )
 
     def text(self, text: str, field: str = "text") -> list[int]:
-        """The ids of something to say; the white space around it is not said."""
+        """The ids of a text without the whitespace around it."""
         return self._encode(_clean(text, field))
 
     def pieces(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of a text that is in normal form C, and where in it each id's pre-token ends."""
+        """The ids of a text in NFC, and for each id the index at which its pre-token ends."""
         assert self._tokenizer.pre_tokenizer is not None
         ids: list[int] = []
         ends: list[int] = []
@@ -55,7 +55,7 @@ class TextTokenizer:
         return ids, ends
 
     def instructions(self, text: str) -> list[int]:
-        """The ids of an instruction as the user's turn of a chat."""
+        """The ids of instructions as a user turn of a chat."""
         turn = self._encode("user\n" + _clean(text, "instructions"))
         return self._im_start + turn + self._im_end + self._encode("\n")
 
@@ -93,8 +93,8 @@ def _load(folder: Path) -> Tokenizer:
             [AddedToken(added[key]["content"], normalized=False, special=True) for key in sorted(added)]
         )
     except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename} is missing; a Qwen3-TTS checkpoint has it") from None
-    except Exception as error:  # tokenizers raises plain Exception for a merge outside of its vocabulary
+        raise CheckpointError(f"{error.filename} is missing; a checkpoint must have it") from None
+    except Exception as error:  # tokenizers raises Exception for a merge that is not in its vocabulary
         raise CheckpointError(f"{folder}: the vocabulary cannot be read: {error}") from None
     for key, value in added.items():
         if tokenizer.token_to_id(value["content"]) != key:
@@ -102,6 +102,6 @@ def _load(folder: Path) -> Tokenizer:
                 f"{folder / 'tokenizer_config.json'}: {value['content']} has id {key}; "
                 f"supported is the next one after the vocabulary, {tokenizer.token_to_id(value['content'])}"
             )
-    # What a user types is never a control token.
+    # A user's text never contains control tokens.
     tokenizer.encode_special_tokens = True
     return tokenizer
