@@ -162,7 +162,7 @@ def test_an_invalid_checkpoint_is_reported_in_one_line(
         tensors = load_file(weights)
         tensors["talker.model.norm.weight"][3] = float("nan")
         save_file(tensors, weights)
-        message = "talker.model.norm.weight holds NaN"
+        message = "talker.model.norm.weight has NaN"
     assert polyvox(monkeypatch, "say", "hi", "-o", str(tmp_path / "a.wav"), "--model", str(folder)) == 1
     assert message in capsys.readouterr().err.replace("\n", " ")
 

@@ -30,7 +30,7 @@ SAMPLES_PER_FRAME, DELAY, TAIL = 240, 555, 31
 
 
 class EchoVocoder:
-    """Holds a frame's samples back by DELAY + TAIL samples: it returns silence first and the rest when flushed.
+    """Delays a frame's samples: it returns silence first and the rest when flushed.
 
     Sample i of frame f is code 0 of the frame plus i / 1000, so that each output names its source.
     """

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def folder(checkpoints: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
+    """A copy to modify."""
     return shutil.copytree(checkpoints / "custom_voice", tmp_path / "checkpoint")
 
 
@@ -38,14 +38,14 @@ def rewrite(path: Path, **changes: torch.Tensor | None) -> None:
 def test_every_tensor_of_the_files_is_in_the_model(kind: Kind, checkpoints: Path) -> None:
     folder = checkpoints / kind
     model = load_weights(folder, CPU, torch.float32)
-    for place, ours in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
-        stored = load_file(place / "model.safetensors")
+    for path, ours in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
+        stored = load_file(path / "model.safetensors")
         assert ours.keys() == stored.keys()
         for name, value in stored.items():
             assert torch.equal(ours[name], value), name
 
 
-def test_the_talker_takes_the_wanted_type_and_the_codec_at_least_float32(folder: Path) -> None:
+def test_the_talker_has_the_requested_dtype_and_the_codec_at_least_float32(folder: Path) -> None:
     model = load_weights(folder, CPU, torch.bfloat16)
     assert {p.dtype for p in model.talker.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in model.codec.parameters()} == {torch.float32}
@@ -67,7 +67,7 @@ def test_a_wrong_tensor_is_named(part: str, problem: str, folder: Path) -> None:
         expected = f"{name} [3, 4] is not known"
     elif problem == "shape":
         rewrite(path, **{name: value[:-1].clone()})
-        expected = f"{name} has shape {list(value[:-1].shape)}; the config files want {list(value.shape)}"
+        expected = f"{name} has shape {list(value[:-1].shape)}; the config files require {list(value.shape)}"
     else:
         rewrite(path, **{name: value.to(torch.int32)})
         expected = f"{name} is torch.int32"
@@ -79,9 +79,7 @@ def test_a_wrong_tensor_is_named(part: str, problem: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("part", ["", "speech_tokenizer/"])
 @pytest.mark.parametrize("problem", ["missing", "is not known", "has shape"])
-def test_a_wrong_tensor_of_an_encoder_is_named_where_voices_are_cloned(
-    part: str, problem: str, checkpoints: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_tensor_of_an_encoder_is_named(part: str, problem: str, checkpoints: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoints / "base", tmp_path / "checkpoint")
     path = folder / f"{part}model.safetensors"
     name = "encoder.downsample.conv.weight" if part else "speaker_encoder.fc.weight"
@@ -105,7 +103,7 @@ def test_a_damaged_file_is_named(damage: str, folder: Path) -> None:
         load_weights(folder, CPU, torch.float32)
 
 
-def test_encoders_in_the_files_are_passed_over_where_no_voice_is_cloned(folder: Path) -> None:
+def test_encoders_are_not_loaded_by_models_that_cannot_clone(folder: Path) -> None:
     rewrite(folder / "model.safetensors", **{"speaker_encoder.fc.weight": torch.zeros(2)})
     rewrite(folder / "speech_tokenizer/model.safetensors", **{"encoder.downsample.conv.weight": torch.zeros(2)})
     load_weights(folder, CPU, torch.float32)
@@ -154,7 +152,7 @@ def test_a_hub_id_is_found_in_the_cache_while_offline(
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a/b/c", "", "../escape/", "bad name/x"])
-def test_what_is_neither_folder_nor_hub_id_is_refused(
+def test_a_name_that_is_neither_folder_nor_hub_id_is_rejected(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording becomes a voice once, in the thread that asks, or is refused with what is wrong with it."""
+"""Recordings are cloned once, in the calling thread; invalid ones are rejected with a reason."""
 
 import threading
 import wave
@@ -25,7 +25,7 @@ def tts(loaded: Loaded) -> LoadedTTS:
     return loaded("base", "float32")
 
 
-def test_two_recordings_are_two_voices_and_one_is_the_same_again(tts: LoadedTTS) -> None:
+def test_two_recordings_give_two_voices_and_one_recording_the_same_voice(tts: LoadedTTS) -> None:
     first, again, other = (tts.clone(signal(kind, 36_000), "hello") for kind in ("noise", "noise", "chirp"))
     assert first.codes is not None
     assert first.codes is again.codes
@@ -35,7 +35,7 @@ def test_two_recordings_are_two_voices_and_one_is_the_same_again(tts: LoadedTTS)
     assert not np.allclose(first.vector, other.vector, atol=1e-2)
 
 
-def test_a_recording_is_kept_by_its_content_and_not_by_its_transcript(tts: LoadedTTS) -> None:
+def test_results_are_cached_by_recording_and_not_by_transcript(tts: LoadedTTS) -> None:
     samples = signal("tones", 30_000)
     said, otherwise, alone = tts.clone(samples, "hello"), tts.clone(samples.copy(), "there"), tts.clone(samples)
     assert (said.transcript, otherwise.transcript, alone.transcript) == ("hello", "there", None)
@@ -44,7 +44,7 @@ def test_a_recording_is_kept_by_its_content_and_not_by_its_transcript(tts: Loade
     assert said.vector is alone.vector
 
 
-def test_what_is_kept_cannot_be_written_to_and_is_what_would_be_made_anew(tts: LoadedTTS) -> None:
+def test_cached_results_are_read_only_and_equal_computed_ones(tts: LoadedTTS) -> None:
     samples = signal("vowels", 36_000)
     voice = tts.clone(samples, "hello")
     assert voice.codes is not None
@@ -56,7 +56,7 @@ def test_what_is_kept_cannot_be_written_to_and_is_what_would_be_made_anew(tts: L
     np.testing.assert_array_equal(fresh.vector, voice.vector)
 
 
-def test_only_the_recordings_used_last_are_kept() -> None:
+def test_only_the_most_recent_recordings_are_cached() -> None:
     kept: ContentCache[int] = ContentCache(3)
     made = []
 
@@ -85,7 +85,7 @@ def test_many_threads_get_one_voice() -> None:
     assert all(value is got[0] for value in got)
 
 
-def test_silence_is_cut_off_and_a_pause_is_added(tts: LoadedTTS) -> None:
+def test_silence_is_trimmed_and_a_pause_is_added(tts: LoadedTTS) -> None:
     samples, quiet = signal("noise", 36_000), np.zeros(50 * WINDOW, np.float32)
     bare, padded = (tts.clone(part, "hello") for part in (samples, np.concatenate([quiet, samples, quiet])))
     assert bare.codes is not None
@@ -103,7 +103,7 @@ def test_a_quiet_recording_is_not_silence(tts: LoadedTTS) -> None:
     assert np.isfinite(tts.clone(quiet).vector).all()
 
 
-def test_the_encoders_run_where_they_are_asked_for(tts: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoders_run_in_the_calling_thread(tts: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
     encoders, threads = tts.speech.cloner.encoders, set()
     for part in (encoders.codec, encoders.speaker):
         inner = part.forward
@@ -151,7 +151,7 @@ def test_a_file_is_read_at_the_models_rate(tts: LoadedTTS, tmp_path: Path) -> No
     assert fast.codes.shape == same.codes.shape
 
 
-def test_what_is_no_recording_is_refused(tts: LoadedTTS, tmp_path: Path) -> None:
+def test_an_invalid_recording_is_rejected(tts: LoadedTTS, tmp_path: Path) -> None:
     (tmp_path / "me.wav").write_text("not a recording")
     for path in (tmp_path / "me.wav", tmp_path / "nowhere.wav", tmp_path):
         with pytest.raises(InvalidRequest, match="audio"):
@@ -169,7 +169,7 @@ def spoiled(value: float) -> Samples:
 
 
 @pytest.mark.parametrize(
-    ("samples", "told"),
+    ("samples", "expected"),
     [
         (signal("noise", 20_000), ("0.83 s", "between 1 and 30 s", "longer recording")),
         (silence_then(12_000), ("0.5", "between 1 and 30 s")),
@@ -185,26 +185,26 @@ def spoiled(value: float) -> Samples:
     ],
 )
 @pytest.mark.parametrize("transcript", [None, "hello"])
-def test_a_recording_that_cannot_be_cloned_is_refused(
-    samples: Samples, told: tuple[str, ...], transcript: str | None, tts: LoadedTTS
+def test_a_recording_that_cannot_be_cloned_is_rejected(
+    samples: Samples, expected: tuple[str, ...], transcript: str | None, tts: LoadedTTS
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         tts.clone(samples, transcript)
     assert caught.value.field == "recording"
-    for part in told:
+    for part in expected:
         assert part in str(caught.value)
     assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("transcript", ["", " \n", 5, "a\udfff", "long " * 10_000])
-def test_a_transcript_that_says_nothing_is_refused(transcript: Any, tts: LoadedTTS) -> None:
+def test_an_invalid_transcript_is_rejected(transcript: Any, tts: LoadedTTS) -> None:
     with pytest.raises(InvalidRequest, match="transcript"):
         tts.clone(signal("noise", 36_000), transcript)
 
 
 @pytest.mark.parametrize("kind", ["custom_voice", "voice_design"])
-def test_a_model_that_cannot_clone_says_which_can(kind: str, loaded: Loaded) -> None:
-    """Before the file is looked for."""
+def test_a_model_that_cannot_clone_names_one_that_can(kind: str, loaded: Loaded) -> None:
+    """Before the file is opened."""
     with pytest.raises(
         InvalidRequest, match=rf"'recording': is not supported by {kind}. Use Qwen/Qwen3-TTS-12Hz-1.7B-Base"
     ):

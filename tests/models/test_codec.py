@@ -12,7 +12,7 @@ CHUNKS = st.lists(st.integers(1, 25), min_size=1, max_size=STREAMED_CODEC_FRAMES
 
 
 def cuts(sizes: list[int]) -> list[tuple[int, int]]:
-    """Chunk borders over all frames; the sizes repeat until they are used up."""
+    """Chunk boundaries over all frames; the sizes repeat."""
     borders: list[tuple[int, int]] = []
     start = 0
     while start < STREAMED_CODEC_FRAMES:
@@ -37,7 +37,7 @@ def test_any_chunking_gives_the_samples_of_the_reference(sizes: list[int], dtype
 
 
 def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
-    """Row 1 begins when row 0 is 21 frames ahead; each gives the samples it gives alone."""
+    """Row 1 starts 21 frames after row 0; each has the samples of the stream alone."""
     expected, codec = golden("codec", "float64"), loaded("custom_voice", "float64").speech.model.codec
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     _, ahead = codec(codes[:1, :21], codec.initial_state(1))
@@ -50,8 +50,8 @@ def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
     assert relative_error(samples[1:], expected["short"][1:, : 19 * size]) < TOLERANCE["float64"]
 
 
-def test_a_state_is_a_value(loaded: Loaded) -> None:
-    """Decoding leaves the state it was given as it was, so that it can be kept and used again."""
+def test_decoding_without_slots_does_not_change_its_input_state(loaded: Loaded) -> None:
+    """So that a state can be kept and used again."""
     codec = loaded("custom_voice", "float32").speech.model.codec
     codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)
     _, state = codec(codes[:, :9], codec.initial_state(2))
@@ -62,8 +62,8 @@ def test_a_state_is_a_value(loaded: Loaded) -> None:
     assert torch.equal(first, again)
 
 
-def test_every_entry_of_the_state_is_heard(loaded: Loaded) -> None:
-    """Dropping any one of them changes the samples: nothing is carried for nothing."""
+def test_every_entry_of_the_state_affects_the_samples(loaded: Loaded) -> None:
+    """Clearing any entry changes the samples, so the state has no unused entries."""
     codec = loaded("custom_voice", "float64").speech.model.codec
     codes = torch.from_numpy(golden("codec", "float64")["short_codes"]).to(DEVICE)
     _, state = codec(codes[:, :30], codec.initial_state(2))
@@ -74,7 +74,7 @@ def test_every_entry_of_the_state_is_heard(loaded: Loaded) -> None:
         assert relative_error(wrong, right.cpu().numpy()) > 1e-6, key
 
 
-def test_a_state_keeps_no_more_than_its_own_memory(loaded: Loaded) -> None:
+def test_a_state_does_not_keep_the_memory_of_a_larger_tensor(loaded: Loaded) -> None:
     codec = loaded("custom_voice", "float32").speech.model.codec
     codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)
     _, state = codec(codes, codec.initial_state(2))

@@ -30,16 +30,16 @@ from polyvox.tts import EMBEDDED_VOICE
 def changed(
     file: str, path: str, value: object = None, *, drop: bool = False, kind: Kind = "custom_voice"
 ) -> dict[str, Any]:
-    """The files of a tiny checkpoint with one field changed or dropped."""
+    """The files of a tiny checkpoint with one field changed or removed."""
     files = copy.deepcopy(tiny_files(kind))
     *parents, last = path.split(".")
-    place = files[file]
+    section = files[file]
     for name in parents:
-        place = place[name]
+        section = section[name]
     if drop:
-        del place[last]
+        del section[last]
     else:
-        place[last] = value
+        section[last] = value
     return files
 
 
@@ -79,7 +79,7 @@ def test_generation_settings_become_sampling() -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
-def test_instructions_are_for_designed_voices_and_large_custom_ones(kind: Kind) -> None:
+def test_voice_design_and_large_custom_voice_models_take_instructions(kind: Kind) -> None:
     small = copy.deepcopy(tiny_files(kind))
     small[MODEL_FILE]["tts_model_size"] = "0b6"
     assert parse_config(tiny_files(kind)).takes_instructions == (kind != "base")
@@ -161,9 +161,9 @@ def test_an_unsupported_value_is_named_with_what_is_supported(
         (MODEL_FILE, "speaker_encoder_config.enc_dim", 47, "hidden_size, 48"),
         (MODEL_FILE, "speaker_encoder_config.mel_dim", 80, "128"),
         (MODEL_FILE, "speaker_encoder_config.sample_rate", 16000, "24000"),
-        (MODEL_FILE, "speaker_encoder_config.enc_channels", [16, 16], "the blocks' sum"),
-        (MODEL_FILE, "speaker_encoder_config.enc_channels", [16, 16, 16, 16, 64], "the blocks' sum"),
-        (MODEL_FILE, "speaker_encoder_config.enc_res2net_scale", 3, "multiple of 3"),
+        (MODEL_FILE, "speaker_encoder_config.enc_channels", [16, 16], "the sum of the blocks"),
+        (MODEL_FILE, "speaker_encoder_config.enc_channels", [16, 16, 16, 16, 64], "the sum of the blocks"),
+        (MODEL_FILE, "speaker_encoder_config.enc_res2net_scale", 3, "multiples of 3"),
         (MODEL_FILE, "speaker_encoder_config.enc_dilations", [1, 2], "as many as enc_channels, 5"),
         (MODEL_FILE, "speaker_encoder_config.enc_kernel_sizes", [4, 3, 3, 3, 1], "odd"),
         (CODEC_FILE, "encoder_config", None, "missing"),
@@ -171,7 +171,7 @@ def test_an_unsupported_value_is_named_with_what_is_supported(
         (CODEC_FILE, "encoder_config.pad_mode", "reflect", "constant"),
         (CODEC_FILE, "encoder_config.num_semantic_quantizers", 2, "1"),
         (CODEC_FILE, "encoder_config.num_attention_heads", 3, "a divisor"),
-        (CODEC_FILE, "encoder_config.num_quantizers", 5, "6 codes a frame"),
+        (CODEC_FILE, "encoder_config.num_quantizers", 5, "6 codes per frame"),
         (CODEC_FILE, "encoder_config.codebook_size", 32, "vocab_size, 64"),
         (CODEC_FILE, "encoder_config.frame_rate", 12.5, "500"),
         (CODEC_FILE, "encoder_config.upsampling_ratios", [2, 2], "strides, 8"),
@@ -180,9 +180,7 @@ def test_an_unsupported_value_is_named_with_what_is_supported(
         (CODEC_FILE, "input_sample_rate", 16000, "24000"),
     ],
 )
-def test_what_an_encoder_cannot_be_is_refused_where_voices_are_cloned(
-    file: str, path: str, value: object, supported: str
-) -> None:
+def test_an_unsupported_encoder_is_rejected(file: str, path: str, value: object, supported: str) -> None:
     if path == "encoder_config.upsampling_ratios":
         # Its frame rate is the first to disagree.
         files = changed(file, path, value, kind="base")
@@ -197,7 +195,7 @@ def test_what_an_encoder_cannot_be_is_refused_where_voices_are_cloned(
         assert isinstance(parse_config(changed(file, path, value)), ModelConfig)
 
 
-def test_a_window_that_is_switched_off_is_no_window() -> None:
+def test_a_disabled_sliding_window_is_ignored() -> None:
     files = changed(MODEL_FILE, "talker_config.sliding_window", 4096)
     assert isinstance(parse_config(files), ModelConfig)
     files[MODEL_FILE]["talker_config"]["use_sliding_window"] = True
@@ -205,14 +203,14 @@ def test_a_window_that_is_switched_off_is_no_window() -> None:
         parse_config(files)
 
 
-def test_a_file_that_is_too_deep_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_nested_too_deeply_is_rejected(tmp_path: Path) -> None:
     (tmp_path / MODEL_FILE).write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match=MODEL_FILE):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"config"'])
-def test_a_file_that_is_no_json_object_is_refused(text: str, checkpoints: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_json_object_is_rejected(text: str, checkpoints: Path, tmp_path: Path) -> None:
     for name in (MODEL_FILE, GENERATION_FILE, CODEC_FILE):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((checkpoints / "base" / name).read_text())
@@ -247,14 +245,12 @@ JUNK = st.one_of(
 @given(
     st.sampled_from([(kind, leaf) for kind in get_args(Kind)[::2] for leaf in leaves(tiny_files(kind)) if leaf]), JUNK
 )
-def test_no_junk_in_a_file_gives_anything_but_a_checkpoint_error(
-    at: tuple[Kind, tuple[str, ...]], junk: object
-) -> None:
+def test_random_values_in_a_file_only_raise_checkpoint_errors(at: tuple[Kind, tuple[str, ...]], value: object) -> None:
     kind, path = at
     files = json.loads(json.dumps(tiny_files(kind)))
-    place = files
+    section = files
     for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = junk
+        section = section[name]
+    section[path[-1]] = value
     with suppress(CheckpointError):
         assert isinstance(parse_config(files), ModelConfig)

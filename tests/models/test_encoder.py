@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording becomes the codes and the vector that the reference package gives, and so does speech in its voice."""
+"""Codes, speaker vector and cloned speech of a recording equal those of the reference implementation."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -63,7 +63,7 @@ def test_a_recording_has_the_vector_of_the_reference(recording: tuple[str, int],
     assert relative_error(encoders_of(tts).speaker(row(tts, kind, count))[0], expected) < VECTOR_TOLERANCE[dtype]
 
 
-def test_the_vectors_of_the_reference_tell_recordings_apart() -> None:
+def test_the_reference_vectors_of_recordings_differ() -> None:
     expected = golden("encoders", "float32")
     vectors = [expected[f"vector.{kind}.{count}"] for kind, count in RECORDINGS]
     for i, vector in enumerate(vectors):
@@ -81,14 +81,14 @@ def test_latents_and_mel_bands_are_those_of_the_reference(dtype: str, loaded: Lo
     assert relative_error(mel_spectrogram(row(tts, *MEL_OF))[0], expected["mel"]) < VECTOR_TOLERANCE[dtype]
 
 
-def test_the_mel_bank_is_librosas_to_the_last_bit() -> None:
+def test_the_mel_filters_are_bit_identical_to_librosa() -> None:
     bank = golden("encoders", "float32")["bank"]
     assert bank.shape == (128, 513)
     np.testing.assert_array_equal(mel_bank(), bank)
 
 
 def voice_of(tts: LoadedTTS, case: Clone) -> ClonedVoice:
-    """The reference's own voice: it neither cuts silence off nor adds a pause."""
+    """The voice as the reference implementation clones it: without trimming and without a pause."""
     samples, cloner = signal(*case.recording), tts.speech.cloner
     codes = None if case.transcript is None else cloner.codes(samples)
     return ClonedVoice(cloner.vector(samples), codes, case.transcript)
@@ -96,10 +96,10 @@ def voice_of(tts: LoadedTTS, case: Clone) -> ClonedVoice:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CLONES, ids=lambda case: case.name)
-def test_speech_from_a_recording_is_the_packages_own(
+def test_speech_cloned_from_a_recording_equals_the_reference(
     case: Clone, dtype: str, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From samples to samples through the engine, beside generate_voice_clone."""
+    """From samples to samples through the engine, compared with generate_voice_clone."""
     tts, expected = loaded("base", dtype), golden(f"clone-{case.name}", dtype)
     voice = voice_of(tts, case)
     if case.transcript is not None:
@@ -128,30 +128,30 @@ def test_speech_from_a_recording_is_the_packages_own(
 
 
 @pytest.mark.parametrize("count", [48, 100, 1_001, 2_400])
-def test_what_follows_changes_no_frame_before_it(count: int, loaded: Loaded) -> None:
+def test_appended_samples_change_no_earlier_frame(count: int, loaded: Loaded) -> None:
     cloner = loaded("base", "float64").speech.cloner
     samples = signal("vowels", 4_800)
     whole = count // 48
     np.testing.assert_array_equal(cloner.codes(samples[:count])[:whole], cloner.codes(samples)[:whole])
 
 
-# Each of these spoils one rule; a parity test that still passes would not be testing it.
+# Each of these breaks one rule; a parity test that still passes would not test it.
 
-Spoil = Callable[[Encoders], AbstractContextManager[object]]
+Modification = Callable[[Encoders], AbstractContextManager[object]]
 
 
-def patched(place: object, name: str, value: object) -> Spoil:
-    return lambda _encoders: mock.patch.object(place, name, value)
+def patched(target: object, name: str, value: object) -> Modification:
+    return lambda _encoders: mock.patch.object(target, name, value)
 
 
 def padded_late(self: PaddedConv, x: Tensor) -> Tensor:
-    """The last stride filled up from the left."""
+    """Padding of the last stride on the left."""
     mode = "replicate" if self.edges else "constant"
     return self.conv(F.pad(x, (self.before + -x.shape[-1] % self.stride, 0), mode))
 
 
 def windowed(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The window that the config names."""
+    """The window of the config file."""
     ages = torch.arange(q.shape[1])[:, None] - torch.arange(q.shape[1])
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=(ages >= 0) & (ages < 10)).transpose(1, 2)
@@ -166,7 +166,7 @@ def zeros_before_the_last_halving(encoders: Encoders) -> Iterator[None]:
 
 @contextmanager
 def next_codebook(encoders: Encoders) -> Iterator[None]:
-    """Each stage with the entries of the one after it."""
+    """Each stage with the entries of the next one."""
     quantizer = encoders.codec.quantizer.acoustic_residual_vector_quantizer
     layers = quantizer.layers
     quantizer.layers = layers[1:]
@@ -190,7 +190,7 @@ def unscaled_entries(self: encoder_code.EncoderCodebook, x: Tensor) -> tuple[Ten
 
 
 def coded_once(self: EncoderQuantizer, latent: Tensor, stages: int) -> Tensor:
-    """Every stage codes the latent itself and not what is left of it."""
+    """Every stage quantizes the latent instead of the residual."""
     rest = self.input_proj(latent).transpose(1, 2)[0]
     return torch.stack([layer(rest)[0] for layer in self.layers[:stages]], -1)[None]
 
@@ -209,7 +209,7 @@ def all_chunks_added(self: speaker_code.Res2Net, x: Tensor) -> Tensor:
     return torch.cat(given, dim=1)
 
 
-SPOILED_CODES: dict[str, Spoil] = {
+SPOILED_CODES: dict[str, Modification] = {
     "the last stride filled up from the left": patched(PaddedConv, "forward", padded_late),
     "zeros before the last halving": zeros_before_the_last_halving,
     "attention in a window": patched(encoder_code, "_causal", windowed),
@@ -218,7 +218,7 @@ SPOILED_CODES: dict[str, Spoil] = {
     "stages that do not code what is left": patched(EncoderQuantizer, "forward", coded_once),
     "an activation that is not ELU": patched(torch.nn.ELU, "forward", lambda _self, x: F.silu(x)),
 }
-SPOILED_VECTORS: dict[str, Spoil] = {
+SPOILED_VECTORS: dict[str, Modification] = {
     "mel filters without normalisation": patched(speaker_code, "mel_bank", peaks_of_one),
     "a margin one hop too short": patched(speaker_code, "HOP", 255),
     "another floor under the power": patched(speaker_code, "POWER_EPS", 1e-5),
@@ -228,7 +228,7 @@ SPOILED_VECTORS: dict[str, Spoil] = {
 
 
 @pytest.mark.parametrize("rule", SPOILED_CODES)
-def test_a_spoiled_codec_encoder_is_found(rule: str, loaded: Loaded) -> None:
+def test_a_modified_codec_encoder_fails_the_comparison(rule: str, loaded: Loaded) -> None:
     tts, expected = loaded("base", "float32"), golden("encoders", "float32")["codes.tones.10007"]
     with SPOILED_CODES[rule](encoders_of(tts)):
         spoiled = Cloner(encoders_of(tts), 24_000).codes(signal("tones", 10_007))
@@ -237,7 +237,7 @@ def test_a_spoiled_codec_encoder_is_found(rule: str, loaded: Loaded) -> None:
 
 
 @pytest.mark.parametrize("rule", SPOILED_VECTORS)
-def test_a_spoiled_speaker_encoder_is_found(rule: str, loaded: Loaded) -> None:
+def test_a_modified_speaker_encoder_fails_the_comparison(rule: str, loaded: Loaded) -> None:
     tts, expected = loaded("base", "float32"), golden("encoders", "float32")["vector.tones.10007"]
     with SPOILED_VECTORS[rule](encoders_of(tts)):
         spoiled = encoders_of(tts).speaker(row(tts, "tones", 10_007))[0]
@@ -307,13 +307,13 @@ def test_the_published_base_models_have_the_published_tensors(
     assert model.config.encoders.codec.samples_per_frame == model.config.codec.samples_per_frame == 1920
 
 
-def test_an_encoder_takes_at_least_float32(loaded: Loaded) -> None:
+def test_encoders_have_at_least_float32(loaded: Loaded) -> None:
     model = empty_model(loaded("base", "float32").speech.config, torch.device("meta"), torch.bfloat16)
     assert model.encoders is not None
     assert {tensor.dtype for tensor in checkpoint_tensors(model.encoders).values()} == {torch.float32}
 
 
-def test_a_stage_gives_the_nearest_entry(loaded: Loaded) -> None:
+def test_a_stage_returns_the_nearest_entry(loaded: Loaded) -> None:
     quantizer = encoders_of(loaded("base", "float64")).codec.quantizer.semantic_residual_vector_quantizer
     layer = quantizer.layers[0]
     assert isinstance(layer, EncoderQuantizerLayer)

@@ -44,7 +44,7 @@ def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(REQUEST, min_size=2, max_size=5))
-def test_a_stream_in_a_crowd_says_what_it_says_alone(
+def test_a_stream_in_a_batch_generates_the_codes_that_it_generates_alone(
     requests: list[tuple[str, Layout, str, int, Sampling]], loaded: Loaded
 ) -> None:
     tts = loaded("custom_voice", "float64")
@@ -85,7 +85,7 @@ def test_embedding_a_frame_does_not_mix_the_rows_of_a_batch(loaded: Loaded) -> N
         ("voice_design", "whole", 0),
     ],
 )
-def test_a_prompt_is_the_sum_of_its_parts_and_the_text_behind_it_its_own(
+def test_a_prompt_is_the_sum_of_its_text_and_codec_parts(
     loaded: Loaded, kind: str, layout: Layout, frames: int
 ) -> None:
     speech = loaded(kind, "float64").speech
@@ -125,13 +125,13 @@ def test_a_prompt_is_the_sum_of_its_parts_and_the_text_behind_it_its_own(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("ids", [[], [3], [0, 6, 6, 2, 0]], ids=str)
-def test_rows_of_a_table_that_the_host_keeps(dtype: torch.dtype, ids: list[int]) -> None:
+def test_rows_are_looked_up_on_the_host(dtype: torch.dtype, ids: list[int]) -> None:
     table, wanted = torch.randn(7, 5).to(dtype), torch.tensor(ids, dtype=torch.int64)
     found = look_up(table, wanted, torch.full((len(ids), 5), torch.nan, dtype=dtype))
     assert torch.equal(found, F.embedding(wanted, table))
 
 
 @pytest.mark.parametrize("id", [-1, 7])
-def test_no_row_stands_in_for_one_that_is_not_there(id: int) -> None:
+def test_an_id_outside_the_table_raises(id: int) -> None:
     with pytest.raises(IndexError, match="table of 7"):
         look_up(torch.randn(7, 5), torch.tensor([1, id]), torch.empty(2, 5))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rounded where: in a model of 16 bits some parts are computed in float32, as the reference does."""
+"""Rounding: in a 16-bit model some parts are computed in float32, as in the reference implementation."""
 
 from dataclasses import replace
 
@@ -53,24 +53,24 @@ def test_a_frame_is_summed_before_it_is_rounded(loaded: Loaded) -> None:
     assert torch.equal(talker.frame_rows(frames), parts.float().sum(1).to(BF16))
 
 
-def test_scores_are_drawn_from_in_float32() -> None:
-    """Two scores that a division in bfloat16 would make equal stay apart."""
+def test_codes_are_sampled_in_float32() -> None:
+    """Two logits that a division in bfloat16 would make equal stay different."""
     logits = torch.tensor([[1.0, 1.0078125]], dtype=BF16)
     params = torch.tensor([talker_parameters(Sampling(temperature=0.9, top_k=0))])
     assert draw(logits, params, torch.tensor([[0.0, -0.004]])).item() == 1
     assert apply_repetition_penalty(logits, torch.tensor([[True, True]]), params).dtype == torch.float32
 
 
-def test_an_entry_that_was_never_used_is_finite() -> None:
+def test_an_unused_codebook_entry_is_finite() -> None:
     book = Codebook(2, 3)
     book.embedding_sum.data = torch.ones(2, 3)
     book.cluster_usage.data = torch.tensor([0.0, 2.0])
     assert book(torch.tensor([0, 1])).tolist() == [[pytest.approx(1e5)] * 3, [0.5] * 3]
 
 
-@pytest.mark.parametrize("least", [0, 2, 5])
-def test_speech_cannot_end_before_its_least_length(least: int, loaded: Loaded) -> None:
-    """With an end that always wins, it comes as soon as it may."""
+@pytest.mark.parametrize("min_frames", [0, 2, 5])
+def test_speech_cannot_end_before_min_frames(min_frames: int, loaded: Loaded) -> None:
+    """If end of speech always wins, it is sampled as soon as it is allowed."""
     speech = loaded("custom_voice", "float64").speech
     head, end = speech.model.talker.codec_head, speech.config.talker.eos_id
 
@@ -85,10 +85,10 @@ def test_speech_cannot_end_before_its_least_length(least: int, loaded: Loaded) -
             speech,
             [torch.zeros(3, speech.generator.hidden_size, dtype=speech.generator.dtype, device=DEVICE)] * 2,
             [torch.zeros(1, speech.generator.hidden_size, dtype=speech.generator.dtype, device=DEVICE)] * 2,
-            [replace(greedy, min_frames=least), replace(greedy, min_frames=7)],
+            [replace(greedy, min_frames=min_frames), replace(greedy, min_frames=7)],
         )
         over = np.array([batch.frame()[1].tolist() for _ in range(9)])
     finally:
         hook.remove()
-    assert over[:, 0].argmax() == least
+    assert over[:, 0].argmax() == min_frames
     assert over[:, 1].argmax() == 7

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Polyvox gives what the reference package gives: the same ids, the same tokens, the same samples."""
+"""Ids, tokens and samples equal those of the reference implementation."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def test_a_batch_has_a_stream_that_ends_before_the_others() -> None:
     assert min(lengths) < max(lengths)
 
 
-def test_the_references_are_shorter_than_as_long_as_and_longer_than_the_text(loaded: Loaded) -> None:
+def test_reference_recordings_are_shorter_equal_and_longer_than_the_text(loaded: Loaded) -> None:
     tts = loaded("base", "float32")
     compared = []
     for name in ("icl-shorter", "icl-equal", "icl-longer"):
@@ -90,7 +90,7 @@ def test_the_references_are_shorter_than_as_long_as_and_longer_than_the_text(loa
 
 @pytest.mark.parametrize("name", names(CASES))
 def test_a_prompt_has_the_ids_of_the_reference(name: str, loaded: Loaded) -> None:
-    """The reference encodes whole chat strings; what it cuts out of them is what we encode."""
+    """The reference implementation encodes whole chat strings and slices them; Polyvox encodes the slices."""
     case, expected = CASE[name], golden(name, "float32")
     tokenizer = loaded(case.checkpoint, "float32").speech.tokenizer
     for i, utterance in enumerate(case.utterances):
@@ -110,7 +110,7 @@ def test_text_has_the_ids_of_the_reference(checkpoint: str, index: int, loaded: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_codec_in_one_go_equals_the_reference(dtype: str, loaded: Loaded) -> None:
+def test_one_shot_decoding_equals_the_reference(dtype: str, loaded: Loaded) -> None:
     expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).speech.model.codec
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     assert codes.shape[1] == STREAMED_CODEC_FRAMES
@@ -119,8 +119,8 @@ def test_the_codec_in_one_go_equals_the_reference(dtype: str, loaded: Loaded) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_long_decode_follows_the_mathematics_where_the_reference_leaves_it(dtype: str, loaded: Loaded) -> None:
-    """Past 300 frames the package decodes in pieces with 25 frames of context, fewer than attention reaches."""
+def test_a_long_decode_is_exact_where_the_reference_decodes_in_pieces(dtype: str, loaded: Loaded) -> None:
+    """Beyond 300 frames the reference decodes pieces with 25 frames of context, less than the attention window."""
     expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).speech.model.codec
     codes = torch.from_numpy(expected["long_codes"]).to(DEVICE)
     samples, _ = codec(codes, codec.initial_state(1))
@@ -139,7 +139,7 @@ def test_the_golden_files_belong_to_these_scripts_and_weights(checkpoints: Path)
     assert "qwen-tts==0.1.1" in manifest["packages"]
 
 
-# Each of these spoils one rule; a parity test that still passes would not be testing it.
+# Each of these breaks one rule; a parity test that still passes would not test it.
 
 
 def shifted_trailing(prompt: Prompt) -> Prompt:
@@ -156,7 +156,7 @@ def frames_one_row_early(prompt: Prompt) -> Prompt:
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil"),
+    ("name", "modify"),
     [
         ("custom_voice-speaker-streaming", shifted_trailing),
         ("base-icl-shorter-streaming", shifted_trailing),
@@ -164,14 +164,14 @@ def frames_one_row_early(prompt: Prompt) -> Prompt:
         ("base-icl-longer-streaming", frames_one_row_early),
     ],
 )
-def test_a_spoiled_prompt_is_found(name: str, spoil: Callable[[Prompt], Prompt], loaded: Loaded) -> None:
+def test_a_modified_prompt_fails_the_comparison(name: str, modify: Callable[[Prompt], Prompt], loaded: Loaded) -> None:
     case, expected = CASE[name], golden(name, "float32")
     tts = loaded(case.checkpoint, "float32")
     assert same_codes(run(tts, case, expected), expected)
-    assert not same_codes(run(tts, case, expected, spoil), expected)
+    assert not same_codes(run(tts, case, expected, modify), expected)
 
 
-def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
+def modified_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
     penalty = mock.patch.object(sampler, "apply_repetition_penalty", lambda logits, _seen, _params: logits)
     yield "custom_voice-seeded-filtered-whole", "no repetition penalty", penalty
     minimum = mock.patch.object(generator, "CONTROL_IDS", 0)
@@ -188,15 +188,17 @@ def spoiled_models() -> Iterator[tuple[str, str, AbstractContextManager[object]]
     )
 
 
-@pytest.mark.parametrize(("name", "rule", "spoil"), list(spoiled_models()))
-def test_a_spoiled_model_is_found(name: str, rule: str, spoil: AbstractContextManager[object], loaded: Loaded) -> None:
+@pytest.mark.parametrize(("name", "rule", "modify"), list(modified_models()))
+def test_a_modified_model_fails_the_comparison(
+    name: str, rule: str, modify: AbstractContextManager[object], loaded: Loaded
+) -> None:
     case, expected = CASE[name], golden(name, "float32")
-    with spoil:
+    with modify:
         assert not same_codes(run(loaded(case.checkpoint, "float32"), case, expected), expected), rule
 
 
 def test_the_dialect_rule_is_in_the_golden_files(loaded: Loaded) -> None:
-    """Eric speaks his dialect under auto and Chinese, and not under English."""
+    """The speaker eric uses his dialect under auto and Chinese, and not under English."""
     tts = loaded("custom_voice", "float32")
     dialect = tts.speech.config.talker.languages["sichuan_dialect"]
     spoken = {

@@ -18,7 +18,7 @@ LAYOUT = st.sampled_from(["whole", "streaming"])
 
 
 @given(TEXT, LAYOUT, st.booleans(), st.booleans(), TEXT | st.just([]))
-def test_rows_are_as_many_as_the_layout_says(
+def test_the_number_of_rows_follows_from_the_layout(
     text: list[int], layout: Layout, named: bool, auto: bool, instructions: list[int]
 ) -> None:
     speaker = "serena" if named else None
@@ -29,7 +29,7 @@ def test_rows_are_as_many_as_the_layout_says(
 
 
 @given(TEXT, TEXT, st.integers(1, 40), LAYOUT)
-def test_cloning_rows_are_as_many_as_the_layout_says(
+def test_the_number_of_rows_of_a_cloned_voice_follows_from_the_layout(
     text: list[int], transcript: list[int], frames: int, layout: Layout
 ) -> None:
     prompt = build_prompt(BASE, ROLE, text, layout, "english", None, True, Reference(transcript, frames))
@@ -58,13 +58,13 @@ def assert_nothing_is_lost(prompt: Prompt, expected: list[int]) -> None:
         ("language", {"language": "sichuan_dialect"}),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_list(field: str, arguments: dict[str, str]) -> None:
+def test_an_unknown_name_is_rejected_with_the_valid_ones(field: str, arguments: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         build_prompt(CUSTOM, ROLE, [10], "whole", **arguments)  # type: ignore[arg-type]
     assert caught.value.field == field
     assert "english" in str(caught.value) or "serena" in str(caught.value)
 
 
-def test_dialects_are_not_languages_of_their_own(loaded: Loaded) -> None:
+def test_dialects_are_not_listed_as_languages(loaded: Loaded) -> None:
     assert languages(CUSTOM) == ["auto", "english", "chinese", "german"]
     assert loaded("custom_voice", "float32").languages == languages(CUSTOM)

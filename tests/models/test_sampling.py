@@ -27,8 +27,8 @@ def noise_of(
     return keyed_noise(key, torch.tensor(segments), torch.tensor(frames), first, count, vocab)
 
 
-def test_philox_gives_the_published_words() -> None:
-    """The known answers of the authors' own test suite, first word."""
+def test_philox_gives_the_published_test_vectors() -> None:
+    """The known answers of the authors' test suite, first word."""
     for words, expected in (
         ([0] * 6, 0x6627E8D5),
         ([0xFFFFFFFF] * 6, 0x408F276D),
@@ -40,10 +40,10 @@ def test_philox_gives_the_published_words() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 9), st.integers(0, 8191), st.integers(0, 15))
-def test_noise_depends_on_the_request_and_not_on_the_crowd(seed: int, segment: int, frame: int, book: int) -> None:
+def test_noise_depends_on_the_request_and_not_on_its_batch(seed: int, segment: int, frame: int, book: int) -> None:
     alone = noise_of([seed], [segment], [frame], book, 1, 40)
-    crowd = noise_of([5, seed, 6], [1, segment, 0], [3, frame, 9], 0, 16, 64)
-    assert torch.equal(alone[0, 0], crowd[1, book, :40])
+    batch = noise_of([5, seed, 6], [1, segment, 0], [3, frame, 9], 0, 16, 64)
+    assert torch.equal(alone[0, 0], batch[1, book, :40])
     assert alone.isfinite().all()
 
 
@@ -56,7 +56,7 @@ def test_every_part_of_the_key_changes_the_noise() -> None:
         assert (other == noise()).sum() < 3
 
 
-def test_draws_follow_the_softmax() -> None:
+def test_samples_follow_the_softmax() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
     count = 20_000
     noise = noise_of([9] * count, [0] * count, list(range(count)), 0, 1, 5)[:, 0]
@@ -78,7 +78,7 @@ def test_the_reference_order_is_that_of_multinomial() -> None:
 
 
 def kept(logits: list[float], params: Sampling) -> set[int]:
-    """The tokens that can be drawn: each is tried with noise in its favour."""
+    """The tokens that can be sampled: each is tried with noise that favours it."""
     tokens = len(logits)
     noise = torch.eye(tokens) * 1e6
     drawn = draw(torch.tensor([logits] * tokens), rows(*[params] * tokens), noise)
@@ -99,18 +99,18 @@ def kept(logits: list[float], params: Sampling) -> set[int]:
         (replace(PLAIN, temperature=100.0, top_p=0.95), {0, 1, 2, 3, 4}),
     ],
 )
-def test_filters_keep_what_is_at_least_as_good_as_their_last(params: Sampling, expected: set[int]) -> None:
+def test_filters_keep_ties_of_their_last_token(params: Sampling, expected: set[int]) -> None:
     assert kept([2.0, 3.0, -2.0, 2.0, -3.0], params) == expected
 
 
-def test_greedy_takes_the_best_whatever_the_noise() -> None:
+def test_greedy_sampling_ignores_the_noise() -> None:
     greedy = replace(PLAIN, temperature=0.0)
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     assert draw(logits, rows(greedy), torch.tensor([[99.0, 0.0, 0.0]])).tolist() == [1]
 
 
 @given(st.integers(0, 10_000))
-def test_a_mixed_batch_draws_as_each_row_alone(seed: int) -> None:
+def test_a_mixed_batch_samples_as_each_row_alone(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(4, 30, generator=generator)
     logits[:, 7] = -torch.inf
@@ -127,7 +127,7 @@ def test_a_mixed_batch_draws_as_each_row_alone(seed: int) -> None:
     assert 7 not in alone
 
 
-def test_the_penalty_lowers_what_was_seen() -> None:
+def test_the_repetition_penalty_lowers_seen_tokens() -> None:
     logits = torch.tensor([[2.0, -2.0, 2.0], [2.0, -2.0, 2.0]])
     seen = torch.tensor([[True, True, False], [False, False, True]])
     result = apply_repetition_penalty(logits, seen, rows(*(replace(PLAIN, repetition_penalty=p) for p in (2.0, 4.0))))
@@ -139,7 +139,7 @@ def test_the_penalty_lowers_what_was_seen() -> None:
     [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1},
      {"repetition_penalty": 0.0}, {"predictor_temperature": 99.0}, {"predictor_top_p": "x"}, {"top_k": True}],
 )  # fmt: skip
-def test_a_bad_parameter_is_refused_by_name(change: dict[str, float]) -> None:
+def test_an_invalid_parameter_is_rejected_by_name(change: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         replace(PLAIN, **change).check()  # type: ignore[arg-type]
     assert caught.value.field == next(iter(change))

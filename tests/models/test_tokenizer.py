@@ -21,7 +21,7 @@ CHAT.encode_special_tokens = False
 
 @given(VISIBLE)
 def test_the_parts_have_the_ids_of_the_whole_chat(text: str) -> None:
-    """The reference encodes one string and cuts it; the parts alone must give the same."""
+    """The reference implementation encodes one string and slices it; the parts alone must have the same ids."""
     said = text.strip()
     whole = CHAT.encode(f"<|im_start|>assistant\n{said}<|im_end|>\n<|im_start|>assistant\n").ids
     if not any(token in said for token in CHAT.get_vocab() if token.startswith("<") and token.endswith(">")):
@@ -30,13 +30,13 @@ def test_the_parts_have_the_ids_of_the_whole_chat(text: str) -> None:
         assert EMBEDDED.instructions(text) == turn
 
 
-def test_control_tokens_in_a_text_are_read_as_text(embedded: LoadedTTS) -> None:
+def test_control_tokens_in_a_text_are_plain_text(embedded: LoadedTTS) -> None:
     ids = embedded.speech.tokenizer.text("end<|im_end|>of <tts_pad> it")
     assert max(ids) < embedded.speech.config.im_start_id
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t \u2003", "a\ud800b"])
-def test_text_that_cannot_be_said_is_refused(text: str, embedded: LoadedTTS) -> None:
+def test_text_without_visible_characters_is_rejected(text: str, embedded: LoadedTTS) -> None:
     for encode, field in (
         (embedded.speech.tokenizer.text, "text"),
         (embedded.speech.tokenizer.instructions, "instructions"),
@@ -56,13 +56,13 @@ def test_no_text_is_lost(loaded: Loaded) -> None:
 
 
 def symbols_as_is() -> set[str]:
-    """The bytes that byte-level BPE writes as themselves."""
+    """The bytes that byte-level BPE represents as themselves."""
     return {chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))}
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
 @pytest.mark.parametrize("damage", ["absent", "garbage"])
-def test_a_damaged_vocabulary_is_refused(name: str, damage: str, checkpoints: Path, tmp_path: Path) -> None:
+def test_a_damaged_vocabulary_is_rejected(name: str, damage: str, checkpoints: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoints / "base", tmp_path / "checkpoint")
     if damage == "absent":
         (folder / name).unlink()
@@ -72,7 +72,7 @@ def test_a_damaged_vocabulary_is_refused(name: str, damage: str, checkpoints: Pa
         TextTokenizer(folder, read_config(folder))
 
 
-def test_ids_that_disagree_with_the_config_are_refused(checkpoints: Path, tmp_path: Path) -> None:
+def test_ids_that_contradict_the_config_are_rejected(checkpoints: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoints / "base", tmp_path / "checkpoint")
     config = read_config(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
