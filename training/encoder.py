@@ -59,10 +59,10 @@ class PhonemeEncoder(nn.Module):
 
     def phoneme_loss(self, code: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy and accuracy of the frame's phonemes, predicted from its quantized code 0."""
-        wanted = window[:, :, BEFORE + SHIFT : BEFORE + SHIFT + UNITS_PER_FRAME, 0].long()
+        target = window[:, :, BEFORE + SHIFT : BEFORE + SHIFT + UNITS_PER_FRAME, 0].long()
         scores = self.name(code).unflatten(-1, (UNITS_PER_FRAME, PHONEMES))
-        right = (scores.argmax(-1) == wanted).float().mean()
-        return F.cross_entropy(scores.flatten(0, 2), wanted.flatten()), right
+        right = (scores.argmax(-1) == target).float().mean()
+        return F.cross_entropy(scores.flatten(0, 2), target.flatten()), right
 
 
 class SoundEncoder(nn.Module):
@@ -192,8 +192,8 @@ class SpeechEncoder(nn.Module):
         first = (flat + (chosen - flat).detach()).view_as(first)
 
         rest = self.rest(torch.cat([self.sound(samples), chosen.view_as(first)], -1))
-        wanted = left = rest.flatten(0, 1)
-        total = torch.zeros_like(wanted)
+        residual = left = rest.flatten(0, 1)
+        total = torch.zeros_like(residual)
         shown = kept if kept is not None else torch.full((len(rest),), len(self.books), device=rest.device)
         shown = shown[:, None].expand(rest.shape[:2]).flatten()[:, None]
         for number in range(1, len(self.books)):
@@ -205,7 +205,7 @@ class SpeechEncoder(nn.Module):
                 book.learn(left.detach(), codes[-1])
             left = left - chosen
             total = total + chosen * (shown > number)
-        visible = wanted * (shown > 1)
+        visible = residual * (shown > 1)
         rest = (visible + (total - visible).detach()).view_as(rest)
         return Coded(torch.stack(codes, -1).view(*rest.shape[:2], -1), first, rest, commitment)
 

@@ -76,27 +76,28 @@ class Packing:
         self._utterances.append(utterance)
 
     def pool(self) -> Pool:
-        said = self._utterances
-        counts = np.array([len(one.codes) for one in said])
+        utterances = self._utterances
+        counts = np.array([len(one.codes) for one in utterances])
         of_each = np.stack(
             [
                 np.cumsum(counts) - counts,
                 counts,
-                np.array([one.speaker for one in said]),
-                np.array([one.index for one in said]),
-                np.array([one.spoken for one in said]),
-                np.array([one.held_out for one in said]),
+                np.array([one.speaker for one in utterances]),
+                np.array([one.index for one in utterances]),
+                np.array([one.spoken for one in utterances]),
+                np.array([one.held_out for one in utterances]),
             ]
         )
         tokens: list[np.ndarray] = []
         token_counts: list[int] = []
         entries: list[np.ndarray] = []
-        for number, tokenizer_ in enumerate(self._tokenizers):
-            cut = np.nonzero(of_each[-1] == 0)[0] if number else np.arange(len(said))  # held-out texts: only as served
-            entries.append(cut)
-            for first in range(0, len(cut), TOKENIZER_BATCH):
-                texts = [said[position].text for position in cut[first : first + TOKENIZER_BATCH]]
-                found = tokenizer_.encode_batch(texts, add_special_tokens=False)  # type: ignore[attr-defined]
+        for number, tokenizer in enumerate(self._tokenizers):
+            # Held-out texts are tokenized only as served.
+            chosen = np.nonzero(of_each[-1] == 0)[0] if number else np.arange(len(utterances))
+            entries.append(chosen)
+            for first in range(0, len(chosen), TOKENIZER_BATCH):
+                texts = [utterances[position].text for position in chosen[first : first + TOKENIZER_BATCH]]
+                found = tokenizer.encode_batch(texts, add_special_tokens=False)  # type: ignore[attr-defined]
                 ids = [each.ids for each in found]
                 tokens.append(np.fromiter(itertools.chain.from_iterable(ids), np.int16))
                 token_counts += map(len, ids)
@@ -104,11 +105,11 @@ class Packing:
         lengths = np.array(token_counts, np.int32)
         unknown = [
             one.word_counts if one.word_counts is not None else np.full(count, -1, np.int32)
-            for one, count in zip(said, counts, strict=True)
+            for one, count in zip(utterances, counts, strict=True)
         ]
         return Pool(
             np.concatenate(tokens),
-            np.concatenate([one.codes for one in said]),
+            np.concatenate([one.codes for one in utterances]),
             np.concatenate(unknown),
             (np.cumsum(lengths) - lengths).astype(np.int32),
             lengths,
@@ -131,22 +132,22 @@ def pack(corpus: Path, codes: Path, tokenizer: Path, seed: int = 1) -> Pool:
         timed_codes = np.full((len(arrays["codes"]), NUM_CODEBOOKS), UNKNOWN, np.uint16)
         timed_codes[:, 0] = arrays["codes"]
         timed = _utterances(arrays["texts"], arrays["frames"], timed_codes)
-    for index, said in spoken:
+    for index, frames in spoken:
         held_out = index % HELD_OUT == 0
         counts = rarity[index] if held_out else None
-        packing.add(Utterance(texts[index], said, voices[index], index, True, held_out, counts))
-    for index, said in timed:
-        packing.add(Utterance(texts[index], said, voices[index], index, False, index % HELD_OUT == 0))
+        packing.add(Utterance(texts[index], frames, voices[index], index, True, held_out, counts))
+    for index, frames in timed:
+        packing.add(Utterance(texts[index], frames, voices[index], index, False, index % HELD_OUT == 0))
     pick = np.random.default_rng(seed)
     training = [entry for entry in spoken if entry[0] % HELD_OUT]
     by_voice = [[entry for entry in training if voices[entry[0]] == voice] for voice in (0, 1)]
     for _ in range(int(JOINED * len(training))):
         voice = int(pick.integers(2))
         chosen = [by_voice[voice][i] for i in pick.integers(0, len(by_voice[voice]), int(pick.integers(2, 5)))]
-        while sum(len(said) for _, said in chosen) > MAX_JOINED_FRAMES and len(chosen) > 1:
+        while sum(len(frames) for _, frames in chosen) > MAX_JOINED_FRAMES and len(chosen) > 1:
             chosen.pop()
         text = " ".join(texts[index] for index, _ in chosen)
-        packing.add(Utterance(text, np.concatenate([said for _, said in chosen]), voice, -1, True, False))
+        packing.add(Utterance(text, np.concatenate([frames for _, frames in chosen]), voice, -1, True, False))
     return packing.pool()
 
 
