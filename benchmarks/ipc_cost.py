@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.supervisor import EngineProcess

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import av
 import numpy as np
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.formats import FORMATS, Encoder
+from polyvox.audio.samples import Samples
 from polyvox.audio.time_stretch import TimeStretcher
 
 RATE = 24_000

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import Loaded
 from polyvox import long_form
-from polyvox.audio.clip import Samples
 from polyvox.audio.loudness import integrated_loudness
+from polyvox.audio.samples import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.errors import Overloaded

@@ -14,7 +14,7 @@ import torch
 import polyvox
 from conftest import Loaded, LoadedTTS
 from polyvox import Audio, ClonedVoice, InvalidRequest, Request, Sampling
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.errors import PolyvoxError
 from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
 from polyvox.tts import TTS

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import FinishReason
 from polyvox.audio.loudness import normalize_loudness
 from polyvox.audio.pcm import Pcm, from_pcm, to_pcm
+from polyvox.audio.samples import Samples
 from polyvox.audio.silence import trim_silence
 from polyvox.audio.time_stretch import TimeStretcher
 from polyvox.engine.interface import Engine, Stream

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from polyvox.audio import Audio
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import FinishReason
 from polyvox.audio.read import read_audio
+from polyvox.audio.samples import Samples
 from polyvox.audio.time_stretch import check_speed
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine

@@ -8,7 +8,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 
 RAW = {"pcm": "s16le", "ulaw": "mulaw", "alaw": "alaw"}
 

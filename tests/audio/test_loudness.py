@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from audio.signals import speech, vowel
-from polyvox.audio.clip import Samples
 from polyvox.audio.loudness import MAX_GAIN_DB, TARGET_LUFS, integrated_loudness, normalize_loudness
+from polyvox.audio.samples import Samples
 
 RATE = 24_000
 

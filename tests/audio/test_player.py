@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from audio.signals import speech
-from polyvox.audio.clip import Samples
 from polyvox.audio.pcm import to_pcm
 from polyvox.audio.player import Player, PlayerError
+from polyvox.audio.samples import Samples
 
 
 @pytest.fixture

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from audio.signals import speech
 from polyvox import InvalidRequest
 from polyvox.audio import decode as decoder
-from polyvox.audio.clip import Samples
 from polyvox.audio.decode import UnreadableAudio, decode
 from polyvox.audio.formats import encode
 from polyvox.audio.pcm import to_pcm
 from polyvox.audio.read import read_audio
+from polyvox.audio.samples import Samples
 
 RATE = 24_000
 FILES = ("wav", "flac", "mp3", "opus", "aac", "m4a")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from audio.signals import chunks, speech
 from polyvox import InvalidRequest
-from polyvox.audio.clip import Samples
 from polyvox.audio.resample import Resampler, resample
+from polyvox.audio.samples import Samples
 
 RATES = (8000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 ROUNDING = 1e-6

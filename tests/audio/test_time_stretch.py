@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from audio.signals import chunks, speech, vowel
 from polyvox import InvalidRequest
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.audio.time_stretch import TimeStretcher
 
 RATE = 24_000

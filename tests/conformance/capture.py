@@ -8,8 +8,8 @@ import numpy as np
 from audio.signals import decoded
 from conformance.server_process import ServerProcess
 from ipc.engine_processes import eventually
-from polyvox.audio.clip import Samples
 from polyvox.audio.resample import resample
+from polyvox.audio.samples import Samples
 
 # About nine seconds of speech, which no machine makes before its first tenth of a second has reached a client.
 TEXT = (

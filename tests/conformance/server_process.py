@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 
 from ipc.engine_processes import eventually
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 
 TIMEOUT = 120.0  # of one request, on a machine that may be busy
 REQUEST_FINISHED = "request finished"  # the log message at the end of each utterance

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engine.stepped_engine import Injected
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.interface import Chunk, Result
 from polyvox.engine.stream import LocalStream
 from polyvox.models.request import Request, Sampling

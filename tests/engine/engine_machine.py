@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from engine.clients import LIVE, MAX_FRAMES, SAMPLINGS, SUBMITTED, Client, cut_short, one_of
 from engine.stepped_engine import Injected, SteppedEngine, small_text_ring, withhold_from_two_streams
 from engine.synthesis import TIMEOUT, SoloRun, assert_idle, request, run_alone
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.audio.silence import SILENCE_LEVEL
 from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from engine.synthesis import TIMEOUT, record_codes
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine import LocalEngine

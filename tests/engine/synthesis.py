@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.pending import PendingAudio

@@ -19,7 +19,7 @@ from torch import Tensor
 from conftest import Loaded
 from engine.stepped_engine import LOW_COST
 from engine.synthesis import Codes, read_all, record_codes, request
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.kernels import sampler

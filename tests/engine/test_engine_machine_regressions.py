@@ -11,7 +11,7 @@ import pytest
 from conftest import Loaded
 from engine.stepped_engine import SteppedEngine
 from engine.synthesis import request
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk

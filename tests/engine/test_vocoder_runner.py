@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conftest import Loaded
 from engine.synthesis import read_all, request
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine import engine as engine_module
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ipc.fake_engine import CHUNK_SAMPLES, FakeEngine, chunk_samples
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncStream, Chunk, Engine
 from polyvox.errors import EngineDown, StreamFailed
 from polyvox.ipc.client import AsyncRemoteEngine

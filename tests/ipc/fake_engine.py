@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import FinishReason
+from polyvox.audio.samples import Samples
 from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, Overloaded

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conftest import Loaded, LoadedTTS
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.errors import InvalidRequest
 from polyvox.models.content_cache import ContentCache
 from polyvox.models.qwen3_tts.cloning import MAX_CACHED_RECORDINGS, PAUSE_SECONDS, Cloner

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ipc.fake_engine import SAMPLE_RATE
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import FinishReason
+from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.interface import Chunk, Result, Stream

@@ -18,7 +18,7 @@ import pytest
 from huggingface_hub import constants
 from rich.console import Console
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.cli import terminal
 from polyvox.cli.main import main
 from polyvox.errors import InvalidRequest

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from polyvox.audio.pcm import pcm_bytes, to_pcm
+from polyvox.audio.samples import Samples
 from polyvox.audio.wav import wav_header
 from polyvox.files import write_atomically
 
-Samples = NDArray[np.float32]  # mono, full scale is [-1, 1]
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
 

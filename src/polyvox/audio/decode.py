@@ -15,8 +15,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.resample import MAX_RATE, MIN_RATE
+from polyvox.audio.samples import Samples
 
 MAX_MEMORY_BYTES = 1 << 30
 MAX_CPU_SECONDS = 20

@@ -10,8 +10,8 @@ import av
 import numpy as np
 from av.audio.stream import AudioStream
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.pcm import to_pcm
+from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 
 FLAC_FRAME = Fraction(1, 100)  # seconds, when streaming: FFmpeg's FLAC demuxer reads ten frames before it returns one

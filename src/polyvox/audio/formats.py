@@ -8,10 +8,10 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.g711 import alaw_bytes, ulaw_bytes
 from polyvox.audio.pcm import pcm_bytes, to_pcm
 from polyvox.audio.resample import Resampler
+from polyvox.audio.samples import Samples
 from polyvox.audio.wav import wav_header
 from polyvox.errors import InvalidRequest, StreamFailed
 

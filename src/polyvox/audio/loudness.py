@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 
 TARGET_LUFS = -23.0  # the programme level of EBU R 128; it leaves headroom for the peaks of speech
 SILENCE_LUFS = -70.0  # the absolute gate: what the filter reports for silence

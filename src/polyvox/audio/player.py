@@ -6,8 +6,8 @@ import subprocess
 from contextlib import suppress
 from typing import Any, Self
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.pcm import pcm_bytes, to_pcm
+from polyvox.audio.samples import Samples
 from polyvox.audio.wav import wav_header
 from polyvox.errors import PolyvoxError
 

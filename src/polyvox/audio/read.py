@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.resample import resample
+from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@
 import numpy as np
 import soxr
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.errors import InvalidRequest
 
 QUALITY = "HQ"  # 20 bits; it delays the output by about 40 ms, and by 75 ms when downsampling to 8 kHz

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 
 SILENCE_DBFS = -45.0  # RMS; `polyvox bench` uses the same level
 SILENCE_LEVEL = 10 ** (SILENCE_DBFS / 20)

@@ -9,7 +9,7 @@ FFmpeg's atempo filter.
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.errors import InvalidRequest
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0

@@ -13,9 +13,9 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.formats import Encoder, format_for_path
 from polyvox.audio.player import Player
+from polyvox.audio.samples import Samples
 from polyvox.cli.terminal import Device, Dtype, Model, VocoderDevice, console, load
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.files import write_atomically

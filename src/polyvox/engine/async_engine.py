@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.interface import Chunk, Engine, Result, Stream
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import PreparationPool, TextWriter, as_polyvox_error

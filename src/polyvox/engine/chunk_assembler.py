@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.audio.silence import find_onset, window_samples
 from polyvox.engine.interface import Chunk
 

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission
 from polyvox.engine.calibration import calibrate
 from polyvox.engine.config import PAGE, EngineConfig

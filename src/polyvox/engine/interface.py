@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import FinishReason
+from polyvox.audio.samples import Samples
 from polyvox.errors import Overloaded, StreamFailed
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request

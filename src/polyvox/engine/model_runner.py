@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cpu_threads import SMALL_MODEL
 from polyvox.engine.generator_runner import GeneratorRunner

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 
 
 class Pending:

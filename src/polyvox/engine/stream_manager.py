@@ -8,7 +8,8 @@ from typing import get_args
 
 import torch
 
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import FinishReason
+from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.interface import Result

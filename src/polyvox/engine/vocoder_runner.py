@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.cpu_threads import threads_for
 from polyvox.engine.graphs import OnCapture, VocoderGraphs, gather_codes
 from polyvox.engine.pending import DecodedGroup, Pending, PendingAudio

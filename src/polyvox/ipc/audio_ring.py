@@ -9,7 +9,7 @@ import tempfile
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 
 
 def create_shared_memory(num_samples: int) -> int:

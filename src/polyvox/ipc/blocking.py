@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.interface import Chunk
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.errors import PolyvoxError

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.engine.async_engine import CALL_TIMEOUT, LiveText
 from polyvox.engine.interface import Chunk, Result
 from polyvox.errors import EngineDown

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.models.info import ModelInfo
 from polyvox.models.paged_kv import KVShape, PagedKVView
 from polyvox.models.request import ClonedVoice, Request

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.read import read_audio
+from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.server.settings import Settings
 

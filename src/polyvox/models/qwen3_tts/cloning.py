@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.audio.silence import SILENCE_LEVEL, trim_silence
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.content_cache import ContentCache

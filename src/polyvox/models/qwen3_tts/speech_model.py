@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyvox.audio.clip import Samples
+from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.content_cache import ContentCache
 from polyvox.models.info import Capability, ModelIdentity, ModelInfo

@@ -3,9 +3,9 @@
 
 import numpy as np
 
-from polyvox.audio.clip import Samples
 from polyvox.audio.formats import Encoder, get_format
 from polyvox.audio.pcm import pcm_bytes, to_pcm
+from polyvox.audio.samples import Samples
 from polyvox.audio.time_stretch import TimeStretcher
 from polyvox.errors import StreamFailed
 from polyvox.server.synthesis.options import SynthesisOptions

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import numpy as np
 
-from polyvox.audio.clip import FinishReason, Samples
+from polyvox.audio.clip import FinishReason
+from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncStream
 from polyvox.errors import EngineDown, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import Request
