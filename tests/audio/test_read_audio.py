@@ -30,6 +30,8 @@ from polyvox.audio.pcm import to_pcm
 from polyvox.audio.read import read_audio
 from polyvox.audio.samples import Samples
 
+pytestmark = pytest.mark.slow
+
 RATE = 24_000
 FILES = ("wav", "flac", "mp3", "opus", "aac", "m4a")
 

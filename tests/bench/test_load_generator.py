@@ -18,6 +18,8 @@ from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.errors import InvalidRequest
 from polyvox.tts import TTS
 
+pytestmark = pytest.mark.slow
+
 
 def simulated(script: Script, load: Load) -> tuple[Summary, list[RequestTrace]]:
     found, _ = scripted_traces(script, "http", load)

@@ -31,6 +31,8 @@ from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.registry import random_model
 from polyvox.tts import TTS
 
+pytestmark = pytest.mark.slow
+
 PEAKS = DevicePeaks("a device", 1e9, {torch.float32: 1e9})
 
 

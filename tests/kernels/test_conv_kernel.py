@@ -20,7 +20,7 @@ from polyvox.kernels.conv import (
 )
 from polyvox.kernels.snake import snake_coefficients, snake_reference
 
-pytestmark = pytest.mark.usefixtures("interpreted")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 SLOTS = 7

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -7,6 +8,8 @@ from conftest import DEVICE, Loaded
 from parity import TOLERANCE, golden, relative_error
 from polyvox.models.qwen3_tts.codec import CodecState
 from reference.cases import STREAMED_CODEC_FRAMES
+
+pytestmark = pytest.mark.slow
 
 CHUNKS = st.lists(st.integers(1, 25), min_size=1, max_size=STREAMED_CODEC_FRAMES)
 

@@ -31,6 +31,8 @@ from polyvox.models.request import ClonedVoice
 from reference.cases import CLONES, CODED_RECORDINGS, FRAMES, LATENTS_OF, MEL_OF, RECORDINGS, Clone
 from reference.signals import signal
 
+pytestmark = pytest.mark.slow
+
 DTYPES = ("float32", "float64")
 VECTOR_TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 

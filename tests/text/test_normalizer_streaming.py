@@ -16,6 +16,8 @@ from polyvox.text.split_points import WINDOW, SplitPointFinder
 from polyvox.text.unicode_cleaner import MAX_CLUSTER
 from text.test_normalizer import CASES
 
+pytestmark = pytest.mark.slow
+
 RULES = [
     TextRules(),
     TextRules(language="german"),

@@ -17,6 +17,8 @@ from training.search_codes import CodeSearch
 from training.tokens import load_tokenizer
 from training.units import FRAME
 
+pytestmark = pytest.mark.slow
+
 FRAMES = 6
 
 

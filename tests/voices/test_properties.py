@@ -17,6 +17,8 @@ from polyvox.voices.voice import MAX_NAME, Voice, from_bytes, name_key, new_voic
 from voices import factories
 from voices.factories import cloned, version
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("anna", "Anna", "ANNA", "bob", "Zoë", "Zoe\u0308", "小明")
 names, versions, sides = st.sampled_from(NAMES), st.integers(0, 60), st.integers(0, 1)
 
