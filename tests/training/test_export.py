@@ -2,11 +2,13 @@
 """Exported weights, loaded by the engine, give the tokens of the training forward pass."""
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
+from conftest import LoadedTTS
 from parity import run
 from polyvox import load
 from polyvox.models.qwen3_tts.checkpoint import load_weights
@@ -52,7 +54,8 @@ def exported(talker: Talker, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("layout", ["whole", "streaming"])
 def test_an_exported_voice_gives_the_codes_of_the_training_pass(talker: Talker, exported: Path, layout: Layout) -> None:
-    with load(exported, "cpu") as tts:
+    with load(exported, "cpu") as loaded:
+        tts = cast(LoadedTTS, loaded)
         said = run(tts, Case(layout, "exported", layout, (Utterance(TEXT, "auto", "michael"),)), {}).codes[0]
     config, ids = tts.speech.config, np.array(tts.speech.tokenizer.text(TEXT), np.int16)
     codes = said[1:] if layout == "streaming" else said  # this layout repeats the first frame
