@@ -208,6 +208,7 @@ def memory(_: str) -> Rows:
 def vocoder(_: str) -> Rows:
     """The embedded voice in float32 with the vocoder on the GPU and on VOCODER_DEVICE."""
     found: dict[str, tuple[list[list[int]], list[np.ndarray]]] = {}
+    torch.backends.cudnn.allow_tf32 = False  # with TF32 the GPU's convolutions differ from the CPU's by 6e-3
     for device in ("auto", VOCODER_DEVICE):
         config = EngineConfig(max_streams=16, max_queue=64, vocoder_device=device)
         with load(device="cuda", dtype="float32", config=config) as tts:

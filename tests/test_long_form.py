@@ -89,7 +89,7 @@ def full_engine(loaded: Loaded) -> Iterator[LocalEngine]:
 def test_a_rejected_sentence_is_retried_until_capacity_is_free(full_engine: LocalEngine) -> None:
     other = full_engine.submit(Request("hello", "serena", live=True, max_frames=200))
     reader = LongFormReader(full_engine, SENTENCES[:2], REQUEST, 2)
-    with mock.patch.object(long_form.time, "sleep", side_effect=lambda _: other.cancel()):
+    with mock.patch("time.sleep", side_effect=lambda _: other.cancel()):
         assert [one.sentence for one in reader] == SENTENCES[:2]
     assert full_engine.stats()["streams"] == 0
 

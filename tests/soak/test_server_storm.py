@@ -34,7 +34,8 @@ def test_a_thousand_clients_that_go_away_leave_nothing_behind() -> None:
 
 
 def test_a_thousand_clients_of_several_processes_leave_nothing_behind() -> None:
-    with running_workers(partial(PausableEngine, max_chunks=PAUSE_AFTER), Settings(workers=2, max_streams=200)) as server:
+    build = partial(PausableEngine, max_chunks=PAUSE_AFTER)
+    with running_workers(build, Settings(workers=2, max_streams=200)) as server:
         storm(server, CLIENTS, seed=2)
         seconds = seconds_until(lambda: server.engine.stats()["streams"] == 0)
         sys.stdout.write(f"\nfree after {seconds:.2f} s\n")

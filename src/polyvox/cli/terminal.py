@@ -25,9 +25,7 @@ Model = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-VocoderDevice = Annotated[
-    str, typer.Option(help="Device of the vocoder: auto (the same device), cpu, cuda or cuda:N.")
-]
+VocoderDevice = Annotated[str, typer.Option(help="Device of the vocoder: auto (the same device), cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 
 
@@ -42,9 +40,7 @@ def load(
     with console.status("Starting …"):
         from polyvox import tts
     start = time.perf_counter()
-    loaded = tts.load(
-        model, device, dtype, progress=console.is_terminal, config=config, vocoder_device=vocoder_device
-    )
+    loaded = tts.load(model, device, dtype, progress=console.is_terminal, config=config, vocoder_device=vocoder_device)
     generator, vocoder = loaded.speech.generator, loaded.speech.vocoder
     placed = f"{generator.device.type}, {str(generator.dtype).removeprefix('torch.')}"
     if vocoder.device != generator.device:
