@@ -21,9 +21,11 @@ soak: $(VENV)/.dev  ## long runs: kills, cancels, overload, random operations
 conformance: .conformance/.complete  ## client packages and a browser against a real server (needs Chromium)
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest tests/conformance -o filterwarnings=ignore $(ARGS)
 
-lint: $(VENV)/.dev  ## ruff and mypy
+lint: $(VENV)/.dev  ## ruff, the vocabulary check, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_vocabulary.py
+	$(BIN)/python tools/module_tables.py --check
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs  ## build the documentation site in build/site; warnings are errors
