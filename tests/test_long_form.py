@@ -20,6 +20,8 @@ from polyvox.long_form import LongFormReader, ResumeStore, Sentence, SpokenSente
 from polyvox.models.request import Request
 from polyvox.tts import TTS
 
+pytestmark = pytest.mark.slow
+
 REQUEST = Request("", "serena", "english", seed=3, max_frames=12)
 TEXTS = ("hello there", "a", "on and on", "the line", "b c")
 SENTENCES = [Sentence(text, pause) for text, pause in zip(TEXTS, (0.3, 0, 0.1, 0.5, 0), strict=True)]

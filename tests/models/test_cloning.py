@@ -16,6 +16,8 @@ from polyvox.models.content_cache import ContentCache
 from polyvox.models.qwen3_tts.cloning import MAX_CACHED_RECORDINGS, PAUSE_SECONDS, Cloner
 from reference.signals import signal
 
+pytestmark = pytest.mark.slow
+
 RATE = 24_000
 WINDOW = 480  # samples of the 20 ms in which silence is measured
 

@@ -18,6 +18,8 @@ from polyvox.server.settings import Settings
 from server.fakes import CUSTOM, DESIGN, PausableEngine
 from server.live_server import RunningServer, serving
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "src/polyvox/server/web"
 

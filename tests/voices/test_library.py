@@ -19,6 +19,8 @@ from polyvox.voices.voice import MAX_FILE
 from voices.factories import MODEL, OTHER, add, cloned, version
 from voices.killed_writers import environment, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def library(tmp_path: Path) -> VoiceLibrary:
