@@ -29,20 +29,20 @@ def engine() -> Iterator[PausableEngine]:
 
 
 @pytest.fixture
-def server(engine: PausableEngine) -> Iterator[RunningServer]:
+def paused_server(engine: PausableEngine) -> Iterator[RunningServer]:
     with serving(engine, wait=False) as running:
         yield running
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_of_320_ms_at_least_200_can_be_decoded_before_the_next_push(
-    format: str, engine: PausableEngine, server: RunningServer
+    format: str, engine: PausableEngine, paused_server: RunningServer
 ) -> None:
     body = {"input": "Hello.", "response_format": format, "seed": 7, "max_new_tokens": PAUSES * PUSHED}
     rate = FORMATS[format].rate_for(SAMPLE_RATE)
     received, seconds = b"", 0.0
     with (
-        server.client() as client,
+        paused_server.client() as client,
         client.stream("POST", "/v1/audio/speech", json=body, timeout=READ_TIMEOUT) as response,
     ):
         assert response.status_code == 200

@@ -53,7 +53,8 @@ def test_every_output_format_is_what_its_name_says(output_format: str, client: h
 def test_audio_with_timestamps_is_json_lines_with_null_alignments(path: str, client: httpx.Client) -> None:
     body = {"text": TEXT, "seed": 7}
     answer = client.post(f"{SPEECH}/{path}?output_format=pcm_24000", json=body)
-    assert answer.headers["content-type"] == "application/json"
+    content_type = "application/x-ndjson" if path.startswith("stream") else "application/json"
+    assert answer.headers["content-type"] == content_type
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert (len(lines) > 1) == path.startswith("stream")
     assert all(line["alignment"] is line["normalized_alignment"] is None for line in lines)

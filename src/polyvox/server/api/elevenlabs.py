@@ -15,7 +15,7 @@ from polyvox.server.app_state import AppState, State
 from polyvox.server.requests import JSONRoute, RequestModel, check_unknown, request_id_of
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
-from polyvox.server.synthesis.streaming import JSONLinesSpeechResponse, SpeechResponse
+from polyvox.server.synthesis.streaming import JSON_LINES, JSONLinesSpeechResponse, SpeechResponse
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -118,6 +118,8 @@ async def convert_with_timestamps(
 
 @router.post(
     "/v1/text-to-speech/{voice_id}/stream/with-timestamps",
+    responses={200: {"content": {JSON_LINES: {}}}},
+    response_class=Response,
     summary="Synthesise a text; audio is streamed as JSON objects, one per line. Timestamps are null.",
 )
 async def stream_with_timestamps(

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 EVENT_STREAM = "text/event-stream"
+JSON_LINES = "application/x-ndjson"
 
 
 class ReaderTimeout(Exception):
@@ -32,8 +33,6 @@ class ReaderTimeout(Exception):
 
 class SpeechResponse(Response):
     """Synthesises while it is sent. A client that disconnects or stops reading ends its own utterance only."""
-
-    events_type = f"{EVENT_STREAM}; charset=utf-8"
 
     def __init__(
         self,
@@ -46,6 +45,11 @@ class SpeechResponse(Response):
         super().__init__()
         self._state, self._options, self._request_id, self._as_events = state, options, request_id, as_events
         self._extra_headers = dict(headers or {})
+
+    @property
+    def events_type(self) -> str:
+        """Content type of the response with `as_events`."""
+        return f"{EVENT_STREAM}; charset=utf-8"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         synthesis = asyncio.create_task(self._synthesise(scope, receive, self._with_timeout(send)))
@@ -144,7 +148,9 @@ class SpeechResponse(Response):
 class JSONLinesSpeechResponse(SpeechResponse):
     """One JSON object per line, as ElevenLabs sends audio with timestamps. The timestamps are null."""
 
-    events_type = "application/json"
+    @property
+    def events_type(self) -> str:
+        return JSON_LINES if self._options.streaming else "application/json"
 
     async def _events(self, _: Utterance, audio: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for part in audio:
