@@ -25,7 +25,6 @@ from starlette.types import Message, Receive, Scope, Send
 from ipc.engine_processes import await_another, eventually, send
 from ipc.fake_engine import ABOUT, FakeEngine
 from polyvox.errors import EngineDown
-from polyvox.ipc.blocking import RemoteEngine
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server.app_state import AppState
@@ -159,7 +158,7 @@ def test_metrics_count_requests_and_aborts(engine: PausableEngine) -> None:
 
 
 def test_streams_are_counted_by_status() -> None:
-    text = Metrics().render({"streams_running": 2.0, "streams_queued": 0.0, "lead_min": float("inf")}).decode()
+    text = Metrics().render({"status_running": 2.0, "status_queued": 0.0, "lead_min": float("inf")}).decode()
     assert 'polyvox_streams{status="running"} 2\n' in text
     assert 'polyvox_streams{status="queued"} 0\n' in text
     assert "lead" not in text
@@ -268,7 +267,6 @@ def test_a_dead_engine_is_reported_until_it_is_restarted() -> None:
     factory = partial(FakeEngine, step_seconds=0.01)
     with (
         EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as process,
-        closing(RemoteEngine(process.endpoint)) as remote,
         serving_on(connect_remote(process.endpoint)) as server,
         server.client() as client,
     ):
@@ -286,7 +284,7 @@ def test_a_dead_engine_is_reported_until_it_is_restarted() -> None:
         assert rejected.status_code == 503
         assert int(rejected.headers["retry-after-ms"]) > 0
         assert client.get("/livez").status_code == 200
-        await_another(process, killed, remote)
+        await_another(process, killed)
         eventually(lambda: client.get("/readyz").status_code == 200)
         eventually(lambda: server.speak(client, **{**voice, "max_new_tokens": 2}).status_code == 200)
 

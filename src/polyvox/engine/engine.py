@@ -30,7 +30,7 @@ from polyvox.engine.slots import SlotLedger
 from polyvox.engine.stream import LocalStream, OnReady, StopRequest
 from polyvox.engine.stream_manager import StreamManager
 from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES, SchedulerLimits, StepPlan
-from polyvox.engine.stream_status import StreamStatus
+from polyvox.engine.stream_status import STATS_PREFIX, StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
 from polyvox.errors import EngineDown, PolyvoxError
@@ -141,7 +141,7 @@ class LocalEngine:
                 "pages_free": len(self.ledger.free_pages),
                 "lead_min": leads[0] if leads else inf,
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
-                **{f"status_{status}": float(count) for status, count in self.streams.counts().items()},
+                **{f"{STATS_PREFIX}{status}": float(count) for status, count in self.streams.counts().items()},
                 **self._manager.counts(),
                 **self._totals,
                 "stuck_seconds": now - busy_since if busy_since is not None else 0.0,

@@ -3,6 +3,8 @@
 
 from enum import StrEnum
 
+STATS_PREFIX = "status_"  # of the engine's statistics that count streams by status
+
 
 class StreamStatus(StrEnum):
     AWAITING_TEXT = "awaiting_text"  # a live request without text yet; not queued

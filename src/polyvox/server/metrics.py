@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from polyvox.audio.clip import FinishReason
+from polyvox.engine.stream_status import STATS_PREFIX
 from polyvox.server.request_log import RequestRecord
 
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server processes count together
 LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
 RTF_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
-STATUS_PREFIX = "streams_"  # of the engine's statistics that count streams by status
 # Metrics made from the engine's statistics. Names that end in _total are counters, the others gauges.
 ENGINE_METRICS = {
     "streams": ("polyvox_engine_streams", "Streams admitted by the engine."),
@@ -86,11 +86,11 @@ class Metrics:
             if key in stats and isfinite(stats[key]):
                 kind = "counter" if name.endswith("_total") else "gauge"
                 lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}", f"{name} {stats[key]:g}"]
-        by_status = {key: value for key, value in stats.items() if key.startswith(STATUS_PREFIX)}
+        by_status = {key: value for key, value in stats.items() if key.startswith(STATS_PREFIX)}
         if by_status:
             lines += ["# HELP polyvox_streams Streams by status.", "# TYPE polyvox_streams gauge"]
             lines += [
-                f'polyvox_streams{{status="{key.removeprefix(STATUS_PREFIX)}"}} {value:g}'
+                f'polyvox_streams{{status="{key.removeprefix(STATS_PREFIX)}"}} {value:g}'
                 for key, value in by_status.items()
             ]
         return generate_latest(registry) + "\n".join([*lines, ""]).encode()
