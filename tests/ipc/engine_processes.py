@@ -18,7 +18,7 @@ import pytest
 
 from ipc.fake_engine import CHUNK_SAMPLES, FakeEngine, chunk_samples
 from polyvox.audio.samples import Samples
-from polyvox.engine.interface import AsyncStream, Chunk, Engine
+from polyvox.engine.interface import AsyncStream, Chunk
 from polyvox.errors import EngineDown, StreamFailed
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint, connect
@@ -138,18 +138,30 @@ async def restarted(process: EngineProcess, old_pid: int, *engines: AsyncRemoteE
         await reconnected(engine)
 
 
-def await_another(process: EngineProcess, old_pid: int, *engines: Engine) -> None:
-    """`restarted` for blocking clients."""
+def await_another(process: EngineProcess, old_pid: int) -> None:
+    """Waits until another process serves and has no streams."""
 
-    def idle(engine: Engine) -> bool:
+    def idle() -> bool:
         try:
-            return engine.stats()["streams"] == 0
+            return engine_stats(process.endpoint)["streams"] == 0
         except EngineDown:
             return threading.Event().wait(0.01)
 
     eventually(lambda: process.pid not in (None, old_pid) or threading.Event().wait(0.01))
-    for engine in engines:
-        eventually(partial(idle, engine))
+    eventually(idle)
+
+
+def engine_stats(endpoint: EngineEndpoint) -> dict[str, float]:
+    """The engine's statistics, by a connection of its own."""
+
+    async def query() -> dict[str, float]:
+        engine = AsyncRemoteEngine(endpoint)
+        try:
+            return await engine.stats()
+        finally:
+            await engine.close()
+
+    return asyncio.run(query())
 
 
 async def reconnected(engine: AsyncRemoteEngine) -> None:

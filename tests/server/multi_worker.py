@@ -15,9 +15,8 @@ from typing import Any
 
 import httpx
 
-from ipc.engine_processes import eventually
+from ipc.engine_processes import engine_stats, eventually
 from polyvox.engine.interface import InProcessEngine
-from polyvox.ipc.blocking import RemoteEngine
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server.settings import Settings
@@ -33,7 +32,6 @@ class RunningWorkers:
     port: int
     parent: SpawnProcess
     engine_process: EngineProcess
-    engine: RemoteEngine  # the test's own connection
 
     def client(self, **more: Any) -> httpx.Client:
         """Each has a connection of its own, to whichever process takes it."""
@@ -57,6 +55,10 @@ class RunningWorkers:
 
         eventually(taken)
         return found[0]
+
+    def num_streams(self) -> int:
+        """Streams of the engine."""
+        return int(engine_stats(self.engine_process.endpoint)["streams"])
 
     def counted(self, name: str) -> dict[str, float]:
         """A metric by its labels, where it is not 0."""
@@ -97,15 +99,13 @@ def running_workers(factory: Callable[[], InProcessEngine], settings: Settings) 
         port = listener.getsockname()[1]
         parent = _SPAWN.Process(target=run_workers, args=(engine_process.endpoint, settings, listener))
         parent.start()
-        engine = RemoteEngine(engine_process.endpoint)
-        server = RunningWorkers(f"http://127.0.0.1:{port}", port, parent, engine_process, engine)
+        server = RunningWorkers(f"http://127.0.0.1:{port}", port, parent, engine_process)
         try:
             eventually(lambda: len(server.workers()) == settings.workers or not parent.is_alive())
             for _ in range(8 * settings.workers):  # so that each of them has probably answered
                 eventually(server.ready)
             yield server
         finally:
-            engine.close()
             if parent.is_alive():
                 parent.terminate()
             parent.join(TIMEOUT)

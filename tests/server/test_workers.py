@@ -48,7 +48,7 @@ def of_both(server: RunningWorkers, each: int = 2) -> dict[int, list[socket.sock
 
 
 def free(server: RunningWorkers) -> bool:
-    return server.engine.stats()["streams"] == 0
+    return server.num_streams() == 0
 
 
 def admitted(server: RunningWorkers, key: str) -> socket.socket:
@@ -77,7 +77,7 @@ def test_requests_of_a_key_are_counted_over_all_processes(paused: RunningWorkers
     other = begin(paused, key="b", max_new_tokens=1000)
     assert status_of(other.recv(1000)) == 200
     speaking.pop().close()
-    eventually(lambda: paused.engine.stats()["streams"] == 3)
+    eventually(lambda: paused.num_streams() == 3)
     again = admitted(paused, "a")
     for connection in [*speaking, other, again]:
         connection.close()
@@ -92,7 +92,7 @@ def test_the_counts_of_a_killed_process_are_released(paused: RunningWorkers) -> 
     killed = paused.worker_of(speaking[0])
     left = [connection for connection in speaking if paused.worker_of(connection) != killed]
     os.kill(killed, signal.SIGKILL)
-    eventually(lambda: paused.engine.stats()["streams"] == len(left))
+    eventually(lambda: paused.num_streams() == len(left))
     more = [admitted(paused, "a") for _ in range(3 - len(left))]
     assert status_of(read_response(begin(paused, key="a"))) == 429
     for connection in [*speaking, *more]:
@@ -135,7 +135,7 @@ def test_a_dead_engine_is_reported_by_all_processes_until_it_is_restarted() -> N
         assert b"speech.audio.error" in read_response(events)
         eventually(lambda: not server.ready())
         assert status_of(read_response(begin(server))) == 503
-        await_another(server.engine_process, killed, server.engine)
+        await_another(server.engine_process, killed)
         eventually(server.ready)
         for connection in [connection for each in of_both(server, each=1).values() for connection in each]:
             assert is_whole(read_response(connection))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """polyvox serve: the HTTP server."""
 
+import asyncio
 import inspect
 import socket
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,8 +19,9 @@ from polyvox.errors import InvalidRequest
 from polyvox.server.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from polyvox.engine.interface import Engine
     from polyvox.ipc.endpoint import EngineEndpoint
+    from polyvox.models.info import ModelInfo
+    from polyvox.server.app import Connect
 
 Config = Annotated[Path | None, typer.Option(help="YAML file with any of these settings. Environment: POLYVOX_CONFIG.")]
 
@@ -69,7 +71,6 @@ serve.__annotations__ = {name: each.annotation for name, each in inspect.signatu
 
 
 def _serve(settings: Settings, listener: socket.socket, stack: ExitStack) -> None:
-    from polyvox.ipc.blocking import RemoteEngine
     from polyvox.server import workers
 
     start = time.perf_counter()
@@ -77,12 +78,12 @@ def _serve(settings: Settings, listener: socket.socket, stack: ExitStack) -> Non
         with console.status("Loading …"):
             engine = workers.build_engine(settings)
         stack.callback(engine.close)
-        _print_summary(settings, listener, engine, start)
+        _print_summary(settings, listener, engine.info(), engine.stats(), start)
         workers.run_server(workers.connect_local(engine), settings, listener)
         return
     endpoint = _start_engine_process(settings, stack)
-    with closing(RemoteEngine(endpoint)) as remote:
-        _print_summary(settings, listener, remote, start)
+    info, stats = asyncio.run(_query(workers.connect_remote(endpoint)))
+    _print_summary(settings, listener, info, stats, start)
     if settings.workers == 1:
         workers.run_server(workers.connect_remote(endpoint), settings, listener)
     else:
@@ -97,9 +98,15 @@ def _start_engine_process(settings: Settings, stack: ExitStack) -> "EngineEndpoi
         return stack.enter_context(EngineProcess(partial(workers.build_engine, settings))).endpoint
 
 
-def _print_summary(settings: Settings, listener: socket.socket, engine: "Engine", start: float) -> None:
+async def _query(connect: "Connect") -> "tuple[ModelInfo, dict[str, float]]":
+    async with connect() as engine:
+        return await engine.info(), await engine.stats()
+
+
+def _print_summary(
+    settings: Settings, listener: socket.socket, info: "ModelInfo", stats: dict[str, float], start: float
+) -> None:
     """Print the model, the capacity, the address and an example request."""
-    info, stats = engine.info(), engine.stats()
     name = "the embedded voice" if settings.model is None else info.identity.name
     voices = f"; voices: {', '.join(info.voices)}" if info.voices else ""
     console.print(f"Loaded {name} in {time.perf_counter() - start:.1f} s{voices}", soft_wrap=True)
