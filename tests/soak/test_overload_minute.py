@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from ipc.engine_processes import engine_stats
 from polyvox.engine.interface import InProcessEngine
 from polyvox.server.settings import Settings
 from polyvox.server.workers import build_engine
@@ -35,10 +36,10 @@ def test_at_four_times_the_load_admitted_requests_have_no_underruns_and_others_a
     with running_workers(engine, SETTINGS) as server:
         for seed in range(5):
             asyncio.run(ask(server.port, "Of course, I have body the others.", seed))
-        before = server.engine.stats()
+        before = engine_stats(server.engine_process.endpoint)
         rate = rate_of(before["capacity"])
         flooded = Flooded.of(asyncio.run(flood(server.port, rate, SECONDS)))
-        after = server.engine.stats()
+        after = engine_stats(server.engine_process.endpoint)
     underruns, late = (after[name] - before[name] for name in ("underruns", "finished_error"))
     sys.stdout.write(
         f"\n{SECONDS} s at {rate:.1f} requests/s, {LOAD} x {before['capacity']:g} streams: {flooded.summary()}, "

@@ -37,7 +37,7 @@ def test_a_thousand_clients_of_several_processes_leave_nothing_behind() -> None:
     build = partial(PausableEngine, max_chunks=PAUSE_AFTER)
     with running_workers(build, Settings(workers=2, max_streams=200)) as server:
         storm(server, CLIENTS, seed=2)
-        seconds = seconds_until(lambda: server.engine.stats()["streams"] == 0)
+        seconds = seconds_until(lambda: server.num_streams() == 0)
         sys.stdout.write(f"\nfree after {seconds:.2f} s\n")
         assert seconds < FREE_WITHIN
         seconds_until(lambda: server.counted("polyvox_aborts_total") == {"disconnect": CLIENTS})
