@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from conftest import LoadedTTS
 from polyvox.engine.config import PAGE
 from polyvox.engine.kv_cache import KVCache
+from polyvox.kernels.flags import FRAME_ENDED
 from polyvox.kernels.noise import keyed_noise
-from polyvox.models.flags import FRAME_ENDED
 from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import GeneratorNoise, Noise
 from polyvox.models.protocol import PrefillMetadata, PreparedRequest

@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 
+from polyvox.kernels.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
 from polyvox.kernels.frame_end import (
     FRAMES,
     LAGS,
@@ -13,7 +14,6 @@ from polyvox.kernels.frame_end import (
     finish_frame,
     finish_frame_reference,
 )
-from polyvox.models.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

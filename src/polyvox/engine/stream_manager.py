@@ -20,7 +20,7 @@ from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
 from polyvox.errors import Overloaded
-from polyvox.models.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
+from polyvox.kernels.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
 from polyvox.models.protocol import PreparedRequest, SpeechModel
 
 log = logging.getLogger(__name__)

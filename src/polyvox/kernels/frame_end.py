@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
+from polyvox.kernels.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
-from polyvox.models.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
 
 if TYPE_CHECKING:
     import triton.language as tl
