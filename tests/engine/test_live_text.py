@@ -54,6 +54,20 @@ def test_waiting_for_text_is_not_an_underrun(speech: Qwen3TTSModel) -> None:
         engine.close()
 
 
+def test_a_draining_stream_does_not_wait_for_text(speech: Qwen3TTSModel) -> None:
+    """Its speech ended while its text was open; a slow reader must not end it with a text timeout."""
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    try:
+        stream = engine.submit(request("the other assist", live=True, guard=False, frames=30))
+        with engine.lock:
+            assert stream._ready.wait_for(lambda: has_delivered_all(stream), TIMEOUT)
+            engine.streams.transition(stream, StreamStatus.DRAINING, engine.clock())
+            engine._manager.apply_changes(engine.clock())
+            assert stream.text_deadline == inf
+    finally:
+        engine.close()
+
+
 def test_a_live_stream_without_text_times_out(speech: Qwen3TTSModel) -> None:
     now = [0.0]
     engine = LocalEngine(speech, EngineConfig(max_streams=1, text_timeout=5.0), clock=lambda: now[0])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocoder's side of a step: codes are moved to its device, and its delay and tail are handled."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import Loaded
-from engine.synthesis import read_all, request
+from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples
 from polyvox.audio.samples import Samples
 from polyvox.engine import engine as engine_module
 from polyvox.engine.config import EngineConfig
@@ -21,6 +22,7 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES
 from polyvox.engine.vocoder_runner import VocoderRunner
+from polyvox.errors import StreamFailed
 from polyvox.models.protocol import SpeechModel, VocoderContext
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Sampling
@@ -150,6 +152,59 @@ def test_a_stream_of_n_frames_has_n_frames_of_samples_less_the_delay_plus_the_ta
             assert len(samples) == max(0, stream.result.frames * SAMPLES_PER_FRAME - DELAY + TAIL)
     finally:
         engine.close()
+
+
+def test_nothing_is_delivered_before_the_delay_has_passed(loaded: Loaded) -> None:
+    """The delay is longer than two frames: the first chunks of one frame are empty."""
+    model = EchoModel(loaded("custom_voice", "float64").speech)
+    engine = LocalEngine(model, EngineConfig(max_streams=1))  # type: ignore[arg-type]
+    try:
+        stream = engine.submit(request(frames=12, first_chunk=1, sampling=Sampling(min_frames=12)))
+        assert all(len(chunk.samples) for chunk in stream.chunks(TIMEOUT))
+        short = engine.submit(request(frames=1, first_chunk=1))
+        assert len(read_all(short)) == 0
+        assert short.result is not None
+        assert short.result.first_audio is None
+    finally:
+        engine.close()
+
+
+def test_a_tail_that_cannot_be_decoded_ends_its_stream_only(loaded: Loaded) -> None:
+    model = EchoModel(loaded("custom_voice", "float64").speech)
+    engine = LocalEngine(model, EngineConfig(max_streams=2))  # type: ignore[arg-type]
+    try:
+        with mock.patch.object(engine._runner, "flush", side_effect=RuntimeError("no tail")):
+            failed = engine.submit(request(frames=4))
+            with pytest.raises(StreamFailed, match="no tail"):
+                read_all(failed)
+        assert len(read_all(engine.submit(request(frames=4, sampling=Sampling(min_frames=4)))))
+        assert_idle(engine)
+    finally:
+        engine.close()
+
+
+def test_a_vocoder_that_blocks_decodes_beside_the_frame_step(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU beside a GPU, which would be idle if the decode came first."""
+    speech = loaded("custom_voice", "float64").speech
+    asked = request(frames=24, sampling=Sampling(min_frames=24))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    calls: list[str] = []
+
+    def record(owner: object, name: str, call: Callable[..., Any]) -> None:
+        monkeypatch.setattr(owner, name, lambda *work: (calls.append(name), call(*work))[1])
+
+    try:
+        monkeypatch.setattr(engine._runner, "decode_blocks", True)
+        record(engine, "_launch", engine._launch)
+        for name in ("frame", "decode"):
+            record(engine._runner, name, getattr(engine._runner, name))
+        samples = read_all(engine.submit(asked))
+    finally:
+        engine.close()
+    np.testing.assert_allclose(samples, solo_samples(speech, asked), atol=1e-6)
+    steps = " ".join(calls)
+    assert "frame decode" in steps
+    assert "decode frame" not in steps
 
 
 @pytest.mark.parametrize("config", [EngineConfig(max_streams=4), EngineConfig(max_streams=4, cuda_graphs=True)])

@@ -316,12 +316,15 @@ class LocalEngine:
         """Starts a step on the device."""
         started_at, runner = self.clock(), self._runner
         audio = flags = None
-        if plan.codec:
-            audio = runner.decode([(s.slot, s.decoded + s.decoding, frames) for s, frames in plan.codec])
+        chunks = [(s.slot, s.decoded + s.decoding, frames) for s, frames in plan.codec]
+        if chunks and not runner.decode_blocks:
+            audio = runner.decode(chunks)
         if plan.prefill:
             runner.prefill([(s.slot, s.prefilled, s.prompt[s.prefilled :][:rows]) for s, rows in plan.prefill])
         if plan.frame:
             flags = runner.frame([(s.slot, s.prompt_rows + s.started) for s in plan.frame])
+        if chunks and runner.decode_blocks:  # the generator's GPU computes meanwhile
+            audio = runner.decode(chunks)
         with self.lock:
             self._num_started += 1
             self._in_flight.append(InFlightStep(self._num_started, plan, started_at, flags, audio))

@@ -132,7 +132,7 @@ class VocoderGraphs:
 
         one_size: each call has its largest size only, and decodes one frame.
         """
-        self._state, self._ring, self._scratch, self._device = state, ring, max_streams, vocoder.device
+        self._state, self._ring, self._scratch = state, ring, max_streams
         max_frames = max(max_streams, CHUNK_SIZES[-1])  # of one decode step
         # All sizes share one output: it is copied before the next call may write to it.
         self._samples = torch.zeros(max_frames * vocoder.samples_per_frame, device=vocoder.device)

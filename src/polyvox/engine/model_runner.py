@@ -43,6 +43,7 @@ class ModelRunner:
             copies_codes,
         )
         self.max_prefill_rows = self.generator.max_prefill_rows
+        self.decode_blocks = cuda and vocoder.device.type != "cuda"  # a decode computes before it returns
         default = MIN_STREAMS_TO_PIPELINE if cuda else 0
         self.min_streams_to_pipeline = (
             default if config.min_streams_to_pipeline is None else config.min_streams_to_pipeline

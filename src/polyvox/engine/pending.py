@@ -36,7 +36,7 @@ class DecodedGroup:
     """The samples of the streams of one decode step that have the same chunk size."""
 
     indices: list[int]  # in the order of the step
-    dropped: list[int]  # samples to drop at the start of each, which are the vocoder's delay
+    dropped: list[int] | None  # samples to drop at the start of each: the vocoder's delay, if it has one
     samples: Pending
 
 
@@ -51,6 +51,10 @@ class PendingAudio:
         found: dict[int, Samples] = {}
         for group in self.groups:
             rows = group.samples.get().astype(np.float32)
-            for index, dropped, row in zip(group.indices, group.dropped, rows, strict=True):
-                found[index] = row[dropped:] if dropped else row
+            kept = rows if group.dropped is None else map(_drop, rows, group.dropped)
+            found |= zip(group.indices, kept, strict=True)
         return [found[i] for i in range(len(found))] if len(self.groups) > 1 else list(found.values())
+
+
+def _drop(samples: Samples, count: int) -> Samples:
+    return samples[count:]

@@ -148,7 +148,7 @@ class StreamManager:
         stream.text_frames = inf if complete else stream.text_end
         if complete:
             self._with_text.pop(stream, None)
-        if stream.started < stream.text_frames:
+        if stream.started < stream.text_frames or stream.ended:
             stream.text_deadline = inf
         elif stream.text_deadline == inf and stream.text_open and not stream.prompt_left:
             stream.wait_for_text(now + self.config.text_timeout)
@@ -208,17 +208,19 @@ class StreamManager:
 
     def on_audio(self, stream: LocalStream, samples: Samples, frames: int, now: float) -> None:
         """Withholds samples until they are worth a chunk, or no more follow."""
+        assembler = stream.assembler
         stream.undelivered += frames
-        trims = stream.assembler.trims
-        stream.assembler.add(samples)
+        trims = assembler.trims
+        assembler.add(samples)
         if trims:
-            stream.undelivered = stream.assembler.size // self._samples_per_frame
+            stream.undelivered = assembler.size // self._samples_per_frame
         stream.buffer_free = self.buffer_free(stream)
         final = stream.ended and stream.decoded == stream.generated and not self._has_tail
-        if final or (not stream.assembler.silent and self._scheduler.is_due(stream, now)):
+        # There is nothing to deliver while all samples were the vocoder's delay or are leading silence.
+        if final or (assembler.size and not (trims and assembler.silent) and self._scheduler.is_due(stream, now)):
             self._deliver(stream, final, now)
         elif stream.lead(now) >= self._scheduler.load.limits.lead_cap:  # it may stay undelivered for long
-            stream.assembler.own_last()
+            assembler.own_last()
 
     def _deliver(self, stream: LocalStream, final: bool, now: float) -> None:
         size = stream.deliver(final)
@@ -246,7 +248,12 @@ class StreamManager:
         now, assembler = self.clock(), stream.assembler
         if reason not in ("cancelled", "error"):
             if self._has_tail and stream.allocation is not None:
-                assembler.add(self._runner.flush(stream.slot, stream.generated))
+                try:
+                    assembler.add(self._runner.flush(stream.slot, stream.generated))
+                except Exception as failure:
+                    log.exception("flush failed stream=%d", stream.id)
+                    self.end(stream, "error", f"the end of the audio could not be decoded: {failure}")
+                    return
             if assembler.size and not assembler.silent:
                 self._deliver(stream, True, now)
         started = stream.first_audio_at < inf

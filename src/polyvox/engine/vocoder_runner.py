@@ -73,16 +73,18 @@ class VocoderRunner:
             indices = [i for i, (_, _, count) in enumerate(work) if count == frames]
             slots, first = [work[i][0] for i in indices], [work[i][1] for i in indices]
             source: list[int] | Tensor = self._copy_codes(slots, first, frames) if self._copies else first
-            with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            with self._on_stream():
                 samples = Pending(self._decode(slots, frames, source))
-            size = self.vocoder.samples_per_frame
-            dropped = [self._delay_left(frame * size, frames * size) for frame in first]
+            dropped = None
+            if self.vocoder.delay_samples:
+                size = self.vocoder.samples_per_frame
+                dropped = [self._delay_left(frame * size, frames * size) for frame in first]
             groups.append(DecodedGroup(indices, dropped, samples))
         return PendingAudio(groups)
 
     def flush(self, slot: int, frames: int) -> Samples:
         """The samples after the last frame of a stream with this many frames; waits for them."""
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+        with self._on_stream():
             samples = Pending(self.state.flush(self._indices([slot])))
         dropped = self._delay_left(frames * self.vocoder.samples_per_frame, self.vocoder.tail_samples)
         return samples.get().astype(np.float32)[0, dropped:]
@@ -97,11 +99,12 @@ class VocoderRunner:
             return self.state.decode(indices, source)
 
     def _copy_codes(self, slots: list[int], first: list[int], frames: int) -> Tensor:
-        """The codes [B, frames, codebooks] on the vocoder's device, or in pinned memory for its graphs to copy."""
+        """The codes [B, frames, codebooks] on the vocoder's device."""
         ring = self._ring
         if self._gather_stream is None:
             codes = gather_codes(ring, torch.tensor(slots), torch.tensor(first), frames)
-            return codes.to(self.vocoder.device, copy=True)
+            with self._on_stream():  # the stream that reads the copy, or its memory could be reused too early
+                return codes.to(self.vocoder.device, copy=True)
         with torch.cuda.stream(self._gather_stream):
             at = torch.tensor([slots, first], pin_memory=True).to(ring.device, non_blocking=True)
             gathered = gather_codes(ring, at[0], at[1], frames)
@@ -113,12 +116,15 @@ class VocoderRunner:
             copied.synchronize()
             return codes
         self._stream.wait_event(copied)
-        with torch.cuda.stream(self._stream):
+        with self._on_stream():
             return codes.to(self.vocoder.device, non_blocking=True)
 
     def _delay_left(self, start: int, size: int) -> int:
         """Samples to drop from a chunk of this size that starts at this sample."""
         return min(max(self.vocoder.delay_samples - start, 0), size)
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
     def _between_calls(self) -> AbstractContextManager[object]:
         """Orders a change of a free slot with the vocoder's calls.

@@ -2,6 +2,7 @@
 """The vocoder: the codec's decoder over slots, from frames of codes to samples."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +39,9 @@ class Qwen3TTSVocoder:
 
     def context_after(self, codes: Tensor) -> CodecContext:
         """The context after a recording with these codes [frames, codebooks]."""
-        _, state = self.codec(codes[None].to(self.device), self.codec.initial_state(1))
+        # Kernels are launched on the current device, which in a caller's thread is the generator's.
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            _, state = self.codec(codes[None].to(self.device), self.codec.initial_state(1))
         return CodecContext(state)
 
 
@@ -64,10 +67,20 @@ class Qwen3TTSVocoderState:
         else:
             assert isinstance(context, CodecContext)
             torch._foreach_copy_([*views.values()], [context.state[name][0] for name in views])
+            self._keep_until_copied(context)
 
     def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         samples, _ = self.codec(codes, self.layers, slots)
         return samples
+
+    def _keep_until_copied(self, context: CodecContext) -> None:
+        """A context is allocated on the default stream: its memory must not be reused while another one copies it."""
+        device = self.codec.device
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device)
+            if stream != torch.cuda.default_stream(device):
+                for rows in context.state.values():
+                    rows.record_stream(stream)
 
     def flush(self, slots: Tensor) -> Tensor:
         return torch.zeros(len(slots), 0, device=self.codec.device)
