@@ -113,10 +113,11 @@ def folders() -> set[Path]:
 
 def resources() -> tuple[object, ...]:
     """All that an engine process and its clients could leave behind in this process."""
+    processes = children()  # first: it may open a file for good
     files = len(os.listdir("/proc/self/fd"))
     rings = Path("/proc/self/maps").read_text().count("polyvox-ring")
     shared = [entry for entry in Path("/dev/shm").glob("*") if "polyvox" in entry.name]
-    return children(), folders(), threading.enumerate(), files, rings, shared
+    return processes, folders(), threading.enumerate(), files, rings, shared
 
 
 def send(process: EngineProcess, number: signal.Signals = signal.SIGKILL) -> int:
