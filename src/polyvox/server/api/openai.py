@@ -2,6 +2,7 @@
 """OpenAI's speech endpoint, with the additional fields that vLLM-Omni's clients send."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -160,8 +161,9 @@ async def _clone_voice(body: SpeechParameters, state: AppState) -> ClonedVoice |
     recordings = [body.ref_audio] if isinstance(body.ref_audio, str) else body.ref_audio or []
     if len(recordings) != 1:
         raise InvalidRequest("ref_audio", len(recordings), "must be one recording")
-    samples = await state.synthesis.read_recording(state.recordings.read, recordings[0])
-    return await state.engine.clone(samples, None if body.x_vector_only_mode else body.ref_text or None)
+    transcript = None if body.x_vector_only_mode else body.ref_text or None
+    voice, _ = await state.synthesis.clone(partial(state.recordings.read, recordings[0]), transcript)
+    return voice
 
 
 def embedded_voice(embedding: list[float], info: ModelInfo) -> ClonedVoice:

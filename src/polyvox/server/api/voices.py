@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -122,10 +123,10 @@ async def _clone(state: AppState, upload: VoiceUpload, recording: bytes | None) 
     if upload.speaker_embedding is not None:
         return embedded_voice(upload.speaker_embedding, state.info), None
     if recording is not None:
-        samples = await state.synthesis.read_recording(state.recordings.decode, recording)
+        read = partial(state.recordings.decode, recording)
     else:
-        samples = await state.synthesis.read_recording(state.recordings.read, upload.audio_sample or "")
-    return await state.engine.clone(samples, upload.ref_text or None), len(samples) / state.engine.sample_rate
+        read = partial(state.recordings.read, upload.audio_sample or "")
+    return await state.synthesis.clone(read, upload.ref_text or None)
 
 
 async def _parse_form(

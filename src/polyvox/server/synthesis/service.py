@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncEngine, AsyncStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.info import ModelInfo
@@ -125,13 +126,17 @@ class SynthesisService:
         """Runs short blocking work: text preparation, files of the voice library."""
         return await asyncio.get_running_loop().run_in_executor(self._preparation, lambda: work(*args, **kwargs))
 
-    async def read_recording(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Fetches or decodes a recording in a thread; raises Overloaded if too many are pending."""
+    async def clone(self, read: Callable[[], Samples], transcript: str | None) -> tuple[ClonedVoice, float]:
+        """Reads a recording in a thread and clones its voice; returns the voice and the recording's length in seconds.
+
+        Raises Overloaded if too many recordings are pending.
+        """
         if self._num_recordings >= MAX_PENDING_RECORDINGS:
             raise Overloaded("Too many recordings are being read.", retry_after=2)
         self._num_recordings += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._decoding, lambda: work(*args, **kwargs))
+            samples = await asyncio.get_running_loop().run_in_executor(self._decoding, read)
+            return await self.engine.clone(samples, transcript), len(samples) / self.engine.sample_rate
         finally:
             self._num_recordings -= 1
 
