@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
@@ -138,6 +139,36 @@ async def test_a_call_without_an_answer_times_out(process: EngineProcess, engine
     assert await engine.acquire_key("late", 1)  # the late answer was given back
     engine.release_key("late")
     await hurried.close()
+
+
+async def test_a_count_that_arrives_together_with_the_timeout_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = client._EngineConnection(1, 0.0, lambda: EngineDown("down", 1.0))
+    sent: list[messages.Message] = []
+
+    def send_and_reply(message: messages.Message) -> None:
+        sent.append(message)
+        if isinstance(message, messages.AcquireKey):  # in the iteration of the loop in which the timeout expires
+            reply = messages.KeyReply(message.id, message.key, True)
+            asyncio.get_running_loop().call_soon(connection._on_reply, reply)
+
+    monkeypatch.setattr(connection, "send", send_and_reply)
+    with pytest.raises(EngineDown, match="did not answer"):
+        await connection.call(messages.AcquireKey(0, "late", 1), messages.KeyReply)
+    assert sent[1:] == [messages.ReleaseKey("late")]
+
+
+async def test_a_call_that_waits_for_the_first_connection_ends_when_the_client_is_closed(tmp_path: Path) -> None:
+    endpoint = EngineEndpoint(tmp_path, sample_rate=24_000, start_seconds=1.0)
+    with socket.socket(socket.AF_UNIX) as listener:  # accepts, but sends no handshake
+        listener.bind(str(endpoint.socket_path))
+        listener.listen()
+        connecting = AsyncRemoteEngine(endpoint)
+        call = asyncio.create_task(connecting.stats())
+        while connecting._task is None:
+            await asyncio.sleep(0)
+        await connecting.close()
+        with pytest.raises(EngineDown):
+            await asyncio.wait_for(call, TIMEOUT)
 
 
 async def test_a_server_that_consumes_nothing_is_disconnected_and_delays_no_other(

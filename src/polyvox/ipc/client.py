@@ -158,11 +158,11 @@ class _EngineConnection:
             self.send(message)
             async with asyncio.timeout(self._timeout):
                 reply = await answer
-        except TimeoutError:
-            raise EngineDown(f"The engine did not answer within {self._timeout:g} s.", self._timeout) from None
-        except asyncio.CancelledError:
+        except (TimeoutError, asyncio.CancelledError) as error:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self._discard(answer.result())
+                self._discard(answer.result())  # it came together with the timeout or the cancellation
+            if isinstance(error, TimeoutError):
+                raise EngineDown(f"The engine did not answer within {self._timeout:g} s.", self._timeout) from None
             raise
         finally:
             self._calls.pop(message.id, None)
@@ -287,6 +287,7 @@ class AsyncRemoteEngine:
             raise self._down()
         if self._task is None:
             self._task = asyncio.create_task(self._stay_connected(), name="polyvox-engine-connection")
+            self._task.add_done_callback(lambda _: self._first_attempt.set())  # calls that wait for it fail
         await self._first_attempt.wait()
         if self._connection is None:
             raise self._down()
@@ -321,7 +322,6 @@ class AsyncRemoteEngine:
                 connection.abort()
                 connection.end_streams(None if self._closed else "The engine's process ended before the stream did.")
                 await connection.closed.wait()
-        self._first_attempt.set()
 
     def _engine_ended(self) -> bool:
         return not self._endpoint.folder.exists() or self._endpoint.failure_notice.exists()

@@ -96,8 +96,12 @@ async def _serve(
         asyncio.create_task(_send_heartbeats(engine, supervisor, config.hang_timeout / HEARTBEATS)),
         asyncio.create_task(_accept_servers(engine, listener, pool, connections, config)),
     ]
-    await stopped.wait()
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
+        if task.done():  # otherwise no server could connect any more; the supervisor restarts the process
+            log.critical("engine process failed", exc_info=task.exception())
+            os._exit(1)
         task.cancel()
     for connection in list(connections):
         connection.close()
