@@ -20,6 +20,7 @@ def begin(
     text: str = "Hello there.",
     receive_buffer: int | None = None,
     key: str = "",
+    path: str = "/v1/audio/speech",
     **fields: Any,
 ) -> socket.socket:
     """Asks for speech and reads nothing yet."""
@@ -30,9 +31,7 @@ def begin(
     connection.connect(("127.0.0.1", server.port))
     body = json.dumps({"input": text, "response_format": "pcm", **fields}).encode()
     more = f"authorization: Bearer {key}\r\n" if key else ""
-    head = (
-        f"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}content-length: {len(body)}\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}content-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 

@@ -11,12 +11,14 @@ import pytest
 from ipc.engine_processes import eventually
 from ipc.fake_engine import LENGTH
 from polyvox.engine.config import EngineConfig
+from polyvox.server import workers
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis import service
 from polyvox.tts import TTS
 from server.fakes import MAX_STREAMS, PausableEngine
 from server.live_server import RunningServer, serving
 from server.load_storms import begin, storm
+from server.websocket_clients import connect_websocket
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +91,32 @@ def test_a_client_that_stops_reading_is_disconnected_after_the_reader_timeout(en
         assert count(server, 'polyvox_aborts_total{reason="timeout"}') == 1
         eventually(lambda: not server.server.server_state.connections)  # aborted, although data is buffered
         stalled.close()
+
+
+def test_a_client_that_never_reads_a_complete_response_is_disconnected(
+    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "UNREAD_TIMEOUT", 1.0)
+    with serving(engine) as server:
+        batch = {"path": "/v1/audio/speech/batch", "items": [{}]}
+        stalled = begin(server, receive_buffer=4096, max_new_tokens=10_000, **batch)  # 26 MB in one send
+        eventually(lambda: count(server, "polyvox_requests_total") == 1)
+        eventually(lambda: not server.server.server_state.connections)
+        stalled.close()
+
+
+def test_a_websocket_client_that_stops_reading_is_disconnected_after_the_reader_timeout(engine: PausableEngine) -> None:
+    with (
+        serving(engine, Settings(reader_timeout=0.5)) as server,
+        connect_websocket(server, "/v1/audio/speech/stream") as client,
+    ):
+        client.send(type="session.config", response_format="pcm", stream_audio=True, max_new_tokens=100_000)
+        client.send(type="input.text", text="Hi.")
+        client.send(type="input.done")
+        eventually(lambda: engine.streams == 1)
+        eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
+        assert count(server, 'polyvox_aborts_total{reason="timeout"}') == 1
+        eventually(lambda: not server.server.server_state.connections)  # aborted, although data is buffered
 
 
 def test_a_large_body_does_not_block_the_event_loop(engine: PausableEngine) -> None:

@@ -30,7 +30,7 @@ from polyvox.server.app import Connect, create_app
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import set_up_logs
 from polyvox.server.metrics import MULTIPROCESS_DIR
-from polyvox.server.middleware.connection import TimeoutProtocol
+from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol
 from polyvox.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ RESTART_INTERVAL = 1.0  # seconds between two starts of a server process
 BACKLOG = 2048
 # A pong waits behind all audio that a player has not played yet.
 PONG_TIMEOUT = 300.0  # seconds
+UNREAD_TIMEOUT = PONG_TIMEOUT  # then the kernel ends a connection whose client reads nothing, even of a sent response
 
 
 def build_engine(settings: Settings) -> InProcessEngine:
@@ -102,6 +103,13 @@ class Server(uvicorn.Server):
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Sets UNREAD_TIMEOUT, which connections inherit from their listener."""
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            for listener in sockets or []:
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT * 1000))
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets utterances of WebSockets finish too, which uvicorn would close at once."""
         synthesis = self.state.synthesis
@@ -138,7 +146,7 @@ def create_server(connect: Connect, settings: Settings, records: Path | None = N
         timeout_keep_alive=max(1, round(settings.keep_alive_timeout)),
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
         server_header=False,
-        ws="websockets-sansio",
+        ws=AbortableWebSocketProtocol,
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,  # audio does not compress, and messages could expand without bounds
     )

@@ -182,6 +182,10 @@ class Session:
             index, utterance = item
             try:
                 await self._send_utterance(index, utterance)
+            except ClientDisconnected:
+                if utterance.interrupted:
+                    self._connection.count_abort()
+                raise
             finally:
                 del self._pending[index]
 

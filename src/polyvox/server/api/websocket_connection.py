@@ -5,7 +5,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import WebSocket
@@ -14,6 +14,7 @@ from starlette.websockets import WebSocketDisconnect
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.app_state import AppState, get_state
 from polyvox.server.middleware.auth import AUTHENTICATE, LIMITER, choose_subprotocol
+from polyvox.server.middleware.connection import ABORT
 from polyvox.server.middleware.limits import ConcurrencyLimiter
 from polyvox.server.requests import parse_json, request_id_of
 from polyvox.server.responses import APIError
@@ -80,8 +81,9 @@ class WebSocketConnection:
                 if not is_busy():
                     raise IdleTimeout from None
         if message["type"] == "websocket.disconnect":
+            if not self._closed and message.get("code") == SERVICE_RESTART:
+                self._abort_reason = "drain"
             self._closed = True
-            self._abort_reason = "drain" if message.get("code") == SERVICE_RESTART else "disconnect"
             raise ClientDisconnected
         text = message.get("text")
         if text is None:
@@ -97,11 +99,15 @@ class WebSocketConnection:
         await self._send({"type": "websocket.send", "bytes": data})
 
     async def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """Closes the connection, within CLOSE_TIMEOUT if the client does not read. Idempotent."""
+        """Closes the connection; aborts it after CLOSE_TIMEOUT if the client does not read. Idempotent."""
         fitting = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
-        with suppress(ClientDisconnected, TimeoutError):
+        try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._send({"type": "websocket.close", "code": code, "reason": fitting})
+        except ClientDisconnected:
+            pass
+        except TimeoutError:
+            self._abort()
         self._closed = True
 
     def count_abort(self) -> None:
@@ -127,7 +133,13 @@ class WebSocketConnection:
             except TimeoutError:
                 self._closed, self._abort_reason = True, "timeout"
                 log.warning("request aborted", extra={"request_id": self.request_id, "reason": "reader_timeout"})
+                self._abort()
                 raise ClientDisconnected from None
+
+    def _abort(self) -> None:
+        """Ends the connection without sending what is buffered."""
+        if (abort := self._websocket.scope.get(ABORT)) is not None:
+            abort()
 
 
 async def serve_websocket(
@@ -200,6 +212,11 @@ class LiveUtterance:
         if not self._can_start.is_set() or self.cancelled or self.failed:
             return False
         return self.utterance is None or not self.utterance.awaiting_text or not self._inputs.empty()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the synthesis was cancelled, but not by the client's request."""
+        return self.utterance is not None and self.utterance.record.finish_reason == "cancelled" and not self.cancelled
 
     def append(self, text: str) -> None:
         """More text; raises InvalidRequest if it is too long or the text has ended."""

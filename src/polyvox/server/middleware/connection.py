@@ -5,6 +5,8 @@ import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
 
 ABORT = "polyvox.abort"  # ASGI scope entry: closes the connection without sending what is buffered
 
@@ -53,3 +55,12 @@ class TimeoutProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+class AbortableWebSocketProtocol(WebSocketsSansIOProtocol):
+    """Lets the application abort a connection whose client has stopped reading: a normal close waits for the client."""
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:  # otherwise there is no scope
+            self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
