@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that behave badly, over plain sockets."""
+"""Clients that disconnect or stop reading, over plain sockets."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def begin(
     path: str = "/v1/audio/speech",
     **fields: Any,
 ) -> socket.socket:
-    """Asks for speech and reads nothing yet."""
+    """Sends a speech request and reads nothing yet."""
     connection = socket.socket()
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -37,9 +37,9 @@ def begin(
 
 
 def storm(server: RunningServer | RunningWorkers, clients: int, seed: int = 0) -> None:
-    """Clients that go at random moments: before the answer, with it, in the midst of it.
+    """Clients that disconnect at random moments: before, at the start of, or during the response.
 
-    The engine is to hold every stream back before its end, so that only a cancellation can end it.
+    The engine must pause every stream before its end, so that only a cancellation can end it.
     """
     chance = random.Random(seed)
     open_ones: list[socket.socket] = []

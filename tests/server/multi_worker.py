@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RunningWorkers server processes on one engine without a model, as `polyvox serve --workers` runs them."""
+"""Several server processes on one engine without a model, as `polyvox serve --workers` runs them."""
 
 import multiprocessing
 import os
@@ -34,7 +34,7 @@ class RunningWorkers:
     engine_process: EngineProcess
 
     def client(self, **more: Any) -> httpx.Client:
-        """Each has a connection of its own, to whichever process takes it."""
+        """A client with a connection of its own; any of the processes may accept it."""
         return httpx.Client(base_url=self.address, timeout=TIMEOUT, trust_env=False, **more)
 
     def workers(self) -> set[int]:
@@ -42,7 +42,7 @@ class RunningWorkers:
         return {int(pid) for pid in children if b"spawn_main" in _read(f"/proc/{pid}/cmdline")}
 
     def worker_of(self, connection: socket.socket) -> int:
-        """The process that has taken a connection."""
+        """The process that accepted a connection."""
         mine = connection.getsockname()[1]
         found: list[int] = []
 

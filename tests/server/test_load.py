@@ -22,7 +22,7 @@ from server.websocket_clients import connect_websocket
 
 pytestmark = pytest.mark.slow
 
-PAUSE_AFTER = 24  # chunks that are made of every stream until it is let go
+PAUSE_AFTER = 24  # chunks of every stream, until `resume`
 
 
 def count(server: RunningServer, name: str) -> float:

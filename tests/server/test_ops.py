@@ -27,6 +27,7 @@ from ipc.fake_engine import ABOUT, FakeEngine
 from polyvox.errors import EngineDown
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
+from polyvox.server import health
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import LogFormatter
 from polyvox.server.metrics import Metrics
@@ -74,6 +75,19 @@ def test_the_server_is_ready_after_a_trial_utterance_and_while_the_engine_runs()
             eventually(lambda: client.get("/health").status_code == 200)
             assert len(engine.requests) == before + 1  # it was tried again
             assert server.state.health.ready
+
+
+def test_a_trial_utterance_that_does_not_end_is_cancelled_and_repeated(
+    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "TRIAL_TIMEOUT", 0.1)
+    engine.max_chunks = 0
+    with serving(engine, wait=False) as server, server.client() as client:
+        eventually(lambda: "took longer than 0.1 s" in client.get("/readyz").json()["problem"])
+        eventually(lambda: engine.streams == 0)
+        monkeypatch.setattr(health, "TRIAL_TIMEOUT", 60.0)
+        engine.resume()
+        eventually(lambda: client.get("/readyz").status_code == 200)
 
 
 def test_the_loaded_model_is_listed_in_all_formats(server: RunningServer) -> None:

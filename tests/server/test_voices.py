@@ -2,7 +2,9 @@
 """Voices over HTTP: lists, uploads, removal, and speech with them; real cloning on a tiny Base checkpoint."""
 
 import base64
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import pytest
 from conftest import Loaded
 from ipc.fake_engine import ABOUT
 from polyvox.audio import encode
+from polyvox.audio.samples import Samples
 from polyvox.models.request import ClonedVoice
 from polyvox.server.settings import Settings
+from polyvox.server.synthesis import service
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
 from voices.factories import MODEL, cloned
@@ -205,3 +209,25 @@ def test_a_tiny_base_model_clones_an_upload_and_speaks_with_it(loaded: Loaded, t
         too_short = server.speak(client, ref_audio=base64.b64encode(recording(0.6)).decode())
         assert too_short.status_code == 400
         assert "between 1 and 30 s" in too_short.json()["error"]["message"]
+
+
+def test_voices_that_are_being_cloned_count_as_pending_recordings(
+    engine: PausableEngine, server: RunningServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloning, proceed, clone = threading.Event(), threading.Event(), engine.clone
+
+    def clone_slowly(samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        cloning.set()
+        assert proceed.wait(60)
+        return clone(samples, transcript)
+
+    monkeypatch.setattr(service, "MAX_PENDING_RECORDINGS", 1)
+    monkeypatch.setattr(engine, "clone", clone_slowly)
+    sample = base64.b64encode(recording()).decode()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.speak, client, ref_audio=sample)
+        assert cloning.wait(60)
+        assert server.speak(client, ref_audio=sample).status_code == 503
+        proceed.set()
+        assert first.result().status_code == 200
+    assert server.speak(client, ref_audio=sample).status_code == 200

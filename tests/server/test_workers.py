@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RunningWorkers server processes: they count together, and what happens to one of them is its own."""
+"""Several server processes: they share counts, and a failure of one does not affect the others."""
 
 import os
 import signal

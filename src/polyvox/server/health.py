@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL = 1.0  # seconds
 STATS_TIMEOUT = 5.0  # seconds
+TRIAL_TIMEOUT = 60.0  # seconds: an overloaded engine may be slow
 LAG_INTERVAL = 0.05  # seconds between two measurements of the event loop's lag
 LAG_WINDOW = 10.0  # seconds for which the largest lag is reported
 TRIAL_TEXT, TRIAL_FRAMES = "Ready.", 4  # frames enough to run every part of the model
@@ -56,7 +57,11 @@ class HealthMonitor:
                 raise PolyvoxError(f"The engine did not answer within {STATS_TIMEOUT:g} s.") from None
             self._metrics.active.set(len(self._synthesis.active))
             if self.problem is not None:
-                await self._synthesise_trial()
+                try:
+                    async with asyncio.timeout(TRIAL_TIMEOUT):
+                        await self._synthesise_trial()
+                except TimeoutError:
+                    raise PolyvoxError(f"The trial utterance took longer than {TRIAL_TIMEOUT:g} s.") from None
                 self.problem = None
         except PolyvoxError as error:
             if self.problem != str(error):
