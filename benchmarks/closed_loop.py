@@ -139,7 +139,7 @@ def build(model: str, max_streams: int, tokens: int) -> InProcessEngine:
         torch.set_num_threads(1)
         with load(None, "cpu", "float32", EngineConfig(max_streams=1)) as tts:
             return InstrumentedEngine(
-                simulate(tts.speech, max_streams),
+                simulate(tts.model, max_streams),
                 replace(config, min_streams_to_pipeline=model_runner.MIN_STREAMS_TO_PIPELINE, cuda_graphs=True),
             )
     from polyvox.models.registry import random_model

@@ -59,12 +59,12 @@ class Run:
 
 
 def prompt_of(tts: LoadedTTS, case: Case, utterance: Utterance) -> Prompt:
-    tokenizer = tts.speech.tokenizer
+    tokenizer = tts.model.tokenizer
     reference = None
     if utterance.reference is not None:
         reference = Reference(tokenizer.text(utterance.reference[0]), utterance.reference[1])
     return build_prompt(
-        tts.speech.config,
+        tts.model.config,
         tokenizer.role,
         tokenizer.text(utterance.text),
         cast(Layout, case.layout),
@@ -78,14 +78,14 @@ def prompt_of(tts: LoadedTTS, case: Case, utterance: Utterance) -> Prompt:
 
 def sampling_of(tts: LoadedTTS, case: Case) -> Sampling:
     if case.seed is None:
-        return replace(tts.speech.config.sampling, temperature=0.0, predictor_temperature=0.0)
+        return replace(tts.model.config.sampling, temperature=0.0, predictor_temperature=0.0)
     changes = {key.replace("subtalker_", "predictor_"): value for key, value in case.sampling.items()}
-    return replace(tts.speech.config.sampling, **changes)
+    return replace(tts.model.config.sampling, **changes)
 
 
 def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Run:
     """Run a case as one batch; `change` may modify its prompts, to test that the comparison fails."""
-    generator, codec, count = tts.speech.generator, tts.speech.model.codec, len(case.utterances)
+    generator, codec, count = tts.model.generator, tts.model.model.codec, len(case.utterances)
     result = Run()
     prompts = [change(prompt_of(tts, case, utterance)) for utterance in case.utterances]
     for i, prompt in enumerate(prompts):
@@ -110,7 +110,7 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
     with mock.patch.object(Qwen3TTSGeneratorState, "_draws", recording_draws):
         frames, ended = [], []
-        batch = Batch(tts.speech, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
+        batch = Batch(tts.model, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
         for _ in range(199 if case in EMBEDDED else FRAMES):
             codes, over = batch.frame(noise)
             frames.append(codes)
@@ -118,18 +118,18 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
             if over.all():
                 break
 
-    legal = [*range(tts.speech.config.talker.vocab_size - CONTROL_IDS), tts.speech.config.talker.eos_id]
+    legal = [*range(tts.model.config.talker.vocab_size - CONTROL_IDS), tts.model.config.talker.eos_id]
     for i in range(count):
         length = sum(not bool(rows[i]) for rows in ended)
         codes = torch.stack(frames)[:length, i]
         result.codes.append(codes.cpu().numpy())
         result.logits.append(torch.stack(first)[:length, i, legal])
         result.rest_logits.append(torch.stack(rest)[:, i].unflatten(0, (len(frames), -1))[:length])
-        if int(codes.max()) >= tts.speech.config.codec.codebook_size:
+        if int(codes.max()) >= tts.model.config.codec.codebook_size:
             continue  # only a modified model generates such codes
         before = torch.from_numpy(inputs[f"reference{i}"]).to(codes) if f"reference{i}" in inputs else codes[:0]
         samples, _ = codec(torch.cat([before, codes])[None], codec.initial_state(1))
-        result.audio.append(samples[0, len(before) * tts.speech.config.codec.samples_per_frame :])
+        result.audio.append(samples[0, len(before) * tts.model.config.codec.samples_per_frame :])
     return result
 
 

@@ -29,7 +29,7 @@ SENTENCES = [Sentence(text, pause) for text, pause in zip(TEXTS, (0.3, 0, 0.1, 0
 
 @pytest.fixture
 def engine(loaded: Loaded) -> Iterator[LocalEngine]:
-    engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(max_streams=4))
+    engine = LocalEngine(loaded("custom_voice", "float64").model, EngineConfig(max_streams=4))
     yield engine
     engine.close()
 
@@ -83,7 +83,7 @@ def test_an_interrupted_text_is_resumed(engine: LocalEngine, tmp_path: Path) -> 
 @pytest.fixture
 def full_engine(loaded: Loaded) -> Iterator[LocalEngine]:
     """One stream and no queue."""
-    engine = LocalEngine(loaded("custom_voice", "float64").speech, EngineConfig(max_streams=1, max_queue=0))
+    engine = LocalEngine(loaded("custom_voice", "float64").model, EngineConfig(max_streams=1, max_queue=0))
     yield engine
     engine.close()
 

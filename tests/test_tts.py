@@ -62,7 +62,7 @@ def test_a_stream_has_the_samples_of_say_and_a_small_first_chunk(embedded: Loade
     with pytest.raises(RuntimeError, match="not finished"):
         stream.audio([])
     chunks = list(stream)
-    sizes = [len(chunk) // embedded.speech.config.codec.samples_per_frame for chunk in chunks]
+    sizes = [len(chunk) // embedded.model.config.codec.samples_per_frame for chunk in chunks]
     assert sizes[0] <= 4
     assert min(sizes) >= 1
     np.testing.assert_allclose(stream.audio(chunks).samples, whole.samples, atol=1e-5)
@@ -72,7 +72,7 @@ def test_the_first_chunk_arrives_before_generation_ends(embedded: LoadedTTS, mon
     made = recorded_frames(monkeypatch)
     stream = embedded.stream(TEXT)
     first = next(iter(stream))
-    assert len(first) <= 4 * embedded.speech.vocoder.samples_per_frame
+    assert len(first) <= 4 * embedded.model.vocoder.samples_per_frame
     stream.cancel()
     assert made
 
@@ -118,7 +118,7 @@ def test_speech_is_cut_at_max_frames(loaded: Loaded) -> None:
     tts = loaded("custom_voice", "float32")
     audio = tts.say("hello", max_frames=5, seed=3)
     assert audio.finish_reason == "length"
-    assert len(audio.samples) == 5 * tts.speech.config.codec.samples_per_frame
+    assert len(audio.samples) == 5 * tts.model.config.codec.samples_per_frame
 
 
 def test_every_option_of_a_request_changes_the_audio(loaded: Loaded) -> None:
@@ -147,8 +147,8 @@ def test_a_designed_voice_follows_its_description(loaded: Loaded) -> None:
 
 def cloned(tts: LoadedTTS, frames: int) -> ClonedVoice:
     generator = torch.Generator().manual_seed(2)
-    vector = torch.randn(tts.speech.generator.hidden_size, generator=generator).numpy()
-    codes = torch.randint(0, 64, (frames, tts.speech.config.talker.code_groups), generator=generator).numpy()
+    vector = torch.randn(tts.model.generator.hidden_size, generator=generator).numpy()
+    codes = torch.randint(0, 64, (frames, tts.model.config.talker.code_groups), generator=generator).numpy()
     return ClonedVoice(vector, codes, "hello there") if frames else ClonedVoice(vector)
 
 
@@ -166,10 +166,10 @@ def test_the_codec_state_after_a_recording_is_exact(loaded: Loaded, monkeypatch:
     assert tts.engine.stats()["streams"] == 0  # started, so that its own measurements are not recorded
     spoken = recorded_frames(monkeypatch)
     audio = tts.say("hello", voice, seed=1, max_frames=9)
-    frames = len(audio.samples) // tts.speech.config.codec.samples_per_frame
+    frames = len(audio.samples) // tts.model.config.codec.samples_per_frame
     codes = torch.cat([torch.from_numpy(voice.codes), *spoken[:frames]])[None]
-    together, _ = tts.speech.model.codec(codes, tts.speech.model.codec.initial_state(1))
-    tail = together[0, 12 * tts.speech.config.codec.samples_per_frame :].numpy()
+    together, _ = tts.model.model.codec(codes, tts.model.model.codec.initial_state(1))
+    tail = together[0, 12 * tts.model.config.codec.samples_per_frame :].numpy()
     np.testing.assert_allclose(audio.samples, tail, atol=1e-7)
 
 
@@ -250,8 +250,8 @@ def test_a_text_beyond_the_context_is_rejected(loaded: Loaded) -> None:
     with pytest.raises(InvalidRequest, match="4096"):
         tts.stream("hello", instructions="x " * 4_500)
     # Just enough context for a few frames: speech ends with the positions, not beyond them.
-    short = 4096 - len(tts.speech.prepare(Request("hello", instructions="x", seed=1)).rows)
-    prepared = tts.speech.prepare(Request("hello", instructions="x" * (short - 3), seed=1, guard=False))
+    short = 4096 - len(tts.model.prepare(Request("hello", instructions="x", seed=1)).rows)
+    prepared = tts.model.prepare(Request("hello", instructions="x" * (short - 3), seed=1, guard=False))
     assert 1 <= prepared.max_frames < 10
     assert len(prepared.rows) + prepared.max_frames < 4096
 
@@ -321,7 +321,7 @@ def test_concurrent_saves_to_one_path_are_atomic(tmp_path: Path) -> None:
 
 def test_the_default_layout_depends_on_the_model(loaded: Loaded) -> None:
     for kind, voice, rows in (("base", cloned(loaded("base", "float32"), 0), 9), ("custom_voice", "serena", 13)):
-        prepared = loaded(kind, "float32").speech.prepare(Request("hello there", voice, seed=1))
+        prepared = loaded(kind, "float32").model.prepare(Request("hello there", voice, seed=1))
         assert len(prepared.rows) == rows
 
 
@@ -334,7 +334,7 @@ def test_a_stream_is_an_async_iterator(embedded: LoadedTTS) -> None:
 
 
 def test_a_failed_engine_is_replaced(loaded: Loaded) -> None:
-    with TTS(loaded("custom_voice", "float32").speech) as tts:
+    with TTS(loaded("custom_voice", "float32").model) as tts:
         broken = tts.engine
         step = mock.patch.object(broken._runner.generator.state, "frame", side_effect=RuntimeError("injected"))
         with step:

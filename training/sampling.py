@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, float]] = {
 
 def rows_of(tts: TTS, scorer: TextScorer, setting: str, count: int) -> list[Row]:
     """One row for each sentence."""
-    sampling, voices = replace(tts.speech.info().sampling, **SETTINGS[setting]), tts.voices  # type: ignore[arg-type]
+    sampling, voices = replace(tts.model.info().sampling, **SETTINGS[setting]), tts.voices  # type: ignore[arg-type]
     requests = [
         Request(text, voices[i % 2], seed=i, layout=LAYOUTS[i // 2 % 2], sampling=sampling, whole_file=True)
         for i, text in enumerate(DEVELOPMENT[:count])

@@ -57,10 +57,10 @@ def load(
     # Before the checkpoint is downloaded.
     options = load_options(device, dtype, vocoder_device, ProgressBar() if progress else None)
     if path_or_id is None:
-        speech = load_model(EMBEDDED_VOICE, options, name="embedded")
+        model = load_model(EMBEDDED_VOICE, options, name="embedded")
     else:
-        speech = load_model(path_or_id, options)
-    return TTS(speech, config, VoiceLibrary() if voices is None else voices, speech.info().identity)
+        model = load_model(path_or_id, options)
+    return TTS(model, config, VoiceLibrary() if voices is None else voices, model.info().identity)
 
 
 class TTS:
@@ -68,13 +68,13 @@ class TTS:
 
     def __init__(
         self,
-        speech: SpeechModel,
+        model: SpeechModel,
         config: EngineConfig | None = None,
         voices: VoiceLibrary | None = None,
         identity: ModelIdentity | None = None,
     ) -> None:
-        self.speech, self.library, self.identity = speech, voices, identity
-        self.sample_rate = speech.vocoder.sample_rate
+        self.model, self.library, self.identity = model, voices, identity
+        self.sample_rate = model.vocoder.sample_rate
         self._config = config or EngineConfig()
         self._config.check()
         self._lock = threading.Lock()
@@ -92,13 +92,13 @@ class TTS:
                 self._engine = None
                 _release_memory()
             if self._engine is None:
-                self._engine = LocalEngine(self.speech, self._config, on_progress=ProgressBar())
+                self._engine = LocalEngine(self.model, self._config, on_progress=ProgressBar())
             return self._engine
 
     @property
     def voices(self) -> list[str]:
         """The names that `voice` accepts: built-in voices, and voices of the library for this model."""
-        built_in = list(self.speech.info().voices)
+        built_in = list(self.model.info().voices)
         if self.library is None or self.identity is None or not self.identity.can_clone:
             return built_in
         return built_in + [voice.name for voice in self.library.list() if voice.fits(self.identity)]
@@ -107,24 +107,24 @@ class TTS:
         """Resolve the name of a library voice to the cloned voice; built-in names stay as they are."""
         if self.library is None or self.identity is None:
             return voice
-        return self.library.resolve(voice, self.identity, self.speech.info().voices)
+        return self.library.resolve(voice, self.identity, self.model.info().voices)
 
     @property
     def languages(self) -> list[str]:
         """The names that `language` accepts."""
-        return list(self.speech.info().languages)
+        return list(self.model.info().languages)
 
     def clone(self, recording: str | Path | Samples, text: str | None = None) -> ClonedVoice:
         """Clone the voice of a recording of 1 to 30 s (a Base model only): an audio file, or samples at `sample_rate`.
 
         text: the transcript. With it, speech continues the recording and is closer to the voice.
         """
-        info = self.speech.info()
+        info = self.model.info()
         if not info.can_clone:  # before the file is read
             raise info.unsupported("recording", NOT_SHOWN, "can_clone")
         if not isinstance(recording, np.ndarray):
-            return self.speech.clone(read_audio(recording, self.sample_rate), text)
-        return self.speech.clone(recording, text)
+            return self.model.clone(read_audio(recording, self.sample_rate), text)
+        return self.model.clone(recording, text)
 
     def say(
         self,

@@ -149,18 +149,18 @@ def test_a_single_process_runs_in_this_one(server: FakeServer) -> None:
 
 
 def test_the_engine_in_process_generates_utterances_of_a_fixed_length(embedded: TTS) -> None:
-    client = EngineClient(AsyncLocalEngine(embedded.engine), embedded.speech.info().sampling, frames=6)
+    client = EngineClient(AsyncLocalEngine(embedded.engine), embedded.model.info().sampling, frames=6)
     load = Load("closed", 2, warmup=0.0, requests=4, seconds=60)
     result = run_in_process(partial(engine_client, client), load, prompts())
     summary = summarise(result.traces)
     assert summary.succeeded == 4, summary.errors
-    assert {trace.samples for trace in result.traces} == {6 * embedded.speech.vocoder.samples_per_frame}
+    assert {trace.samples for trace in result.traces} == {6 * embedded.model.vocoder.samples_per_frame}
     assert client_lag([result]).cpu > 0
     assert summary.peak == 2
 
 
 def test_a_request_rejected_by_the_engine_is_counted_by_its_code(embedded: TTS) -> None:
-    client = EngineClient(AsyncLocalEngine(embedded.engine), embedded.speech.info().sampling, voice="unknown")
+    client = EngineClient(AsyncLocalEngine(embedded.engine), embedded.model.info().sampling, voice="unknown")
     load = Load("closed", 1, requests=1, warmup=0.0)
     result = run_in_process(partial(engine_client, client), load, prompts())
     assert [trace.error for trace in result.traces] == ["invalid_request"]

@@ -37,7 +37,7 @@ PEAKS = DevicePeaks("a device", 1e9, {torch.float32: 1e9})
 
 
 def test_a_call_counts_each_read_of_a_weight(loaded: Loaded) -> None:
-    speech = loaded("custom_voice", "float32").speech
+    speech = loaded("custom_voice", "float32").model
     model, weights = speech.model, [*speech.model.parameters()]
     batch = SyntheticBatch(speech, 3, 20, 8, 2)
     with torch.inference_mode():
@@ -94,7 +94,7 @@ def test_the_peaks_of_a_device_are_measured() -> None:
 
 
 def test_calls_are_timed_at_each_size(loaded: Loaded) -> None:
-    model = loaded("custom_voice", "float32").speech
+    model = loaded("custom_voice", "float32").model
     found = list(measure_calls(model, [1, 2], [16, 32], 3, 2, PEAKS))
     assert [(t.call, t.batch, t.context) for t in found] == [
         ("prefill", 1, 16), ("frame", 1, 16), ("codec", 1, 16), ("prefill", 2, 16), ("frame", 2, 16), ("codec", 2, 16),
@@ -128,7 +128,7 @@ def test_the_number_of_real_time_streams_follows_from_both_steps() -> None:
 
 
 def test_a_hashing_tokenizer_gives_one_id_per_word_or_a_fixed_number(loaded: Loaded) -> None:
-    config = loaded("custom_voice", "float32").speech.config
+    config = loaded("custom_voice", "float32").model.config
     assert len(HashingTokenizer(config, None).text("four words are here")) == 4
     assert len(HashingTokenizer(config, 30).text("any text")) == 30
     assert HashingTokenizer(config, 30).text("one") != HashingTokenizer(config, 30).text("two")
@@ -139,12 +139,12 @@ def test_random_weights_generate_utterances_of_a_fixed_length(monkeypatch: pytes
     monkeypatch.setattr(family, "published_files", lambda _size, kind: synthetic.tiny_files(kind))
     model = random_model("1.7B", torch.device("cpu"), torch.float32, num_tokens=30)
     with TTS(model, EngineConfig(max_streams=4, max_queue_seconds=60)) as tts:
-        client = EngineClient(AsyncLocalEngine(tts.engine), tts.speech.info().sampling, frames=20)
+        client = EngineClient(AsyncLocalEngine(tts.engine), tts.model.info().sampling, frames=20)
         texts = ("One text.", "Another one.")
         load = Load("closed", 4, warmup=0.0, requests=8, seconds=60)
         result = run_in_process(partial(engine_client, client), load, texts)
         assert [trace.error for trace in result.traces] == [None] * 8
-        assert {trace.samples for trace in result.traces} == {20 * tts.speech.vocoder.samples_per_frame}
+        assert {trace.samples for trace in result.traces} == {20 * tts.model.vocoder.samples_per_frame}
         stream = tts.engine.submit(client.request("One text.", 1))
         list(stream.chunks(60))
         assert stream.result is not None

@@ -106,7 +106,7 @@ def run_in_batches(speech: Qwen3TTSModel, wanted: list[Request], rng: random.Ran
 
 def test_a_float32_batch_equals_solo_runs_or_diverges_at_a_near_tie(loaded: Loaded) -> None:
     """`pytest --log-cli-level=info` shows the counts."""
-    speech = loaded("custom_voice", "float32").speech
+    speech = loaded("custom_voice", "float32").model
     rng = random.Random(1)
     wanted = [
         request(

@@ -35,7 +35,7 @@ TEXTS = ("hello there", "the other assistant", "on and on it goes, the line", "a
 
 @pytest.fixture(scope="module")
 def speech(loaded: Loaded) -> Qwen3TTSModel:
-    return loaded("custom_voice", "float64").speech
+    return loaded("custom_voice", "float64").model
 
 
 @pytest.fixture(
@@ -195,7 +195,7 @@ def test_runaway_speech_is_ended(speech: Qwen3TTSModel) -> None:
 
 
 def test_leading_silence_can_be_trimmed(loaded: Loaded) -> None:
-    speech = loaded("embedded", "float32").speech
+    speech = loaded("embedded", "float32").model
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         wanted = Request("Good morning.", "heart", seed=1)
@@ -304,7 +304,7 @@ def test_prompts_longer_than_a_step_are_read_in_parts(speech: Qwen3TTSModel) -> 
 
 
 def test_a_cloned_voice_is_prepared_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    speech = loaded("base", "float64").speech
+    speech = loaded("base", "float64").model
     codes = np.random.default_rng(1).integers(0, 64, (9, 6))
     voice = ClonedVoice(np.zeros(speech.generator.hidden_size, np.float32), codes, "hello")
     calls: list[int] = []

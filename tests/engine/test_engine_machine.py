@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def speech(loaded: Loaded) -> Qwen3TTSModel:
-    return loaded("custom_voice", "float64").speech
+    return loaded("custom_voice", "float64").model
 
 
 @pytest.mark.parametrize("pipeline", [0, 1], ids=["not pipelined", "pipelined"])

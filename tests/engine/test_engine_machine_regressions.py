@@ -27,7 +27,7 @@ def started(loaded: Loaded) -> Iterator[Started]:
     engines: list[SteppedEngine] = []
 
     def start(config: EngineConfig) -> SteppedEngine:
-        speech = loaded("custom_voice", "float64").speech
+        speech = loaded("custom_voice", "float64").model
         engines.append(SteppedEngine(speech, config, buffer_frames=20, prefill_rows=512))
         engines[0].advance()
         return engines[0]

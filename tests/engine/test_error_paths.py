@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def speech(loaded: Loaded) -> Qwen3TTSModel:
-    return loaded("custom_voice", "float64").speech
+    return loaded("custom_voice", "float64").model
 
 
 def test_after_a_device_failure_every_stream_has_a_result(speech: Qwen3TTSModel) -> None:
@@ -200,7 +200,7 @@ def test_a_closed_tts_raises_engine_down(speech: Qwen3TTSModel) -> None:
 
 
 def test_trimming_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
-    speech = loaded("embedded", "float32").speech
+    speech = loaded("embedded", "float32").model
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     decode = engine._runner.decode
 

@@ -28,7 +28,7 @@ SMALL_RING = 24  # text rows
 
 @pytest.fixture(scope="module")
 def speech(loaded: Loaded) -> Qwen3TTSModel:
-    return loaded("custom_voice", "float64").speech
+    return loaded("custom_voice", "float64").model
 
 
 def test_a_small_batch_after_a_large_one_reads_none_of_its_state(speech: Qwen3TTSModel) -> None:

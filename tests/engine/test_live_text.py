@@ -25,7 +25,7 @@ TEXTS = ("hello there", "the other assistant", "on and on it goes, the line", "a
 
 @pytest.fixture(scope="module")
 def speech(loaded: Loaded) -> Qwen3TTSModel:
-    return loaded("custom_voice", "float64").speech
+    return loaded("custom_voice", "float64").model
 
 
 def has_delivered_all(stream: LocalStream) -> bool:

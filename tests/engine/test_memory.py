@@ -84,7 +84,7 @@ def test_the_table_is_aligned_and_adds_up() -> None:
 
 def test_the_engine_logs_its_memory_usage_at_start(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "polyvox.engine.engine")
-    engine = LocalEngine(loaded("custom_voice", "float32").speech, replace(AUTOMATIC, context=320))
+    engine = LocalEngine(loaded("custom_voice", "float32").model, replace(AUTOMATIC, context=320))
     engine.close()
     [logged] = [record.getMessage() for record in caplog.records if "memory" in record.message]
     rows = {line[2:20].strip(): line for line in logged.splitlines()[1:]}

@@ -139,7 +139,7 @@ class EchoModel:
 
 
 def test_a_stream_of_n_frames_has_n_frames_of_samples_less_the_delay_plus_the_tail(loaded: Loaded) -> None:
-    model = EchoModel(loaded("custom_voice", "float64").speech)
+    model = EchoModel(loaded("custom_voice", "float64").model)
     engine = LocalEngine(model, EngineConfig(max_streams=4))  # type: ignore[arg-type]
     try:
         streams = [
@@ -156,7 +156,7 @@ def test_a_stream_of_n_frames_has_n_frames_of_samples_less_the_delay_plus_the_ta
 
 def test_nothing_is_delivered_before_the_delay_has_passed(loaded: Loaded) -> None:
     """The delay is longer than two frames: the first chunks of one frame are empty."""
-    model = EchoModel(loaded("custom_voice", "float64").speech)
+    model = EchoModel(loaded("custom_voice", "float64").model)
     engine = LocalEngine(model, EngineConfig(max_streams=1))  # type: ignore[arg-type]
     try:
         stream = engine.submit(request(frames=12, first_chunk=1, sampling=Sampling(min_frames=12)))
@@ -170,7 +170,7 @@ def test_nothing_is_delivered_before_the_delay_has_passed(loaded: Loaded) -> Non
 
 
 def test_a_tail_that_cannot_be_decoded_ends_its_stream_only(loaded: Loaded) -> None:
-    model = EchoModel(loaded("custom_voice", "float64").speech)
+    model = EchoModel(loaded("custom_voice", "float64").model)
     engine = LocalEngine(model, EngineConfig(max_streams=2))  # type: ignore[arg-type]
     try:
         with mock.patch.object(engine._runner, "flush", side_effect=RuntimeError("no tail")):
@@ -185,7 +185,7 @@ def test_a_tail_that_cannot_be_decoded_ends_its_stream_only(loaded: Loaded) -> N
 
 def test_a_vocoder_that_blocks_decodes_beside_the_frame_step(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CPU beside a GPU, which would be idle if the decode came first."""
-    speech = loaded("custom_voice", "float64").speech
+    speech = loaded("custom_voice", "float64").model
     asked = request(frames=24, sampling=Sampling(min_frames=24))
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     calls: list[str] = []
@@ -210,7 +210,7 @@ def test_a_vocoder_that_blocks_decodes_beside_the_frame_step(loaded: Loaded, mon
 @pytest.mark.parametrize("config", [EngineConfig(max_streams=4), EngineConfig(max_streams=4, cuda_graphs=True)])
 def test_a_vocoder_with_copied_codes_gives_the_same_samples(config: EngineConfig, loaded: Loaded) -> None:
     """As if generator and vocoder were on two devices."""
-    speech = loaded("custom_voice", "float64").speech
+    speech = loaded("custom_voice", "float64").model
     requests = [request(seed=seed, frames=24) for seed in range(6)]
 
     def synthesise() -> list[Samples]:
@@ -232,7 +232,7 @@ def test_a_vocoder_with_copied_codes_gives_the_same_samples(config: EngineConfig
 
 def test_the_scratch_slot_of_the_vocoder_keeps_its_position_at_the_start(loaded: Loaded) -> None:
     """Kernels read positions as int32, so a counter that every padded call advances must not grow."""
-    speech = loaded("custom_voice", "float32").speech
+    speech = loaded("custom_voice", "float32").model
     runner = ModelRunner(speech, EngineConfig(max_streams=3, cuda_graphs=True))
     state = speech.vocoder.new_state(4)
     runner.vocoder.state = state
@@ -245,7 +245,7 @@ def test_the_scratch_slot_of_the_vocoder_keeps_its_position_at_the_start(loaded:
 
 
 def test_the_kv_cache_has_the_kv_dtype_of_the_generator(loaded: Loaded) -> None:
-    speech = loaded("custom_voice", "float64").speech
+    speech = loaded("custom_voice", "float64").model
     narrow = mock.Mock(wraps=speech, generator=speech.generator, vocoder=speech.vocoder)
     default = ModelRunner(speech, EngineConfig(max_streams=2))
     with mock.patch.object(speech.generator, "kv_dtype", torch.float32):

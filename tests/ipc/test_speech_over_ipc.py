@@ -52,7 +52,7 @@ async def engine(process: EngineProcess) -> AsyncIterator[AsyncRemoteEngine]:
 
 
 async def test_speech_from_another_process_is_the_same(engine: AsyncRemoteEngine, loaded: Loaded) -> None:
-    speech = loaded("custom_voice", "float64").speech
+    speech = loaded("custom_voice", "float64").model
     asked = [request(voice=voice, seed=seed) for voice in ("serena", "vivian") for seed in (1, 2)]
     streams = [await engine.submit(one) for one in asked]
     for stream, one in zip(streams, asked, strict=True):
@@ -66,14 +66,14 @@ async def test_live_text_gives_the_same_speech_as_the_whole_text(engine: AsyncRe
     stream.append("er assistant, the")
     stream.append(" other user")
     stream.finish_text()
-    whole = solo_samples(loaded("custom_voice", "float64").speech, request(TEXT, layout="streaming", guard=False))
+    whole = solo_samples(loaded("custom_voice", "float64").model, request(TEXT, layout="streaming", guard=False))
     np.testing.assert_allclose(await read_samples(stream), whole, atol=TOLERANCE)
 
 
 async def test_rows_of_another_model_give_the_same_speech_as_their_text(
     engine: AsyncRemoteEngine, loaded: Loaded
 ) -> None:
-    speech = loaded("custom_voice", "float64").speech
+    speech = loaded("custom_voice", "float64").model
     rest = speech.tokenizer.text(TEXT)[len(speech.tokenizer.text("the other")) :]
     stream = await engine.submit(request("the other ", live=True, guard=False))
     middle = len(rest) // 2
@@ -129,7 +129,7 @@ async def test_a_killed_server_does_not_affect_another(
     server.join(TIMEOUT)
     assert [chunk.index for chunk in received] == list(range(len(received)))
     samples = np.concatenate([chunk.samples for chunk in received])
-    np.testing.assert_allclose(samples, solo_samples(loaded("custom_voice", "float64").speech, asked), atol=TOLERANCE)
+    np.testing.assert_allclose(samples, solo_samples(loaded("custom_voice", "float64").model, asked), atol=TOLERANCE)
     await stat_becomes(engine, "slots_free", SLOTS)
     assert (await engine.stats())["finished_cancelled"] > cancelled
 
@@ -138,7 +138,7 @@ async def test_an_engine_that_is_killed_repeatedly_serves_the_next_request(
     process: EngineProcess, engine: AsyncRemoteEngine, loaded: Loaded
 ) -> None:
     for _ in range(2):
-        await assert_survives_a_kill(process, engine, loaded("custom_voice", "float64").speech)
+        await assert_survives_a_kill(process, engine, loaded("custom_voice", "float64").model)
 
 
 async def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing(checkpoints: Path) -> None:

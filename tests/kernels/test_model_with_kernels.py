@@ -23,16 +23,16 @@ def test_streams_with_kernels_sample_the_codes_of_the_reference(
 ) -> None:
     """Packed prompts, then frames; VoiceDesign has no projection before its predictor."""
     tts = loaded(checkpoint, "float32")
-    model = tts.speech.model
+    model = tts.model.model
     model.talker.precompute()
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randn(n, tts.speech.generator.hidden_size, generator=generator) for n in lengths]
-    texts = [torch.randn(2, tts.speech.generator.hidden_size, generator=generator) for _ in prompts]
-    default = tts.speech.config.sampling
+    prompts = [torch.randn(n, tts.model.generator.hidden_size, generator=generator) for n in lengths]
+    texts = [torch.randn(2, tts.model.generator.hidden_size, generator=generator) for _ in prompts]
+    default = tts.model.config.sampling
     sampling = [default, replace(default, temperature=0.0, top_k=5)][: len(lengths)]
 
     def speak() -> tuple[list[list[int]], torch.Tensor]:
-        batch = Batch(tts.speech, prompts, texts, sampling, seeds=[3, 2**40 + 5], frames=4)
+        batch = Batch(tts.model, prompts, texts, sampling, seeds=[3, 2**40 + 5], frames=4)
         frames = torch.cat([batch.frame()[0] for _ in range(num_frames)], dim=1)
         return frames.tolist(), batch.state.input.clone()
 
@@ -47,7 +47,7 @@ def test_streams_with_kernels_sample_the_codes_of_the_reference(
 @pytest.mark.parametrize("streams", [1, 3, 8])
 def test_a_small_batch_has_the_logits_of_the_reference_predictor(streams: int, loaded: Loaded) -> None:
     """In float16, where eight streams are 16 rows in the first pass; the codes are given, so no sample can differ."""
-    talker = deepcopy(loaded("custom_voice", "float32").speech.model.talker).half()
+    talker = deepcopy(loaded("custom_voice", "float32").model.model.talker).half()
     talker.precompute()
     predictor, width = talker.code_predictor, talker.codec_head.weight.shape[1]
     generator = torch.Generator().manual_seed(2)

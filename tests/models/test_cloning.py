@@ -52,7 +52,7 @@ def test_cached_results_are_read_only_and_equal_computed_ones(tts: LoadedTTS) ->
     assert voice.codes is not None
     for array in (voice.vector, voice.codes):
         assert not array.flags.writeable
-    fresh = Cloner(tts.speech.cloner.encoders, RATE).clone(samples, "hello")
+    fresh = Cloner(tts.model.cloner.encoders, RATE).clone(samples, "hello")
     assert fresh.codes is not None
     np.testing.assert_array_equal(fresh.codes, voice.codes)
     np.testing.assert_array_equal(fresh.vector, voice.vector)
@@ -96,7 +96,7 @@ def test_silence_is_trimmed_and_a_pause_is_added(tts: LoadedTTS) -> None:
     assert len(bare.codes) == 36_000 / 48 + pause
     # A window of silence stays at either end.
     assert len(padded.codes) == len(bare.codes) + 2 * WINDOW / 48
-    asis = tts.speech.cloner.codes(samples)
+    asis = tts.model.cloner.codes(samples)
     np.testing.assert_array_equal(bare.codes[: len(asis)], asis)
 
 
@@ -106,7 +106,7 @@ def test_a_quiet_recording_is_not_silence(tts: LoadedTTS) -> None:
 
 
 def test_the_encoders_run_in_the_calling_thread(tts: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoders, threads = tts.speech.cloner.encoders, set()
+    encoders, threads = tts.model.cloner.encoders, set()
     for part in (encoders.codec, encoders.speaker):
         inner = part.forward
 

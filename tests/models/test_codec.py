@@ -28,7 +28,7 @@ def cuts(sizes: list[int]) -> list[tuple[int, int]]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=CHUNKS, dtype=st.sampled_from(["float32", "float64"]))
 def test_any_chunking_gives_the_samples_of_the_reference(sizes: list[int], dtype: str, loaded: Loaded) -> None:
-    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).speech.model.codec
+    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.model.codec
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     state = codec.initial_state(len(codes))
     chunks = []
@@ -41,7 +41,7 @@ def test_any_chunking_gives_the_samples_of_the_reference(sizes: list[int], dtype
 
 def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
     """Row 1 starts 21 frames after row 0; each has the samples of the stream alone."""
-    expected, codec = golden("codec", "float64"), loaded("custom_voice", "float64").speech.model.codec
+    expected, codec = golden("codec", "float64"), loaded("custom_voice", "float64").model.model.codec
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     _, ahead = codec(codes[:1, :21], codec.initial_state(1))
     fresh = codec.initial_state(1)
@@ -55,7 +55,7 @@ def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
 
 def test_decoding_without_slots_does_not_change_its_input_state(loaded: Loaded) -> None:
     """So that a state can be kept and used again."""
-    codec = loaded("custom_voice", "float32").speech.model.codec
+    codec = loaded("custom_voice", "float32").model.model.codec
     codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)
     _, state = codec(codes[:, :9], codec.initial_state(2))
     copied = {key: value.clone() for key, value in state.items()}
@@ -67,7 +67,7 @@ def test_decoding_without_slots_does_not_change_its_input_state(loaded: Loaded) 
 
 def test_every_entry_of_the_state_affects_the_samples(loaded: Loaded) -> None:
     """Clearing any entry changes the samples, so the state has no unused entries."""
-    codec = loaded("custom_voice", "float64").speech.model.codec
+    codec = loaded("custom_voice", "float64").model.model.codec
     codes = torch.from_numpy(golden("codec", "float64")["short_codes"]).to(DEVICE)
     _, state = codec(codes[:, :30], codec.initial_state(2))
     right, _ = codec(codes[:, 30:], state)
@@ -78,7 +78,7 @@ def test_every_entry_of_the_state_affects_the_samples(loaded: Loaded) -> None:
 
 
 def test_a_state_does_not_keep_the_memory_of_a_larger_tensor(loaded: Loaded) -> None:
-    codec = loaded("custom_voice", "float32").speech.model.codec
+    codec = loaded("custom_voice", "float32").model.model.codec
     codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)
     _, state = codec(codes, codec.initial_state(2))
     for key, value in state.items():

@@ -38,8 +38,8 @@ VECTOR_TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 
 
 def encoders_of(tts: LoadedTTS) -> Encoders:
-    assert tts.speech.model.encoders is not None
-    return tts.speech.model.encoders
+    assert tts.model.model.encoders is not None
+    return tts.model.model.encoders
 
 
 def row(tts: LoadedTTS, kind: str, count: int) -> Tensor:
@@ -53,7 +53,7 @@ def test_a_recording_has_the_codes_of_the_reference(recording: tuple[str, int], 
     expected = golden("encoders", dtype)[f"codes.{kind}.{count}"]
     if len(expected) >= 200:
         assert min(len(np.unique(codes)) for codes in expected.T) >= 24  # a golden that says something
-    np.testing.assert_array_equal(loaded("base", dtype).speech.cloner.codes(signal(kind, count)), expected)
+    np.testing.assert_array_equal(loaded("base", dtype).model.cloner.codes(signal(kind, count)), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,7 +91,7 @@ def test_the_mel_filters_are_bit_identical_to_librosa() -> None:
 
 def voice_of(tts: LoadedTTS, case: Clone) -> ClonedVoice:
     """The voice as the reference implementation clones it: without trimming and without a pause."""
-    samples, cloner = signal(*case.recording), tts.speech.cloner
+    samples, cloner = signal(*case.recording), tts.model.cloner
     codes = None if case.transcript is None else cloner.codes(samples)
     return ClonedVoice(cloner.vector(samples), codes, case.transcript)
 
@@ -118,12 +118,12 @@ def test_speech_cloned_from_a_recording_equals_the_reference(
         return flags
 
     monkeypatch.setattr(Qwen3TTSGeneratorState, "frame", record)
-    greedy = replace(tts.speech.config.sampling, temperature=0.0, predictor_temperature=0.0)
+    greedy = replace(tts.model.config.sampling, temperature=0.0, predictor_temperature=0.0)
     audio = tts.say(case.text, voice, case.language, layout="streaming", sampling=greedy, max_frames=FRAMES)
     frames = len(expected["codes0"])
     np.testing.assert_array_equal(np.stack(spoken)[:frames], expected["codes0"])
     # Cut after exactly as many samples as the recording's frames have, where the package may be one early.
-    assert len(audio.samples) == frames * tts.speech.vocoder.samples_per_frame
+    assert len(audio.samples) == frames * tts.model.vocoder.samples_per_frame
     early = len(expected["audio0"]) - len(audio.samples)
     assert early == (case.name == "icl-early-cut")
     assert relative_error(audio.samples, expected["audio0"][early:]) < TOLERANCE["float32"]
@@ -131,7 +131,7 @@ def test_speech_cloned_from_a_recording_equals_the_reference(
 
 @pytest.mark.parametrize("count", [48, 100, 1_001, 2_400])
 def test_appended_samples_change_no_earlier_frame(count: int, loaded: Loaded) -> None:
-    cloner = loaded("base", "float64").speech.cloner
+    cloner = loaded("base", "float64").model.cloner
     samples = signal("vowels", 4_800)
     whole = count // 48
     np.testing.assert_array_equal(cloner.codes(samples[:count])[:whole], cloner.codes(samples)[:whole])
@@ -235,7 +235,7 @@ def test_a_modified_codec_encoder_fails_the_comparison(rule: str, loaded: Loaded
     with SPOILED_CODES[rule](encoders_of(tts)):
         spoiled = Cloner(encoders_of(tts), 24_000).codes(signal("tones", 10_007))
     assert not np.array_equal(spoiled, expected)
-    np.testing.assert_array_equal(tts.speech.cloner.codes(signal("tones", 10_007)), expected)
+    np.testing.assert_array_equal(tts.model.cloner.codes(signal("tones", 10_007)), expected)
 
 
 @pytest.mark.parametrize("rule", SPOILED_VECTORS)
@@ -310,7 +310,7 @@ def test_the_published_base_models_have_the_published_tensors(
 
 
 def test_encoders_have_at_least_float32(loaded: Loaded) -> None:
-    model = empty_model(loaded("base", "float32").speech.config, torch.device("meta"), torch.bfloat16)
+    model = empty_model(loaded("base", "float32").model.config, torch.device("meta"), torch.bfloat16)
     assert model.encoders is not None
     assert {tensor.dtype for tensor in checkpoint_tensors(model.encoders).values()} == {torch.float32}
 

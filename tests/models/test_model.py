@@ -25,10 +25,10 @@ REQUEST = st.tuples(
 
 def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[list[list[int]]]:
     """The codes of each request's frames, all of them in one batch."""
-    generator = tts.speech.generator
+    generator = tts.model.generator
     prompts, seeds, sampling = zip(*requests, strict=True)
     batch = Batch(
-        tts.speech,
+        tts.model,
         [generator.embed(p)[0] for p in prompts],
         [generator.text_rows(p.trailing) for p in prompts],
         sampling,
@@ -51,7 +51,7 @@ def test_a_stream_in_a_batch_generates_the_codes_that_it_generates_alone(
     ready = [
         (
             build_prompt(
-                tts.speech.config, tts.speech.tokenizer.role, tts.speech.tokenizer.text(text), layout, "auto", voice
+                tts.model.config, tts.model.tokenizer.role, tts.model.tokenizer.text(text), layout, "auto", voice
             ),
             seed,
             params,
@@ -64,7 +64,7 @@ def test_a_stream_in_a_batch_generates_the_codes_that_it_generates_alone(
 
 
 def test_embedding_a_frame_does_not_mix_the_rows_of_a_batch(loaded: Loaded) -> None:
-    talker = loaded("custom_voice", "float64").speech.generator.talker
+    talker = loaded("custom_voice", "float64").model.generator.talker
     groups = talker.code_predictor.num_codebooks + 1
     frames = torch.arange(3 * groups, device=DEVICE).view(3, groups) % 64
     together = talker.frame_rows(frames)
@@ -88,7 +88,7 @@ def test_embedding_a_frame_does_not_mix_the_rows_of_a_batch(loaded: Loaded) -> N
 def test_a_prompt_is_the_sum_of_its_text_and_codec_parts(
     loaded: Loaded, kind: str, layout: Layout, frames: int
 ) -> None:
-    speech = loaded(kind, "float64").speech
+    speech = loaded(kind, "float64").model
     generator, config, tokens = speech.generator, speech.config, speech.tokenizer
     ids = tokens.text("the other assistant, the other user")
     prompt = build_prompt(

@@ -40,7 +40,7 @@ def test_angles_are_computed_in_float32_and_rounded_once() -> None:
 
 
 def test_a_frame_is_summed_before_it_is_rounded(loaded: Loaded) -> None:
-    talker = loaded("custom_voice", "bfloat16").speech.model.talker
+    talker = loaded("custom_voice", "bfloat16").model.model.talker
     groups = talker.code_predictor.num_codebooks + 1
     frames = torch.randint(0, 64, (200, groups), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     parts = torch.cat(
@@ -71,7 +71,7 @@ def test_an_unused_codebook_entry_is_finite() -> None:
 @pytest.mark.parametrize("min_frames", [0, 2, 5])
 def test_speech_cannot_end_before_min_frames(min_frames: int, loaded: Loaded) -> None:
     """If end of speech always wins, it is sampled as soon as it is allowed."""
-    speech = loaded("custom_voice", "float64").speech
+    speech = loaded("custom_voice", "float64").model
     head, end = speech.model.talker.codec_head, speech.config.talker.eos_id
 
     def always(_module: object, _inputs: object, logits: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def test_reference_recordings_are_shorter_equal_and_longer_than_the_text(loaded:
         utterance = CASE[f"base-{name}-streaming"].utterances[0]
         assert utterance.reference is not None
         text_rows = (
-            len(tts.speech.tokenizer.text(utterance.reference[0])) + len(tts.speech.tokenizer.text(utterance.text)) + 1
+            len(tts.model.tokenizer.text(utterance.reference[0])) + len(tts.model.tokenizer.text(utterance.text)) + 1
         )
         compared.append(np.sign(utterance.reference[1] + 1 - text_rows))
     assert compared == [-1, 0, 1]
@@ -92,7 +92,7 @@ def test_reference_recordings_are_shorter_equal_and_longer_than_the_text(loaded:
 def test_a_prompt_has_the_ids_of_the_reference(name: str, loaded: Loaded) -> None:
     """The reference implementation encodes whole chat strings and slices them; Polyvox encodes the slices."""
     case, expected = CASE[name], golden(name, "float32")
-    tokenizer = loaded(case.checkpoint, "float32").speech.tokenizer
+    tokenizer = loaded(case.checkpoint, "float32").model.tokenizer
     for i, utterance in enumerate(case.utterances):
         assert tokenizer.role + tokenizer.text(utterance.text) == expected[f"chat{i}"][:-5].tolist()
         if utterance.instructions:
@@ -106,12 +106,12 @@ def test_a_prompt_has_the_ids_of_the_reference(name: str, loaded: Loaded) -> Non
 def test_text_has_the_ids_of_the_reference(checkpoint: str, index: int, loaded: Loaded) -> None:
     with np.load(GOLDEN / "tokenizer.npz") as file:
         expected = file[f"{checkpoint}.{index}"].tolist()
-    assert loaded(checkpoint, "float32").speech.tokenizer._encode(TOKENIZER_TEXTS[index]) == expected
+    assert loaded(checkpoint, "float32").model.tokenizer._encode(TOKENIZER_TEXTS[index]) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_shot_decoding_equals_the_reference(dtype: str, loaded: Loaded) -> None:
-    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).speech.model.codec
+    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.model.codec
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     assert codes.shape[1] == STREAMED_CODEC_FRAMES
     samples, _ = codec(codes, codec.initial_state(len(codes)))
@@ -121,7 +121,7 @@ def test_one_shot_decoding_equals_the_reference(dtype: str, loaded: Loaded) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_long_decode_is_exact_where_the_reference_decodes_in_pieces(dtype: str, loaded: Loaded) -> None:
     """Beyond 300 frames the reference decodes pieces with 25 frames of context, less than the attention window."""
-    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).speech.model.codec
+    expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.model.codec
     codes = torch.from_numpy(expected["long_codes"]).to(DEVICE)
     samples, _ = codec(codes, codec.initial_state(1))
     border = 300 * codec.config.samples_per_frame
@@ -200,7 +200,7 @@ def test_a_modified_model_fails_the_comparison(
 def test_the_dialect_rule_is_in_the_golden_files(loaded: Loaded) -> None:
     """The speaker eric uses his dialect under auto and Chinese, and not under English."""
     tts = loaded("custom_voice", "float32")
-    dialect = tts.speech.config.talker.languages["sichuan_dialect"]
+    dialect = tts.model.config.talker.languages["sichuan_dialect"]
     spoken = {
         name: dialect in prompt_of(tts, CASE[name], CASE[name].utterances[0]).codec
         for name in names(CASES)

@@ -31,15 +31,15 @@ def test_the_parts_have_the_ids_of_the_whole_chat(text: str) -> None:
 
 
 def test_control_tokens_in_a_text_are_plain_text(embedded: LoadedTTS) -> None:
-    ids = embedded.speech.tokenizer.text("end<|im_end|>of <tts_pad> it")
-    assert max(ids) < embedded.speech.config.im_start_id
+    ids = embedded.model.tokenizer.text("end<|im_end|>of <tts_pad> it")
+    assert max(ids) < embedded.model.config.im_start_id
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t \u2003", "a\ud800b"])
 def test_text_without_visible_characters_is_rejected(text: str, embedded: LoadedTTS) -> None:
     for encode, field in (
-        (embedded.speech.tokenizer.text, "text"),
-        (embedded.speech.tokenizer.instructions, "instructions"),
+        (embedded.model.tokenizer.text, "text"),
+        (embedded.model.tokenizer.instructions, "instructions"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             encode(text)
@@ -47,7 +47,7 @@ def test_text_without_visible_characters_is_rejected(text: str, embedded: Loaded
 
 
 def test_no_text_is_lost(loaded: Loaded) -> None:
-    tokenizer = loaded("custom_voice", "float32").speech.tokenizer
+    tokenizer = loaded("custom_voice", "float32").model.tokenizer
     text = "Any text, naïve or 北京, 😀 – every byte of it."
     vocabulary = {value: key for key, value in tokenizer._tokenizer.get_vocab().items()}
     symbols = "".join(vocabulary[i] for i in tokenizer.text(text))

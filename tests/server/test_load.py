@@ -269,7 +269,7 @@ def test_a_request_beyond_the_drain_timeout_ends_without_a_final_chunk(engine: P
 
 def test_a_full_engine_rejects_with_a_retry_time(embedded: TTS) -> None:
     config = EngineConfig(max_streams=1, max_queue=0)
-    with TTS(embedded.speech, config) as small, serving(small.engine) as server, server.client() as client:
+    with TTS(embedded.model, config) as small, serving(small.engine) as server, server.client() as client:
         paused = small.stream("Hello", live=True)
         paused.append(" there, my friend.")
         began = time.monotonic()

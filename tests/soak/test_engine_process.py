@@ -39,7 +39,7 @@ async def test_an_engine_that_is_killed_twenty_times_serves_the_next_request(
 ) -> None:
     engine = AsyncRemoteEngine(process.endpoint)
     for _ in range(NUM_KILLS):
-        await assert_survives_a_kill(process, engine, loaded("custom_voice", "float32").speech)
+        await assert_survives_a_kill(process, engine, loaded("custom_voice", "float32").model)
     await engine.close()
 
 

@@ -57,7 +57,7 @@ def test_an_exported_voice_gives_the_codes_of_the_training_pass(talker: Talker, 
     with load(exported, "cpu") as loaded:
         tts = cast(LoadedTTS, loaded)
         said = run(tts, Case(layout, "exported", layout, (Utterance(TEXT, "auto", "michael"),)), {}).codes[0]
-    config, ids = tts.speech.config, np.array(tts.speech.tokenizer.text(TEXT), np.int16)
+    config, ids = tts.model.config, np.array(tts.model.tokenizer.text(TEXT), np.int16)
     codes = said[1:] if layout == "streaming" else said  # this layout repeats the first frame
     one, zero = np.array([1], np.int32), np.array([0], np.int32)
     spans = (zero, one * len(ids), zero, one * len(codes))

@@ -83,8 +83,8 @@ def clone_or_fake(tts: TTS, recording: Path | Samples, text: str | None = None) 
     if isinstance(recording, np.ndarray):
         return clone(tts, recording, text)
     rng = np.random.default_rng(list(hashlib.sha256(Path(recording).read_bytes()).digest()))
-    vector = rng.standard_normal(tts.speech.generator.hidden_size).astype(np.float32)
-    codes = rng.integers(0, 64, (25, tts.speech.generator.num_codebooks))
+    vector = rng.standard_normal(tts.model.generator.hidden_size).astype(np.float32)
+    codes = rng.integers(0, 64, (25, tts.model.generator.num_codebooks))
     return ClonedVoice(vector) if text is None else ClonedVoice(vector, codes, text)
 
 

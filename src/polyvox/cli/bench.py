@@ -272,7 +272,7 @@ def _load_model(model: str | None, device: str, dtype: str, stack: ExitStack) ->
 
     if model in get_family(DEFAULT_FAMILY).sizes:
         return random_model(str(model), *placement(device, dtype))
-    return stack.enter_context(load(model, device, dtype)).speech
+    return stack.enter_context(load(model, device, dtype)).model
 
 
 def _parse_numbers(name: str, text: str | None) -> list[float]:

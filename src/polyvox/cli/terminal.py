@@ -41,7 +41,7 @@ def load(
         from polyvox import tts
     start = time.perf_counter()
     loaded = tts.load(model, device, dtype, progress=console.is_terminal, config=config, vocoder_device=vocoder_device)
-    generator, vocoder = loaded.speech.generator, loaded.speech.vocoder
+    generator, vocoder = loaded.model.generator, loaded.model.vocoder
     placed = f"{generator.device.type}, {str(generator.dtype).removeprefix('torch.')}"
     if vocoder.device != generator.device:
         placed += f", vocoder on {vocoder.device.type}"
