@@ -333,9 +333,21 @@ def test_a_batch_returns_audio_or_an_error_for_each_item(client: httpx.Client) -
     assert [result["status"] for result in body["results"]] == ["success", "error", "success"]
     assert base64.b64decode(body["results"][2]["audio_data"]) == expected(3, LENGTH)
     assert body["results"][1]["error"]["code"] == "voice_not_found"
-    wrong: dict[str, Any]
-    for wrong in ({}, {"items": []}, {"items": [1]}, {"items": [{"input": "x"}] * 33}):
-        assert client.post("/v1/audio/speech/batch", json=wrong).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "Missing required field 'items'."),
+        ({"items": []}, "Invalid value for 'items': must have at least 1 item (got [])."),
+        ({"items": [1]}, "Invalid value for 'items': must be an object (got 1)."),
+        ({"items": [{"input": "x"}] * 33}, "Invalid value for 'items': must have 1 to 32 requests (got 33)."),
+    ],
+)
+def test_an_invalid_batch_is_rejected(body: dict[str, Any], message: str, client: httpx.Client) -> None:
+    response = client.post("/v1/audio/speech/batch", json=body)
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == message
 
 
 def test_a_batch_reports_unknown_fields(client: httpx.Client) -> None:

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from polyvox.errors import NOT_SHOWN, invalid_value
 
 _BOUNDS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
+_OBJECTS = {"dict_type", "model_type", "model_attributes_type"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,10 @@ def field_error(model: type[BaseModel], error: Mapping[str, Any], prefix: int = 
 def _requirement(error: Mapping[str, Any], field: FieldInfo | None) -> str:
     if field is not None and error["type"] in _BOUNDS and (limits := _range(field)):
         return limits
-    message: str = error["msg"]
-    for prefix in ("Input should ", "Value error, should ", "Value error, must "):
+    if error["type"] in _OBJECTS:
+        return "must be an object"
+    message: str = error["msg"].partition(" after validation")[0]
+    for prefix in ("Input should ", "List should ", "String should ", "Value error, should ", "Value error, must "):
         if message.startswith(prefix):
             return "must " + message.removeprefix(prefix)
     return message[:1].lower() + message[1:]
