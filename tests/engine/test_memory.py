@@ -38,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (replace(AUTOMATIC, memory_gb=2.05), 20),
         (replace(AUTOMATIC, memory_gb=50), 170),
         (EngineConfig(max_streams=3), 3),
-        (EngineConfig(max_streams=200), 200),  # an explicit number may use all memory
+        (EngineConfig(max_streams=170), 170),
         (EngineConfig(max_streams=10, memory_gb=2), 10),
     ],
 )
@@ -54,9 +54,9 @@ def test_the_default_number_of_streams_is_limited() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("config", [EngineConfig(max_streams=201), EngineConfig(max_streams=3, memory_gb=0.29)])
+@pytest.mark.parametrize("config", [EngineConfig(max_streams=171), EngineConfig(max_streams=3, memory_gb=0.29)])
 def test_streams_that_do_not_fit_are_rejected_with_the_number_that_fits(config: EngineConfig) -> None:
-    most = 200 if config.memory_gb is None else 2
+    most = 170 if config.memory_gb is None else 2  # graphs and workspaces need the rest
     expected = rf"at most {most} with a context of 1024 \(got {config.max_streams}\)"
     with pytest.raises(InvalidRequest, match=expected):
         fit_max_streams(config, GPU, STREAM)

@@ -47,7 +47,7 @@ def chunk_samples(seed: int, index: int) -> Samples:
     return np.random.default_rng((seed, index)).uniform(-1, 1, CHUNK_SAMPLES).astype(np.float32)
 
 
-class FakeStream(StreamReader):
+class FakeStream(StreamReader[Chunk]):
     """Produces one chunk per step: one for each word and row of a live request, else max_frames."""
 
     def __init__(self, engine: "FakeEngine", request: Request, on_ready: Callable[["FakeStream"], None] | None):
@@ -58,6 +58,9 @@ class FakeStream(StreamReader):
         self.goal = len(request.text.split()) if request.live else request.max_frames or LENGTH
         self.open = request.live
         self.cancelled = False
+
+    def take(self, max_chunks: int) -> list[Chunk]:
+        return self.pop(max_chunks)
 
     def _on_taken(self, _: list[Chunk]) -> None:
         with self._engine.work:

@@ -34,7 +34,7 @@ COST = CostModel(step=0.010, stream=0.005, prefill_row=1e-5, codec=0.004, codec_
 PROMPT_ROWS, MAX_FRAMES = 30, 500
 
 
-class PacedStream(StreamReader):
+class PacedStream(StreamReader[Chunk]):
     def __init__(
         self, engine: "PacedEngine", request: Request, on_ready: Callable[["PacedStream"], None] | None
     ) -> None:
@@ -43,6 +43,9 @@ class PacedStream(StreamReader):
         self.frames = min(request.max_frames or MAX_FRAMES, int(FRAMES_PER_BYTE * len(request.text.encode())))
         self.cancelled = False
         self._work, self._given = engine.work, 0
+
+    def take(self, max_chunks: int) -> list[Chunk]:
+        return self.pop(max_chunks)
 
     def _on_taken(self, _: list[Chunk]) -> None:
         """It keeps all that was made, however slow its reader."""

@@ -68,11 +68,11 @@ def fit_max_streams(config: EngineConfig, device: torch.device, stream_size: int
     """
     cuda = device.type == "cuda"
     available = torch.cuda.mem_get_info(device)[0] if cuda else machine_memory()
-    unreserved = int(available * (1 - RESERVED_SHARE)) - RESERVED_BYTES if cuda else available
+    if cuda:
+        available = max(0, int(available * (1 - RESERVED_SHARE)) - RESERVED_BYTES)
     if config.memory_gb is not None:
         available = min(available, int(config.memory_gb * 1e9))
-    fit = min(unreserved, available) // stream_size
-    default = max(1, min(fit, MAX_DEFAULT_GPU_STREAMS if cuda else DEFAULT_CPU_STREAMS))
+    default = max(1, min(available // stream_size, MAX_DEFAULT_GPU_STREAMS if cuda else DEFAULT_CPU_STREAMS))
     max_streams = config.max_streams or default
     if stream_size * max_streams > available:
         requirement = f"must be at most {available // stream_size} with a context of {config.context}"

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class StopRequest:
     retry_after: float | None = None
 
 
-class LocalStream(StreamReader, StreamState):
+class LocalStream(StreamReader[BufferedChunk], StreamState):
     """The `Stream` of an engine in the same process: the scheduler's view, the text and the reader's buffer.
 
     The engine's lock guards all of its state. The reader uses `take`, `chunks`, `append`, `finish_text` and `cancel`;
@@ -95,7 +95,7 @@ class LocalStream(StreamReader, StreamState):
     def take(self, max_chunks: int) -> list[Chunk]:
         return [chunk.joined() for chunk in self.pop(max_chunks)]
 
-    def pop(self, max_chunks: int) -> list[Any]:
+    def pop(self, max_chunks: int) -> list[BufferedChunk]:
         """Chunks as they were decoded; the reader joins their parts without the lock."""
         with self._engine.lock:  # one transaction: take the chunks and report the free space
             return super().pop(max_chunks)

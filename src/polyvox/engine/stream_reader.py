@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader's side of a stream, the same for an engine in this process and in another."""
+"""The reader's side of a stream: buffered chunks, iteration and notification."""
 
 import asyncio
 import threading
@@ -7,17 +7,19 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Generic, TypeVar
 
 from polyvox.engine.interface import Chunk, Result
 
+Buffered = TypeVar("Buffered")  # how a stream buffers a chunk
 
-class StreamReader(ABC):
+
+class StreamReader(ABC, Generic[Buffered]):
     """Chunks that wait for their one reader. The producer calls `_notify` while it has the condition's lock."""
 
     def __init__(self, ready: threading.Condition) -> None:
         self._ready = ready  # guards the attributes below
-        self._buffer: deque[Any] = deque()  # of chunks, or of values that `take` converts to chunks
+        self._buffer: deque[Buffered] = deque()
         self._call: Callable[[], object] | None = None  # wakes a reader in an event loop
         self.result: Result | None = None
 
@@ -26,14 +28,14 @@ class StreamReader(ABC):
         """Ends the stream. Idempotent."""
 
     @abstractmethod
-    def _on_taken(self, taken: list[Any]) -> None:
+    def _on_taken(self, taken: list[Buffered]) -> None:
         """Called with the chunks that the reader took."""
 
+    @abstractmethod
     def take(self, max_chunks: int) -> list[Chunk]:
         """At most this many of the buffered chunks, without waiting."""
-        return self.pop(max_chunks)
 
-    def pop(self, max_chunks: int) -> list[Any]:
+    def pop(self, max_chunks: int) -> list[Buffered]:
         """The same as the buffer stores them."""
         with self._ready:
             taken = [self._buffer.popleft() for _ in range(min(max_chunks, len(self._buffer)))]
