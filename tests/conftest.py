@@ -30,7 +30,7 @@ torch.backends.cudnn.allow_tf32 = False
 class LoadedTTS(TTS):
     """A TTS whose model is known to be Qwen3-TTS, for tests of its internals."""
 
-    speech: Qwen3TTSModel
+    model: Qwen3TTSModel
 
 
 Loaded = Callable[[str, str], LoadedTTS]

@@ -383,7 +383,7 @@ class EngineMachine(RuleBasedStateMachine):
         if stream in engine.injected:
             client.causes.add(engine.injected[stream])
         with suppress(RuntimeError):  # its reader takes chunks in another thread
-            indices = [chunk.index for chunk in (*client.received, *stream._buffer)]
+            indices = [chunk.index for chunk in client.received] + [chunk.index for chunk in stream._buffer]
             assert sorted(indices) == indices
         assert 0 <= stream.buffered <= stream.buffered + stream.assembler.size <= BUFFER_FRAMES * frame
         assert stream.result is None or stream.result.finish_reason in ("stop", "length", "cancelled", "error")

@@ -191,7 +191,11 @@ def test_a_vocoder_that_blocks_decodes_beside_the_frame_step(loaded: Loaded, mon
     calls: list[str] = []
 
     def record(owner: object, name: str, call: Callable[..., Any]) -> None:
-        monkeypatch.setattr(owner, name, lambda *work: (calls.append(name), call(*work))[1])
+        def recorded(*work: Any) -> Any:
+            calls.append(name)
+            return call(*work)
+
+        monkeypatch.setattr(owner, name, recorded)
 
     try:
         monkeypatch.setattr(engine._runner, "decode_blocks", True)
