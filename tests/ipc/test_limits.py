@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from ipc.engine_processes import (
     assert_complete,
     assert_lost,
     becomes_true,
-    fake_engine_process,
     read,
     reconnected,
     request,
@@ -39,19 +37,6 @@ from polyvox.models.request import Request
 
 SPAWN = multiprocessing.get_context("spawn")
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[EngineProcess]:
-    with fake_engine_process() as running:
-        yield running
-
-
-@pytest.fixture
-async def engine(process: EngineProcess) -> AsyncIterator[AsyncRemoteEngine]:
-    running = AsyncRemoteEngine(process.endpoint)
-    yield running
-    await running.close()
 
 
 @pytest.mark.parametrize("credit", [1, 2, 8])

@@ -3,7 +3,6 @@
 
 import asyncio
 import multiprocessing
-from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from ipc.engine_processes import (
     RING_SAMPLES,
     TIMEOUT,
     assert_complete,
-    fake_engine_process,
     read,
     request,
     stat_becomes,
@@ -29,19 +27,6 @@ from polyvox.models.request import ClonedVoice, Request
 
 SPAWN = multiprocessing.get_context("spawn")
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[EngineProcess]:
-    with fake_engine_process() as running:
-        yield running
-
-
-@pytest.fixture
-async def engine(process: EngineProcess) -> AsyncIterator[AsyncRemoteEngine]:
-    running = AsyncRemoteEngine(process.endpoint)
-    yield running
-    await running.close()
 
 
 async def test_a_remote_engine_implements_the_interface(engine: AsyncRemoteEngine) -> None:

@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -19,7 +19,6 @@ from ipc.engine_processes import (
     RawServer,
     assert_complete,
     becomes_true,
-    fake_engine_process,
     read,
     request,
     stat_becomes,
@@ -38,19 +37,6 @@ from polyvox.ipc.worker_connection import WorkerConnection
 from polyvox.models.request import Request
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[EngineProcess]:
-    with fake_engine_process() as running:
-        yield running
-
-
-@pytest.fixture
-async def engine(process: EngineProcess) -> AsyncIterator[AsyncRemoteEngine]:
-    running = AsyncRemoteEngine(process.endpoint)
-    yield running
-    await running.close()
 
 
 class BufferedStream(FakeStream):
