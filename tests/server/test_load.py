@@ -98,8 +98,8 @@ def test_a_client_that_never_reads_a_complete_response_is_disconnected(
 ) -> None:
     monkeypatch.setattr(workers, "UNREAD_TIMEOUT", 1.0)
     with serving(engine) as server:
-        batch = {"path": "/v1/audio/speech/batch", "items": [{}]}
-        stalled = begin(server, receive_buffer=4096, max_new_tokens=10_000, **batch)  # 26 MB in one send
+        path = "/v1/audio/speech/batch"
+        stalled = begin(server, path=path, receive_buffer=4096, max_new_tokens=10_000, items=[{}])  # 26 MB in one send
         eventually(lambda: count(server, "polyvox_requests_total") == 1)
         eventually(lambda: not server.server.server_state.connections)
         stalled.close()
