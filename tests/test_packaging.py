@@ -19,8 +19,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 # Imported where present: torch installs triton on Linux with CUDA, and playback falls back to a command.
 OPTIONAL_IMPORTS = {"triton", "sounddevice"}
-# Each version of torch requires one version of triton.
-UNPINNED = {"triton"}
 # Declared because another package imports them at run time.
 INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools"}
 
@@ -78,7 +76,7 @@ def test_every_dependency_is_documented() -> None:
 def test_every_dependency_is_pinned_in_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {normalized(line.split("==")[0]) for line in lines if "==" in line}
-    assert {*requirements(), *requirements("bench"), *requirements("dev"), *requirements("docs")} - UNPINNED <= pinned
+    assert {*requirements(), *requirements("bench"), *requirements("dev"), *requirements("docs")} <= pinned
 
 
 @pytest.fixture(scope="module")
