@@ -83,6 +83,7 @@ async def test_a_stopped_process_is_replaced() -> None:
         stopped = send(process, signal.SIGSTOP)
         await assert_lost(stream, reader)
         await restarted(process, stopped, engine)
+        assert (await engine.stats())["restarts"] == 1
         assert_complete(await read(await engine.submit(request(2))), seed=2, count=10)
         await engine.close()
     assert children() == before

@@ -102,6 +102,7 @@ def test_a_body_that_is_too_large_or_too_slow_is_rejected(engine: PausableEngine
             slow.settimeout(20)
             slow.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        assert 'polyvox_timeouts_total{kind="body"} 1.0' in client.get("/metrics").text
 
 
 def test_a_connection_without_complete_headers_times_out(engine: PausableEngine) -> None:
@@ -116,6 +117,8 @@ def test_a_connection_without_complete_headers_times_out(engine: PausableEngine)
                     received += part
                     idle.sendall(b"v")  # drops do not help
                 assert received.count(b"HTTP/1.1 200") == begin.count(answered)
+        with server.client() as client:
+            assert 'polyvox_timeouts_total{kind="headers"} 3.0' in client.get("/metrics").text
         with socket.create_connection(("127.0.0.1", server.port)) as paused:  # one that is being answered is left alone
             engine.resume(1)
             body = b'{"input": "Hi.", "response_format": "pcm", "max_new_tokens": 9}'

@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ipc.engine_processes import await_another, eventually, send
 from ipc.fake_engine import ABOUT, FakeEngine
+from polyvox import __version__
 from polyvox.errors import EngineDown
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
@@ -176,6 +178,13 @@ def test_streams_are_counted_by_status() -> None:
     assert 'polyvox_streams{status="running"} 2\n' in text
     assert 'polyvox_streams{status="queued"} 0\n' in text
     assert "lead" not in text
+
+
+def test_build_info_and_restarts_are_metrics() -> None:
+    text = Metrics('a "model"').render({"restarts": 2.0}).decode()
+    assert f'polyvox_build_info{{version="{__version__}",python="{platform.python_version()}"' in text
+    assert r'model="a \"model\""} 1' in text
+    assert "polyvox_engine_restarts_total 2\n" in text
 
 
 def test_the_request_log_is_bounded_and_shared_between_processes(tmp_path: Path) -> None:

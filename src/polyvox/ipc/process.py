@@ -46,7 +46,11 @@ class EngineProcessConfig:
 
 
 def run_engine_process(
-    factory: Callable[[], InProcessEngine], folder: Path, config: EngineProcessConfig, supervisor: Connection
+    factory: Callable[[], InProcessEngine],
+    folder: Path,
+    config: EngineProcessConfig,
+    supervisor: Connection,
+    num_restarts: int = 0,
 ) -> None:
     """Builds the engine and serves it until the supervisor ends the process.
 
@@ -75,7 +79,7 @@ def run_engine_process(
             with suppress(OSError):  # the supervisor has ended
                 supervisor.send(f"{type(error).__name__}: {error}")
             return
-        asyncio.run(_serve(engine, listener, stop, supervisor, config))
+        asyncio.run(_serve(engine, listener, stop, supervisor, config, num_restarts))
     engine.close()
     os._exit(0)  # all is closed; a regular exit of a process with torch takes most of the shutdown timeout
 
@@ -86,6 +90,7 @@ async def _serve(
     stop: socket.socket,
     supervisor: Connection,
     config: EngineProcessConfig,
+    num_restarts: int,
 ) -> None:
     """Serves all servers in this event loop until `stop` becomes readable."""
     stopped = asyncio.Event()
@@ -94,7 +99,7 @@ async def _serve(
     pool = PreparationPool()
     tasks = [
         asyncio.create_task(_send_heartbeats(engine, supervisor, config.hang_timeout / HEARTBEATS)),
-        asyncio.create_task(_accept_servers(engine, listener, pool, connections, config)),
+        asyncio.create_task(_accept_servers(engine, listener, pool, connections, config, num_restarts)),
     ]
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,6 +120,7 @@ async def _accept_servers(
     pool: PreparationPool,
     connections: set[WorkerConnection],
     config: EngineProcessConfig,
+    num_restarts: int,
 ) -> None:
     loop, keys = asyncio.get_running_loop(), KeyCounts()
     listener.setblocking(False)
@@ -130,7 +136,9 @@ async def _accept_servers(
             log.warning("worker rejected error=%s", error)
             await asyncio.sleep(ACCEPT_RETRY_SECONDS)
             continue
-        connection = WorkerConnection(engine, pool, keys, ring, config.worker_timeout, connections.discard)
+        connection = WorkerConnection(
+            engine, pool, keys, ring, config.worker_timeout, connections.discard, num_restarts
+        )
         connections.add(connection)
         await connection.frames.start(connected)
         log.info("worker connected workers=%d", len(connections))

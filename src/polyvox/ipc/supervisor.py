@@ -53,6 +53,7 @@ class EngineProcess:
         self._closing, self._close_signal = _SPAWN.Pipe(duplex=False)  # closing the second end ends every wait here
         self._lock = threading.Lock()
         self._process: SpawnProcess | None = None
+        self._num_restarts = 0
         self._folder = Path(tempfile.mkdtemp(prefix=f"polyvox-{os.getpid()}-"))  # for this user only
         self.pid: int | None = None  # of the serving process; None while there is none
         began = clock()
@@ -91,7 +92,7 @@ class EngineProcess:
         """Starts a process and waits for its engine; returns the sample rate. Raises EngineDown."""
         self._pipe, theirs = _SPAWN.Pipe()
         with theirs:
-            arguments = (self._factory, self._folder, self._config, theirs)
+            arguments = (self._factory, self._folder, self._config, theirs, self._num_restarts)
             self._process = _SPAWN.Process(
                 target=run_engine_process, args=arguments, name="polyvox-engine", daemon=True
             )
@@ -139,6 +140,7 @@ class EngineProcess:
         while True:
             try:
                 if began is None:
+                    self._num_restarts += 1
                     self._start()
                     began = self._clock()
                     log.info("engine restarted pid=%s", self.pid)

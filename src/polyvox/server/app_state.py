@@ -42,7 +42,7 @@ class AppState:
         info, stats = await engine.info(), await engine.stats()
         library = VoiceLibrary() if settings.voices_dir is None else VoiceLibrary(settings.voices_dir)
         voices = VoiceCatalog(library, info, settings.voice_aliases)
-        metrics = Metrics()
+        metrics = Metrics(info.identity.name)
         synthesis = SynthesisService(engine, info, voices.resolve, settings)
         state = cls(
             settings,

@@ -2,18 +2,22 @@
 """Prometheus metrics. Labels never contain voices, users or text."""
 
 import os
+import platform
 from collections.abc import Mapping
 from math import isfinite
-from typing import get_args
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from polyvox import __version__
 from polyvox.audio.clip import FinishReason
 from polyvox.engine.stream_status import STATS_PREFIX
 from polyvox.server.request_log import RequestRecord
 
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server processes count together
+# What took too long: the headers or the body of a request, a client's reading, or a message on a WebSocket.
+TimeoutKind = Literal["headers", "body", "reader", "websocket_idle"]
 LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
 RTF_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
 # Metrics made from the engine's statistics. Names that end in _total are counters, the others gauges.
@@ -30,13 +34,15 @@ ENGINE_METRICS = {
     "step_batch": ("polyvox_engine_step_streams", "Batch size of the last step."),
     "step_seconds": ("polyvox_engine_step_seconds", "Duration of the last step in seconds."),
     "lead_min": ("polyvox_engine_lead_seconds", "Smallest lead of all streams in seconds."),
+    "restarts": ("polyvox_engine_restarts_total", "Restarts of the engine's process since the start of the server."),
 }
 
 
 class Metrics:
     """The metrics of one server process; in multiprocess mode a scrape adds those of all processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        self._model = model
         self._multiprocess = MULTIPROCESS_DIR in os.environ
         self._registry = CollectorRegistry()
         own = None if self._multiprocess else self._registry
@@ -44,6 +50,9 @@ class Metrics:
         self.aborts = Counter("polyvox_aborts", "Streams aborted, by reason.", ["reason"], registry=own)
         for reason in ("cancel", "disconnect", "drain", "error", "timeout"):  # 0 from the start, for rate()
             self.aborts.labels(reason)
+        self._timeouts = Counter("polyvox_timeouts", "Timeouts by kind.", ["kind"], registry=own)
+        for kind in get_args(TimeoutKind):
+            self._timeouts.labels(kind)
         for outcome in (*get_args(FinishReason), "rejected", "overloaded"):
             self.requests.labels(outcome)
         self.ttfa = Histogram(
@@ -75,13 +84,16 @@ class Metrics:
         if record.audio_seconds and record.finish_reason in ("stop", "length", "runaway"):
             self.rtf.observe(record.seconds / record.audio_seconds)
 
+    def count_timeout(self, kind: TimeoutKind) -> None:
+        self._timeouts.labels(kind).inc()
+
     def render(self, stats: Mapping[str, float]) -> bytes:
         """The text format, with metrics made from the engine's statistics."""
         registry = self._registry
         if self._multiprocess:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        lines = []
+        lines = [*self._build_info()]
         for key, (name, description) in ENGINE_METRICS.items():
             if key in stats and isfinite(stats[key]):
                 kind = "counter" if name.endswith("_total") else "gauge"
@@ -94,3 +106,14 @@ class Metrics:
                 for key, value in by_status.items()
             ]
         return generate_latest(registry) + "\n".join([*lines, ""]).encode()
+
+    def _build_info(self) -> list[str]:
+        labels = {"version": __version__, "python": platform.python_version(), "model": self._model}
+        pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+        name, description = "polyvox_build_info", "Version of Polyvox and of Python, and the loaded model."
+        return [f"# HELP {name} {description}", f"# TYPE {name} gauge", f"{name}{{{pairs}}} 1"]
+
+
+def _escaped(value: str) -> str:
+    """A label's value in Prometheus's text format."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

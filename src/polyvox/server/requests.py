@@ -112,6 +112,7 @@ async def read_body(request: Request, settings: Settings, max_bytes: int) -> byt
                 if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:
+        get_state(request).metrics.count_timeout("body")
         message = f"The request body did not arrive within {settings.body_timeout:g} s (body_timeout)."
         raise APIError(408, "timeout", message) from None
     return bytes(body)

@@ -132,6 +132,11 @@ class Server(uvicorn.Server):
 def create_server(connect: Connect, settings: Settings, records: Path | None = None) -> Server:
     """A server that is not started yet. records: a folder for request records that all server processes share."""
     app = create_app(connect, settings, records)
+
+    def count_header_timeout() -> None:
+        if (state := getattr(app.state, "polyvox", None)) is not None:  # it is set at start-up
+            state.metrics.count_timeout("headers")
+
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -141,7 +146,9 @@ def create_server(connect: Connect, settings: Settings, records: Path | None = N
         backlog=BACKLOG,
         root_path=settings.root_path,
         loop="auto",  # uvloop where it is installed
-        http=partial(TimeoutProtocol, header_timeout=settings.body_timeout),  # type: ignore[arg-type]
+        http=partial(  # type: ignore[arg-type]
+            TimeoutProtocol, header_timeout=settings.body_timeout, on_header_timeout=count_header_timeout
+        ),
         ws_ping_timeout=PONG_TIMEOUT,
         timeout_keep_alive=max(1, round(settings.keep_alive_timeout)),
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),

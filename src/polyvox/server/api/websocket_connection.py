@@ -79,6 +79,7 @@ class WebSocketConnection:
                 break
             except TimeoutError:
                 if not is_busy():
+                    self.state.metrics.count_timeout("websocket_idle")
                     raise IdleTimeout from None
         if message["type"] == "websocket.disconnect":
             if not self._closed and message.get("code") == SERVICE_RESTART:
@@ -132,6 +133,7 @@ class WebSocketConnection:
                 raise ClientDisconnected from None
             except TimeoutError:
                 self._closed, self._abort_reason = True, "timeout"
+                self.state.metrics.count_timeout("reader")
                 log.warning("request aborted", extra={"request_id": self.request_id, "reason": "reader_timeout"})
                 self._abort()
                 raise ClientDisconnected from None

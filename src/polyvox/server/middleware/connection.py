@@ -2,6 +2,7 @@
 """Connection-level timeouts that ASGI cannot express: late request headers, and clients that stop reading."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,9 +19,9 @@ class TimeoutProtocol(HttpToolsProtocol):
     of one connection is limited by uvicorn's `timeout_keep_alive`.
     """
 
-    def __init__(self, *args: Any, header_timeout: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, header_timeout: float, on_header_timeout: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._header_timeout = header_timeout
+        self._header_timeout, self._on_header_timeout = header_timeout, on_header_timeout
         self._header_timer: asyncio.TimerHandle | None = None
         self._num_active = 0  # requests without a complete response
 
@@ -49,7 +50,11 @@ class TimeoutProtocol(HttpToolsProtocol):
         if self._num_active or self.transport.is_closing():
             self._cancel_timer()
         elif self._header_timer is None:
-            self._header_timer = self.loop.call_later(self._header_timeout, self.transport.close)
+            self._header_timer = self.loop.call_later(self._header_timeout, self._expire)
+
+    def _expire(self) -> None:
+        self._on_header_timeout()
+        self.transport.close()
 
     def _cancel_timer(self) -> None:
         if self._header_timer is not None:

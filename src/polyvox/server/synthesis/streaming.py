@@ -70,6 +70,7 @@ class SpeechResponse(Response):
         error = None if synthesis.cancelled() else synthesis.exception()
         if isinstance(error, ReaderTimeout):
             aborts.labels("timeout").inc()
+            self._state.metrics.count_timeout("reader")
             log.warning("request aborted", extra={"request_id": self._request_id, "reason": "reader_timeout"})
             if (abort := scope.get(ABORT)) is not None:
                 abort()  # a normal close would wait for the client to read
