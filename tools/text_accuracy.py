@@ -4,7 +4,7 @@
 
     python tools/text_accuracy.py [--failures] [FILE ...]
 
-A case is `category, written, spoken`, separated by tabs; several correct readings are separated by ` | `. Plain text and
+A case is `category, written, spoken`, separated by tabs; ` | ` separates several correct readings. Plain text and
 punctuation must be equal to a reading. In the other categories only words count: case, punctuation and hyphens do not.
 """
 
@@ -71,9 +71,8 @@ def main() -> None:
     if "--failures" in sys.argv:
         for case in cases:
             if not case.is_correct:
-                print(
-                    f"{case.category}: {case.written!r} -> {case.spoken!r}, must be {' | '.join(case.readings[:3])!r}"
-                )
+                readings = " | ".join(case.readings[:3])
+                print(f"{case.category}: {case.written!r} -> {case.spoken!r}, must be {readings!r}")
     print(accuracy_table(cases)[0])
 
 

@@ -21,7 +21,7 @@ from polyvox.text import (
     merge_parts,
     normalize_text,
 )
-from polyvox.text.word_tables import ABBREVIATIONS
+from polyvox.text.languages.english.word_tables import ABBREVIATIONS
 
 LINES = (Path(__file__).parent / "cases.tsv").read_text().split("\n")
 CASES = [line.replace("\\n", "\n").replace("\\t", "\b").split("\t") for line in LINES if "\t" in line]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polyvox.text import Note, Part, TextNormalizer, TextRules, Words, format_parts, merge_parts, normalize_text
 from polyvox.text.inline_normalizer import InlineNormalizer
-from polyvox.text.number_words import cardinal, digits, ordinal
+from polyvox.text.languages.english.number_words import cardinal, digits, ordinal
 from polyvox.text.split_points import WINDOW, SplitPointFinder
 from polyvox.text.unicode_cleaner import MAX_CLUSTER
 from text.test_normalizer import CASES

@@ -4,13 +4,13 @@
 import re
 
 from polyvox.text import markup
-from polyvox.text import word_tables as tables
-from polyvox.text.dates import DATES
+from polyvox.text.languages.english import word_tables as tables
+from polyvox.text.languages.english.dates import DATES
+from polyvox.text.languages.english.quantities import QUANTITIES
+from polyvox.text.languages.english.symbols import NAMES, SIGNS, code, link
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note
-from polyvox.text.quantities import QUANTITIES
 from polyvox.text.rules import LETTER, Rule, Rules
-from polyvox.text.symbols import NAMES, SIGNS, code, link
 from polyvox.text.text_rules import TextRules
 from polyvox.text.unicode_cleaner import PICTOGRAM, UnicodeCleaner
 

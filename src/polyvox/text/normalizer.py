@@ -4,8 +4,8 @@
 from itertools import chain
 
 from polyvox.text.inline_normalizer import CONTEXT, InlineNormalizer
+from polyvox.text.languages.english.number_words import cardinal
 from polyvox.text.markup import FENCE, PREFIX, RULE_LINE, HiddenSpanFilter
-from polyvox.text.number_words import cardinal
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note, Part, Words, merge_parts
 from polyvox.text.split_points import MAX_SEGMENT, WINDOW, SplitPointFinder

@@ -3,7 +3,7 @@
 
 import re
 
-from polyvox.text.word_tables import ABBREVIATIONS
+from polyvox.text.languages.english.word_tables import ABBREVIATIONS
 
 MIN_CLAUSE = 12  # characters; shorter clauses have no prosody of their own
 MAX_SENTENCE = 400  # characters; about half a minute of speech

@@ -4,8 +4,8 @@
 import re
 from collections.abc import Iterable
 
+from polyvox.text.languages.english.word_tables import ABBREVIATIONS, MONEY, MONTHS, WEEKDAYS
 from polyvox.text.markup import FENCE, OPENS_TAG, SPAN
-from polyvox.text.word_tables import ABBREVIATIONS, MONEY, MONTHS, WEEKDAYS
 
 MAX_SEGMENT = 512  # characters without a split point; then one is forced
 MAX_SPAN = 256  # characters in which a bracket, tag or code span must close, on one line

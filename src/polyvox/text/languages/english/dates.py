@@ -3,9 +3,9 @@
 
 import re
 
-from polyvox.text.number_words import cardinal, decade, ordinal, year
+from polyvox.text.languages.english.number_words import cardinal, decade, ordinal, year
+from polyvox.text.languages.english.word_tables import MONTHS, WEEKDAYS
 from polyvox.text.rules import LEFT, TH, TO, Rules, before
-from polyvox.text.word_tables import MONTHS, WEEKDAYS
 
 DATES = Rules()
 FULL_MONTH = "|".join(MONTHS)

@@ -4,8 +4,8 @@
 import re
 import unicodedata
 
-from polyvox.text import word_tables as tables
-from polyvox.text.quantities import digit_runs
+from polyvox.text.languages.english import word_tables as tables
+from polyvox.text.languages.english.quantities import digit_runs
 from polyvox.text.rules import LETTER, Rules, after, before
 from polyvox.text.unicode_cleaner import PICTOGRAM, is_emoji
 

@@ -3,9 +3,9 @@
 
 import re
 
-from polyvox.text import word_tables as tables
-from polyvox.text.dates import FULL_MONTH
-from polyvox.text.number_words import cardinal, digits, fraction, number, ordinal, roman, year
+from polyvox.text.languages.english import word_tables as tables
+from polyvox.text.languages.english.dates import FULL_MONTH
+from polyvox.text.languages.english.number_words import cardinal, digits, fraction, number, ordinal, roman, year
 from polyvox.text.rules import LEFT, LETTER, NUM, SIGN, TH, TO, Rules, after, before
 
 QUANTITIES = Rules()
