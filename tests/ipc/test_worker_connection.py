@@ -124,6 +124,18 @@ async def test_a_final_chunk_and_its_result_come_together_however_full_the_ring_
         assert not connection._deliveries
 
 
+async def test_a_reader_that_leaves_a_generated_stream_frees_the_audio_it_did_not_read() -> None:
+    async with connected(BufferedEngine(), RING_SAMPLES) as (connection, server):
+        server.send(submit(0, request(1, chunks=6), credit=2))
+        while not (await next_update(server)).chunks:
+            pass
+        server.send(messages.Cancel(0))
+        while not (update := await next_update(server)).results:
+            pass
+        assert update.results[0].finish_reason == "cancelled"
+        assert not connection._deliveries
+
+
 async def test_a_text_that_is_rejected_while_chunks_are_taken_ends_the_stream_with_the_reason() -> None:
     async with connected(FakeEngine(), RING_SAMPLES) as (_, server):
         server.send(submit(0, Request("one", seed=1, live=True), credit=8))

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -186,8 +186,12 @@ class WorkerConnection:
             return
         if delivery.stream is None:
             del self._deliveries[id]  # the stream is cancelled when the engine has accepted it
-        elif delivery.stream.result is None:
+        elif (result := delivery.stream.result) is None:
             delivery.stream.cancel()
+        else:  # all its audio is generated, and the rest of it will not be read
+            del self._deliveries[id]
+            self._outgoing.append((id, replace(result, finish_reason="cancelled"), NO_SAMPLES))
+            self._schedule_flush()
 
     def _on_consumed(self, message: messages.Consumed) -> None:
         self._ring.release(message.position)
