@@ -91,6 +91,8 @@ class FakeStream(StreamReader[Chunk]):
             self._engine.work.notify_all()
 
     def can_step(self) -> bool:
+        if not self._engine.may_step(self):
+            return False
         ended = self.made == self.goal and not self.open
         return self.cancelled or ended or (self.made < self.goal and len(self._buffer) < BUFFER)
 
@@ -164,6 +166,10 @@ class FakeEngine:
             self._streams.append(stream)
             self.work.notify_all()
             return stream
+
+    def may_step(self, _: FakeStream) -> bool:
+        """Overridden by engines that pause streams."""
+        return True
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
         return [stream.take(most) for stream, most in wanted]

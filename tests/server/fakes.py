@@ -46,15 +46,10 @@ class PausableEngine(FakeEngine):
             if len(self._streams) >= self.max_streams:
                 raise Overloaded("all streams are taken", retry_after=2.5)
             self.requests.append(request)
-            stream = super().submit(request, on_ready)
-            can_step = stream.can_step
+            return super().submit(request, on_ready)
 
-            def can_step_within_limit() -> bool:
-                below = self.max_chunks is None or stream.made < self.max_chunks or stream.cancelled
-                return below and can_step()
-
-            stream.can_step = can_step_within_limit  # type: ignore[method-assign]
-            return stream
+    def may_step(self, stream: FakeStream) -> bool:
+        return self.max_chunks is None or stream.made < self.max_chunks or stream.cancelled
 
     @property
     def streams(self) -> int:

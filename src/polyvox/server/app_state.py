@@ -82,7 +82,12 @@ def get_state(connection: HTTPConnection) -> AppState:
     return state
 
 
-State = Annotated[AppState, Depends(get_state)]
+async def _get_state(connection: HTTPConnection) -> AppState:
+    """FastAPI would run a plain function in one of 40 threads."""
+    return get_state(connection)
+
+
+State = Annotated[AppState, Depends(_get_state)]
 
 
 def _rounded(value: object) -> object:

@@ -73,10 +73,17 @@ class Batch:
     async def run(self, limiter: ConcurrencyLimiter) -> None:
         """Synthesises all items. One worker is covered by the batch itself, others count towards the limit."""
         num_others = min(MAX_CONCURRENT_ITEMS, len(self._items)) - 1
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._work(nullcontext()))
-            for _ in range(num_others):
-                group.create_task(self._work(limiter.request()))
+        slots: list[AbstractAsyncContextManager[None]] = [
+            nullcontext(),
+            *(limiter.request() for _ in range(num_others)),
+        ]
+        tasks = [asyncio.create_task(self._work(slot)) for slot in slots]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            del tasks, task
 
     async def _work(self, slot: AbstractAsyncContextManager[None]) -> None:
         try:

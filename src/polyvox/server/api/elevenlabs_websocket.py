@@ -21,6 +21,8 @@ from polyvox.server.api.websocket_connection import (
     IdleTimeout,
     LiveUtterance,
     WebSocketConnection,
+    cancel_all,
+    raise_first,
     serve_websocket,
 )
 from polyvox.server.middleware.auth import bearer_token
@@ -91,19 +93,15 @@ class ContextSession:
         failed = asyncio.create_task(self._task_failed.wait())
         try:
             await asyncio.wait({receiving, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done():
-                await receiving
-                await asyncio.gather(*self._tasks)
+            if receiving.done() and receiving.exception() is None and self._tasks:
+                await asyncio.wait([*self._tasks], return_when=asyncio.FIRST_EXCEPTION)
         finally:
             if self._is_busy():
                 self._connection.count_abort()
-            tasks = [receiving, failed, *self._tasks]
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+            results = await cancel_all(receiving, failed, *self._tasks)
+            self._tasks.clear()
+            del receiving, failed
+        raise_first(results)
 
     async def _parse_query(self) -> None:
         query = self._connection.query
@@ -240,7 +238,7 @@ class ContextSession:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:
-            del self._tasks[task]
+            self._tasks.pop(task, None)
         else:
             self._task_failed.set()
 

@@ -18,6 +18,8 @@ from polyvox.server.api.websocket_connection import (
     IdleTimeout,
     LiveUtterance,
     WebSocketConnection,
+    cancel_all,
+    raise_first,
     serve_websocket,
 )
 from polyvox.server.requests import check_unknown, is_strict, validate
@@ -71,16 +73,13 @@ class Session:
         try:
             await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
             if receiving.done() and receiving.exception() is None:
-                await sending  # the client closed the session: finish what is pending
+                await asyncio.wait({sending})  # the client closed the session: finish what is pending
         finally:
             if not sending.done() and any(utterance.busy for utterance in self._pending.values()):
                 self._connection.count_abort()
-            sending.cancel()
-            receiving.cancel()
-            await asyncio.gather(sending, receiving, return_exceptions=True)
-        for task in (receiving, sending):
-            if not task.cancelled() and (failure := task.exception()) is not None:
-                raise failure
+            results = await cancel_all(receiving, sending)
+            del receiving, sending
+        raise_first(results)
 
     async def _receive_config(self) -> dict[str, Any]:
         message = await self._connection.receive_json(CONFIG_TIMEOUT)

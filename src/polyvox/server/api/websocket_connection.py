@@ -163,6 +163,28 @@ async def serve_websocket(
         await connection.close(INTERNAL_ERROR, "Internal error. The log has the details under the request id.")
 
 
+async def cancel_all(*tasks: asyncio.Task[Any]) -> list[BaseException | None]:
+    """Cancels tasks and waits for them; returns their exceptions, for `raise_first`."""
+    for task in tasks:
+        task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def raise_first(results: list[BaseException | None]) -> None:
+    """Raises the first exception that is not a cancellation, and empties the list.
+
+    The traceback of the exception refers to the frames that it passes, so these must not refer to it or to its task:
+    such a cycle keeps a whole session in memory until the garbage collector runs.
+    """
+    failure = next((result for result in results if isinstance(result, Exception)), None)
+    results.clear()
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure
+
+
 class LiveUtterance:
     """One utterance of a WebSocket. It accepts text at once and is submitted when there is something to say.
 

@@ -117,11 +117,13 @@ class AuthMiddleware:
             await error_response(error, request_id_of(websocket))(scope, receive, send)
             return
 
-        def authenticate(key: str) -> ConcurrencyLimiter:
+        engine = get_state(websocket).engine
+
+        def authenticate(key: str) -> ConcurrencyLimiter:  # must not refer to the scope, which refers to it
             caller = self._keys.find(key) if key else None
             if caller is None:
                 raise _invalid_key()
-            return self._limiter(websocket, caller)
+            return ConcurrencyLimiter(engine, caller, self._settings.max_streams_per_key)
 
         scope[AUTHENTICATE] = authenticate
         await self.app(scope, receive, send)

@@ -42,6 +42,11 @@ class TimeoutProtocol(HttpToolsProtocol):
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         super().on_headers_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        """After it another protocol has the connection. The parser refers to this one, and this one to the parser."""
+        super().handle_websocket_upgrade()
+        self.parser = None  # type: ignore[assignment]
+
     def on_response_complete(self) -> None:
         self._num_active -= 1
         super().on_response_complete()
@@ -69,3 +74,7 @@ class AbortableWebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if self.response.status_code == 101:  # otherwise there is no scope
             self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.conn.parser.close()  # a generator that refers to the protocol object, which refers to it

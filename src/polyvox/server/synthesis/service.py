@@ -98,8 +98,7 @@ class SynthesisService:
 
     async def validate(self, options: SynthesisOptions) -> None:
         """Raises what `start` would raise for these options, before there is any text."""
-        _, _, encoder = await self.in_thread(self.prepare, options)
-        encoder.close()
+        await self.in_thread(lambda: self.prepare(options)[2].close())
 
     def new_encoder(self, options: SynthesisOptions) -> OutputEncoder:
         return OutputEncoder(options, self.engine.sample_rate)

@@ -67,7 +67,12 @@ class Utterance:
 
     async def start(self) -> None:
         """Validates the options and submits the first segment."""
-        prepared = await self._service.in_thread(self._service.prepare, self._options)
+        preparing = asyncio.ensure_future(self._service.in_thread(self._service.prepare, self._options))
+        try:
+            prepared = await asyncio.shield(preparing)
+        except asyncio.CancelledError:
+            preparing.add_done_callback(_close_encoder)  # the thread cannot be cancelled
+            raise
         self._segments, self._request, self._encoder = prepared
         assert self._request.seed is not None
         self.record.seed, self.record.characters = self._request.seed, self._segments.characters
@@ -154,6 +159,7 @@ class Utterance:
             task = self._next[1]
             task.cancel()
             task.add_done_callback(_cancel_stream)
+        self._next = self._appending = None  # their tracebacks refer to this object
         if self._encoder is not None:
             if self._encoding is None or self._encoding.done():
                 self._encoder.close()
@@ -274,6 +280,11 @@ class Utterance:
         self.record.finish_reason, self.record.error = reason, error
         self.record.seconds = time.monotonic() - self._start_time
         self._service.on_finished(self.record)
+
+
+def _close_encoder(job: "asyncio.Future[tuple[SegmentQueue, Request, OutputEncoder]]") -> None:
+    if not job.cancelled() and job.exception() is None:
+        job.result()[2].close()
 
 
 def _cancel_stream(job: "asyncio.Future[AsyncStream]") -> None:
