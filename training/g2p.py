@@ -55,16 +55,21 @@ class SpellingNetwork(nn.Module):
         named["embedding"] = named.pop("embedding.weight")
         return {name: value.astype(np.float16) for name, value in named.items()}
 
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        names = {name: name.removeprefix("gru.").replace("embedding.weight", "embedding") for name in self.state_dict()}
+        self.load_state_dict({name: torch.from_numpy(arrays[names[name]].astype(np.float32)) for name in names})
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("train", "check"))
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--start", type=Path, help="continue from this model")
     parser.add_argument("--model", type=Path, default=Path(spelling_model.__file__).with_name(MODEL_FILE))
     arguments = parser.parse_args()
     training, held_out = split(words())
     if arguments.command == "train":
-        train(training, held_out, arguments.minutes, arguments.model)
+        train(training, held_out, arguments.minutes, arguments.model, arguments.start)
     with np.load(arguments.model) as arrays:
         report(SpellingModel(dict(arrays)), held_out)
 
@@ -119,12 +124,19 @@ def batches(pairs: list[tuple[str, list[int]]], pick: random.Random) -> Iterator
 
 
 def train(
-    training: list[tuple[str, list[int]]], held_out: list[tuple[str, list[int]]], minutes: float, out: Path
+    training: list[tuple[str, list[int]]],
+    held_out: list[tuple[str, list[int]]],
+    minutes: float,
+    out: Path,
+    start: Path | None = None,
 ) -> None:
     """Train within a time budget; the learning rate falls to zero at its end. The model is saved at every check."""
     torch.manual_seed(1)
     pick = random.Random(1)
     network = SpellingNetwork()
+    if start is not None:
+        with np.load(start) as arrays:
+            network.load_arrays(dict(arrays))
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     began = checked = time.monotonic()
     steps = epoch = 0

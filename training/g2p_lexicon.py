@@ -14,18 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyvox.text.phonemes import lexicon as package_lexicon
-from polyvox.text.phonemes.alphabet import PHONEMES, PRIMARY, SECONDARY, flap, without_stress
+from polyvox.text.phonemes.alphabet import PHONEMES, PRIMARY, SECONDARY
 from polyvox.text.phonemes.inflections import stems
 from polyvox.text.phonemes.lexicon import END, LEXICON_FILE, write_lexicon
+from polyvox.text.phonemes.notations import from_arpabet
 
-ARPABET = {
-    "AA": "ɑ", "AE": "æ", "AH": "ʌ", "AO": "ɔ", "AW": "W", "AY": "I", "B": "b", "CH": "ʧ", "D": "d", "DH": "ð",
-    "EH": "ɛ", "ER": "ɜɹ", "EY": "A", "F": "f", "G": "ɡ", "HH": "h", "IH": "ɪ", "IY": "i", "JH": "ʤ", "K": "k",
-    "L": "l", "M": "m", "N": "n", "NG": "ŋ", "OW": "O", "OY": "Y", "P": "p", "R": "ɹ", "S": "s", "SH": "ʃ", "T": "t",
-    "TH": "θ", "UH": "ʊ", "UW": "u", "V": "v", "W": "w", "Y": "j", "Z": "z", "ZH": "ʒ",
-}  # fmt: skip
-UNSTRESSED = {"AH": "ə", "ER": "əɹ"}
-STRESS = {"0": "", "1": PRIMARY, "2": SECONDARY}
 # Names of parts of speech in misaki's heteronyms; "None" is the form at the end of a phrase.
 FORMS = {"NOUN": "NOUN", "VERB": "VERB", "ADJ": "ADJ", "ADV": "ADV", "VBD": "PAST", "DT": "ADJ", "None": END}
 
@@ -72,21 +65,13 @@ def cmudict_entries(path: Path) -> Iterator[tuple[str, str]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         word, *sounds = line.split("#")[0].split()
         if re.fullmatch(r"[a-z'-]+", word) and sounds:
-            yield word, from_arpabet(sounds)
+            yield word, with_one_main_stress(from_arpabet(" ".join(sounds)))
 
 
-def from_arpabet(sounds: list[str]) -> str:
-    """Phonemes of ARPAbet symbols with stress digits."""
-    spoken = ""
-    for sound in sounds:
-        symbol, digit = (sound[:-1], sound[-1]) if sound[-1].isdigit() else (sound, "0")
-        spoken += STRESS[digit] + (UNSTRESSED.get(symbol, ARPABET[symbol]) if digit == "0" else ARPABET[symbol])
-    spoken = spoken.replace("iɹ", "ɪɹ").replace("ʌɹ", "ɜɹ")
-    spoken = re.sub(r"(?<=[^ˈˌaeiou])əl$", "ᵊl", spoken)
-    if spoken.count(PRIMARY) > 1:  # letters of an abbreviation: the last one has the main stress
-        head, tail = spoken.rsplit(PRIMARY, 1)
-        spoken = head.replace(PRIMARY, SECONDARY) + PRIMARY + tail
-    return flap(spoken) if without_stress(spoken) else ""
+def with_one_main_stress(phonemes: str) -> str:
+    """Letters of an abbreviation have a main stress each: the last one keeps it."""
+    head, mark, tail = phonemes.rpartition(PRIMARY)
+    return head.replace(PRIMARY, SECONDARY) + mark + tail
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from polyvox.errors import InvalidRequest
 from polyvox.models.request import Sampling
 
 # Names of ModelInfo's attributes that say whether a request is supported.
-Capability = Literal["voices", "can_clone", "designs_voices", "takes_instructions"]
+Capability = Literal["voices", "can_clone", "designs_voices", "takes_instructions", "takes_phonemes"]
 Modality = Literal["audio", "text"]
 
 
@@ -43,6 +43,7 @@ class ModelInfo:
     sampling: Sampling  # defaults
     max_reference_seconds: float | None = None  # longest recording to clone
     modalities: tuple[Modality, ...] = ("audio",)  # of the output
+    takes_phonemes: bool = False  # text may have words with phonemes: text/phonemes/inline_phonemes.py
     # A published model of the same family for each capability, for error messages.
     alternatives: Mapping[Capability, str] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ from polyvox.models.config_fields import ConfigFields, read_json
 from polyvox.models.layers.transformer_config import CodePredictorConfig, TransformerConfig
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig, parse_encoders
 from polyvox.models.request import Sampling
+from polyvox.text.phonemes.alphabet import ALPHABET
 
 Kind = Literal["custom_voice", "voice_design", "base"]
 
@@ -83,6 +84,7 @@ class ModelConfig:
     encoders: EncodersConfig | None  # only Base models have them
     sampling: Sampling
     max_frames: int
+    phoneme_alphabet: str | None = None  # of a model whose text is phonemes
 
     @property
     def takes_instructions(self) -> bool:
@@ -131,9 +133,20 @@ def parse_config(files: Mapping[str, object]) -> ModelConfig:
         sampling=_sampling(defaults),
         # The reference implementation completes frame k in step k + 1, so N new tokens are at most N - 1 frames.
         max_frames=defaults.size("max_new_tokens", min_value=2, default=2048) - 1,
+        phoneme_alphabet=_phoneme_alphabet(top),
     )
     _check_agreement(config, top, codec_fields.section("decoder_config"))
     return config
+
+
+def _phoneme_alphabet(top: ConfigFields) -> str | None:
+    """The alphabet of a checkpoint whose text is phonemes. Published checkpoints have neither field."""
+    top.expect("text_input", "text", "phonemes")
+    if top.values.get("text_input") != "phonemes":
+        return None
+    if top.text("phoneme_alphabet") != ALPHABET:
+        raise top.unsupported("phoneme_alphabet", top.text("phoneme_alphabet"), f'"{ALPHABET}"')
+    return ALPHABET
 
 
 def _transformer(fields: ConfigFields) -> TransformerConfig:

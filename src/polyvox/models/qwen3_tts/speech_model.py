@@ -63,6 +63,7 @@ def model_info(config: ModelConfig, identity: ModelIdentity) -> ModelInfo:
         frame_seconds=config.codec.samples_per_frame / config.codec.sample_rate,
         sampling=config.sampling,
         max_reference_seconds=MAX_SECONDS if config.encoders else None,
+        takes_phonemes=config.phoneme_alphabet is not None,
         alternatives=PUBLISHED,
     )
 

@@ -2,6 +2,7 @@
 """Words to phonemes, for checkpoints whose text is phonemes. American English."""
 
 from polyvox.text.phonemes.alphabet import ALPHABET, SYMBOLS
-from polyvox.text.phonemes.phonemizer import PhonemeStream, mark_phonemes, phonemize, unmark_phonemes
+from polyvox.text.phonemes.inline_phonemes import mark_phonemes, unmark_phonemes
+from polyvox.text.phonemes.phonemizer import PhonemeStream, phonemize
 
 __all__ = ["ALPHABET", "SYMBOLS", "PhonemeStream", "mark_phonemes", "phonemize", "unmark_phonemes"]

@@ -10,13 +10,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from polyvox.text.number_words import cardinal
-from polyvox.text.phonemes.alphabet import SYMBOLS
+from polyvox.text.languages.english.number_words import cardinal
 from polyvox.text.phonemes.heteronyms import Context
+from polyvox.text.phonemes.inline_phonemes import MARK_CLOSE, MARK_OPEN, split_marked
 from polyvox.text.phonemes.pronouncer import expected, is_known, isolated, looks_ahead, pronounce, spell
 
-# Inline phonemes: MARK_OPEN, the written word, MARK_MIDDLE, its phonemes with "_" for a space, MARK_CLOSE.
-MARK_OPEN, MARK_MIDDLE, MARK_CLOSE = "\ue100", "\ue101", "\ue102"
 MAX_DIGITS = 15
 
 _SPACE = re.compile(r"\s+")
@@ -57,6 +55,9 @@ class PhonemeStream:
 
     def append(self, piece: str) -> str:
         """The phonemes that this piece completes."""
+        if _SPACE.search(piece) is None:
+            self._text += piece
+            return ""
         *chunks, self._text = _SPACE.split(self._text + piece)
         for chunk in chunks:
             self._tokens.extend(_tokens(chunk))
@@ -67,6 +68,11 @@ class PhonemeStream:
         self._tokens.extend(_tokens(self._text))
         self._text = ""
         return self._emit(end=True)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether text is buffered that may have words."""
+        return bool(self._text or self._tokens)
 
     def _emit(self, end: bool) -> str:
         made: list[str] = []
@@ -114,23 +120,6 @@ def phonemize(text: str) -> str:
     return stream.append(text) + stream.finish()
 
 
-def mark_phonemes(text: str, phonemes: str) -> str:
-    """A word with its own phonemes, as a piece of text that `phonemize` accepts; raises ValueError."""
-    unknown = sorted(set(phonemes) - SYMBOLS)
-    if unknown or not phonemes.strip():
-        raise ValueError(f"unknown phonemes: {' '.join(unknown)}" if unknown else "phonemes must not be empty")
-    return f"{MARK_OPEN}{text.replace(' ', '_')}{MARK_MIDDLE}{'_'.join(phonemes.split())}{MARK_CLOSE}"
-
-
-def unmark_phonemes(text: str) -> str:
-    """The text without inline phonemes, for subtitles and logs."""
-    return re.sub(
-        rf"{MARK_OPEN}([^{MARK_MIDDLE}]*){MARK_MIDDLE}[^{MARK_CLOSE}]*{MARK_CLOSE}",
-        lambda match: match[1].replace("_", " "),
-        text,
-    )
-
-
 def _waits(token: Token) -> bool:
     if token.is_mark:
         return False
@@ -162,8 +151,8 @@ def _tokens(chunk: str) -> Iterator[Token]:
 def _word_tokens(match: re.Match[str]) -> Iterator[Token]:
     text = match[0]
     if match.lastgroup == "marked":
-        written, _, phonemes = text[1:-1].partition(MARK_MIDDLE)
-        yield Token(written.replace("_", " "), phonemes=phonemes.replace("_", " "))
+        written, phonemes = split_marked(text)
+        yield Token(written, phonemes=phonemes)
     elif match.lastgroup == "dotted":
         yield Token(text, phonemes=spell(text))
     elif match.lastgroup == "title":
