@@ -19,7 +19,16 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close sends a reset
 NUM_SEEDS = 8  # the fake engine counts by seed
 TEXTS = ("Hello there.", "One. Two. Three.", "Text of several sentences. It goes on. And on.")
 # The transports, with their share of the clients.
-TRANSPORTS = {"stream": 8, "events": 3, "whole file": 3, "batch": 1, "elevenlabs": 2, "websocket": 4, "context": 4}
+TRANSPORTS = {
+    "stream": 8,
+    "events": 3,
+    "whole file": 3,
+    "batch": 1,
+    "upload": 1,
+    "elevenlabs": 2,
+    "websocket": 4,
+    "context": 4,
+}
 
 
 async def run_storm(port: int, num_clients: int, seed: int = 0, concurrency: int = 24) -> Counter[str]:
@@ -47,9 +56,12 @@ async def _abort_one(port: int, name: str, chance: random.Random) -> None:
         if name in ("websocket", "context"):
             await _talk(reader, writer, name, chance)
         else:
-            writer.write(_request(name, chance))
-            if chance.random() < 0.1:
-                return  # before the server reads it
+            request = _request(name, chance)
+            if chance.random() < 0.1:  # before the end of the request
+                writer.write(request[: chance.randrange(len(request))])
+                await asyncio.sleep(chance.random() * 0.01)
+                return
+            writer.write(request)
         match chance.randrange(3):
             case 0:
                 await asyncio.sleep(chance.random() * 0.02)
@@ -72,6 +84,8 @@ def _request(name: str, chance: random.Random) -> bytes:
             body["stream"] = False
         case "batch":
             path, body = "/v1/audio/speech/batch", {"items": [{"input": text}, {"input": text}], **common}
+        case "upload":
+            path, body = "/v1/audio/voices", {"name": "a", "audio_sample": "A" * chance.randrange(200_000)}
         case "elevenlabs":
             path, body = "/v1/text-to-speech/heart/stream", {"text": text, "seed": common["seed"]}
     data = json.dumps(body).encode()
@@ -118,7 +132,7 @@ def measure_storm(
     concurrency: int = 24,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> list[tuple[int, int]]:
-    """Runs a storm; returns the number of clients so far and the server's resident bytes, after every `every` clients."""
+    """Runs a storm; returns the number of clients and the resident bytes of the server, after every `every` clients."""
     found = []
     for number in range(every, num_clients + 1, every):
         asyncio.run(run_storm(port, every, seed=number, concurrency=concurrency))

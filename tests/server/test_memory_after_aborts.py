@@ -2,6 +2,8 @@
 """Clients that disconnect leave no reference cycles: memory is freed at once, not when the garbage collector runs."""
 
 import gc
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -55,3 +57,29 @@ def test_aborted_requests_of_every_transport_leave_no_garbage() -> None:
             before = len(gc.get_objects())
             gc.collect()
             assert before - len(gc.get_objects()) < MAX_GARBAGE
+
+
+FREED = """
+import sys
+from polyvox.server.malloc import limit_malloc
+if sys.argv[1] == "limited":
+    assert limit_malloc()
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+del [bytes(31 << 20)][:]  # glibc raises its thresholds
+blocks = [b"x" * (1 << 20) for _ in range(64)]
+last = b"x" * 100_000  # keeps the end of the heap in use
+before = resident()
+blocks.clear()
+print((before - resident()) >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the settings are those of glibc")
+def test_freed_memory_is_returned_to_the_system() -> None:
+    def freed(mode: str) -> int:
+        command = [sys.executable, "-c", FREED, mode]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    assert freed("limited") >= 60
+    assert freed("default") < 60  # otherwise the settings have no effect here

@@ -29,6 +29,7 @@ from polyvox.ipc.endpoint import EngineEndpoint
 from polyvox.server.app import Connect, create_app
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import set_up_logs
+from polyvox.server.malloc import limit_malloc
 from polyvox.server.metrics import MULTIPROCESS_DIR
 from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol
 from polyvox.server.settings import Settings
@@ -163,6 +164,8 @@ def create_server(connect: Connect, settings: Settings, records: Path | None = N
 def run_server(connect: Connect, settings: Settings, listener: socket.socket, records: Path | None = None) -> None:
     """Serves in this process until a signal stops it."""
     log.info("server process started", extra={"pid": os.getpid()})
+    if settings.workers:  # otherwise the engine is in this process
+        limit_malloc()
     server = create_server(connect, settings, records)
     gc.freeze()  # objects of the start are excluded from garbage collection, which stalls all streams
     server.run(sockets=[listener])
