@@ -4,28 +4,22 @@
 import re
 
 from polyvox.text import markup
-from polyvox.text.languages.english import word_tables as tables
-from polyvox.text.languages.english.dates import DATES
-from polyvox.text.languages.english.quantities import QUANTITIES
-from polyvox.text.languages.english.symbols import NAMES, SIGNS, code, link
+from polyvox.text.languages import english
+from polyvox.text.languages.english.electronic import code, link
+from polyvox.text.languages.english.formulas import FORMULAS
+from polyvox.text.languages.english.word_tables import SIGNS
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note
 from polyvox.text.rules import LETTER, Rule, Rules
 from polyvox.text.text_rules import TextRules
-from polyvox.text.unicode_cleaner import PICTOGRAM, UnicodeCleaner
+from polyvox.text.unicode_cleaner import PICTOGRAM, PRIMES, UnicodeCleaner
 
 CONTEXT = 32  # characters before a segment that its rules may look at
 
-# Words at which a rule may start; all others pass through.
-_SPECIAL = {name.split(".")[0] for name in tables.ABBREVIATIONS} | {sign for sign in tables.MONEY if len(sign) == 3}
-_SPECIAL |= {name[:size] for name in (*tables.MONTHS, *tables.WEEKDAYS) for size in (3, 4, 5, 9)} | {
-    *tables.COUNTRIES,
-    *"CFJwxπμ",
-}
-_WORD = re.compile(rf"{LETTER}+(?:'{LETTER}+)*(?=[\s,;!?)\"—…]|$|[.:](?:\s|$))")
+_WORD = re.compile(rf"(?![\u0370-\u03ff]){LETTER}+(?:'{LETTER}+)*(?=[\s,;!?)\"—…]|$|[.:](?:\s|$))")
 _ESCAPED = frozenset("\\`*_{}[]()#+-.!|<>~$")  # characters that Markdown allows after a backslash
 _DECORATION = re.compile(r"([-<>=+^@%&$/\\.!?])\1{3,}")  # repeated for decoration
-_ROMAN = re.compile(r"[IVX]+")
+_ROMAN = re.compile(r"[IVXLCDM]+(?:'s)?")
 _LETTERS = re.compile(rf"{LETTER}+")
 _NUMBER = re.compile(r"[$€£¥]?[0-9]+(?:[.,:/-][0-9]+)*%?")
 _FOREIGN = re.compile(r"[\u0400-\u1cff\u2e80-\ud7ff\uf900-\ufaff]")
@@ -42,7 +36,9 @@ class InlineNormalizer:
             for word, spoken in rules.lexicon.items()
         }
         self._english, self._writer = rules.english, writer
-        self._special = _SPECIAL.union(*(_LETTERS.findall(word)[:1] + word.split()[:1] for word in self.lexicon))
+        self._special = english.SPECIAL_WORDS.union(
+            *(_LETTERS.findall(word)[:1] + word.split()[:1] for word in self.lexicon)
+        )
         self._rules = Rules()
         if self.lexicon:
             words = "|".join(
@@ -50,7 +46,7 @@ class InlineNormalizer:
             )
             self._rules("lexicon", rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE)(self._respelled)
         if self._english:
-            self._rules += [*NAMES, *DATES, *QUANTITIES, *SIGNS]
+            self._rules += english.RULES
 
     def read(self, text: str, at: int = 0) -> None:
         """Normalise a text from a position on; the text before it is context."""
@@ -74,6 +70,8 @@ class InlineNormalizer:
             return span.end()
         if char == "&" and (entity := markup.ENTITY.match(text, at)):
             return self._entity(entity)
+        if char in "\\$" and self._english and (after := self._apply(FORMULAS, text, at)) > at:
+            return after
         if char == "|" or (char == "\\" and text[at + 1 : at + 2] in _ESCAPED):
             if char == "|":
                 self._writer.cell()
@@ -85,11 +83,8 @@ class InlineNormalizer:
             self.note("number", figures[0])
             self._writer.raw(figures[0])
             return figures.end()
-        for rule in self._rules:
-            match = rule.pattern.match(text, at)
-            if match and match.end() > at and (spoken := self._spoken(rule, match)) is not None:
-                self._replace(rule.name, match[0], spoken)
-                return match.end()
+        if (after := self._apply(self._rules, text, at)) > at:
+            return after
         if not self._english and (pictogram := _PICTOGRAMS.match(text, at)):
             self.note("emoji", pictogram[0])
             self._writer.say("")
@@ -98,8 +93,17 @@ class InlineNormalizer:
             return self._stray(text, stray)
         letters = _LETTERS.match(text, at)
         after = letters.end() if letters else at + 1
-        self._writer.raw(text[at:after])
+        self._writer.raw(text[at:after].translate(PRIMES))
         return after
+
+    def _apply(self, rules: list[Rule], text: str, at: int) -> int:
+        """Apply the first rule that matches; the position after it, or `at` if none does."""
+        for rule in rules:
+            match = rule.pattern.match(text, at)
+            if match and match.end() > at and (spoken := self._spoken(rule, match)) is not None:
+                self._replace(rule.name, match[0], spoken)
+                return match.end()
+        return at
 
     def _spoken(self, rule: Rule, match: re.Match[str]) -> str | None:
         return (rule.name == "url" and self._respelled(match)) or rule.say(match)
@@ -182,8 +186,8 @@ class InlineNormalizer:
             return entity.start() + 1
         if not char.strip():
             self.note("tag", entity[0])
-        if char in tables.SIGNS and self._english:
-            self._writer.say(tables.SIGNS[char])
+        if char in SIGNS and self._english:
+            self._writer.say(SIGNS[char])
         else:
             self._writer.raw(char or " ")
         return entity.end()

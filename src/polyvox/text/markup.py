@@ -25,13 +25,19 @@ SPAN = re.compile(
     r"|<(?P<close>/?)(?!sub\s+alias)(?P<tag>[A-Za-z][A-Za-z0-9:-]*)(?P<inside>[^<>\n]*)>",
     re.IGNORECASE,
 )
+GROUP = r"\{((?:[^{}\n]|\{[^{}\n]*\})*)\}"  # an argument of a LaTeX command
+FORMULA = re.compile(
+    r"\$\$?(?P<dollars>[^\s$](?:[^$\n]{0,62}[^\s$])?)\$\$?(?![\w$])"
+    r"|\\\((?P<round>[^\n]{1,200}?)\\\)|\\\[(?P<square>[^\n]{1,200}?)\\\]"
+    rf"|\\[dt]?frac *{GROUP} *{GROUP}|\\sqrt *(?:\[[^\[\]\n]*\])? *{GROUP}"
+)
 OPENS_TAG = re.compile(r"<[A-Za-z/]")
 STRAY = re.compile(r"\]\((?P<url>[^()\s]*)\)|<sub\s+alias[^<>\n]*>|[\[\]`~_*{}|]+")
 ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 FENCE = re.compile(r" *(?P<fence>`{3,}|~{3,})[^`\n]*")
 RULE_LINE = re.compile(r"[ |:*_=+~—–-]+")
 PREFIX = re.compile(
-    r" *(?:(?P<heading>#{1,6})(?= |$)|(?P<quote>>)|(?P<item>[-*+•◦▪–])(?= |$)(?: \[(?P<task>[ xX])\](?= |$))?"
+    r" *(?:(?P<heading>#{1,6})(?= )|(?P<quote>>)|(?P<item>[-*•◦▪–](?= |$)|\+(?= ))(?: \[(?P<task>[ xX])\](?= |$))?"
     r"|(?P<number>[0-9]{1,3})[.)](?= )|(?P<row>\|))"
 )
 _PAUSE = re.compile(r"\s*pause\b[\s:=]*(?P<rest>.*)", re.IGNORECASE)

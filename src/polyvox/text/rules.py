@@ -44,7 +44,7 @@ class Rules(list[Rule]):
 
 
 def before(match: re.Match[str]) -> str:
-    return match.string[max(0, match.start() - 24) : match.start()]
+    return match.string[max(0, match.start() - 32) : match.start()]
 
 
 def after(match: re.Match[str]) -> str:

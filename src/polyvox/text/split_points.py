@@ -4,8 +4,15 @@
 import re
 from collections.abc import Iterable
 
-from polyvox.text.languages.english.word_tables import ABBREVIATIONS, MONEY, MONTHS, WEEKDAYS
-from polyvox.text.markup import FENCE, OPENS_TAG, SPAN
+from polyvox.text.languages.english.word_tables import (
+    ABBREVIATIONS,
+    MONEY,
+    MONTHS,
+    NUMBERED_NOUNS,
+    REGNAL,
+    WEEKDAYS,
+)
+from polyvox.text.markup import FENCE, FORMULA, OPENS_TAG, SPAN
 
 MAX_SEGMENT = 512  # characters without a split point; then one is forced
 MAX_SPAN = 256  # characters in which a bracket, tag or code span must close, on one line
@@ -14,10 +21,20 @@ WINDOW = MAX_SEGMENT + MAX_SPAN + 1  # characters that decide about a split poin
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK_STOPS = "。！？，、；："
 _ALNUM = re.compile(r"[^\W_]+")
-_JOINS_NEXT = re.compile(rf"[0-9{''.join(sign for sign in MONEY if len(sign) == 1)}]|^[\W_]+$")
+_OPENS_FORMULA = r"\$(?=[^\s$])|\\[(\[]|\\[dt]?frac|\\sqrt"
+_MAX_DOLLARS = 68  # characters in which $…$ must close
+_JOINS_NEXT = re.compile(rf"[0-9¼-¾⅐-⅞{''.join(sign for sign in MONEY if len(sign) == 1)}]|^[\W_]+$")
 _LAST_WORD = re.compile(r"([^\W0-9_][\w.]*)[.,]?[\"')*_]*$")
 _JOINING_WORDS = {*ABBREVIATIONS, *MONTHS, *(sign for sign in MONEY if len(sign) == 3)}
-_JOINING_WORDS |= {"x"} | {name[:size] for name in (*MONTHS, *WEEKDAYS) for size in (3, 4, 5)}
+_JOINING_WORDS |= {*NUMBERED_NOUNS, *REGNAL, "x"} | {name[:size] for name in (*MONTHS, *WEEKDAYS) for size in (3, 4, 5)}
+
+# Ends of a segment that join the next word: "1760 and", "10 a.m.", "20 sq", "$5 million", "Chapter I".
+_TAIL = 40  # characters
+_JOINING_TAIL = re.compile(
+    r"[0-9]\S* (?:and|or|to|through|until|&|sq\.?|cu\.?|fl|hundred|thousand|million|billion|trillion)$"
+    rf"|[0-9] ?[ap]\.?m\.?$|\b(?:{'|'.join(map(re.escape, (*NUMBERED_NOUNS, *REGNAL)))}) [IVX]$",
+    re.IGNORECASE,
+)
 
 
 class SplitPointFinder:
@@ -34,7 +51,8 @@ class SplitPointFinder:
         inner = f"(?<=[{_CJK_STOPS}])(?=[{_CJK}])"
         if not any(re.search(f"[{_CJK}]", phrase) for phrase in phrases):
             inner += f"|(?<=[{_CJK}])(?=[{_CJK}])"
-        self._next = re.compile(rf"\s|[\[<`]|{inner}")
+        formulas = f"{_OPENS_FORMULA}|" if english else ""
+        self._next = re.compile(rf"\s|{formulas}[\[<`]|{inner}")
 
     def first(self, text: str, end: bool, line_start: bool) -> int | None:
         """The first split point of a window; None if it depends on more text."""
@@ -71,13 +89,18 @@ class SplitPointFinder:
                     if after is None:
                         return None
                     at = after
+                elif found[0][:1] in ("$", "\\"):
+                    after = self._formula(text, position, end)
+                    if after is None:
+                        return None
+                    at = after
                 elif not found[0]:
                     if position > 0:
                         return position
                     at = 1
                 else:
                     break
-            if found[0] == "\n" or not self._may_join_next(text[start:position], line_start):
+            if found[0] == "\n" or not self._may_join_next(text, start, position, line_start):
                 return position
             at = position
 
@@ -93,11 +116,27 @@ class SplitPointFinder:
             return span.end()
         return at + 1 if decided else None
 
-    def _may_join_next(self, chunk: str, line_start: bool) -> bool:
-        """Whether a rule may match this word together with the next."""
+    def _formula(self, text: str, at: int, end: bool) -> int | None:
+        """Like `_span`, for a formula."""
+        limit = at + (_MAX_DOLLARS if text[at] == "$" else MAX_SPAN)
+        newline = text.find("\n", at, limit)
+        stop = newline if newline >= 0 else min(len(text), limit)
+        decided = newline >= 0 or end or len(text) >= limit
+        span = FORMULA.match(text, at, stop)
+        if span and (decided or span.end() < stop):
+            return span.end()
+        return at + 1 if decided else None
+
+    def _may_join_next(self, text: str, start: int, end: int, line_start: bool) -> bool:
+        """Whether a rule may match the word from `start` to `end` together with the next."""
+        chunk = text[start:end]
         if self._first_words and not self._first_words.isdisjoint(_ALNUM.findall(chunk.lower())):
             return True
         if not self._english:
             return not any(map(str.isalnum, chunk)) or (line_start and chunk.strip(".)").isdigit())
         word = _LAST_WORD.search(chunk)
-        return bool(_JOINS_NEXT.search(chunk)) or (word is not None and word[1].rstrip(".") in _JOINING_WORDS)
+        return (
+            bool(_JOINS_NEXT.search(chunk))
+            or (word is not None and word[1].rstrip(".") in _JOINING_WORDS)
+            or bool(_JOINING_TAIL.search(text, max(0, end - _TAIL), end))
+        )

@@ -10,14 +10,16 @@ ZWJ = "\u200d"
 MAX_CLUSTER = 32  # characters; longer clusters are split. Unicode's stream-safe format allows 30 marks
 
 _TABLE = str.maketrans(
-    dict.fromkeys("‘’‚‛ʼ′´", "'")
-    | dict.fromkeys("“”„‟″", '"')
+    dict.fromkeys("‘’‚‛ʼ´", "'")
+    | dict.fromkeys("“”„‟", '"')
     | dict.fromkeys("\u2010\u2011\ufe63", "-")
     | dict.fromkeys("\u2012\ufe58", "–")
     | dict.fromkeys("⁄∕／", "/")
     | {"―": "—", "⸺": "—", "\x0b": "\n", "\x0c": "\n\n", "\x85": "\n", "\u2028": "\n", "\u2029": "\n\n", "\t": " "}
     | {"\u00b5": "\u03bc", "％": "%", "＄": "$", "＋": "+", "＝": "=", "＠": "@", "＃": "#", "＆": "&", "＊": "*"}
 )
+# Primes are feet and inches after a number; elsewhere they are quotation marks.
+PRIMES = str.maketrans({"′": "'", "″": '"'})
 _PLAIN = re.compile(r"[ -~\n\u00a1-\u00ac\u00ae-\u00b3\u00b6-\u02bb]+")
 _PAIR = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
 # Compatibility forms of letters and digits: full width, ligatures, mathematical, subscripts, Roman numerals, ℃, ①, ㎞.

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""English rules for dates, times of day, durations and ratios."""
+"""English rules for dates, weekdays and decades."""
 
 import re
 
 from polyvox.text.languages.english.number_words import cardinal, decade, ordinal, year
-from polyvox.text.languages.english.word_tables import MONTHS, WEEKDAYS
+from polyvox.text.languages.english.times import clock, count
+from polyvox.text.languages.english.word_tables import FULL_MONTH, MONTHS, WEEKDAYS
 from polyvox.text.rules import LEFT, TH, TO, Rules, before
 
 DATES = Rules()
-FULL_MONTH = "|".join(MONTHS)
 _MONTH = rf"(?P<month>(?:{FULL_MONTH})|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\b\.?)"
+_DAY = r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _THE = re.compile(r"\b[Tt]he $")
 _DECADE_BEFORE = re.compile(r"\b(?:the|his|her|their|my|your|our|early|mid|late|in)[ -]$", re.IGNORECASE)
 
@@ -18,24 +19,14 @@ def _month(name: str) -> str:
     return next(month for month in MONTHS if month.startswith(name[:3]))
 
 
+def _weekday_name(name: str) -> str:
+    return next(day for day in WEEKDAYS if day.startswith(name[:3]))
+
+
 def _date(month: str, day: str, year_of: str | None) -> str | None:
     if not (1 <= int(month) <= 12 and 1 <= int(day) <= 31):
         return None
     return f"{MONTHS[int(month) - 1]} {ordinal(str(int(day)))}" + (f", {year(year_of)}" if year_of else "")
-
-
-def _count(text: str, name: str) -> str:
-    value = str(int(text))
-    return f"{cardinal(value)} {name}{'' if value == '1' else 's'}"
-
-
-def _clock(hour: str, minute: str, half: str = "") -> str:
-    spoken = cardinal(str(int(hour)))
-    if minute != "00":
-        spoken += f" oh {cardinal(minute[1])}" if minute[0] == "0" else f" {cardinal(minute)}"
-    elif not half:
-        spoken += " o'clock" if 0 < int(hour) <= 12 else " hundred hours"
-    return spoken + (f" {half.lower()}.m." if half else "")
 
 
 @DATES(
@@ -47,8 +38,8 @@ def _iso(match: re.Match[str]) -> str | None:
     spoken = _date(month, day, year_of)
     if spoken is None or int(hour or 0) > 24 or int(minute or 0) > 59:
         return None
-    spoken += f" at {_clock(hour, minute)}" if hour else ""
-    spoken += f" and {_count(second, 'second')}" if second and int(second) else ""
+    spoken += f" at {clock(hour, minute)}" if hour else ""
+    spoken += f" and {count(second, 'second')}" if second and int(second) else ""
     if zone:
         spoken += (
             " UTC" if zone == "Z" else f" UTC {'plus' if zone[0] == '+' else 'minus'} {cardinal(str(int(zone[1:3])))}"
@@ -57,12 +48,24 @@ def _iso(match: re.Match[str]) -> str | None:
     return spoken
 
 
+@DATES("date", LEFT + r"(?<!/)(\d{4})/(\d\d?)/(\d\d?)(?![\w/])")
+def _year_first(match: re.Match[str]) -> str | None:
+    return _date(match[2], match[3], match[1])
+
+
 @DATES("date", LEFT + r"(?<!/)(\d{1,2})/(\d{1,2})/(\d{4}|\d\d)(?![\w/])")
-def _slashes(match: re.Match[str]) -> str | None:
+@DATES("date", LEFT + r"(?<!-)(\d{1,2})-(\d{1,2})-(\d{4})(?![\w-])")
+def _month_first(match: re.Match[str]) -> str | None:
     first, second, year_of = match.groups()
     if len(year_of) == 2:
         year_of = ("20" if int(year_of) < 70 else "19") + year_of
-    return _date(first, second, year_of) or _date(second, first, year_of)  # month first if possible
+    return _date(first, second, year_of) or _date(second, first, year_of)
+
+
+@DATES("date", LEFT + r"(\d{1,2})\.(\d{1,2})\.((?:19|20)\d\d)(?!\w)(?!\.\d)")
+def _day_first(match: re.Match[str]) -> str | None:
+    day, month, year_of = match.groups()
+    return _date(month, day, year_of) or _date(day, month, year_of)
 
 
 @DATES("date", LEFT + rf"(?P<day>\d{{1,2}}){TH}? (?:of )?{_MONTH}(?:,? (?P<year>\d{{4}})(?![.,]?\d))?(?!\w)")
@@ -77,7 +80,8 @@ def _day_month(match: re.Match[str]) -> str | None:
 
 @DATES(
     "date",
-    rf"(?<!\w){_MONTH} (?P<day>\d{{1,2}}){TH}?(?:{TO}(?P<until>\d{{1,2}}){TH}?)?"
+    rf"(?<!\w){_MONTH} (?P<day>\d{{1,2}}){TH}?(?:{TO}(?P<until>\d{{1,2}}){TH}?"
+    rf"| (?P<join>and|or) (?P<other>\d{{1,2}}){TH}?(?=[,.;:!?)]|$| (?:at|in|for|from|is|are|was|were)\b))?"
     r"(?:,? (?P<year>\d{4})(?![.,]?\d))?(?![\w%])(?![.:,]\d)",
 )
 def _month_day(match: re.Match[str]) -> str | None:
@@ -85,6 +89,7 @@ def _month_day(match: re.Match[str]) -> str | None:
         return None
     spoken = f"{_month(match['month'])} {ordinal(match['day'])}"
     spoken += f" to {ordinal(match['until'])}" if match["until"] else ""
+    spoken += f" {match['join']} {ordinal(match['other'])}" if match["other"] else ""
     return spoken + (f", {year(match['year'])}" if match["year"] else "")
 
 
@@ -93,36 +98,22 @@ def _month_year(match: re.Match[str]) -> str:
     return _month(match["month"])
 
 
-@DATES("date", rf"(?<!\w)(Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\.?,(?= {_MONTH}| \d)")
+@DATES("date", rf"(?<!\w)({_DAY})\.?,(?= {_MONTH}| \d)")
 def _weekday(match: re.Match[str]) -> str:
-    return next(day for day in WEEKDAYS if day.startswith(match[1][:3])) + ","
+    return f"{_weekday_name(match[1])},"
 
 
-@DATES("time", LEFT + r"(\d{1,2}):(\d\d)(?::(\d\d))?(?: ?([aApP])\.?[mM](?!\w)\.?)?(?![\w:])")
-def _time(match: re.Match[str]) -> str | None:
-    hour, minute, second, half = match.groups()
-    if int(hour) > 24 or int(minute) > 59 or int(second or 0) > 59:
-        return None
-    return _clock(hour, minute, half or "") + (f" and {_count(second, 'second')}" if second else "")
-
-
-@DATES("time", LEFT + r"(1[0-2]|0?[1-9]) ?([ap]|[AP](?=\.?M))\.?[mM](?!\w)\.?")
-def _hour(match: re.Match[str]) -> str:
-    return _clock(match[1], "00", match[2])
-
-
-@DATES("time", LEFT + r"(\d{1,4})h ?(\d{1,2})m(?:in)?(?: ?(\d{1,2})s)?(?!\w)")
-def _duration(match: re.Match[str]) -> str:
-    spans = zip(match.groups(), ("hour", "minute", "second"), strict=True)
-    return " ".join(_count(count, name) for count, name in spans if count)
-
-
-@DATES("ratio", LEFT + r"\d+(?::\d+)+(?![\w:])")
-def _ratio(match: re.Match[str]) -> str:
-    return " to ".join(map(cardinal, match[0].split(":")))
+@DATES("date", rf"(?<!\w)({_DAY})\.?{TO}({_DAY})(?!\w)(?:\.(?= ?[a-z0-9]))?")
+def _weekdays(match: re.Match[str]) -> str:
+    return f"{_weekday_name(match[1])} to {_weekday_name(match[2])}"
 
 
 @DATES("decade", r"(?<!\w)'?((?:1[1-9]|20)?[0-9]0)'?s(?!\w)")
 def _decade(match: re.Match[str]) -> str | None:
     sure = len(match[1]) == 4 or match[0][0] == "'" or (match[1] != "00" and _DECADE_BEFORE.search(before(match)))
     return decade(match[1]) if sure else None
+
+
+@DATES("year", r"(?<![\w'])'(\d\d)(?![\w'])(?!\.\d)")
+def _short_year(match: re.Match[str]) -> str:
+    return f"oh {cardinal(match[1][1])}" if match[1][0] == "0" else cardinal(match[1])
