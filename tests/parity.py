@@ -66,7 +66,7 @@ def prompt_of(tts: LoadedTTS, case: Case, utterance: Utterance) -> Prompt:
     return build_prompt(
         tts.model.config,
         tokenizer.role,
-        tokenizer.text(utterance.text),
+        tokenizer._encode(utterance.text),  # of a model whose text is phonemes: a phoneme string, as for the reference
         cast(Layout, case.layout),
         utterance.language,
         utterance.speaker,

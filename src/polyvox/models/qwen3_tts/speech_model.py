@@ -22,6 +22,7 @@ from polyvox.models.qwen3_tts.streaming_tokenizer import MAX_TEXT, Qwen3Streamin
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.qwen3_tts.vocoder import CodecContext, Qwen3TTSVocoder
 from polyvox.models.request import MAX_CHUNK_FRAMES, SEED_LIMIT, ClonedVoice, Request, Sampling
+from polyvox.text.phonemes import unmark_phonemes
 
 # A live text has no length yet: two minutes, unless the request has a limit.
 LIVE_MAX_FRAMES = 1500
@@ -161,7 +162,7 @@ class Qwen3TTSModel:
             )
             raise InvalidRequest("text", request.text, requirement)
         requested = min(request.max_frames or config.max_frames, positions_left)
-        expected, longest = frame_limits(len(request.text.encode()))
+        expected, longest = frame_limits(len(unmark_phonemes(request.text).encode()))
         if live:
             expected, longest = NEVER, request.max_frames or LIVE_MAX_FRAMES
             # Without the row that closes the text: it is written when the text is finished.

@@ -3,8 +3,9 @@
 
 import unicodedata
 
-from polyvox.errors import InvalidRequest
-from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
+from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.models.qwen3_tts.tokenizer import NO_WORDS, TextTokenizer
+from polyvox.text.phonemes import PhonemeStream
 
 # Characters; about the text of the longest utterance that a checkpoint allows, 8,191 frames or 11 minutes.
 MAX_TEXT = 10_000
@@ -14,11 +15,13 @@ class Qwen3StreamingTokenizer:
     """Returns the token ids of a text whose pieces may have any size, in order and as early as possible.
 
     Pending are the last pre-token, which more text may extend, trailing whitespace, which may join the next word, and
-    characters before a combining mark. Whitespace around the whole text is not tokenized.
+    characters before a combining mark. Whitespace around the whole text is not tokenized. If the model's text is
+    phonemes, words whose phonemes depend on the next word are pending too.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._phonemes = PhonemeStream() if tokenizer.takes_phonemes else None
         self._pending = ""
         self._length = 0
         self._begun = False
@@ -26,7 +29,8 @@ class Qwen3StreamingTokenizer:
     @property
     def begun(self) -> bool:
         """Whether there is any text, even if all of it is pending."""
-        return self._begun or bool(self._pending.strip())
+        words_pending = self._phonemes is not None and self._phonemes.has_pending
+        return self._begun or words_pending or bool(self._pending.strip())
 
     def append(self, piece: str) -> list[int]:
         """The ids that this piece completes. An invalid piece raises and changes nothing."""
@@ -37,6 +41,8 @@ class Qwen3StreamingTokenizer:
         if any("\ud800" <= character <= "\udfff" for character in piece):
             raise InvalidRequest("text", piece, "must be valid Unicode without lone surrogates")
         self._length += len(piece)
+        if self._phonemes is not None:
+            return self._complete(self._phonemes.append(piece))
         text = self._pending + piece
         text = unicodedata.normalize("NFC", text if self._begun else text.lstrip())
         ids, ends = self._tokenizer.pieces(text)
@@ -50,5 +56,15 @@ class Qwen3StreamingTokenizer:
 
     def finish(self) -> list[int]:
         """The remaining ids; raises InvalidRequest if there was no text."""
+        if self._phonemes is not None:
+            ids = self._complete(self._phonemes.finish())
+            if not self._begun and self._length:
+                raise InvalidRequest("text", NOT_SHOWN, NO_WORDS)
+            return ids if self._begun else self._tokenizer.text("")
         pending, self._pending = self._pending.rstrip(), ""
         return self._tokenizer.pieces(pending)[0] if pending or self._begun else self._tokenizer.text("")
+
+    def _complete(self, phonemes: str) -> list[int]:
+        """The ids of phonemes. They end after a word or a mark, where a pre-token ends too."""
+        self._begun = self._begun or bool(phonemes)
+        return self._tokenizer.pieces(phonemes)[0]

@@ -11,6 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import ModelConfig
+from polyvox.text.phonemes import phonemize
 
 # Qwen2's pre-token pattern. The reference implementation may replace it with Mistral's when it loads a large vocabulary
 # from a local folder; the models were trained with this one.
@@ -19,12 +20,20 @@ QWEN2_PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+NO_WORDS = "must have at least one word in Latin letters, because this model speaks English only"
+
 
 class TextTokenizer:
-    """Ids of text, role and instructions. Special tokens in a user's text are plain text."""
+    """Ids of text, role and instructions. Special tokens in a user's text are plain text.
+
+    If the model's text is phonemes, `text` is English and its phonemes are tokenized.
+    """
+
+    takes_phonemes = False
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self._tokenizer = _load(folder)
+        self.takes_phonemes = config.phoneme_alphabet is not None
         self._im_start, self._im_end = [config.im_start_id], [config.im_end_id]
         self.role = self._im_start + self._encode("assistant\n")
         if len(self.role) != 3 or self.role[1] != config.assistant_id:
@@ -41,7 +50,13 @@ class TextTokenizer:
 
     def text(self, text: str, field: str = "text") -> list[int]:
         """The ids of a text without the whitespace around it."""
-        return self._encode(_clean(text, field))
+        cleaned = _clean(text, field)
+        if not self.takes_phonemes:
+            return self._encode(cleaned)
+        phonemes = phonemize(cleaned)
+        if not phonemes:
+            raise InvalidRequest(field, text, NO_WORDS)
+        return self._encode(phonemes)
 
     def pieces(self, text: str) -> tuple[list[int], list[int]]:
         """The ids of a text in NFC, and for each id the index at which its pre-token ends."""

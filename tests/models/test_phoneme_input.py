@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints whose text is phonemes: whole text, long form and live text."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import DEVICE, Loaded
+from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.models.qwen3_tts.config import MODEL_FILE, read_config
+from polyvox.models.qwen3_tts.streaming_tokenizer import Qwen3StreamingTokenizer
+from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
+from polyvox.text.phonemes import ALPHABET, mark_phonemes, phonemize
+from polyvox.tts import EMBEDDED_VOICE, TTS, load
+
+CONFIG = read_config(EMBEDDED_VOICE)
+PLAIN = TextTokenizer(EMBEDDED_VOICE, replace(CONFIG, phoneme_alphabet=None))
+PHONEMES = TextTokenizer(EMBEDDED_VOICE, replace(CONFIG, phoneme_alphabet=ALPHABET))
+TEXT = "I read the record. Did you read it at 10 a.m.?"
+
+
+def phoneme_checkpoint(source: Path, folder: Path, **fields: str) -> Path:
+    """A copy of a checkpoint with other fields in config.json."""
+    shutil.copytree(source, folder)
+    path = folder / MODEL_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def phoneme_tts(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TTS]:
+    fields = {"text_input": "phonemes", "phoneme_alphabet": ALPHABET}
+    folder = phoneme_checkpoint(checkpoints / "custom_voice", tmp_path_factory.mktemp("phonemes") / "voice", **fields)
+    with load(folder, device=DEVICE, dtype="float32") as tts:
+        yield tts
+
+
+def test_the_ids_are_those_of_the_phoneme_string() -> None:
+    assert PHONEMES.text(TEXT) == PLAIN.text(phonemize(TEXT)) != PLAIN.text(TEXT)
+    assert PHONEMES.instructions(TEXT) == PLAIN.instructions(TEXT)
+
+
+@given(
+    st.lists(st.sampled_from(["the", "end.", "I", "read", "a.m.", "(use", "FBI)", "¿qué?", "—", "日本", "x"])),
+    st.data(),
+)
+@settings(deadline=None)
+def test_live_text_has_the_ids_of_the_whole_text_in_any_fragmentation(words: list[str], data: st.DataObject) -> None:
+    text, at, ids = " ".join(["so", *words]), 0, list[int]()
+    stream = Qwen3StreamingTokenizer(PHONEMES)
+    while at < len(text):
+        size = data.draw(st.integers(1, 9))
+        ids += stream.append(text[at : at + size])
+        at += size
+    assert ids + stream.finish() == PHONEMES.text(text)
+
+
+def test_live_words_are_tokenized_at_the_space_after_them() -> None:
+    stream = Qwen3StreamingTokenizer(PHONEMES)
+    assert not stream.begun
+    assert stream.append("Hel") == []
+    assert stream.begun
+    assert stream.append("lo ") == PHONEMES.text("Hello")
+    assert stream.append("the ") == []
+    assert stream.append("end ") == PHONEMES.text("Hello the end")[len(PHONEMES.text("Hello")) :]
+
+
+@pytest.mark.parametrize("text", ["日本", "…", "?!"])
+def test_text_without_a_word_that_can_be_spoken_is_rejected(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="at least one word"):
+        PHONEMES.text(text)
+    stream = Qwen3StreamingTokenizer(PHONEMES)
+    stream.append(text)
+    with pytest.raises(InvalidRequest, match="at least one word"):
+        stream.finish()
+
+
+def test_speech_is_that_of_the_phoneme_string(phoneme_tts: TTS, loaded: Loaded) -> None:
+    plain = loaded("custom_voice", "float32")
+    assert phoneme_tts.model.info().takes_phonemes
+    assert not plain.model.info().takes_phonemes
+    spoken = phoneme_tts.say(TEXT, seed=3, max_frames=8).samples
+    assert np.array_equal(spoken, plain.say(phonemize(TEXT), seed=3, max_frames=8).samples)
+    marked = phoneme_tts.say(f"I {mark_phonemes('read', 'ɹˈɛd')} it", seed=3, max_frames=8).samples
+    assert np.array_equal(marked, phoneme_tts.say("I read it", seed=3, max_frames=8).samples)
+
+
+def test_live_text_is_spoken_as_the_whole_text(phoneme_tts: TTS) -> None:
+    whole = np.concatenate(list(phoneme_tts.stream(TEXT, seed=3, layout="streaming", max_frames=8)))
+    live = phoneme_tts.stream("I re", seed=3, live=True, max_frames=8)
+    for piece in ("ad the rec", "ord. Did you read it ", "at 10 a.m", ".?"):
+        live.append(piece)
+    live.finish_text()
+    assert np.array_equal(np.concatenate(list(live)), whole)
+
+
+def test_long_form_text_and_its_subtitles_are_the_written_text(phoneme_tts: TTS) -> None:
+    sentences = [sentence.text for sentence in phoneme_tts.read("Read it. I have read it.", seed=3)]
+    assert sentences == ["Read it.", "I have read it."]
+
+
+def test_a_checkpoint_with_an_unknown_alphabet_is_rejected(checkpoints: Path, tmp_path: Path) -> None:
+    folder = phoneme_checkpoint(
+        checkpoints / "custom_voice", tmp_path / "a", text_input="phonemes", phoneme_alphabet="x"
+    )
+    with pytest.raises(CheckpointError, match='phoneme_alphabet is "x"; supported is "kokoro-en-us"'):
+        read_config(folder)
+    folder = phoneme_checkpoint(checkpoints / "custom_voice", tmp_path / "b", text_input="letters")
+    with pytest.raises(CheckpointError, match='text_input is "letters"; supported is "text" or "phonemes"'):
+        read_config(folder)
