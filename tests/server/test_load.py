@@ -11,7 +11,6 @@ import pytest
 from ipc.engine_processes import eventually
 from ipc.fake_engine import LENGTH
 from polyvox.engine.config import EngineConfig
-from polyvox.server import workers
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis import service
 from polyvox.tts import TTS
@@ -93,11 +92,8 @@ def test_a_client_that_stops_reading_is_disconnected_after_the_reader_timeout(en
         stalled.close()
 
 
-def test_a_client_that_never_reads_a_complete_response_is_disconnected(
-    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "UNREAD_TIMEOUT", 1.0)
-    with serving(engine) as server:
+def test_a_client_that_never_reads_a_complete_response_is_disconnected(engine: PausableEngine) -> None:
+    with serving(engine, Settings(reader_timeout=0.5)) as server:
         path = "/v1/audio/speech/batch"
         stalled = begin(server, path=path, receive_buffer=4096, max_new_tokens=10_000, items=[{}])  # 26 MB in one send
         eventually(lambda: count(server, "polyvox_requests_total") == 1)

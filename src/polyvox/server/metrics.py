@@ -16,8 +16,9 @@ from polyvox.engine.stream_status import STATS_PREFIX
 from polyvox.server.request_log import RequestRecord
 
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server processes count together
-# What took too long: the headers or the body of a request, a client's reading, or a message on a WebSocket.
-TimeoutKind = Literal["headers", "body", "reader", "websocket_idle"]
+# What took too long: the headers or the body of a request, a client that reads nothing (reader) or reads slower than
+# the audio plays (reader_slow), or a message on a WebSocket.
+TimeoutKind = Literal["headers", "body", "reader", "reader_slow", "websocket_idle"]
 LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
 RTF_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
 # Metrics made from the engine's statistics. Names that end in _total are counters, the others gauges.

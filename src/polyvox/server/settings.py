@@ -149,7 +149,7 @@ class Settings(BaseSettings):
     reader_timeout: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds after which a client that reads nothing is disconnected.",
+        description="Seconds that a client may be behind the playing time of its audio before its connection is reset.",
         json_schema_extra=ENGINE,
     )
     text_timeout: float = Field(

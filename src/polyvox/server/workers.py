@@ -30,9 +30,10 @@ from polyvox.server.app import Connect, create_app
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import set_up_logs
 from polyvox.server.malloc import limit_malloc
-from polyvox.server.metrics import MULTIPROCESS_DIR
+from polyvox.server.metrics import MULTIPROCESS_DIR, TimeoutKind
 from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol
 from polyvox.server.settings import Settings
+from polyvox.server.synthesis.reader import SEND_BUFFER
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +106,10 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Sets UNREAD_TIMEOUT, which connections inherit from their listener."""
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-            for listener in sockets or []:
+        """Sets SEND_BUFFER and UNREAD_TIMEOUT, which connections inherit from their listener."""
+        for listener in sockets or []:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT * 1000))
         await super().startup(sockets)
 
@@ -134,9 +136,9 @@ def create_server(connect: Connect, settings: Settings, records: Path | None = N
     """A server that is not started yet. records: a folder for request records that all server processes share."""
     app = create_app(connect, settings, records)
 
-    def count_header_timeout() -> None:
+    def count_timeout(kind: TimeoutKind) -> None:
         if (state := getattr(app.state, "polyvox", None)) is not None:  # it is set at start-up
-            state.metrics.count_timeout("headers")
+            state.metrics.count_timeout(kind)
 
     config = uvicorn.Config(
         app,
@@ -148,7 +150,10 @@ def create_server(connect: Connect, settings: Settings, records: Path | None = N
         root_path=settings.root_path,
         loop="auto",  # uvloop where it is installed
         http=partial(  # type: ignore[arg-type]
-            TimeoutProtocol, header_timeout=settings.body_timeout, on_header_timeout=count_header_timeout
+            TimeoutProtocol,
+            header_timeout=settings.body_timeout,
+            reader_timeout=settings.reader_timeout,
+            on_timeout=count_timeout,
         ),
         ws_ping_timeout=PONG_TIMEOUT,
         timeout_keep_alive=max(1, round(settings.keep_alive_timeout)),

@@ -220,10 +220,10 @@ class ContextSession:
                     if isinstance(event, bytes) and not utterance.cancelled:
                         audio = base64.b64encode(event).decode()
                         message = {"audio": audio, "isFinal": None, **NO_ALIGNMENT, **context}
-                        await self._connection.send_json(message)
+                        await self._connection.send_json(message, utterance)
         except PolyvoxError as error:
             utterance.record_failure(error)
-            await self._connection.send_json(self._error_message(error, name))
+            await self._connection.send_json(self._error_message(error, name), utterance)
             if not self._multiple:
                 await self._connection.close(_close_code(error), str(error))
             elif not utterance.text_ended.is_set():
@@ -234,7 +234,7 @@ class ContextSession:
                 del self._contexts[name]
         if utterance.cancelled:
             self._connection.state.metrics.aborts.labels("cancel").inc()
-        await self._connection.send_json({"audio": None, "isFinal": True, **NO_ALIGNMENT, **context})
+        await self._connection.send_json({"audio": None, "isFinal": True, **NO_ALIGNMENT, **context}, utterance)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:

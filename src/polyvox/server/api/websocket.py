@@ -196,7 +196,7 @@ class Session:
             if num_sentences:
                 position = {"utterance_index": index, "sentence_index": num_sentences - 1}
                 done = {"type": "audio.done", **position, "total_bytes": num_bytes, "error": failed}
-                await self._connection.send_json(done)
+                await self._connection.send_json(done, live)
 
         try:
             async with aclosing(live.events()) as events:
@@ -204,7 +204,7 @@ class Session:
                     if isinstance(event, bytes):
                         if not live.cancelled:
                             num_bytes += len(event)
-                            await self._connection.send_bytes(event)
+                            await self._connection.send_bytes(event, live)
                     elif live.separate_files or not num_sentences:
                         await send_done()
                         await self._send_start(index, num_sentences, live, event)
@@ -215,7 +215,7 @@ class Session:
             position = {"utterance_index": index, "sentence_index": max(0, num_sentences - 1)}
             partial = {"partial_audio": True, "action": "discard"} if num_bytes else {}
             body = error_body(error, FIELD_NAMES)["error"]
-            await self._connection.send_json({**body, **position, **partial, "type": "error"})
+            await self._connection.send_json({**body, **position, **partial, "type": "error"}, live)
         await send_done()
         await live.text_ended.wait()  # after a failure more text may arrive
         end: dict[str, Any] = {"utterance_index": index, "total_sentences": num_sentences}
@@ -225,7 +225,7 @@ class Session:
             end["usage"] = record.usage()
         if live.cancelled:
             self._connection.state.metrics.aborts.labels("cancel").inc()
-        await self._connection.send_json({"type": "audio.cancelled" if live.cancelled else "session.done", **end})
+        await self._connection.send_json({"type": "audio.cancelled" if live.cancelled else "session.done", **end}, live)
 
     async def _send_start(self, index: int, sentence: int, live: LiveUtterance, segment: Segment) -> None:
         start: dict[str, Any] = {
@@ -237,7 +237,7 @@ class Session:
             "sample_rate": live.sample_rate,
             "request_id": live.request_id,
         }
-        await self._connection.send_json(start)
+        await self._connection.send_json(start, live)
 
 
 def _timeout_error(seconds: float) -> APIError:

@@ -14,11 +14,12 @@ from starlette.websockets import WebSocketDisconnect
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.app_state import AppState, get_state
 from polyvox.server.middleware.auth import AUTHENTICATE, LIMITER, choose_subprotocol
-from polyvox.server.middleware.connection import ABORT
+from polyvox.server.middleware.connection import RESET
 from polyvox.server.middleware.limits import ConcurrencyLimiter
 from polyvox.server.requests import parse_json, request_id_of
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.reader import ReaderTimeout, ReaderTimer
 from polyvox.server.synthesis.segments import Segment
 from polyvox.server.synthesis.utterance import Utterance
 
@@ -93,22 +94,24 @@ class WebSocketConnection:
             raise APIError(413, "too_large", f"A message must have at most {MAX_MESSAGE_CHARS:,} characters.")
         return await parse_json(text, "message")
 
-    async def send_json(self, message: dict[str, Any]) -> None:
-        await self._send({"type": "websocket.send", "text": json.dumps(message)})
+    async def send_json(self, message: dict[str, Any], live: "LiveUtterance | None" = None) -> None:
+        """live: the utterance that the message is part of, which limits the client's time to read it."""
+        await self._send({"type": "websocket.send", "text": json.dumps(message)}, live)
 
-    async def send_bytes(self, data: bytes) -> None:
-        await self._send({"type": "websocket.send", "bytes": data})
+    async def send_bytes(self, data: bytes, live: "LiveUtterance") -> None:
+        await self._send({"type": "websocket.send", "bytes": data}, live)
 
     async def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """Closes the connection; aborts it after CLOSE_TIMEOUT if the client does not read. Idempotent."""
+        """Closes the connection; resets it after CLOSE_TIMEOUT if the client does not read. Idempotent."""
         fitting = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._send({"type": "websocket.close", "code": code, "reason": fitting})
+            self._reset(self.state.settings.reader_timeout)  # unless the client has read everything by then
         except ClientDisconnected:
             pass
         except TimeoutError:
-            self._abort()
+            self._reset()
         self._closed = True
 
     def count_abort(self) -> None:
@@ -121,27 +124,29 @@ class WebSocketConnection:
         if self._num_invalid > MAX_INVALID_MESSAGES:
             raise ClientDisconnected
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: dict[str, Any], live: "LiveUtterance | None" = None) -> None:
+        reader = ReaderTimer(self.state.settings.reader_timeout) if live is None else live.reader
         async with self._send_lock:
             if self._closed:
                 raise ClientDisconnected
             try:
-                async with asyncio.timeout(self.state.settings.reader_timeout):
-                    await self._websocket.send(message)
+                num_bytes = len(message.get("bytes") or message.get("text") or "")
+                audio_seconds = 0.0 if live is None else live.playing_seconds
+                await reader.write(self._websocket.send(message), num_bytes, audio_seconds)
             except WebSocketDisconnect:
                 self._closed = True
                 raise ClientDisconnected from None
-            except TimeoutError:
+            except ReaderTimeout as error:
                 self._closed, self._abort_reason = True, "timeout"
-                self.state.metrics.count_timeout("reader")
-                log.warning("request aborted", extra={"request_id": self.request_id, "reason": "reader_timeout"})
-                self._abort()
+                self.state.metrics.count_timeout(error.problem)
+                log.warning("request aborted", extra={"request_id": self.request_id, "reason": error.problem})
+                self._reset()
                 raise ClientDisconnected from None
 
-    def _abort(self) -> None:
-        """Ends the connection without sending what is buffered."""
-        if (abort := self._websocket.scope.get(ABORT)) is not None:
-            abort()
+    def _reset(self, delay: float = 0.0) -> None:
+        """Ends the connection without sending what is buffered, at once or after a delay."""
+        if (reset := self._websocket.scope.get(RESET)) is not None:
+            reset(delay)
 
 
 async def serve_websocket(
@@ -208,6 +213,12 @@ class LiveUtterance:
         self.flushed = True  # no text since the last flush
         self.failed = False  # nothing more will be synthesised
         self.utterance: Utterance | None = None
+        self.reader = ReaderTimer(connection.state.settings.reader_timeout)
+
+    @property
+    def playing_seconds(self) -> float:
+        """Playing time of the audio so far."""
+        return 0.0 if self.utterance is None else self.utterance.playing_seconds
 
     @property
     def cancelled(self) -> bool:

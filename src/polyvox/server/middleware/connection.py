@@ -2,27 +2,51 @@
 """Connection-level timeouts that ASGI cannot express: late request headers, and clients that stop reading."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
-ABORT = "polyvox.abort"  # ASGI scope entry: closes the connection without sending what is buffered
+from polyvox.server.metrics import TimeoutKind
+
+# ASGI scope entry: resets the connection without sending what is buffered; on a WebSocket optionally after a delay.
+RESET = "polyvox.reset"
+NO_LINGER = struct.pack("ii", 1, 0)  # closing discards what the kernel has not sent, and sends a reset
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Ends a connection at once. A normal close waits until the client has read everything."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None and (not transport.is_closing() or transport.get_write_buffer_size()):  # is open
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+    transport.abort()
 
 
 class TimeoutProtocol(HttpToolsProtocol):
-    """Closes connections whose request headers do not arrive within `header_timeout` seconds.
+    """Closes connections whose request headers do not arrive within `header_timeout` seconds, and resets connections
+    whose client has not read a complete response `reader_timeout` seconds after its end.
 
     Only methods of asyncio.Protocol and callbacks of httptools' parser are overridden. The time between two requests
-    of one connection is limited by uvicorn's `timeout_keep_alive`.
+    of one connection is limited by uvicorn's `timeout_keep_alive`. on_timeout: called with the kind of each timeout.
     """
 
-    def __init__(self, *args: Any, header_timeout: float, on_header_timeout: Callable[[], None], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        header_timeout: float,
+        reader_timeout: float,
+        on_timeout: Callable[[TimeoutKind], None],
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._header_timeout, self._on_header_timeout = header_timeout, on_header_timeout
+        self._header_timeout, self._reader_timeout, self._on_timeout = header_timeout, reader_timeout, on_timeout
         self._header_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._num_active = 0  # requests without a complete response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -36,10 +60,12 @@ class TimeoutProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._cancel_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
 
     def on_headers_complete(self) -> None:
         self._num_active += 1
-        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        self.scope[RESET] = partial(reset, self.transport)  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def handle_websocket_upgrade(self) -> None:
@@ -50,6 +76,14 @@ class TimeoutProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._num_active -= 1
         super().on_response_complete()
+        if self._unread_timer is None and self.transport.get_write_buffer_size():
+            self._unread_timer = self.loop.call_later(self._reader_timeout, self._check_unread)
+
+    def _check_unread(self) -> None:
+        self._unread_timer = None
+        if self.transport.get_write_buffer_size() and not self._num_active:  # a running response has its own timeouts
+            self._on_timeout("reader")
+            reset(self.transport)
 
     def _update_timer(self) -> None:
         if self._num_active or self.transport.is_closing():
@@ -58,7 +92,7 @@ class TimeoutProtocol(HttpToolsProtocol):
             self._header_timer = self.loop.call_later(self._header_timeout, self._expire)
 
     def _expire(self) -> None:
-        self._on_header_timeout()
+        self._on_timeout("headers")
         self.transport.close()
 
     def _cancel_timer(self) -> None:
@@ -68,13 +102,25 @@ class TimeoutProtocol(HttpToolsProtocol):
 
 
 class AbortableWebSocketProtocol(WebSocketsSansIOProtocol):
-    """Lets the application abort a connection whose client has stopped reading: a normal close waits for the client."""
+    """Lets the application reset a connection whose client has stopped reading, at once or after a delay."""
+
+    _reset_timer: asyncio.TimerHandle | None = None
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:  # otherwise there is no scope
-            self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+            self.scope[RESET] = self._reset  # type: ignore[literal-required]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.conn.parser.close()  # a generator that refers to the protocol object, which refers to it
+        if self.response.status_code == 101:
+            self.scope.pop(RESET, None)  # type: ignore[attr-defined]  # it refers to this object, too
+        if self._reset_timer is not None:
+            self._reset_timer.cancel()
+
+    def _reset(self, delay: float = 0.0) -> None:
+        if delay:
+            self._reset_timer = self.loop.call_later(delay, reset, self.transport)
+        else:
+            reset(self.transport)

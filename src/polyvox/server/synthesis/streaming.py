@@ -15,9 +15,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import AppState
-from polyvox.server.middleware.connection import ABORT
+from polyvox.server.middleware.connection import RESET
 from polyvox.server.responses import APIError, error_body, error_response, field_names
 from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.reader import ReaderTimeout, ReaderTimer
 from polyvox.server.synthesis.utterance import Utterance
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 EVENT_STREAM = "text/event-stream"
 JSON_LINES = "application/x-ndjson"
-
-
-class ReaderTimeout(Exception):
-    """The client has not read anything for `reader_timeout` seconds."""
 
 
 class SpeechResponse(Response):
@@ -52,7 +49,7 @@ class SpeechResponse(Response):
         return f"{EVENT_STREAM}; charset=utf-8"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        synthesis = asyncio.create_task(self._synthesise(scope, receive, self._with_timeout(send)))
+        synthesis = asyncio.create_task(self._synthesise(scope, receive, send))
         disconnect = asyncio.create_task(_disconnected(receive))
         aborts = self._state.metrics.aborts
         try:
@@ -70,27 +67,22 @@ class SpeechResponse(Response):
         error = None if synthesis.cancelled() else synthesis.exception()
         if isinstance(error, ReaderTimeout):
             aborts.labels("timeout").inc()
-            self._state.metrics.count_timeout("reader")
-            log.warning("request aborted", extra={"request_id": self._request_id, "reason": "reader_timeout"})
-            if (abort := scope.get(ABORT)) is not None:
-                abort()  # a normal close would wait for the client to read
+            self._state.metrics.count_timeout(error.problem)
+            log.warning("request aborted", extra={"request_id": self._request_id, "reason": error.problem})
+            if (reset := scope.get(RESET)) is not None:
+                reset()
         elif error is not None:
             raise error
 
-    def _with_timeout(self, send: Send) -> Send:
-        timeout = self._state.settings.reader_timeout
-
-        async def send_within_timeout(message: Message) -> None:
-            try:
-                async with asyncio.timeout(timeout):
-                    await send(message)
-            except TimeoutError:
-                raise ReaderTimeout from None
-
-        return send_within_timeout
-
     async def _synthesise(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
+        utterance: Utterance | None = None
+        reader = ReaderTimer(self._state.settings.reader_timeout)
+
+        async def write(message: Message) -> None:
+            audio_seconds = 0.0 if utterance is None else utterance.playing_seconds
+            await reader.write(send(message), len(message.get("body", b"")), audio_seconds)
+
         try:
             utterance = await self._state.synthesis.start(self._options, self._request_id)
             async with aclosing(utterance.audio()) as audio:
@@ -98,16 +90,16 @@ class SpeechResponse(Response):
                 async for part in self._events(utterance, audio) if self._as_events else audio:
                     if not started:
                         started = True
-                        await send(self._start_message(utterance, len(part) if has_length else None))
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                        await write(self._start_message(utterance, len(part) if has_length else None))
+                    await write({"type": "http.response.body", "body": part, "more_body": True})
             if not started:  # everything was silence, which is trimmed
-                await send(self._start_message(utterance, 0 if has_length else None))
+                await write(self._start_message(utterance, 0 if has_length else None))
             await self._state.request_log.flush()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await write({"type": "http.response.body", "body": b"", "more_body": False})
         except PolyvoxError as error:
             if not started:
                 self._state.record_rejected(error, self._request_id)
-                await error_response(error, self._request_id, field_names(scope))(scope, receive, send)
+                await error_response(error, self._request_id, field_names(scope))(scope, receive, write)
                 return
             # The body has no end, so the server closes the connection and clients see a failure.
             self._state.metrics.aborts.labels("error").inc()

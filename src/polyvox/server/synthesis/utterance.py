@@ -65,6 +65,11 @@ class Utterance:
         assert self._encoder is not None
         return self._encoder.sample_rate
 
+    @property
+    def playing_seconds(self) -> float:
+        """Playing time of the audio so far."""
+        return self.record.audio_seconds / self._options.speed
+
     async def start(self) -> None:
         """Validates the options and submits the first segment."""
         preparing = asyncio.ensure_future(self._service.in_thread(self._service.prepare, self._options))
