@@ -76,7 +76,7 @@ class TimeoutProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._num_active -= 1
         super().on_response_complete()
-        if self._unread_timer is None and self.transport.get_write_buffer_size():
+        if self._unread_timer is None and self in self.connections and self.transport.get_write_buffer_size():
             self._unread_timer = self.loop.call_later(self._reader_timeout, self._check_unread)
 
     def _check_unread(self) -> None:
@@ -114,8 +114,7 @@ class AbortableWebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.conn.parser.close()  # a generator that refers to the protocol object, which refers to it
-        if self.response.status_code == 101:
-            self.scope.pop(RESET, None)  # type: ignore[attr-defined]  # it refers to this object, too
+        getattr(self, "scope", {}).pop(RESET, None)  # it refers to this object, too
         if self._reset_timer is not None:
             self._reset_timer.cancel()
 
