@@ -48,6 +48,8 @@ def is_year(match: re.Match[str], text: str) -> bool:
     counts = plural is not None and plural[1] not in NOT_PLURALS
     if _DEFINITE_YEAR.search(before(match)):
         return not (counts and before(match).rstrip(" (").endswith("in") and text < "1100")
+    if counts and _THE.search(before(match)) and text >= "1100" and text[-1] != "0":
+        return True  # the 1848 revolutions
     if counts or text >= "2100":
         return False
     if text >= "1900":

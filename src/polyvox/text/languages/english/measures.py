@@ -109,6 +109,11 @@ def _fraction_measure(match: re.Match[str]) -> str | None:
     return f"{cardinal(match[1])} and {part.replace('one ', 'a ', 1)} {many[0] if many else one + 's'}"
 
 
+@MEASURES("by", r"(?<=[a-z] )[x×](?= \d)")
+def _by_sign(match: re.Match[str]) -> str | None:
+    return "by" if re.search(rf"[0-9] ?(?:{_UNIT}) $", before(match)) else None
+
+
 @MEASURES("by", rf"{LEFT}({NUM})(?:[x×]({NUM})|(?: x ({NUM})))(?: ?[x×] ?({NUM}))?(?!\w)")
 def _by(match: re.Match[str]) -> str:
     sides = [side for side in match.groups() if side]

@@ -22,11 +22,11 @@ _SINGULAR_COINS = {"cents": "cent", "pence": "penny", "centavos": "centavo", "ce
     "money",
     rf"(?P<minus>{SIGN})(?:(?<!\w)(?P<country>{'|'.join(tables.COUNTRIES)}))?"
     rf"(?P<sign>(?<!\w)R\$|[{_SIGNS}]|(?<!\w)(?:{_CODES})(?= ?\d)) ?(?P<amount>{NUM})"
-    rf"(?:{TO}[{_SIGNS}]?(?P<until>{NUM}))?{_LARGE}{_PLUS}{_PER}",
+    rf"(?:(?: (?P<first_large>million|billion|trillion))?{TO}[{_SIGNS}]?(?P<until>{NUM}))?{_LARGE}{_PLUS}{_PER}",
 )
 @MONEY_RULES(
     "money",
-    rf"{LEFT}(?P<minus>{SIGN})(?P<country>)(?P<amount>{NUM})(?:{TO}(?P<until>{NUM}))?{_LARGE}"
+    rf"{LEFT}(?P<minus>{SIGN})(?P<country>)(?P<first_large>)(?P<amount>{NUM})(?:{TO}(?P<until>{NUM}))?{_LARGE}"
     rf"(?P<plus>) ?(?P<sign>[{_SIGNS.replace('$', '')}]|(?:{_CODES}|kr)(?!\w)){_PER}",
 )
 def _money(match: re.Match[str]) -> str:
@@ -39,7 +39,8 @@ def _money(match: re.Match[str]) -> str:
     whole, _, decimals = amount.partition(".")
     plus = " plus" if match["plus"] else ""
     if large or match["until"] or len(decimals) != 2 or not coins:
-        spoken = number(amount) + (f" to {number(match['until'])}" if match["until"] else "")
+        spoken = number(amount) + (f" {match['first_large']}" if match["first_large"] else "")
+        spoken += f" to {number(match['until'])}" if match["until"] else ""
         spoken += f" {tables.MAGNITUDES.get(large, large)}" if large else ""
         spoken += f"{plus} {one if spoken == 'one' else many}"
     else:

@@ -49,8 +49,8 @@ def _version(match: re.Match[str]) -> str:
 
 @NUMBERS(
     "fraction",
-    LEFT
-    + rf"(?P<whole>\d+[ -])?(?P<over>\d{{1,4}})/(?P<under>\d{{1,4}})(?:{TH}s?)?(?![\w/])(?!\.\d)(?P<by> ?[x×] ?(?=\d))?",
+    rf"{LEFT}(?P<whole>\d+[ -])?(?P<over>\d{{1,4}})/(?P<under>\d{{1,4}})(?:{TH}s?)?(?![\w/])(?!\.\d)"
+    r"(?P<by> ?[x×] ?(?=\d))?",
 )
 def _fraction(match: re.Match[str]) -> str:
     over, under, whole = match["over"], match["under"], (match["whole"] or "").rstrip(" -")

@@ -27,18 +27,22 @@ def _roman(match: re.Match[str]) -> str | None:
         return None
     is_name, is_noun = word[1] in tables.REGNAL, word[1] in tables.NUMBERED_NOUNS
     if len(match[0]) == 1:
-        if not (is_name or is_noun) or match[0] == "L" or after(match).startswith("'") or _is_pronoun(match, is_name):
+        if not (is_name or is_noun) or match[0] == "L" or after(match).startswith("'") or _is_pronoun(match, word[1]):
             return None
     elif word[1] in tables.NOT_NAMES or ("L" in match[0] and not (is_name or is_noun)):
         return None  # size XL
     return f"the {ordinal(str(value))}" if is_name and not is_noun else cardinal(str(value))
 
 
-def _is_pronoun(match: re.Match[str], is_name: bool) -> bool:
+def _is_pronoun(match: re.Match[str], noun: str) -> bool:
     """Whether "I" is a word: "the Act I saw", "Chapter I am reading"; but "World War I ended", "Charles I was king"."""
     following = _NEXT_WORD.match(after(match))
     if match[0] != "I" or not following:
         return False
-    if is_name:
+    if noun in tables.REGNAL:
         return following[1] in tables.VERBS_AFTER_I
-    return bool(_SPECIFIED.search(before(match))) or following[1] in (*tables.VERBS_AFTER_I, "was", "had", "did")
+    if _SPECIFIED.search(before(match)) or following[1] in (*tables.VERBS_AFTER_I, "had", "did"):
+        return True
+    if noun in tables.KINDS:
+        return False
+    return following[1] not in tables.NOT_NOUNS and not following[1].endswith("s")

@@ -45,6 +45,12 @@ NUMBERED_NOUNS = _words(
     Phase Round Scene Schedule Section Stage Step Table Tier Title Type Unit Volume War Vol. vol. Ch. ch.
     """
 )
+# Nouns before a number that names a kind and is followed by another noun: "Type I diabetes".
+KINDS = _words(
+    """
+    Bowl Category Class Grade Group Level Mark Phase Stage Tier Title Type War
+    """
+)
 # Words after which I, V and X are letters; verbs after "I"; words after a year that are not plurals.
 NOT_NAMES = _words(
     """
