@@ -25,7 +25,7 @@ from ipc.engine_processes import (
     stat_becomes,
 )
 from ipc.fake_engine import BUFFER, FakeEngine, gated, mortal, unbuildable
-from polyvox.errors import EngineDown
+from polyvox.errors import EngineDown, Overloaded, StreamFailed
 from polyvox.ipc.client import CREDIT, AsyncRemoteEngine
 from polyvox.ipc.process import HEARTBEATS, EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
@@ -105,6 +105,22 @@ async def test_streams_that_wait_for_text_or_for_their_reader_do_not_count_as_a_
         assert len(await read(for_text)) in (1, 2)  # the end may come with the word, or after it
         assert_complete(await read(for_reader), seed=2, count=50)
         assert process.pid == pid
+        await engine.close()
+
+
+async def test_a_request_without_audio_is_rejected_with_a_retry_time_when_the_engine_dies() -> None:
+    with EngineProcess(FakeEngine) as process:
+        engine = AsyncRemoteEngine(process.endpoint)
+        without_audio = await engine.submit(request(1, text="", live=True))
+        with_audio = aiter(stream := await engine.submit(request(2, chunks=1_000_000)))
+        await anext(with_audio)
+        send(process)
+        with pytest.raises(Overloaded) as rejected:
+            await read(without_audio)
+        assert rejected.value.retry_after >= 1
+        with pytest.raises(StreamFailed):
+            await anext(with_audio)
+        assert stream.result is not None
         await engine.close()
 
 

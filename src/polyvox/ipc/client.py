@@ -71,6 +71,11 @@ class AsyncRemoteStream(LiveText):
         finally:
             self.cancel()
 
+    @property
+    def started(self) -> bool:
+        """Whether it has delivered audio."""
+        return self._next_index > 0
+
     def cancel(self) -> None:
         if self.result is None:
             self._connection.send(messages.Cancel(self._id))
@@ -182,10 +187,14 @@ class _EngineConnection:
         self._frames.abort()
 
     def end_streams(self, error: str | None) -> None:
-        """Ends all streams, with an error or as cancelled."""
+        """Ends all streams, with an error or as cancelled. Requests without audio so far may be sent again."""
         streams, self._streams = list(self._streams.values()), {}
+        retry_after = self._down().retry_after
         for stream in streams:
-            stream.end(Result("error" if error else "cancelled", stream.seed, error))
+            if error is None:
+                stream.end(Result("cancelled", stream.seed))
+            else:
+                stream.end(Result("error", stream.seed, error, retry_after=None if stream.started else retry_after))
 
     def _on_close(self) -> None:
         self.closed.set()
