@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recorded soak shows: the checks it must pass, a table and a plot.
+
+    python tests/soak/soak_report.py --report FOLDER --out docs/soak
+
+FOLDER has the files of `recorder.py`. Writes soak-PROFILE.svg, soak-PROFILE.png, soak-PROFILE.json and soak-PROFILE.md;
+ends with status 1 if a check fails.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+CLIENTS_FILE, SAMPLES_FILE, EVENTS_FILE, RUN_FILE = "clients.jsonl", "samples.jsonl", "events.jsonl", "run.json"
+PLAYED_KINDS = ("http", "sse", "live", "elevenlabs", "long")
+MAX_UNDERRUN_SHARE = 1 / 200  # of the streams that were played to their end
+MAX_GROWTH = 50_000_000  # bytes of a process, over the second half
+MAX_NEW_DESCRIPTORS, MAX_NEW_THREADS = 10, 10  # of a process, over the second half
+KILL_GRACE = 3.0  # seconds after a kill in which a request may still reach the dead process
+MIN_SAMPLES = 4  # for a trend
+MB = 1e6
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One requirement, and what was found."""
+
+    name: str
+    passed: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class SoakRecord:
+    """The files of a run."""
+
+    run: Row
+    samples: Sequence[Row]
+    clients: Sequence[Row]
+    events: Sequence[Row]
+
+    @classmethod
+    def read(cls, folder: Path) -> "SoakRecord":
+        lists = [_read_lines(folder / name) for name in (SAMPLES_FILE, CLIENTS_FILE, EVENTS_FILE)]
+        return cls(json.loads((folder / RUN_FILE).read_text()), *lists)
+
+    @property
+    def kills(self) -> list[float]:
+        return [event["at"] for event in self.events if event["event"] == "kill"]
+
+
+def _read_lines(path: Path) -> list[Row]:
+    """The complete lines; the run may still be writing."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def fit_slope(points: Sequence[tuple[float, float]]) -> float:
+    """The slope of the least-squares line."""
+    if len(points) < 2:
+        return 0.0
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+
+
+def percentile(values: Iterable[float], share: float) -> float | None:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def process_series(samples: Sequence[Row], column: str) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Points over time of each (role, pid)."""
+    series: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for sample in samples:
+        for pid, process in sample["processes"].items():
+            series[process["role"], pid].append((sample["at"], process[column]))
+    return dict(series)
+
+
+def growth(record: SoakRecord, column: str) -> dict[str, float]:
+    """By process: what the trend of the second half adds in that time, for processes that lived through it."""
+    half = record.run["seconds"] / 2
+    loaded = [sample for sample in record.samples if half <= sample["at"] <= record.run["seconds"]]
+    found = {}
+    for (role, pid), points in process_series(loaded, column).items():
+        if role in ("main", "engine", "server") and len(points) >= max(MIN_SAMPLES, 0.9 * len(loaded)):
+            found[f"{role} {pid}"] = fit_slope(points) * (points[-1][0] - points[0][0])
+    return found
+
+
+def total_of_counter(samples: Sequence[Row], column: str) -> float:
+    """The total of a counter that starts again at 0 with its process."""
+    total = last = 0.0
+    for sample in samples:
+        if (value := sample["metrics"].get(column)) is not None:
+            total += value - last if value >= last else value
+            last = value
+    return total
+
+
+def excused(client: Row, kills: Sequence[float]) -> bool:
+    """Whether a process was killed while the client was connected, or just before."""
+    return any(client["started"] - KILL_GRACE <= kill <= client["ended"] for kill in kills)
+
+
+def run_checks(record: SoakRecord) -> list[Check]:
+    run, clients = record.run, record.clients
+    by_outcome = Counter(client["outcome"] for client in clients)
+    unexcused = [c for c in clients if c["outcome"] == "interrupted" and not excused(c, record.kills)]
+    played = [c for c in clients if c["outcome"] == "complete" and c["kind"] in PLAYED_KINDS]
+    with_underrun = sum(c["underruns"] > 0 for c in played)
+    restarts = [event for event in record.events if event["event"] in ("ready", "not ready")]
+    lost = [event for event in record.events if event["event"] in ("not ready", "harness failed")]
+    checks = [
+        Check("every request ended", by_outcome["hung"] == 0, f"{by_outcome['hung']} of {len(clients)} did not"),
+        Check(
+            "no unexpected response; no 5xx but 503",
+            by_outcome["failed"] == 0,
+            _examples([c for c in clients if c["outcome"] == "failed"]),
+        ),
+        Check("no stream was interrupted without a kill", not unexcused, _examples(unexcused)),
+        Check(
+            "the server was ready again after each kill",
+            not lost and len(restarts) == len(record.kills),
+            f"{len(restarts) - len(lost)} of {len(record.kills)} in {_range(event['seconds'] for event in restarts)} s",
+        ),
+        Check("stalled readers were disconnected", *_stalled(clients)),
+        Check("slots, pages and streams were free at the end", run.get("freed") is True, str(run.get("freed"))),
+        Check(
+            "the server ended by itself, with all its processes",
+            run.get("exit_code") == 0 and run.get("processes_left") == 0,
+            f"status {run.get('exit_code')}, {run.get('processes_left')} left, {run.get('stop_seconds')} s",
+        ),
+        Check(
+            f"at most {MAX_UNDERRUN_SHARE:.1%} of the played streams had an underrun",
+            bool(played) and with_underrun <= MAX_UNDERRUN_SHARE * len(played),
+            f"{with_underrun} of {len(played)}",
+        ),
+    ]
+    if run["model"] == "simulated":
+        checks.append(_equal_audio(clients))
+    checks += [
+        _flat(record, "rss", MAX_GROWTH, "memory", MB, "MB"),
+        _flat(record, "descriptors", MAX_NEW_DESCRIPTORS, "descriptors", 1, ""),
+        _flat(record, "threads", MAX_NEW_THREADS, "threads", 1, ""),
+    ]
+    return checks
+
+
+def _examples(clients: Sequence[Row]) -> str:
+    details = Counter(f"{c['kind']}: {c.get('detail', '')[:80]}" for c in clients)
+    return f"{len(clients)}" + "".join(f"; {count} × {detail}" for detail, count in details.most_common(3))
+
+
+def _range(values: Iterable[float]) -> str:
+    found = list(values)
+    return f"{min(found):.1f} to {max(found):.1f}" if found else "-"
+
+
+def _stalled(clients: Sequence[Row]) -> tuple[bool, str]:
+    outcomes = Counter(c["outcome"] for c in clients if c["kind"] == "stalled")
+    return outcomes["complete"] == 0, ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+
+
+def _equal_audio(clients: Sequence[Row]) -> Check:
+    """Equal text and seed must give equal audio: no stream got samples of another."""
+    digests: dict[str, set[str]] = defaultdict(set)
+    count = 0
+    for client in clients:
+        if client["outcome"] == "complete" and client.get("digest"):
+            digests[client["request"]].add(client["digest"])
+            count += 1
+    different = sum(len(found) > 1 for found in digests.values())
+    return Check(
+        "equal requests gave equal audio",
+        count > len(digests) > 0 and different == 0,
+        f"{different} of {len(digests)} requests differ, repeated {count} times in all",
+    )
+
+
+def _flat(record: SoakRecord, column: str, limit: float, name: str, unit: float, unit_name: str) -> Check:
+    found = growth(record, column)
+    grown = ", ".join(f"{process.split()[0]} {value / unit:+.1f}" for process, value in found.items())
+    return Check(
+        f"{name} of each process flat in the second half (below {limit / unit:g} {unit_name}".rstrip() + ")",
+        bool(found) and all(value <= limit for value in found.values()),
+        f"{grown} {unit_name}".rstrip() or "no process lived through it",
+    )
+
+
+# Table and plot
+
+
+def kind_rows(clients: Sequence[Row]) -> list[list[str]]:
+    """By kind of client: outcomes, underruns and time to first audio."""
+    kinds: dict[str, list[Row]] = defaultdict(list)
+    for client in clients:
+        kinds[client["kind"]].append(client)
+    rows = []
+    for kind, found in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        outcomes = Counter(client["outcome"] for client in found)
+        first = [c["first_audio"] for c in found if c.get("first_audio") is not None]
+        marks = [percentile(first, share) for share in (0.5, 0.95, 0.99)]
+        counts = [
+            len(found),
+            outcomes["complete"] + outcomes["refused"],
+            outcomes["aborted"] + outcomes["cut_off"],
+            outcomes["rejected"],
+            outcomes["interrupted"],
+            outcomes["failed"] + outcomes["hung"],
+            sum(c["underruns"] > 0 for c in found),
+        ]
+        latency = " / ".join(f"{1e3 * mark:.0f}" for mark in marks if mark is not None)
+        rows.append([kind, *map(str, counts), latency])
+    return rows
+
+
+HEADINGS = (
+    "clients", "count", "served or refused (4xx)", "left or disconnected", "503", "interrupted by a kill", "failed",
+    "with underrun", "TTFA p50 / p95 / p99, ms",
+)  # fmt: skip
+
+
+def markdown(record: SoakRecord, checks: Sequence[Check]) -> str:
+    run = record.run
+    roles = Counter(event["role"] for event in record.events if event["event"] == "kill")
+    elapsed = record.samples[-1]["at"] if record.samples else 0.0
+    audio = sum(c["audio_seconds"] for c in record.clients)
+    lines = [
+        f"{elapsed / 60:.0f} minutes on the {run['model']} model: capacity {run['capacity']:g} streams, "
+        f"{run['rate']:g} clients per second, {len(record.clients):,} clients, {audio / 3600:.1f} hours of PCM audio "
+        f"played, {roles['engine']} kills of the engine process and {roles['server']} of a server process. Underruns: "
+        f"{sum(c['underruns'] for c in record.clients)} counted by the players, "
+        f"{total_of_counter(record.samples, 'engine_underruns'):g} by the engine.",
+        "",
+        _table(HEADINGS, kind_rows(record.clients)),
+        "",
+        _table(
+            ("check", "result", "found"), [[c.name, "passed" if c.passed else "**failed**", c.found] for c in checks]
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _result(check: Check) -> str:
+    return "passed" if check.passed else "**failed**"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (headings, ["---"] * len(headings), *rows)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+
+
+def draw(record: SoakRecord, path: Path) -> None:
+    """Writes one figure: streams, latency, underruns, memory, descriptors and threads over time."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "polyvox", "font.size": 9})
+    figure, panels = pyplot.subplots(6, 1, figsize=(10, 13), sharex=True, layout="constrained")
+    minutes = [sample["at"] / 60 for sample in record.samples]
+
+    def metric(name: str) -> list[float]:
+        return [sample["metrics"].get(name, float("nan")) for sample in record.samples]
+
+    panels[0].plot(minutes, metric("streams"), label="streams in the engine")
+    panels[0].plot(minutes, metric("queue"), label="queued")
+    panels[0].plot(minutes, metric("capacity"), "--", label="real-time capacity", color="grey")
+    panels[0].set_ylabel("streams")
+    for index, label in enumerate(("p50", "p95", "p99")):
+        values = [s["clients"]["ttfa"][index] if s["clients"]["ttfa"] else float("nan") for s in record.samples]
+        panels[1].plot(minutes, values, label=label)
+    panels[1].set_yscale("log")
+    panels[1].set_ylabel("TTFA, s (10 s)")
+    panels[2].plot(minutes, [s["clients"]["underruns"] for s in record.samples], label="underruns, by the players")
+    panels[2].plot(minutes, _running_total(record.samples, "engine_underruns"), label="underruns, by the engine")
+    rejected = [s["clients"]["outcomes"].get("rejected", 0) for s in record.samples]
+    interrupted = [s["clients"]["outcomes"].get("interrupted", 0) for s in record.samples]
+    panels[2].plot(minutes, rejected, label="503")
+    panels[2].plot(minutes, interrupted, label="interrupted")
+    panels[2].set_ylabel("count since the start")
+    columns = (("rss", "memory, MB", MB), ("descriptors", "descriptors", 1.0), ("threads", "threads", 1.0))
+    colours = {"main": "#5f6b76", "engine": "#2a6fbb", "server": "#e8a15b"}
+    for panel, (column, label, unit) in zip(panels[3:], columns, strict=True):
+        seen: set[str] = set()
+        for (role, _), points in process_series(record.samples, column).items():
+            if role in colours:
+                name = "_" if role in seen else role  # one legend entry for each role
+                seen.add(role)
+                times, sizes = zip(*points, strict=True)
+                panel.plot([t / 60 for t in times], [size / unit for size in sizes], color=colours[role], label=name)
+        panel.set_ylabel(label)
+        panel.set_ylim(bottom=0)
+    for panel in panels:
+        for event in record.events:
+            if event["event"] == "kill":
+                panel.axvline(event["at"] / 60, color=colours[event["role"]], alpha=0.25, linewidth=0.8)
+        panel.grid(color="#e6eaee")
+        panel.legend(loc="upper left", fontsize=7, ncols=4)
+    panels[-1].set_xlabel("minutes; vertical lines are kills")
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)
+
+
+def _running_total(samples: Sequence[Row], column: str) -> list[float]:
+    return [total_of_counter(samples[: index + 1], column) for index in range(len(samples))]
+
+
+def write_report(folder: Path, out: Path) -> list[Check]:
+    """Writes the plot, the table and the checks; returns the checks."""
+    record = SoakRecord.read(folder)
+    checks = run_checks(record)
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"soak-{record.run['profile']}"
+    draw(record, out / f"{name}.svg")
+    draw(record, out / f"{name}.png")
+    (out / f"{name}.md").write_text(markdown(record, checks), encoding="utf-8")
+    summary = {"run": record.run, "checks": [asdict(check) for check in checks], "events": record.events}
+    (out / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return checks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, required=True, help="folder of a recorded run")
+    parser.add_argument("--out", type=Path, required=True, help="folder for plot, table and checks")
+    given = parser.parse_args()
+    checks = write_report(given.report, given.out)
+    for check in checks:
+        sys.stdout.write(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.found}\n")
+    sys.exit(any(not check.passed for check in checks))
+
+
+if __name__ == "__main__":
+    main()
