@@ -259,14 +259,14 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(record: SoakRecord, path: Path) -> None:
-    """Writes one figure: streams, latency, underruns, memory, descriptors and threads over time."""
+    """Writes one figure: streams, KV pages, latency, underruns, memory, descriptors and threads over time."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "polyvox", "font.size": 9})
-    figure, panels = pyplot.subplots(6, 1, figsize=(10, 13), sharex=True, layout="constrained")
+    figure, panels = pyplot.subplots(7, 1, figsize=(10, 14), sharex=True, layout="constrained")
     minutes = [sample["at"] / 60 for sample in record.samples]
 
     def metric(name: str) -> list[float]:
@@ -276,21 +276,24 @@ def draw(record: SoakRecord, path: Path) -> None:
     panels[0].plot(minutes, metric("queue"), label="queued")
     panels[0].plot(minutes, metric("capacity"), "--", label="real-time capacity", color="grey")
     panels[0].set_ylabel("streams")
+    pages = record.run["pages"]
+    panels[1].plot(minutes, [100 * (1 - free / pages) for free in metric("pages_free")], label="KV pages used")
+    panels[1].set_ylabel("%")
     for index, label in enumerate(("p50", "p95", "p99")):
         values = [s["clients"]["ttfa"][index] if s["clients"]["ttfa"] else float("nan") for s in record.samples]
-        panels[1].plot(minutes, values, label=label)
-    panels[1].set_yscale("log")
-    panels[1].set_ylabel("TTFA, s (10 s)")
-    panels[2].plot(minutes, [s["clients"]["underruns"] for s in record.samples], label="underruns, by the players")
-    panels[2].plot(minutes, _running_total(record.samples, "engine_underruns"), label="underruns, by the engine")
+        panels[2].plot(minutes, values, label=label)
+    panels[2].set_yscale("log")
+    panels[2].set_ylabel("TTFA, s (10 s)")
+    panels[3].plot(minutes, [s["clients"]["underruns"] for s in record.samples], label="underruns, by the players")
+    panels[3].plot(minutes, _running_total(record.samples, "engine_underruns"), label="underruns, by the engine")
     rejected = [s["clients"]["outcomes"].get("rejected", 0) for s in record.samples]
     interrupted = [s["clients"]["outcomes"].get("interrupted", 0) for s in record.samples]
-    panels[2].plot(minutes, rejected, label="503")
-    panels[2].plot(minutes, interrupted, label="interrupted")
-    panels[2].set_ylabel("count since the start")
+    panels[3].plot(minutes, rejected, label="503")
+    panels[3].plot(minutes, interrupted, label="interrupted")
+    panels[3].set_ylabel("count since the start")
     columns = (("rss", "memory, MB", MB), ("descriptors", "descriptors", 1.0), ("threads", "threads", 1.0))
     colours = {"main": "#5f6b76", "engine": "#2a6fbb", "server": "#e8a15b"}
-    for panel, (column, label, unit) in zip(panels[3:], columns, strict=True):
+    for panel, (column, label, unit) in zip(panels[4:], columns, strict=True):
         seen: set[str] = set()
         for (role, _), points in process_series(record.samples, column).items():
             if role in colours:
