@@ -55,6 +55,7 @@ ADVERBS = _words(
 )
 NOUN_FOLLOWERS = _words("of is are was were has had in on at from for by between about with")
 ADJECTIVE_ENDINGS = ("al", "ous", "ful", "ic", "ble", "ary", "ive", "less", "ish", "ean", "ian", "est")
+NOT_A_SUBJECT = (*ADJECTIVE_ENDINGS, "s", "ed", "ing", "er")
 SENTENCE_MARKS = frozenset(".!?…;:—,") | {""}
 
 # Words after which "live" is an adjective or adverb, and words before which it is one.
@@ -64,12 +65,14 @@ _LIVE_BEFORE = _words(
     "demos action performance performances event events wire wires band bands tv television album session sessions "
     "chat data updates update captions caption speech translation support feed feeds recording audience"
 )
+# Words after which "used to" is a habit; after other words it is a purpose: "a tool used to cut".
+_USED_TO = _words("i you he she it we they there who never always also am i'm get got getting people not")
 _METAL = _words("pipe pipes paint poisoning acid battery batteries bullet bullets ore weight weights free glass solder")
 _METAL_BEFORE = _words("of in and containing contains molten")
 _READ_PRESENT = _words("often usually always sometimes rarely seldom also please you when if let's")
 _WIND_OBJECTS = _words("up down your the through around back it")
 _FISH_BEFORE, _FISH_AFTER = _words("fishing boat boats fish pond"), _words("sea striped largemouth caught")
-_BOW_AFTER = _words("take took takes deep low ship's")
+_BOW_AFTER, _BOW_BEFORE = _words("take took takes deep low"), _words("down out before politely")
 _CLOSING = _words("stores shops banks markets and")
 
 
@@ -80,10 +83,12 @@ def choose_form(word: str, forms: frozenset[str], context: Context) -> str | Non
     return guess if guess in forms else None
 
 
-def part_of_speech(word: str, forms: frozenset[str], context: Context) -> Form:
+def part_of_speech(word: str, forms: frozenset[str], context: Context) -> Form | None:
     """Noun, verb, adjective or adverb, by the words around it."""
     before, after = context.before, context.after
     ends_in_s = word.endswith("s") and not word.endswith("ss")
+    if not before and after in SENTENCE_MARKS:
+        return None  # a word alone or in a list
     if before in ADVERBS and before not in DETERMINERS:
         before = context.second_before or before
     if before in HAVE or (before in BE and word.endswith("ed")):
@@ -100,6 +105,11 @@ def part_of_speech(word: str, forms: frozenset[str], context: Context) -> Form:
         return "VERB"  # "did she record", "can it present"
     if ends_in_s and before in SINGULAR and before not in ("this", "that"):
         return "VERB"
+    if ends_in_s and after.isalpha() and after not in PREPOSITIONS | BE | HAVE | MODALS - {"to"}:
+        if before == "that" and context.second_before:
+            return "VERB"  # "a building that houses offices"
+        if context.second_before in DETERMINERS and before.isalpha() and not before.endswith(NOT_A_SUBJECT):
+            return "VERB"  # "the letter upsets him"
     if before in DETERMINERS:
         follows_noun = after.isalpha() and after not in NOUN_FOLLOWERS | PREPOSITIONS | MODALS | PRONOUNS | BE | HAVE
         return "ADJ" if "ADJ" in forms and follows_noun and after not in OBJECTS else "NOUN"
@@ -142,11 +152,8 @@ def _live(context: Context) -> Form | None:
 def _lives(context: Context) -> Form | None:
     if context.before in DETERMINERS or context.before in PREPOSITIONS or context.before.endswith("'s"):
         return None
-    return (
-        "VERB"
-        if context.before and context.after in PREPOSITIONS | OBJECTS | {"here", "there", "alone", "next"}
-        else None
-    )
+    followers = PREPOSITIONS | OBJECTS | {"here", "there", "alone", "next"}
+    return "VERB" if context.before and context.after in followers else None
 
 
 def _lead(context: Context) -> Form | None:
@@ -178,7 +185,7 @@ def _uses(context: Context) -> Form | None:
 def _used(context: Context) -> Form | None:
     if context.after != "to":
         return None
-    return None if context.before in _words("is are was were be been being it's they're often commonly") else "PAST"
+    return "PAST" if context.before in _USED_TO else None
 
 
 def _wind(context: Context) -> Form | None:
@@ -212,26 +219,17 @@ def _that(context: Context) -> Form | None:
 
 
 def _minute(context: Context) -> Form | None:
-    return (
-        "ADJ" if context.before in DEGREES - {"as", "more", "most"} or context.after in ("detail", "details") else None
-    )
+    tiny = context.before in DEGREES - {"as", "more", "most"} or context.after in ("detail", "details")
+    return "ADJ" if tiny else None
 
 
 def _bass(context: Context) -> Form | None:
     """The instrument or voice, unless the fish."""
-    fish = context.after in _words("fishing boat boats fish pond") or context.before in _words(
-        "sea striped largemouth caught"
-    )
-    return None if fish else "ADJ"
+    return None if context.after in _FISH_BEFORE or context.before in _FISH_AFTER else "ADJ"
 
 
 def _bow(context: Context) -> Form | None:
-    if context.before in _words("take took takes deep low ship's") or context.after in (
-        "down",
-        "out",
-        "before",
-        "politely",
-    ):
+    if {context.before, context.second_before} & _BOW_AFTER or context.after in _BOW_BEFORE:
         return "VERB"
     return part_of_speech("bow", frozenset({"NOUN", "VERB"}), context)
 
@@ -253,12 +251,15 @@ def _content(context: Context) -> Form | None:
     return None if context.before in BE | DEGREES and context.after in SENTENCE_MARKS | {"with", "to"} else "NOUN"
 
 
-def _learned(context: Context) -> Form | None:
-    return (
-        "ADJ"
-        if context.before in DETERMINERS and context.after.isalpha() and context.after not in PREPOSITIONS
-        else None
-    )
+def _upset(context: Context) -> Form | None:
+    """A noun only at the end of its phrase: "an upset child" has an adjective."""
+    return None if _attributive(context) else part_of_speech("upset", frozenset({"NOUN"}), context)
+
+
+def _attributive(context: Context) -> Form | None:
+    """An adjective between a determiner and a noun only."""
+    before_noun = context.after.isalpha() and context.after not in PREPOSITIONS | BE | HAVE | MODALS
+    return "ADJ" if context.before in DETERMINERS and before_noun else None
 
 
 SPECIAL = {
@@ -279,5 +280,7 @@ SPECIAL = {
     "tear": _tear,
     "resume": _resume,
     "content": _content,
-    "learned": _learned,
+    "learned": _attributive,
+    "inside": _attributive,
+    "upset": _upset,
 }

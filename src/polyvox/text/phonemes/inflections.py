@@ -93,5 +93,7 @@ def _verb_stems(stem: str, ending: Ending) -> Iterator[tuple[str, Ending]]:
     doubled = len(stem) > 3 and stem[-1] == stem[-2] and stem[-1] in DOUBLED
     if doubled:
         yield stem[:-1], ending
+    if len(stem) > 3 and stem[-1] in "dklmnprt" and set(stem[-3:-1]) <= set("aeiou"):  # "toiled" has no silent e
+        yield stem, ending
     yield stem + "e", ending
     yield stem, ending

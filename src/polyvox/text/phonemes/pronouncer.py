@@ -103,13 +103,15 @@ def spell(word: str) -> str:
 
 
 def _entry(word: str) -> str | None:
-    """The entry of a word in one of its cases."""
+    """The entry of a word in one of its cases; "tours" is not an entry of "Tours" but an inflection."""
     lexicon = load_lexicon_entries()
     small = word.lower()
-    for spelling in (word, small, small.capitalize()) if word != small else (word, small.capitalize()):
+    for spelling in (word, small):
         if entry := ENTRIES.get(spelling) or lexicon.get(spelling):
             return entry
-    return None
+    if any(stem in lexicon for stem, _ in stems(small)):
+        return None
+    return ENTRIES.get(small.capitalize()) or lexicon.get(small.capitalize())
 
 
 def _known(word: str) -> str | None:
