@@ -15,7 +15,7 @@ quick: $(VENV)/.dev  ## the tests to run at each save; under a minute on 2 cores
 test: $(VENV)/.dev  ## all tests without GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-soak: $(VENV)/.dev  ## long runs: kills, cancels, overload, random operations
+soak: $(VENV)/.dev  ## long runs: kills, cancels, overload, random operations, ten minutes of mixed load (SOAK=long: two hours)
 	$(BIN)/python -m pytest tests/soak $(ARGS)
 
 conformance: .conformance/.complete  ## client packages and a browser against a real server (needs Chromium)

@@ -158,17 +158,22 @@ def test_a_report_has_a_plot_a_table_and_the_checks(tmp_path: Path) -> None:
     table = (tmp_path / "out/soak-made-up.md").read_text()
     assert "| http | 501 | 500 | 0 | 0 | 1 | 0 | 0 | 100 / 100 / 100 |" in table
     assert (tmp_path / "out/soak-made-up.png").read_bytes().startswith(b"\x89PNG")
-    assert "descriptors" in (tmp_path / "out/soak-made-up.svg").read_text()
     assert len(json.loads((tmp_path / "out/soak-made-up.json").read_text())["checks"]) == len(checks)
 
 
-def test_the_report_command_fails_if_a_check_fails(tmp_path: Path) -> None:
+def test_the_report_command_fails_if_a_check_fails_and_updates_a_page(tmp_path: Path) -> None:
     write_files(with_run(good_record(), freed=False), tmp_path / "run")
-    script = Path(__file__).parent / "soak/soak_report.py"
-    command = [sys.executable, str(script), "--report", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    script, page = Path(__file__).parent / "soak/soak_report.py", tmp_path / "page.md"
+    page.write_text("Before.\n<!-- soak: made-up -->\nold\n<!-- end -->\nAfter.\n")
+    command = [sys.executable, str(script), "--report", str(tmp_path / "run"), "--out", str(tmp_path / "out/soak")]
+    command += ["--page", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "FAILED  slots, pages and streams were free at the end" in done.stdout
+    text = page.read_text()
+    assert text.startswith("Before.\n<!-- soak: made-up -->\n")
+    assert "(out/soak/soak-made-up.png)\n<!-- end -->\nAfter.\n" in text
+    assert "old" not in text
 
 
 def test_a_recorder_samples_the_processes_of_a_tree(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a recorded soak shows: the checks it must pass, a table and a plot.
 
-    python tests/soak/soak_report.py --report FOLDER --out docs/soak
+    python tests/soak/soak_report.py --report FOLDER --out docs/soak --page docs/testing.md
 
-FOLDER has the files of `recorder.py`. Writes soak-PROFILE.svg, soak-PROFILE.png, soak-PROFILE.json and soak-PROFILE.md;
-ends with status 1 if a check fails.
+FOLDER has the files of `recorder.py`. Writes soak-PROFILE.png, .json and .md, and the table and the plot into the page,
+between `<!-- soak: PROFILE -->` and `<!-- end -->`. Ends with status 1 if a check fails.
 """
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 CLIENTS_FILE, SAMPLES_FILE, EVENTS_FILE, RUN_FILE = "clients.jsonl", "samples.jsonl", "events.jsonl", "run.json"
 PLAYED_KINDS = ("http", "sse", "live", "elevenlabs", "long")
+WHOLE_TEXT_KINDS = ("http", "sse", "long")
 MAX_UNDERRUN_SHARE = 1 / 200  # of the streams that were played to their end
 MAX_GROWTH = 50_000_000  # bytes of a process, over the second half
 MAX_NEW_DESCRIPTORS, MAX_NEW_THREADS = 10, 10  # of a process, over the second half
@@ -80,6 +82,8 @@ def process_series(samples: Sequence[Row], column: str) -> dict[tuple[str, str],
     series: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for sample in samples:
         for pid, process in sample["processes"].items():
+            if not process["rss"]:
+                continue  # it is ending
             series[process["role"], pid].append((sample["at"], process[column]))
     return dict(series)
 
@@ -265,7 +269,7 @@ def draw(record: SoakRecord, path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "polyvox", "font.size": 9})
+    matplotlib.rcParams.update({"font.size": 9})
     figure, panels = pyplot.subplots(7, 1, figsize=(10, 14), sharex=True, layout="constrained")
     minutes = [sample["at"] / 60 for sample in record.samples]
 
@@ -279,11 +283,10 @@ def draw(record: SoakRecord, path: Path) -> None:
     pages = record.run["pages"]
     panels[1].plot(minutes, [100 * (1 - free / pages) for free in metric("pages_free")], label="KV pages used")
     panels[1].set_ylabel("%")
-    for index, label in enumerate(("p50", "p95", "p99")):
-        values = [s["clients"]["ttfa"][index] if s["clients"]["ttfa"] else float("nan") for s in record.samples]
-        panels[2].plot(minutes, values, label=label)
+    for label, points in latency_series(record.clients).items():
+        panels[2].plot([minute for minute, _ in points], [value for _, value in points], label=label)
     panels[2].set_yscale("log")
-    panels[2].set_ylabel("TTFA, s (10 s)")
+    panels[2].set_ylabel("TTFA, s")
     panels[3].plot(minutes, [s["clients"]["underruns"] for s in record.samples], label="underruns, by the players")
     panels[3].plot(minutes, _running_total(record.samples, "engine_underruns"), label="underruns, by the engine")
     rejected = [s["clients"]["outcomes"].get("rejected", 0) for s in record.samples]
@@ -308,10 +311,22 @@ def draw(record: SoakRecord, path: Path) -> None:
             if event["event"] == "kill":
                 panel.axvline(event["at"] / 60, color=colours[event["role"]], alpha=0.25, linewidth=0.8)
         panel.grid(color="#e6eaee")
-        panel.legend(loc="upper left", fontsize=7, ncols=4)
+        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
     panels[-1].set_xlabel("minutes; vertical lines are kills")
     figure.savefig(path, dpi=80)
     pyplot.close(figure)
+
+
+def latency_series(clients: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
+    """Percentiles of the time to first audio of whole texts, by minute."""
+    by_minute: dict[int, list[float]] = defaultdict(list)
+    for client in clients:
+        if client["kind"] in WHOLE_TEXT_KINDS and client.get("first_audio") is not None:
+            by_minute[int(client["started"] // 60)].append(client["first_audio"])
+    return {
+        label: [(minute + 0.5, percentile(found, share) or 0.0) for minute, found in sorted(by_minute.items())]
+        for label, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+    }
 
 
 def _running_total(samples: Sequence[Row], column: str) -> list[float]:
@@ -323,8 +338,7 @@ def write_report(folder: Path, out: Path) -> list[Check]:
     record = SoakRecord.read(folder)
     checks = run_checks(record)
     out.mkdir(parents=True, exist_ok=True)
-    name = f"soak-{record.run['profile']}"
-    draw(record, out / f"{name}.svg")
+    name = report_name(record)
     draw(record, out / f"{name}.png")
     (out / f"{name}.md").write_text(markdown(record, checks), encoding="utf-8")
     summary = {"run": record.run, "checks": [asdict(check) for check in checks], "events": record.events}
@@ -332,12 +346,34 @@ def write_report(folder: Path, out: Path) -> list[Check]:
     return checks
 
 
+def report_name(record: SoakRecord) -> str:
+    return f"soak-{record.run['profile']}"
+
+
+def update_page(page: Path, folder: Path, out: Path) -> None:
+    """Replaces the marked block of a page by the table and the plot of a report."""
+    record = SoakRecord.read(folder)
+    name = report_name(record)
+    begin, end = f"<!-- soak: {record.run['profile']} -->", "<!-- end -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    if not found:
+        raise SystemExit(f"{page} has no {begin}")
+    after = rest.partition(end)[2]
+    plot = f"![Streams, pages, latency, underruns, memory, descriptors and threads over time]({{}}/{name}.png)"
+    table = (out / f"{name}.md").read_text(encoding="utf-8")
+    block = f"{begin}\n{table}\n{plot.format(os.path.relpath(out, page.parent))}\n{end}"
+    page.write_text(before + block + after, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path, required=True, help="folder of a recorded run")
     parser.add_argument("--out", type=Path, required=True, help="folder for plot, table and checks")
+    parser.add_argument("--page", type=Path, help="page whose block is replaced by table and plot")
     given = parser.parse_args()
     checks = write_report(given.report, given.out)
+    if given.page is not None:
+        update_page(given.page, given.report, given.out)
     for check in checks:
         sys.stdout.write(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.found}\n")
     sys.exit(any(not check.passed for check in checks))
