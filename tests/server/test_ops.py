@@ -192,11 +192,11 @@ def test_the_request_log_is_bounded_and_shared_between_processes(tmp_path: Path)
         kept, other = RequestLog(folder, max_records=2), RequestLog(folder, max_records=2)
         for name in ("a", "b", "c"):
             kept.put(RequestRecord(name, "model", 0.0, seed=1))
-        assert asyncio.run(kept.get("a")) is None
-        found = asyncio.run(kept.get("c"))
+        assert asyncio.run(kept.get("", "a")) is None
+        found = asyncio.run(kept.get("", "c"))
         assert found is not None
         assert found["request_id"] == "c"
-        assert (asyncio.run(other.get("c")) is not None) == (folder is not None)
+        assert (asyncio.run(other.get("", "c")) is not None) == (folder is not None)
     assert len(list(tmp_path.iterdir())) == 2
 
 

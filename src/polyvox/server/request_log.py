@@ -19,7 +19,7 @@ MAX_RECORDS = 1000  # per server process
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Statistics of one request; complete once finish_reason is set."""
+    """Statistics of one request; complete once finish_reason is set. owner: the name of the key that made it."""
 
     request_id: str
     model: str
@@ -37,6 +37,7 @@ class RequestRecord:
     underruns: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    owner: str = ""
 
     def add(self, result: Result) -> None:
         """Adds the result of one segment."""
@@ -47,7 +48,10 @@ class RequestRecord:
         self.underruns += result.underruns
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """All fields but the owner."""
+        values = asdict(self)
+        del values["owner"]
+        return values
 
     def usage(self) -> dict[str, int]:
         total = self.text_tokens + self.frames
@@ -57,7 +61,8 @@ class RequestRecord:
 class RequestLog:
     """The latest records: in memory, or in files of a folder that all server processes share.
 
-    Files are read and written by one thread, in the order of the calls.
+    A record is found only by its owner: ids are chosen by clients, and two keys may choose the same. Files are read and
+    written by one thread, in the order of the calls.
     """
 
     def __init__(self, folder: Path | None = None, max_records: int = MAX_RECORDS) -> None:
@@ -66,19 +71,20 @@ class RequestLog:
         self._files = ThreadPoolExecutor(1, "polyvox-request-log")
 
     def put(self, record: RequestRecord) -> None:
-        request_id, values = record.request_id, record.as_dict() | {"usage": record.usage()}
-        self._latest.pop(request_id, None)
-        self._latest[request_id] = values if self._folder is None else None
+        name, values = _name(record.owner, record.request_id), record.as_dict() | {"usage": record.usage()}
+        self._latest.pop(name, None)
+        self._latest[name] = values if self._folder is None else None
         expired = None
         if len(self._latest) > self._max_records:
             expired, _ = self._latest.popitem(last=False)
         if self._folder is not None:
-            self._files.submit(self._write, request_id, values, expired)
+            self._files.submit(self._write, name, values, expired)
 
-    async def get(self, request_id: str) -> dict[str, Any] | None:
+    async def get(self, owner: str, request_id: str) -> dict[str, Any] | None:
+        name = _name(owner, request_id)
         if self._folder is None:
-            return self._latest.get(request_id)
-        return await asyncio.get_running_loop().run_in_executor(self._files, self._read, request_id)
+            return self._latest.get(name)
+        return await asyncio.get_running_loop().run_in_executor(self._files, self._read, name)
 
     async def flush(self) -> None:
         """Returns when all records can be read by other processes."""
@@ -88,8 +94,8 @@ class RequestLog:
     def close(self) -> None:
         self._files.shutdown(wait=False)
 
-    def _write(self, request_id: str, values: dict[str, Any], expired: str | None) -> None:
-        path = self._path(request_id)
+    def _write(self, name: str, values: dict[str, Any], expired: str | None) -> None:
+        path = self._path(name)
         partial = path.with_suffix(".partial")
         with suppress(OSError):  # a full disk loses the record, not the request
             partial.write_text(json.dumps(values))
@@ -97,12 +103,17 @@ class RequestLog:
             if expired is not None:
                 self._path(expired).unlink(missing_ok=True)
 
-    def _read(self, request_id: str) -> dict[str, Any] | None:
+    def _read(self, name: str) -> dict[str, Any] | None:
         with suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads(self._path(request_id).read_text())
+            found: dict[str, Any] = json.loads(self._path(name).read_text())
             return found
         return None
 
-    def _path(self, request_id: str) -> Path:
+    def _path(self, name: str) -> Path:
         assert self._folder is not None
-        return self._folder / f"{hashlib.sha256(request_id.encode('utf-8', 'replace')).hexdigest()}.json"
+        return self._folder / f"{name}.json"
+
+
+def _name(owner: str, request_id: str) -> str:
+    """Also a file name: ids may have any characters."""
+    return hashlib.sha256(f"{owner}\n{request_id}".encode("utf-8", "replace")).hexdigest()

@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -174,6 +175,17 @@ class Settings(BaseSettings):
         description="Maximum concurrent requests per API key; further requests get status 429.",
         json_schema_extra=ACCESS,
     )
+    max_streams_per_address: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum concurrent requests per client address or IPv6 /64; further requests get status 429.",
+        json_schema_extra=ACCESS,
+    )
+    trusted_proxies: Names = Field(
+        default=["127.0.0.1", "::1"],
+        description="Addresses or networks of proxies whose X-Forwarded-For or Forwarded names the client.",
+        json_schema_extra=ACCESS,
+    )
     cors_origins: Names = Field(
         default=[],
         description="Origins of web pages that may call, such as https://example.com, or *.",
@@ -224,6 +236,16 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Minimum level of log lines.", json_schema_extra=LOGGING
     )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_networks(cls, networks: list[str]) -> list[str]:
+        for network in networks:
+            try:
+                ip_network(network, strict=False)
+            except ValueError:
+                raise ValueError("must be IP addresses or networks such as 10.0.0.0/8") from None
+        return networks
 
     @field_validator("root_path")
     @classmethod

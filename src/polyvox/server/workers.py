@@ -148,6 +148,7 @@ def create_server(connect: Connect, settings: Settings, records: Path | None = N
         access_log=False,
         backlog=BACKLOG,
         root_path=settings.root_path,
+        proxy_headers=False,  # see TrustedProxies
         loop="auto",  # uvloop where it is installed
         http=partial(  # type: ignore[arg-type]
             TimeoutProtocol,

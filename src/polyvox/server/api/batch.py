@@ -14,8 +14,7 @@ from pydantic import ConfigDict, Field
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.server.api.openai import SpeechRequest, parse_speech_request
 from polyvox.server.app_state import AppState, State
-from polyvox.server.middleware.auth import LIMITER
-from polyvox.server.middleware.limits import ConcurrencyLimiter, ConcurrencyLimitExceeded
+from polyvox.server.middleware.limits import LIMITER, ConcurrencyLimiter, ConcurrencyLimitExceeded
 from polyvox.server.requests import (
     STRICT,
     RecordingRoute,
@@ -49,8 +48,9 @@ async def create_batch(request: Request, body: BatchRequest, state: State, stric
         message = f"Invalid value for 'items': must have 1 to {limit} requests (got {len(body.items)})."
         raise APIError(422, "invalid_field", message, "items")
     items = [{**(body.model_extra or {}), **item} for item in body.items]
-    batch = Batch(state, request_id, items, is_strict(strict))
-    await while_connected(request, asyncio.ensure_future(batch.run(request.scope[LIMITER])))
+    limiter = request.scope[LIMITER]
+    batch = Batch(state, request_id, limiter.caller.key, items, is_strict(strict))
+    await while_connected(request, asyncio.ensure_future(batch.run(limiter)))
     headers = check_unknown(sorted(batch.unknown_fields), False, request_id)
     overloaded = [error for error in batch.errors if isinstance(error, Overloaded)]
     if len(overloaded) == len(items):
@@ -63,8 +63,8 @@ async def create_batch(request: Request, body: BatchRequest, state: State, stric
 class Batch:
     """Speech requests that are synthesised as files, a few at a time."""
 
-    def __init__(self, state: AppState, request_id: str, items: list[dict[str, Any]], strict: bool) -> None:
-        self._state, self._request_id, self._items, self._strict = state, request_id, items, strict
+    def __init__(self, state: AppState, request_id: str, owner: str, items: list[dict[str, Any]], strict: bool) -> None:
+        self._state, self._request_id, self._owner, self._items, self._strict = state, request_id, owner, items, strict
         self._indices = iter(range(len(items)))
         self.results: list[dict[str, Any]] = [{} for _ in items]
         self.errors: list[PolyvoxError] = []
@@ -103,7 +103,7 @@ class Batch:
                 check_unknown(unknown, True, request_id)
             self.unknown_fields |= set(unknown)
             options = replace(await parse_speech_request(body, self._state), streaming=False)
-            utterance = await self._state.synthesis.start(options, request_id)
+            utterance = await self._state.synthesis.start(options, request_id, self._owner)
             audio = b"".join([part async for part in utterance.audio()])
         except PolyvoxError as error:
             if utterance is None or utterance.record.finish_reason is None:  # otherwise it is recorded as finished

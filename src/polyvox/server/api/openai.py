@@ -15,6 +15,7 @@ from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.info import Capability, ModelInfo
 from polyvox.models.request import AUTO, ClonedVoice, Sampling
 from polyvox.server.app_state import AppState, State
+from polyvox.server.middleware.limits import LIMITER
 from polyvox.server.requests import STRICT, RecordingRoute, RequestModel, check_unknown, is_strict, request_id_of
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
@@ -96,9 +97,9 @@ async def create_speech(request: Request, body: SpeechRequest, state: State, str
     return SpeechResponse(state, options, request_id, as_events=body.stream_format == "sse", headers=headers)
 
 
-@router.get("/v1/audio/speech/{request_id}", summary="The record of a finished request.")
-async def get_record(state: State, request_id: str) -> JSONResponse:
-    found = await state.request_log.get(request_id)
+@router.get("/v1/audio/speech/{request_id}", summary="The record of a finished request of the same key.")
+async def get_record(request: Request, state: State, request_id: str) -> JSONResponse:
+    found = await state.request_log.get(request.scope[LIMITER].caller.key, request_id)
     if found is None:
         raise APIError(404, "not_found", "No finished request with this id is known.", "request_id")
     return JSONResponse(found)

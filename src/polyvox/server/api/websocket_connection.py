@@ -13,9 +13,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.app_state import AppState, get_state
-from polyvox.server.middleware.auth import AUTHENTICATE, LIMITER, choose_subprotocol
+from polyvox.server.middleware.auth import AUTHENTICATE, choose_subprotocol
 from polyvox.server.middleware.connection import RESET
-from polyvox.server.middleware.limits import ConcurrencyLimiter
+from polyvox.server.middleware.limits import LIMITER, ConcurrencyLimiter
 from polyvox.server.requests import parse_json, request_id_of
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
@@ -299,7 +299,8 @@ class LiveUtterance:
             return
         assert self._connection.limiter is not None, "not authenticated"
         async with self._connection.limiter.request():
-            self.utterance = await self._connection.state.synthesis.start(self._options, self.request_id)
+            owner = self._connection.limiter.caller.key
+            self.utterance = await self._connection.state.synthesis.start(self._options, self.request_id, owner)
             if self._cancelled.is_set():
                 self.utterance.cancel()
             appending = asyncio.create_task(self._append_text(self.utterance))

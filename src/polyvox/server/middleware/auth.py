@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import get_state
-from polyvox.server.middleware.limits import ConcurrencyLimiter, ConcurrencyLimitExceeded
+from polyvox.server.middleware.addresses import TrustedProxies
+from polyvox.server.middleware.limits import LIMITER, Caller, ConcurrencyLimiter, ConcurrencyLimitExceeded
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import APIError, error_response
 from polyvox.server.settings import Settings
@@ -25,13 +26,11 @@ PUBLIC_CHOICES = {
     "metrics": ("/metrics",),
     "docs": ("/docs", "/redoc", "/openapi.json"),
 }
-SYNTHESIS_PATHS = ("/v1/audio/speech", "/v1/text-to-speech")  # count towards max_streams_per_key
+SYNTHESIS_PATHS = ("/v1/audio/speech", "/v1/text-to-speech")  # count towards the concurrency limits
 LATE_KEY_PATH = "/v1/text-to-speech/"  # these WebSockets may send their key in the first message
 # Prefixes of a key among the subprotocols of a WebSocket: ours, and the one of OpenAI's clients.
 KEY_PROTOCOLS = ("polyvox-key.", "openai-insecure-api-key.")
-# Entries of the ASGI scope
-LIMITER = "polyvox.limiter"  # the caller's ConcurrencyLimiter; None until a late key has arrived
-AUTHENTICATE = "polyvox.authenticate"  # for a late key
+AUTHENTICATE = "polyvox.authenticate"  # ASGI scope entry: for a late key
 
 
 class APIKeys:
@@ -56,6 +55,7 @@ class AuthMiddleware:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self._settings = app, settings
         self._keys = APIKeys(settings.api_keys)
+        self._proxies = TrustedProxies(settings.trusted_proxies)
         self._public = tuple(path for choice in settings.public for path in PUBLIC_CHOICES[choice])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,6 +64,7 @@ class AuthMiddleware:
             return
         request = HTTPConnection(scope)
         request_id = request_id_of(request)
+        self._proxies.set_scheme(request)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -117,19 +118,20 @@ class AuthMiddleware:
             await error_response(error, request_id_of(websocket))(scope, receive, send)
             return
 
-        engine = get_state(websocket).engine
+        engine, address = get_state(websocket).engine, self._proxies.client_of(websocket)
 
         def authenticate(key: str) -> ConcurrencyLimiter:  # must not refer to the scope, which refers to it
-            caller = self._keys.find(key) if key else None
-            if caller is None:
+            name = self._keys.find(key) if key else None
+            if name is None:
                 raise _invalid_key()
-            return ConcurrencyLimiter(engine, caller, self._settings.max_streams_per_key)
+            return ConcurrencyLimiter(engine, Caller(name, address), self._settings)
 
         scope[AUTHENTICATE] = authenticate
         await self.app(scope, receive, send)
 
-    def _limiter(self, connection: HTTPConnection, caller: str) -> ConcurrencyLimiter:
-        return ConcurrencyLimiter(get_state(connection).engine, caller, self._settings.max_streams_per_key)
+    def _limiter(self, connection: HTTPConnection, key: str) -> ConcurrencyLimiter:
+        caller = Caller(key, self._proxies.client_of(connection))
+        return ConcurrencyLimiter(get_state(connection).engine, caller, self._settings)
 
     def _check_origin(self, websocket: HTTPConnection) -> None:
         """Browsers let any page open a WebSocket to any server, and send the page's origin."""
@@ -144,20 +146,19 @@ class AuthMiddleware:
             raise APIError(403, "origin_refused", f"The origin {origin[:100]} is not in cors_origins.", "origin")
 
     def _check_key(self, request: HTTPConnection, path: str) -> str:
-        """The caller: a name for the key, or an address. Raises APIError if a key is needed."""
-        address = request.client.host if request.client else ""
+        """The name of the caller's key, empty if none is needed. Raises APIError if a key is missing."""
         if not self._keys:
-            return address
+            return ""
         key, method = _key_of(request), request.scope.get("method", "")
-        caller = self._keys.find(key) if key else None
-        if caller is not None:
-            return caller
+        name = self._keys.find(key) if key else None
+        if name is not None:
+            return name
         if method == "OPTIONS" or (method and (path in PUBLIC_PATHS or path.startswith(ASSETS))):
-            return address
+            return ""
         if method in ("GET", "HEAD") and any(
             path == public or path.startswith(f"{public}/") for public in self._public
         ):
-            return address
+            return ""
         raise _invalid_key()
 
 

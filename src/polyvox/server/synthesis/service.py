@@ -54,15 +54,18 @@ class SynthesisService:
         self._num_preparing = self._num_recordings = 0
         self._rejections: dict[bool, tuple[float, Overloaded]] = {}  # by whole_file: expiry time and error
 
-    async def start(self, options: SynthesisOptions, request_id: str) -> Utterance:
-        """Starts an utterance: its first segment is accepted by the engine. Raises InvalidRequest or Overloaded."""
+    async def start(self, options: SynthesisOptions, request_id: str, owner: str = "") -> Utterance:
+        """Starts an utterance: its first segment is accepted by the engine. Raises InvalidRequest or Overloaded.
+
+        owner: the name of the key that may read the record of the request.
+        """
         self._check_admission(whole_file=not options.streaming)
         if not options.live and not options.text.strip():
             raise InvalidRequest("text", options.text, "must have something to say")
         if len(options.text) > self.settings.max_text_chars:
             limit, length = self.settings.max_text_chars, len(options.text)
             raise InvalidRequest("text", options.text, f"must have at most {limit:,} characters but has {length:,}")
-        utterance = Utterance(self, options, request_id)
+        utterance = Utterance(self, options, request_id, owner)
         self.active.add(utterance)
         self._num_preparing += 1
         try:

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import AppState
 from polyvox.server.middleware.connection import RESET
+from polyvox.server.middleware.limits import LIMITER
 from polyvox.server.responses import APIError, error_body, error_response, field_names
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.reader import ReaderTimeout, ReaderTimer
@@ -84,7 +85,8 @@ class SpeechResponse(Response):
             await reader.write(send(message), len(message.get("body", b"")), audio_seconds)
 
         try:
-            utterance = await self._state.synthesis.start(self._options, self._request_id)
+            owner = scope[LIMITER].caller.key
+            utterance = await self._state.synthesis.start(self._options, self._request_id, owner)
             async with aclosing(utterance.audio()) as audio:
                 has_length = not (self._options.streaming or self._as_events)
                 async for part in self._events(utterance, audio) if self._as_events else audio:

@@ -38,10 +38,11 @@ BY_SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "runaway", "cancelled
 class Utterance:
     """A running synthesis request: iterate over `audio` or `events` once. A live one accepts text until `finish`."""
 
-    def __init__(self, service: "SynthesisService", options: SynthesisOptions, request_id: str) -> None:
+    def __init__(self, service: "SynthesisService", options: SynthesisOptions, request_id: str, owner: str) -> None:
         self._service, self._options = service, options
         self._start_time = time.monotonic()
-        self.record = RequestRecord(request_id, service.info.identity.name, time.time(), seed=options.seed or 0)
+        model = service.info.identity.name
+        self.record = RequestRecord(request_id, model, time.time(), seed=options.seed or 0, owner=owner)
         self._segments: SegmentQueue | None = None
         self._encoder: OutputEncoder | None = None
         self._request: Request | None = None
