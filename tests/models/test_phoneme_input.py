@@ -82,6 +82,20 @@ def test_text_without_a_word_that_can_be_spoken_is_rejected(text: str) -> None:
         stream.finish()
 
 
+def test_a_later_sentence_without_words_is_silent_and_does_not_end_the_utterance() -> None:
+    assert PHONEMES.text("日本", needs_words=False) == PLAIN.text("…")
+    stream = Qwen3StreamingTokenizer(PHONEMES, needs_words=False)
+    assert stream.append("日本 語") + stream.finish() == PLAIN.text("…")
+
+
+def test_long_form_text_with_a_sentence_in_another_script_is_read_to_its_end(phoneme_tts: TTS) -> None:
+    assert [spoken.text for spoken in phoneme_tts.read("Hello. 日本語。 Bye.", seed=3)] == [
+        "Hello.",
+        "日本語。",
+        "Bye.",
+    ]
+
+
 def test_speech_is_that_of_the_phoneme_string(phoneme_tts: TTS, loaded: Loaded) -> None:
     plain = loaded("custom_voice", "float32")
     assert phoneme_tts.model.info().takes_phonemes

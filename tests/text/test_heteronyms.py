@@ -135,10 +135,10 @@ ROWS = [tuple(row.split(" | ")) for row in CASES.strip().splitlines()]
 @pytest.mark.parametrize(("text", "phonemes"), ROWS)
 def test_a_heteronym_is_pronounced_by_its_context(text: str, phonemes: str) -> None:
     words = text.split()
-    place = next(index for index, word in enumerate(words) if "[" in word)
-    spoken = phonemize(text.replace("[", "").replace("]", "")).split()
+    position = next(index for index, word in enumerate(words) if "[" in word)
+    spoken = phonemize(text.reposition("[", "").reposition("]", "")).split()
     assert len(spoken) == len(words)
-    assert spoken[place].strip(".,?") == phonemes
+    assert spoken[position].strip(".,?") == phonemes
 
 
 def test_at_least_30_heteronyms_are_tested() -> None:

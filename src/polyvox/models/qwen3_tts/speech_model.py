@@ -27,6 +27,7 @@ from polyvox.text.phonemes import unmark_phonemes
 # A live text has no length yet: two minutes, unless the request has a limit.
 LIVE_MAX_FRAMES = 1500
 MAX_CACHED_VOICES = 32
+SILENT_FRAMES = 6  # of a text without words: half a second
 MAX_SEGMENT = 2**31 - 1
 # For errors: a published model with each capability.
 PUBLISHED: dict[Capability, str] = {
@@ -121,7 +122,7 @@ class Qwen3TTSModel:
         if request.layout == "whole":
             raise InvalidRequest("layout", request.layout, "must be streaming when text is appended")
         self._check(request)
-        return Qwen3StreamingTokenizer(self.tokenizer)
+        return Qwen3StreamingTokenizer(self.tokenizer, needs_words=request.segment == 0)
 
     def prepare(self, request: Request, ids: list[int] | None = None) -> PreparedRequest:
         self._check(request)
@@ -140,7 +141,7 @@ class Qwen3TTSModel:
                 reference = Reference(transcript, len(cloned.codes))
                 frames = torch.from_numpy(cloned.codes.astype(np.int64))
                 context = self._context(frames)
-        tokens = ids if ids is not None else self.tokenizer.text(request.text)
+        tokens = ids if ids is not None else self.tokenizer.text(request.text, needs_words=request.segment == 0)
         if len(tokens) > config.max_frames:
             requirement = f"must have at most {config.max_frames} tokens but has {len(tokens)}"
             raise InvalidRequest("text", request.text, requirement, SPLIT_HINT)
@@ -163,6 +164,8 @@ class Qwen3TTSModel:
             raise InvalidRequest("text", request.text, requirement)
         requested = min(request.max_frames or config.max_frames, positions_left)
         expected, longest = frame_limits(len(unmark_phonemes(request.text).encode()))
+        if self.tokenizer.is_silent(tokens):
+            longest = SILENT_FRAMES
         if live:
             expected, longest = NEVER, request.max_frames or LIVE_MAX_FRAMES
             # Without the row that closes the text: it is written when the text is finished.

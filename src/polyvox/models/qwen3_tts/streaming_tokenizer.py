@@ -4,7 +4,7 @@
 import unicodedata
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest
-from polyvox.models.qwen3_tts.tokenizer import NO_WORDS, TextTokenizer
+from polyvox.models.qwen3_tts.tokenizer import NO_WORDS, SILENT_PHONEMES, TextTokenizer
 from polyvox.text.phonemes import PhonemeStream
 
 # Characters; about the text of the longest utterance that a checkpoint allows, 8,191 frames or 11 minutes.
@@ -19,8 +19,8 @@ class Qwen3StreamingTokenizer:
     phonemes, words whose phonemes depend on the next word are pending too.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TextTokenizer, needs_words: bool = True) -> None:
+        self._tokenizer, self._needs_words = tokenizer, needs_words
         self._phonemes = PhonemeStream() if tokenizer.takes_phonemes else None
         self._pending = ""
         self._length = 0
@@ -58,9 +58,11 @@ class Qwen3StreamingTokenizer:
         """The remaining ids; raises InvalidRequest if there was no text."""
         if self._phonemes is not None:
             ids = self._complete(self._phonemes.finish())
-            if not self._begun and self._length:
+            if self._begun or not self._length:
+                return ids if self._begun else self._tokenizer.text("")
+            if self._needs_words:
                 raise InvalidRequest("text", NOT_SHOWN, NO_WORDS)
-            return ids if self._begun else self._tokenizer.text("")
+            return self._complete(SILENT_PHONEMES)
         pending, self._pending = self._pending.rstrip(), ""
         return self._tokenizer.pieces(pending)[0] if pending or self._begun else self._tokenizer.text("")
 

@@ -21,6 +21,7 @@ QWEN2_PATTERN = (
 )
 
 NO_WORDS = "must have at least one word in Latin letters, because this model speaks English only"
+SILENT_PHONEMES = "…"  # of a text without words
 
 
 class TextTokenizer:
@@ -48,15 +49,22 @@ class TextTokenizer:
                 f"talker_config.text_vocab_size, {config.talker.text_vocab_size}"
             )
 
-    def text(self, text: str, field: str = "text") -> list[int]:
-        """The ids of a text without the whitespace around it."""
+    def text(self, text: str, field: str = "text", needs_words: bool = True) -> list[int]:
+        """The ids of a text without the whitespace around it.
+
+        needs_words: reject a text that has no phonemes; otherwise it is a silent mark.
+        """
         cleaned = _clean(text, field)
         if not self.takes_phonemes:
             return self._encode(cleaned)
         phonemes = phonemize(cleaned)
-        if not phonemes:
+        if not phonemes and needs_words:
             raise InvalidRequest(field, text, NO_WORDS)
-        return self._encode(phonemes)
+        return self._encode(phonemes or SILENT_PHONEMES)
+
+    def is_silent(self, ids: list[int]) -> bool:
+        """Whether these are the ids of a text without words."""
+        return self.takes_phonemes and ids == self._encode(SILENT_PHONEMES)
 
     def pieces(self, text: str) -> tuple[list[int], list[int]]:
         """The ids of a text in NFC, and for each id the index at which its pre-token ends."""
