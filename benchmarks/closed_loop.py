@@ -225,7 +225,7 @@ def main() -> None:
     rows = []
     with EngineProcess(partial(build, given.model, given.max_streams or max(levels), given.tokens)) as process:
         new_client = RemoteEngineClient(process.endpoint, None, given.frames)
-        sys.stdout.write(f"ready after {process.endpoint.start_seconds:.0f} s, {gpu_memory() or 0:.2f} GB\n")
+        sys.stdout.write(f"ready after {process.status.start_seconds:.0f} s, {gpu_memory() or 0:.2f} GB\n")
         for streams in levels:
             load = Load("closed", streams, given.seconds, given.ramp, ramp=given.ramp, seed=given.seed)
             processes = given.processes or load.num_processes(os.cpu_count() or 1, STREAMS_PER_READER)

@@ -29,7 +29,7 @@ from polyvox.models.info import ModelIdentity
 from polyvox.models.protocol import SpeechModel
 from polyvox.models.registry import LoadOptions, load_model
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
-from polyvox.progress import OnProgress, ProgressBar
+from polyvox.progress import showing_progress
 from polyvox.text import TextRules
 from polyvox.voices import VoiceLibrary
 
@@ -55,12 +55,13 @@ def load(
     if vocoder_device == "auto" and config is not None:
         vocoder_device = config.vocoder_device
     # Before the checkpoint is downloaded.
-    options = load_options(device, dtype, vocoder_device, ProgressBar() if progress else None)
-    if path_or_id is None:
-        model = load_model(EMBEDDED_VOICE, options, name="embedded")
-    else:
-        model = load_model(path_or_id, options)
-    return TTS(model, config, VoiceLibrary() if voices is None else voices, model.info().identity)
+    options = load_options(device, dtype, vocoder_device)
+    with showing_progress(progress):
+        if path_or_id is None:
+            model = load_model(EMBEDDED_VOICE, options, name="embedded")
+        else:
+            model = load_model(path_or_id, options)
+    return TTS(model, config, VoiceLibrary() if voices is None else voices, model.info().identity, progress)
 
 
 class TTS:
@@ -72,10 +73,11 @@ class TTS:
         config: EngineConfig | None = None,
         voices: VoiceLibrary | None = None,
         identity: ModelIdentity | None = None,
+        progress: bool = False,
     ) -> None:
         self.model, self.library, self.identity = model, voices, identity
         self.sample_rate = model.vocoder.sample_rate
-        self._config = config or EngineConfig()
+        self._config, self._progress = config or EngineConfig(), progress
         self._config.check()
         self._lock = threading.Lock()
         self._engine: LocalEngine | None = None
@@ -92,7 +94,8 @@ class TTS:
                 self._engine = None
                 _release_memory()
             if self._engine is None:
-                self._engine = LocalEngine(self.model, self._config, on_progress=ProgressBar())
+                with showing_progress(self._progress):
+                    self._engine = LocalEngine(self.model, self._config)
             return self._engine
 
     @property
@@ -280,6 +283,7 @@ class SpeechStream:
 
 def _release_memory() -> None:
     """Free the memory of a closed engine: it has reference cycles, and torch caches freed GPU memory."""
+    gc.unfreeze()  # a server freezes the objects of its start, which the collector then skips
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -303,13 +307,11 @@ def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     return target, DTYPES[dtype]
 
 
-def load_options(
-    device: str, dtype: str, vocoder_device: str = "auto", on_progress: OnProgress | None = None
-) -> LoadOptions:
+def load_options(device: str, dtype: str, vocoder_device: str = "auto") -> LoadOptions:
     """The arguments of `load` for the model registry; a vocoder_device of auto is the generator's device."""
     target, torch_dtype = placement(device, dtype)
     vocoder = target if vocoder_device == "auto" else _parse_device(vocoder_device, "vocoder_device")
-    return LoadOptions(target, torch_dtype, vocoder, on_progress)
+    return LoadOptions(target, torch_dtype, vocoder)
 
 
 def _parse_device(name: str, field: str = "device") -> torch.device:

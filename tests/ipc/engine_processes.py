@@ -19,6 +19,7 @@ import pytest
 from ipc.fake_engine import CHUNK_SAMPLES, FakeEngine, chunk_samples
 from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncStream, Chunk
+from polyvox.engine.lifecycle import RestartPolicy
 from polyvox.errors import EngineDown, Overloaded, StreamFailed
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint, connect
@@ -30,6 +31,7 @@ from polyvox.models.request import Request
 
 TIMEOUT = 60.0  # of any wait; long, because none should expire
 TOLERANCE = 1e-6  # between a stream in a batch and the same one alone; the transport loses nothing
+QUICK_RESTARTS = RestartPolicy(initial_delay=0.01, max_delay=0.01)
 WORKER_TIMEOUT = 1.5  # of the shared process, so that a stalled server is disconnected soon
 RING_SAMPLES = 40 * CHUNK_SAMPLES
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from polyvox import progress
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
 from polyvox.engine.interface import Chunk, Result, Stream
@@ -131,6 +132,8 @@ class FakeStream(StreamReader[Chunk]):
 class FakeEngine:
     """Steps all streams together, at most once per step_seconds."""
 
+    broken: str | None = None
+
     def __init__(self, step_seconds: float = 0.0, close_seconds: float = 0.0, sample_rate: int = SAMPLE_RATE) -> None:
         self.sample_rate = sample_rate
         self.work = threading.Condition()  # guards the attributes below
@@ -246,4 +249,12 @@ def gated(gate: str) -> FakeEngine:
     """If the pipe exists, waits until a test writes to it."""
     if Path(gate).exists():
         Path(gate).read_text()
+    return FakeEngine()
+
+
+def staged(gate: str) -> FakeEngine:
+    """Reports two stages, then waits until a test closes the pipe."""
+    progress.report("load", 1, 2)
+    progress.report("capture", 1, 4)
+    Path(gate).read_text()
     return FakeEngine()

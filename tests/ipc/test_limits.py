@@ -32,6 +32,7 @@ from polyvox.errors import EngineDown
 from polyvox.ipc import client, framing, messages
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
+from polyvox.ipc.status_file import StatusFile
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.models.request import Request
 
@@ -143,7 +144,8 @@ async def test_a_count_that_arrives_together_with_the_timeout_is_given_back(monk
 
 
 async def test_a_call_that_waits_for_the_first_connection_ends_when_the_client_is_closed(tmp_path: Path) -> None:
-    endpoint = EngineEndpoint(tmp_path, sample_rate=24_000, start_seconds=1.0)
+    endpoint = EngineEndpoint(tmp_path)
+    StatusFile(tmp_path, create=True).close()
     with socket.socket(socket.AF_UNIX) as listener:  # accepts, but sends no handshake
         listener.bind(str(endpoint.socket_path))
         listener.listen()

@@ -2,21 +2,26 @@
 """The engine's process dies, hangs or cannot start: it is replaced, its streams fail, calls raise EngineDown."""
 
 import asyncio
+import errno
 import os
 import signal
 import threading
 import time
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 
 from ipc.engine_processes import (
+    QUICK_RESTARTS,
+    TIMEOUT,
     assert_complete,
     assert_lost,
     becomes_true,
     children,
+    eventually,
     folders,
     read,
     request,
@@ -24,20 +29,23 @@ from ipc.engine_processes import (
     send,
     stat_becomes,
 )
-from ipc.fake_engine import BUFFER, FakeEngine, gated, mortal, unbuildable
+from ipc.fake_engine import BUFFER, FakeEngine, gated, mortal, staged, unbuildable
+from polyvox.engine.engine_status import EngineState
+from polyvox.engine.lifecycle import RestartPolicy
 from polyvox.errors import EngineDown, Overloaded, StreamFailed
 from polyvox.ipc.client import CREDIT, AsyncRemoteEngine
 from polyvox.ipc.process import HEARTBEATS, EngineProcessConfig
+from polyvox.ipc.status_file import StatusFile
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.models.request import Request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-SHORT_HANG = EngineProcessConfig(hang_timeout=1.5, shutdown_timeout=0.1, max_failures=100)
+SHORT_HANG = EngineProcessConfig(hang_timeout=1.5, shutdown_timeout=0.1, restarts=QUICK_RESTARTS)
 
 
 async def test_an_engine_that_is_killed_twenty_times_under_load_serves_the_next_request() -> None:
     before = children()
-    config = EngineProcessConfig(max_failures=100)
+    config = EngineProcessConfig(restarts=QUICK_RESTARTS)
     with EngineProcess(partial(FakeEngine, step_seconds=0.001), config) as process:
         engines = [AsyncRemoteEngine(process.endpoint) for _ in range(2)]
         for _ in range(20):
@@ -83,7 +91,7 @@ async def test_a_stopped_process_is_replaced() -> None:
         stopped = send(process, signal.SIGSTOP)
         await assert_lost(stream, reader)
         await restarted(process, stopped, engine)
-        assert (await engine.stats())["restarts"] == 1
+        assert engine.status().num_restarts == 1
         assert_complete(await read(await engine.submit(request(2))), seed=2, count=10)
         await engine.close()
     assert children() == before
@@ -155,31 +163,106 @@ async def test_requests_are_rejected_with_a_retry_time_while_the_engine_restarts
         await engine.close()
 
 
-async def test_after_three_failures_in_a_minute_the_engine_is_not_restarted(
+async def test_an_engine_that_cannot_be_restarted_is_tried_again_until_it_can(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flag = tmp_path / "removed"
-    now = [0.0]
-    process = EngineProcess(partial(mortal, str(flag)), clock=lambda: now[0])
-    engine = AsyncRemoteEngine(process.endpoint)
-    for _ in range(2):  # too far apart to count together
-        await restarted(process, send(process), engine)
-        now[0] = 61.0
-    assert "failed 3 times" not in caplog.text
-    flag.touch()  # the second failure within the minute is the broken engine, the third the start that follows
-    with pytest.raises(EngineDown):
-        await engine.submit(Request("broken"))
+    flag, policy = tmp_path / "removed", RestartPolicy(initial_delay=0.01, max_delay=0.05)
+    with EngineProcess(partial(mortal, str(flag)), EngineProcessConfig(restarts=policy)) as process:
+        engine = AsyncRemoteEngine(process.endpoint)
+        flag.touch()
+        killed = send(process)
 
-    async def noticed() -> bool:
-        return process.endpoint.failure_notice.exists()
+        async def failed_five_times() -> bool:
+            return engine.status().num_restarts >= 5
 
-    await becomes_true(noticed)
-    for _ in range(2):
-        with pytest.raises(EngineDown, match=r"failed 3 times in 60 s.*the checkpoint is missing"):
+        await becomes_true(failed_five_times)
+        with pytest.raises(EngineDown, match="restarting") as down:
             await engine.submit(request(1))
-    assert [record.levelname for record in caplog.records if "failed 3 times" in record.getMessage()] == ["ERROR"]
-    await engine.close()
-    process.close()
+        assert down.value.retry_after >= 1
+        assert engine.status().reason == "The engine could not be started: ValueError: the checkpoint is missing"
+        assert engine.status().down_seconds(time.monotonic()) > 0
+        flag.unlink()
+        await restarted(process, killed, engine)
+        assert_complete(await read(await engine.submit(request(2))), seed=2, count=10)
+        assert (engine.status().running, engine.status().down_seconds(time.monotonic())) == (True, 0)
+        await engine.close()
+    assert sum("engine restarting" in record.getMessage() for record in caplog.records) >= 5
+
+
+async def test_a_full_disk_does_not_hide_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = tmp_path / "removed"
+    policy = RestartPolicy(initial_delay=600, max_delay=600)
+    with EngineProcess(partial(mortal, str(flag)), EngineProcessConfig(restarts=policy)) as process:
+        engine = AsyncRemoteEngine(process.endpoint)
+
+        def full(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        for name in ("open", "write", "rename", "replace"):
+            monkeypatch.setattr(os, name, full)
+        monkeypatch.setattr("pathlib.Path.open", full)
+        send(process)
+
+        async def seen() -> bool:
+            return engine.status().state is EngineState.RESTARTING
+
+        await becomes_true(seen)
+        with pytest.raises(EngineDown) as down:
+            await engine.submit(request(1))
+        assert 250 < down.value.retry_after < 660
+        monkeypatch.undo()
+        await engine.close()
+
+
+async def test_the_retry_time_counts_down_to_the_next_attempt() -> None:
+    policy = RestartPolicy(initial_delay=600, max_delay=600)
+    with EngineProcess(FakeEngine, EngineProcessConfig(restarts=policy)) as process:
+        engine = AsyncRemoteEngine(process.endpoint)
+        await engine.stats()
+        send(process)
+
+        async def seen() -> bool:
+            return engine.status().state is EngineState.RESTARTING
+
+        await becomes_true(seen)
+        waits = []
+        for _ in range(2):
+            with pytest.raises(EngineDown) as down:
+                await engine.stats()
+            waits.append(down.value.retry_after)
+            await asyncio.sleep(0.2)
+        assert 0.2 <= waits[0] - waits[1] < 100
+        await engine.close()
+
+
+def test_the_stages_of_a_start_are_seen_by_other_processes(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    reported: list[tuple[str, int, int]] = []
+    started: list[tuple[int, set[str]]] = []
+    process = EngineProcess(
+        partial(staged, str(gate)),
+        wait_for_start=False,
+        on_progress=lambda *stage: reported.append(stage),
+        on_started=lambda engine, seconds: started.append((engine.sample_rate, set(seconds))),
+    )
+    with process:
+        with gate.open("w"):  # when the process has opened it, it has reported the stage
+            eventually(lambda: process.status.stage == "capture" or threading.Event().wait(0.01))
+            seen = StatusFile(process.endpoint.folder).read()
+            assert (seen.state, seen.stage, seen.progress) == (EngineState.STARTING, "capture", 0.25)
+            assert seen.retry_after(time.monotonic()) > 0
+        eventually(lambda: bool(started) or threading.Event().wait(0.01))
+        assert process.status.running
+        assert reported == [("load", 1, 2), ("capture", 1, 4)]
+        assert started == [(24_000, {"total", "load", "capture"})]
+
+
+def test_a_first_start_that_fails_is_reported_without_waiting_for_it() -> None:
+    with EngineProcess(unbuildable, wait_for_start=False) as process:
+        assert wait([process.start_failed], TIMEOUT)
+        with pytest.raises(EngineDown, match="ValueError: no such checkpoint"):
+            process.check()
 
 
 def test_an_engine_that_cannot_be_built_raises_at_the_start() -> None:

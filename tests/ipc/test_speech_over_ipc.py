@@ -16,6 +16,7 @@ import pytest
 from conftest import Loaded
 from engine.synthesis import request, solo_samples
 from ipc.engine_processes import (
+    QUICK_RESTARTS,
     TIMEOUT,
     TOLERANCE,
     becomes_true,
@@ -40,7 +41,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def process(checkpoints: Path) -> Iterator[EngineProcess]:
     factory = partial(build, checkpoints / "custom_voice", "float64")
-    with EngineProcess(factory, EngineProcessConfig(max_failures=100)) as running:
+    with EngineProcess(factory, EngineProcessConfig(restarts=QUICK_RESTARTS)) as running:
         yield running
 
 

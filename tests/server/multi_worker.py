@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from ipc.engine_processes import engine_stats, eventually
+from ipc.engine_processes import QUICK_RESTARTS, engine_stats, eventually
 from polyvox.engine.interface import InProcessEngine
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
@@ -94,7 +94,7 @@ def running_workers(factory: Callable[[], InProcessEngine], settings: Settings) 
     """factory: the engine, built in its own process."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2048) as listener,
-        EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as engine_process,
+        EngineProcess(factory, EngineProcessConfig(restarts=QUICK_RESTARTS)) as engine_process,
     ):
         port = listener.getsockname()[1]
         parent = _SPAWN.Process(target=run_workers, args=(engine_process.endpoint, settings, listener))

@@ -23,7 +23,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from ipc.engine_processes import await_another, eventually, send
+from ipc.engine_processes import QUICK_RESTARTS, await_another, eventually, send
 from ipc.fake_engine import ABOUT, FakeEngine
 from polyvox import __version__
 from polyvox.errors import EngineDown
@@ -289,7 +289,7 @@ def test_sigterm_stops_the_server_after_running_requests() -> None:
 def test_a_dead_engine_is_reported_until_it_is_restarted() -> None:
     factory = partial(FakeEngine, step_seconds=0.01)
     with (
-        EngineProcess(factory, EngineProcessConfig(failure_window=0.01)) as process,
+        EngineProcess(factory, EngineProcessConfig(restarts=QUICK_RESTARTS)) as process,
         serving_on(connect_remote(process.endpoint)) as server,
         server.client() as client,
     ):

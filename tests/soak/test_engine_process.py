@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Loaded
 from engine.synthesis import request
-from ipc.engine_processes import becomes_true, children, folders
+from ipc.engine_processes import QUICK_RESTARTS, becomes_true, children, folders
 from ipc.speech_processes import MAX_FRAMES, SLOTS, assert_survives_a_kill, build
 from polyvox.ipc.client import AsyncRemoteEngine, AsyncRemoteStream
 from polyvox.ipc.process import EngineProcessConfig
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def process(checkpoints: Path) -> Iterator[EngineProcess]:
     before = children(), folders()
-    config = EngineProcessConfig(max_failures=2 * NUM_KILLS)
+    config = EngineProcessConfig(restarts=QUICK_RESTARTS)
     with EngineProcess(partial(build, checkpoints / "custom_voice", "float32"), config) as running:
         yield running
     assert (children(), folders()) == before

@@ -179,7 +179,10 @@ def _capture(call: Callable[[], object], device: torch.device) -> Callable[[], o
         call()
 
     program = GraphedCall(run)
-    program.capture(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
+    stream = torch.cuda.Stream(device)
+    program.compile(stream)
+    stream.synchronize()
+    program.capture(stream, torch.cuda.graph_pool_handle())
     return program
 
 

@@ -3,7 +3,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.audio.samples import Samples
+from polyvox.engine.engine_status import EngineState, EngineStatus
 from polyvox.engine.interface import Chunk, Engine, Result, Stream
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import PreparationPool, TextWriter, as_polyvox_error
@@ -98,10 +99,20 @@ class AsyncLocalStream(LiveText):
 class AsyncLocalEngine:
     """Calls an engine in the same process from an event loop. Requests are prepared in a pool of threads."""
 
-    def __init__(self, engine: Engine, timeout: float = CALL_TIMEOUT) -> None:
-        self.engine, self.sample_rate, self._timeout = engine, engine.sample_rate, timeout
+    def __init__(
+        self, engine: Engine, timeout: float = CALL_TIMEOUT, status: Callable[[], EngineStatus] | None = None
+    ) -> None:
+        """status: of an engine that is started and restarted; by default it counts as running."""
+        self.engine, self._timeout, self._status = engine, timeout, status
         self._pool, self._keys = PreparationPool(), KeyCounts()
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="polyvox-query")  # they wait for the engine's lock
+
+    @property
+    def sample_rate(self) -> int:
+        return self.engine.sample_rate
+
+    def status(self) -> EngineStatus:
+        return self._status() if self._status else EngineStatus(EngineState.RUNNING, sample_rate=self.sample_rate)
 
     async def submit(self, request: Request) -> AsyncLocalStream:
         job = self._pool.submit(self.engine.submit, request)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
+from polyvox import progress
 from polyvox.engine.config import PAGE
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.stream_state import CHUNK_SIZES
-from polyvox.progress import OnProgress
 
 NUM_CALLS, MAX_SECONDS = 4, 0.5  # of each measurement
 MIN_SLOPE = 1e-3  # of the one-stream time, per stream: a measured slope of 0 would promise unlimited capacity
@@ -19,7 +19,7 @@ MIN_SLOPE = 1e-3  # of the one-stream time, per stream: a measured slope of 0 wo
 Call = Callable[[int], object]  # runs one call of the model with this many streams
 
 
-def calibrate(runner: ModelRunner, on_progress: OnProgress | None = None) -> CostModel:
+def calibrate(runner: ModelRunner) -> CostModel:
     """Times prefill, frame step and codec call with one stream and with all; every slot must be free."""
     config, generator = runner.config, runner.model.generator
     num_streams, num_rows = config.max_streams, PAGE - 1
@@ -38,17 +38,13 @@ def calibrate(runner: ModelRunner, on_progress: OnProgress | None = None) -> Cos
     def prefill(streams: int) -> None:
         runner.prefill([(slot, 0, prompt) for slot in range(streams)])
 
-    def report(done: int) -> None:
-        if on_progress is not None:
-            on_progress("calibrate", done, 3)
-
-    report(0)
+    progress.report("calibrate", 0, 3)
     step, stream = _fit_line(runner, frame, num_streams)
-    report(1)
+    progress.report("calibrate", 1, 3)
     codec, codec_chunk = _fit_line(runner, decode, max_chunks)
-    report(2)
+    progress.report("calibrate", 2, 3)
     prefill_seconds = _time(runner, prefill, max_prompts)
-    report(3)
+    progress.report("calibrate", 3, 3)
     return CostModel(step, stream, prefill_seconds / (max_prompts * num_rows), codec, codec_chunk / chunk)
 
 

@@ -37,7 +37,6 @@ from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.protocol import PreparedRequest, SpeechModel
 from polyvox.models.request import ClonedVoice, Request
-from polyvox.progress import OnProgress
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +56,10 @@ class LocalEngine:
         model: SpeechModel,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_progress: OnProgress | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.config.check()
-        self.model, self.clock, self._on_progress = model, clock, on_progress
+        self.model, self.clock = model, clock
         self.sample_rate = model.vocoder.sample_rate
         self.frame_seconds = model.vocoder.samples_per_frame / model.vocoder.sample_rate
         self.lock = threading.RLock()
@@ -200,8 +198,8 @@ class LocalEngine:
         if self.model.generator.device.type == "cuda":
             torch.cuda.set_device(self.model.generator.device)
         self._runner = ModelRunner(self.model, self.config)
-        self._runner.capture(self._on_progress)
-        cost = calibrate(self._runner, self._on_progress)
+        self._runner.capture()
+        cost = calibrate(self._runner)
         self.config = self._runner.config  # with the number of streams that fit, if none was given
         log.info("memory usage:\n%s", usage_table(self._runner.memory()))
         self.ledger = SlotLedger(self.config.max_streams, self.config.pages)

@@ -6,16 +6,18 @@ same sizes without capture, which is how they are tested.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from polyvox import progress
 from polyvox.engine.stream_state import CHUNK_SIZES
 from polyvox.models.protocol import Generator, GeneratorState, PagedCache, Vocoder, VocoderState
 
 MIN_PREFILL_ROWS = 16
-OnCapture = Callable[[], None]  # called after each captured graph
+STAGES: Final = ("compile", "capture")
 
 
 def batch_sizes(max_size: int, min_size: int = 1) -> list[int]:
@@ -33,10 +35,13 @@ class GraphedCall:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._out: Tensor | None = None
 
-    def capture(self, stream: torch.cuda.Stream, pool: "torch.cuda._POOL_HANDLE") -> None:
-        with torch.cuda.stream(stream):  # libraries allocate workspaces, and kernels are compiled
+    def compile(self, stream: torch.cuda.Stream) -> None:
+        """Runs once, without capture: kernels are compiled or loaded, and libraries allocate workspaces."""
+        with torch.cuda.stream(stream):
             self._call(*self.inputs)
-        stream.synchronize()
+
+    def capture(self, stream: torch.cuda.Stream, pool: "torch.cuda._POOL_HANDLE") -> None:
+        """Requires a completed `compile` on the same stream."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._out = self._call(*self.inputs)
@@ -72,7 +77,6 @@ class GeneratorGraphs:
     ) -> None:
         """one_size: each call has its largest size only."""
         self._state, self._cache, self._scratch, self._max_context = state, cache, max_streams, max_context
-        self._device = generator.device
 
         def indices(count: int) -> Tensor:
             return torch.full((count,), self._scratch, dtype=torch.int64, device=generator.device)
@@ -90,12 +94,9 @@ class GeneratorGraphs:
             for size in sizes(num_rows, MIN_PREFILL_ROWS)
         }
 
-    def __len__(self) -> int:
-        return len(self._prefills) + len(self._frames)
-
-    def capture(self, on_capture: OnCapture) -> None:
-        """Captures all calls, the largest first, so that the smaller ones reuse its memory."""
-        _capture([self._prefills, self._frames], torch.cuda.Stream(self._device), on_capture)
+    def calls(self) -> list[GraphedCall]:
+        """All calls in the order in which they are captured."""
+        return _largest_first([self._prefills, self._frames])
 
     def prefill(self, rows: list[Tensor], slots: list[int], positions: list[int]) -> None:
         size = _next_size(self._prefills, len(slots))
@@ -152,12 +153,9 @@ class VocoderGraphs:
             for frames in (CHUNK_SIZES[:1] if one_size else CHUNK_SIZES)
         }
 
-    def __len__(self) -> int:
-        return sum(len(calls) for calls in self._calls.values())
-
-    def capture(self, stream: torch.cuda.Stream, on_capture: OnCapture) -> None:
-        """Captures all calls, the largest first, so that the smaller ones reuse its memory."""
-        _capture(list(self._calls.values()), stream, on_capture)
+    def calls(self) -> list[GraphedCall]:
+        """All calls in the order in which they are captured."""
+        return _largest_first(list(self._calls.values()))
 
     def decode(self, slots: list[int], frames: int, source: list[int] | Tensor) -> Tensor:
         """source: the first frame of each slot in the ring, or codes [B, frames, num_codebooks]."""
@@ -188,16 +186,28 @@ def gather_codes(ring: Tensor, slots: Tensor, first: Tensor, frames: int) -> Ten
     return ring[slots[:, None], (first[:, None] + columns) % ring.shape[1]]
 
 
-def _capture(families: list[GraphedSizes], stream: torch.cuda.Stream, on_capture: OnCapture) -> None:
-    pool = torch.cuda.graph_pool_handle()
-    for call in _largest_first(families):
-        call.capture(stream, pool)
-        on_capture()
+def capture_graphs(parts: Sequence[tuple[list[GraphedCall], torch.cuda.Stream]]) -> None:
+    """Compiles all calls, then captures them. The calls of a part share its stream and one memory pool."""
+    total = sum(len(calls) for calls, _ in parts)
+    for stage in STAGES:
+        done = 0
+        for calls, stream in parts:
+            with torch.cuda.device(stream.device):
+                pool = torch.cuda.graph_pool_handle()
+                for call in calls:
+                    progress.report(stage, done, total)
+                    if stage == "compile":
+                        call.compile(stream)
+                    else:
+                        call.capture(stream, pool)
+                    done += 1
+                stream.synchronize()
+        progress.report(stage, done, total)
 
 
-def _largest_first(families: list[GraphedSizes]) -> Iterator[GraphedCall]:
-    for family in families:
-        yield from (family[size] for size in sorted(family, reverse=True))
+def _largest_first(families: list[GraphedSizes]) -> list[GraphedCall]:
+    """The largest call of each family first, so that the smaller ones reuse its memory."""
+    return [family[size] for family in families for size in sorted(family, reverse=True)]
 
 
 def _next_size(family: GraphedSizes, count: int) -> int:

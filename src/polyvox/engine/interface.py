@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
+from polyvox.engine.engine_status import EngineStatus
 from polyvox.errors import Overloaded, StreamFailed
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
@@ -115,6 +116,10 @@ class Engine(Protocol):
 class InProcessEngine(Engine, Protocol):
     """An engine in this process, which can serve other processes."""
 
+    @property
+    def broken(self) -> str | None:
+        """The error that stopped the engine; None while it runs."""
+
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
         """Takes from many streams with one lock: of each at most this many chunks, without waiting."""
 
@@ -160,6 +165,9 @@ class AsyncEngine(Protocol):
 
     @property
     def sample_rate(self) -> int: ...
+
+    def status(self) -> EngineStatus:
+        """Whether the engine runs, and if not, when it is expected to."""
 
     async def submit(self, request: Request) -> AsyncStream:
         """Accepts a request, or raises InvalidRequest or Overloaded. A cancelled call cancels the stream."""

@@ -11,12 +11,12 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cpu_threads import SMALL_MODEL
 from polyvox.engine.generator_runner import GeneratorRunner
+from polyvox.engine.graphs import capture_graphs
 from polyvox.engine.memory import MemoryUsage, device_usage, fit_max_streams, generator_stream_bytes
 from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.models.protocol import PreparedRequest, SpeechModel
-from polyvox.progress import OnProgress
 
 # Streams from which on a GPU launches a step before the previous one has completed: with fewer, its host keeps up.
 MIN_STREAMS_TO_PIPELINE = 32
@@ -95,26 +95,15 @@ class ModelRunner:
         """The vocoder's samples after the last frame of a stream with this many frames; waits for them."""
         return self.vocoder.flush(slot, frames)
 
-    def capture(self, on_progress: OnProgress | None = None) -> None:
+    def capture(self) -> None:
         """Captures the CUDA graphs of those parts that are on a GPU."""
-        generator, vocoder = self.generator.graphs, self.vocoder.graphs
-        on_gpu = [
-            part
-            for part, device in ((generator, self.model.generator.device), (vocoder, self.model.vocoder.device))
-            if part is not None and device.type == "cuda"
-        ]
-        done, total = 0, sum(len(part) for part in on_gpu)
-
-        def on_capture() -> None:
-            nonlocal done
-            done += 1
-            if on_progress is not None:
-                on_progress("capture", done, total)
-
-        if generator in on_gpu and generator is not None:
-            generator.capture(on_capture)
-        if vocoder in on_gpu:
-            self.vocoder.capture(on_capture)
+        parts = []
+        if self.generator.graphs is not None and self.model.generator.device.type == "cuda":
+            parts.append((self.generator.graphs.calls(), torch.cuda.Stream(self.model.generator.device)))
+        if self.vocoder.graphs is not None and self.vocoder.stream is not None:
+            parts.append((self.vocoder.graphs.calls(), self.vocoder.stream))
+        if parts:
+            capture_graphs(parts)
 
     def wait(self) -> None:
         """Until all launched calls have completed; raises if a device is broken."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyvox.audio.samples import Samples
 from polyvox.engine.cpu_threads import threads_for
-from polyvox.engine.graphs import OnCapture, VocoderGraphs, gather_codes
+from polyvox.engine.graphs import VocoderGraphs, gather_codes
 from polyvox.engine.pending import DecodedGroup, Pending, PendingAudio
 from polyvox.models.protocol import Vocoder, VocoderContext
 
@@ -37,7 +37,7 @@ class VocoderRunner:
         self._copies = ring.device != vocoder.device if copies_codes is None else copies_codes
         self.state = vocoder.new_state(max_streams + fixed_sizes)
         cuda = vocoder.device.type == "cuda"
-        self._stream = torch.cuda.Stream(vocoder.device) if cuda else None
+        self.stream = torch.cuda.Stream(vocoder.device) if cuda else None  # of all calls
         # Frames are decoded after the host has seen their flags, so this stream need not wait for the frame steps.
         self._gather_stream = torch.cuda.Stream(ring.device) if ring.is_cuda and self._copies else None
         self.graphs: VocoderGraphs | None = None
@@ -45,15 +45,9 @@ class VocoderRunner:
             source = None if self._copies else ring
             self.graphs = VocoderGraphs(vocoder, self.state, source, ring.shape[2], max_streams, one_size)
 
-    def capture(self, on_capture: OnCapture) -> None:
-        """Captures the CUDA graphs, on a GPU."""
-        if self.graphs is not None and self._stream is not None:
-            with torch.cuda.device(self.vocoder.device):
-                self.graphs.capture(self._stream, on_capture)
-
     def wait(self) -> None:
         """Until all launched calls have completed."""
-        if self._stream is not None:
+        if self.stream is not None:
             torch.cuda.synchronize(self.vocoder.device)
 
     def assign(self, slot: int, context: VocoderContext | None) -> None:
@@ -112,10 +106,10 @@ class VocoderRunner:
             codes.copy_(gathered, non_blocking=True)
             copied = torch.cuda.Event(blocking=True)
             copied.record(self._gather_stream)
-        if self._stream is None:
+        if self.stream is None:
             copied.synchronize()
             return codes
-        self._stream.wait_event(copied)
+        self.stream.wait_event(copied)
         with self._on_stream():
             return codes.to(self.vocoder.device, non_blocking=True)
 
@@ -124,7 +118,7 @@ class VocoderRunner:
         return min(max(self.vocoder.delay_samples - start, 0), size)
 
     def _on_stream(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
 
     def _between_calls(self) -> AbstractContextManager[object]:
         """Orders a change of a free slot with the vocoder's calls.
@@ -133,10 +127,10 @@ class VocoderRunner:
         sees before it decodes. On another device it runs on the vocoder's stream, after the contexts that other
         threads computed on the default stream.
         """
-        if self._stream is None or not self._copies:
+        if self.stream is None or not self._copies:
             return nullcontext()
-        self._stream.wait_stream(torch.cuda.default_stream(self.vocoder.device))
-        return torch.cuda.stream(self._stream)
+        self.stream.wait_stream(torch.cuda.default_stream(self.vocoder.device))
+        return torch.cuda.stream(self.stream)
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.vocoder.device)

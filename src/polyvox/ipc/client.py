@@ -4,9 +4,11 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -15,11 +17,13 @@ from numpy.typing import NDArray
 
 from polyvox.audio.samples import Samples
 from polyvox.engine.async_engine import CALL_TIMEOUT, LiveText
+from polyvox.engine.engine_status import EngineState, EngineStatus
 from polyvox.engine.interface import Chunk, Result
 from polyvox.errors import EngineDown
 from polyvox.ipc import messages
 from polyvox.ipc.endpoint import EngineEndpoint, connect
 from polyvox.ipc.framing import FrameConnection
+from polyvox.ipc.status_file import StatusFile
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
@@ -37,7 +41,6 @@ ReplyT = TypeVar(
 CREDIT = 8  # chunks of a stream that may be buffered here
 WRITE_TIMEOUT = 10.0  # seconds in which the engine must read a message
 RECONNECT_SECONDS = 0.05
-FAILED_RETRY_SECONDS = 60.0  # an operator must look at it first
 NO_SAMPLES: Samples = np.zeros(0, np.float32)
 
 
@@ -241,13 +244,24 @@ class AsyncRemoteEngine:
     """
 
     def __init__(self, endpoint: EngineEndpoint, *, credit: int = CREDIT, timeout: float = CALL_TIMEOUT) -> None:
-        self.sample_rate = endpoint.sample_rate
         self._endpoint, self._credit, self._timeout = endpoint, credit, timeout
+        self._status_file = StatusFile(endpoint.folder)
+        self._sample_rate = 0
         self._connection: _EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._first_attempt = asyncio.Event()
         self._keys: Counter[str] = Counter()  # counts that this server holds
         self._closed = False
+
+    @property
+    def sample_rate(self) -> int:
+        self._sample_rate = self._sample_rate or self.status().sample_rate
+        return self._sample_rate
+
+    def status(self) -> EngineStatus:
+        if self._closed or not self._endpoint.folder.exists():
+            return EngineStatus(EngineState.CLOSED, sample_rate=self._sample_rate)
+        return self._status_file.read()
 
     async def submit(self, request: Request) -> AsyncRemoteStream:
         return await (await self._connected()).submit(request)
@@ -290,6 +304,7 @@ class AsyncRemoteEngine:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        self._status_file.close()
 
     async def _connected(self) -> _EngineConnection:
         if self._closed:
@@ -303,15 +318,13 @@ class AsyncRemoteEngine:
         return self._connection
 
     def _down(self) -> EngineDown:
-        if self._closed or not self._endpoint.folder.exists():
-            return EngineDown("The engine is closed.", FAILED_RETRY_SECONDS)
-        with suppress(FileNotFoundError):
-            return EngineDown(self._endpoint.failure_notice.read_text(), FAILED_RETRY_SECONDS)
-        seconds = max(1.0, self._endpoint.start_seconds)
-        return EngineDown(f"The engine is restarting; try again in {seconds:.0f} s.", seconds)
+        status = self.status()
+        if status.running:  # it has just failed, or does not accept connections
+            status = replace(status, state=EngineState.RESTARTING)
+        return status.error(time.monotonic())
 
     async def _stay_connected(self) -> None:
-        while not (self._closed or self._engine_ended()):
+        while self.status().state is not EngineState.CLOSED:
             connection = _EngineConnection(self._credit, self._timeout, self._down)
             try:
                 await connection.open(self._endpoint)
@@ -331,6 +344,3 @@ class AsyncRemoteEngine:
                 connection.abort()
                 connection.end_streams(None if self._closed else "The engine's process ended before the stream did.")
                 await connection.closed.wait()
-
-    def _engine_ended(self) -> bool:
-        return not self._endpoint.folder.exists() or self._endpoint.failure_notice.exists()

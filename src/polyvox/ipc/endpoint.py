@@ -18,17 +18,10 @@ class EngineEndpoint:
     """The address of an engine's process. Picklable; the mode of the folder restricts access to this user."""
 
     folder: Path
-    sample_rate: int
-    start_seconds: float  # duration of the engine's first start
 
     @property
     def socket_path(self) -> Path:
         return socket_path(self.folder)
-
-    @property
-    def failure_notice(self) -> Path:
-        """A file with the reason, once the engine is not restarted any more."""
-        return self.folder / "failed"
 
 
 def socket_path(folder: Path) -> Path:

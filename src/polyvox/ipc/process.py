@@ -14,15 +14,19 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from polyvox import progress
 from polyvox.engine.interface import InProcessEngine
 from polyvox.engine.key_counts import KeyCounts
+from polyvox.engine.lifecycle import RestartPolicy, start_error
 from polyvox.engine.preparation import PreparationPool
 from polyvox.ipc.endpoint import accept, socket_path
 from polyvox.ipc.worker_connection import WorkerConnection
+from polyvox.models.info import ModelInfo
+from polyvox.progress import Stage
 
 log = logging.getLogger(__name__)
 
@@ -41,22 +45,40 @@ class EngineProcessConfig:
     shutdown_timeout: float = 1.5  # then the process is killed
     start_timeout: float = 600.0
     hang_timeout: float = 30.0  # of one step: a device that stalls for some seconds recovers by itself
-    max_failures: int = 3  # within failure_window; then the process is not restarted
-    failure_window: float = 60.0
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """Sent to the supervisor while the engine starts."""
+
+    stage: Stage
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """Sent to the supervisor when the engine has started: what was started."""
+
+    sample_rate: int
+    info: ModelInfo
+    stats: dict[str, float]
 
 
 def run_engine_process(
-    factory: Callable[[], InProcessEngine],
-    folder: Path,
-    config: EngineProcessConfig,
-    supervisor: Connection,
-    num_restarts: int = 0,
+    factory: Callable[[], InProcessEngine], folder: Path, config: EngineProcessConfig, supervisor: Connection
 ) -> None:
     """Builds the engine and serves it until the supervisor ends the process.
 
-    Sends the supervisor the engine's sample rate, or the reason why there is no engine; then heartbeats, but none while
+    Sends the supervisor the progress of the start, then a StartedEngine or the error; then heartbeats, but none while
     the engine does not answer or its step takes longer than a heartbeat.
     """
+
+    def send_progress(stage: Stage, done: int, total: int) -> None:
+        with suppress(OSError):  # the supervisor has ended, and _watch_supervisor handles it
+            supervisor.send(StartProgress(stage, done, total))
+
     sys.setswitchinterval(SWITCH_INTERVAL)
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager sends them to all processes
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides
@@ -69,17 +91,17 @@ def run_engine_process(
             listener.bind(str(socket_path(folder)))  # before the folder may be removed
             arguments = (supervisor, stopping, folder, config.shutdown_timeout)
             threading.Thread(target=_watch_supervisor, args=arguments, daemon=True).start()
-            engine = factory()
+            with progress.listening(send_progress):
+                engine = factory()
             gc.collect()
             gc.freeze()  # the collector skips what the start allocated; scanning it paused every stream for 130 ms
             listener.listen()
-            supervisor.send(engine.sample_rate)
+            supervisor.send(StartedEngine(engine.sample_rate, engine.info(), engine.stats()))
         except Exception as error:
-            log.exception("engine start failed")
             with suppress(OSError):  # the supervisor has ended
-                supervisor.send(f"{type(error).__name__}: {error}")
+                supervisor.send(start_error(error))
             return
-        asyncio.run(_serve(engine, listener, stop, supervisor, config, num_restarts))
+        asyncio.run(_serve(engine, listener, stop, supervisor, config))
     engine.close()
     os._exit(0)  # all is closed; a regular exit of a process with torch takes most of the shutdown timeout
 
@@ -90,7 +112,6 @@ async def _serve(
     stop: socket.socket,
     supervisor: Connection,
     config: EngineProcessConfig,
-    num_restarts: int,
 ) -> None:
     """Serves all servers in this event loop until `stop` becomes readable."""
     stopped = asyncio.Event()
@@ -99,7 +120,7 @@ async def _serve(
     pool = PreparationPool()
     tasks = [
         asyncio.create_task(_send_heartbeats(engine, supervisor, config.hang_timeout / HEARTBEATS)),
-        asyncio.create_task(_accept_servers(engine, listener, pool, connections, config, num_restarts)),
+        asyncio.create_task(_accept_servers(engine, listener, pool, connections, config)),
     ]
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +141,6 @@ async def _accept_servers(
     pool: PreparationPool,
     connections: set[WorkerConnection],
     config: EngineProcessConfig,
-    num_restarts: int,
 ) -> None:
     loop, keys = asyncio.get_running_loop(), KeyCounts()
     listener.setblocking(False)
@@ -136,9 +156,7 @@ async def _accept_servers(
             log.warning("worker rejected error=%s", error)
             await asyncio.sleep(ACCEPT_RETRY_SECONDS)
             continue
-        connection = WorkerConnection(
-            engine, pool, keys, ring, config.worker_timeout, connections.discard, num_restarts
-        )
+        connection = WorkerConnection(engine, pool, keys, ring, config.worker_timeout, connections.discard)
         connections.add(connection)
         await connection.frames.start(connected)
         log.info("worker connected workers=%d", len(connections))

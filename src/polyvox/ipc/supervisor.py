@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the engine's process, restarts it when it fails, and stops restarting it when it keeps failing."""
+"""Starts the engine's process, and restarts it whenever it fails."""
 
 import logging
 import multiprocessing
@@ -9,64 +9,91 @@ import signal
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import ParamSpec
 
+from polyvox.engine.engine_status import EngineStatus
 from polyvox.engine.interface import InProcessEngine
-from polyvox.errors import EngineDown
+from polyvox.engine.lifecycle import EngineLifecycle, start_error
+from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.ipc.endpoint import EngineEndpoint
-from polyvox.ipc.process import EngineProcessConfig, run_engine_process
+from polyvox.ipc.process import EngineProcessConfig, StartedEngine, StartProgress, run_engine_process
+from polyvox.ipc.status_file import StatusFile
+from polyvox.progress import OnProgress
 
 log = logging.getLogger(__name__)
 
 # Spawned: a forked process cannot use CUDA, and would inherit sockets and locks.
 _SPAWN = multiprocessing.get_context("spawn")
-START_RETRY_SECONDS = 60.0
+P = ParamSpec("P")
 
-
-class _HeartbeatTimeout(EngineDown):
-    """The process sent nothing in time."""
+KILL_TIMEOUT = 10.0  # seconds for a killed process to end
+OnStarted = Callable[[StartedEngine, dict[str, float]], None]  # with the seconds of the start, in total and by stage
 
 
 class EngineProcess:
     """An engine in its own process. Servers connect to its `endpoint` with an `AsyncRemoteEngine`.
 
-    Returns when the engine has started; raises EngineDown if it cannot start. factory is called in the new process and
-    must be picklable.
+    wait_for_start: return when the engine has started, and raise the error if it cannot start. Otherwise the
+    constructor returns at once, `start_failed` becomes readable if the first start fails, and `check` raises the error.
+    A later failure is never final: the process is started again, with exponential backoff.
+
+    factory is called in the new process and must be picklable. on_progress and on_started are called for the first
+    start, in another thread.
     """
 
     def __init__(
         self,
         factory: Callable[[], InProcessEngine],
         config: EngineProcessConfig | None = None,
+        *,
+        wait_for_start: bool = True,
+        on_progress: OnProgress | None = None,
+        on_started: OnStarted | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._factory, self._config, self._clock = factory, config or EngineProcessConfig(), clock
-        # Failures by the seconds that the engine had served: a slow start or a hang takes long to fail.
-        self._served = 0.0
-        self._failures: deque[float] = deque()
+        self._factory, self._config = factory, config or EngineProcessConfig()
+        self._on_progress, self._on_started = on_progress, on_started
         self._closing, self._close_signal = _SPAWN.Pipe(duplex=False)  # closing the second end ends every wait here
+        self.start_failed, self._start_failed_signal = _SPAWN.Pipe(duplex=False)  # likewise
         self._lock = threading.Lock()
         self._process: SpawnProcess | None = None
-        self._num_restarts = 0
-        self._folder = Path(tempfile.mkdtemp(prefix=f"polyvox-{os.getpid()}-"))  # for this user only
-        self.pid: int | None = None  # of the serving process; None while there is none
-        began = clock()
+        self._pipe: Connection
+        self._first_start = threading.Event()  # has ended
+        self._start_error: PolyvoxError | None = None
+        folder = Path(tempfile.mkdtemp(prefix=f"polyvox-{os.getpid()}-"))  # for this user only
+        self.endpoint = EngineEndpoint(folder)
         try:
-            sample_rate = self._start()
-        except BaseException:
-            self._stop()
-            self._remove()
-            raise
-        self.endpoint = EngineEndpoint(self._folder, sample_rate, clock() - began)
+            self._status_file = StatusFile(folder, create=True)
+        except OSError as error:
+            shutil.rmtree(folder)
+            raise start_error(error) from error
+        self._lifecycle = EngineLifecycle(self._config.restarts, self._status_file.write, clock)
+        self.pid: int | None = None  # of the serving process; None while there is none
         self._thread = threading.Thread(target=self._supervise, name="polyvox-supervisor", daemon=True)
         self._thread.start()
         self._at_exit = Finalize(None, self.close, exitpriority=0)  # so that an unclosed one does not block the exit
+        if wait_for_start:
+            try:
+                self._first_start.wait()  # start_timeout limits it
+                self.check()
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._lifecycle.status
+
+    def check(self) -> None:
+        """Raises the error of a failed first start."""
+        if self._start_error is not None:
+            raise self._start_error
 
     def close(self) -> None:
         """Ends the process and removes its files. Idempotent."""
@@ -75,7 +102,11 @@ class EngineProcess:
                 self._at_exit.cancel()
                 self._close_signal.close()
                 self._thread.join()
-                self._remove()
+                self._lifecycle.close()
+                for connection in (self._closing, self.start_failed, self._start_failed_signal):
+                    connection.close()
+                self._status_file.close()
+                shutil.rmtree(self.endpoint.folder, ignore_errors=True)
 
     def __enter__(self) -> "EngineProcess":
         return self
@@ -83,30 +114,61 @@ class EngineProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _remove(self) -> None:
-        self._closing.close()
-        self._close_signal.close()
-        shutil.rmtree(self._folder)
+    def _supervise(self) -> None:
+        """Starts the process, and again whenever it fails, until this is closed."""
+        while True:
+            try:
+                self._lifecycle.begin_start()
+                self._start()
+                timeout = self._config.hang_timeout
+                while True:
+                    self._receive(timeout, f"its process sent no heartbeat for {timeout:g} s")
+            except Exception as error:
+                failure = start_error(error)
+                self._stop()
+                if self._closing.poll():
+                    self._first_start.set()
+                    return
+                if not self._first_start.is_set():
+                    self._start_error = failure
+                    self._first_start.set()
+                    self._start_failed_signal.close()
+                    return
+                delay = self._lifecycle.on_failed(str(failure))
+            if wait([self._closing], delay):
+                return
 
-    def _start(self) -> int:
-        """Starts a process and waits for its engine; returns the sample rate. Raises EngineDown."""
+    def _start(self) -> None:
+        """Starts a process and waits for its engine. Raises PolyvoxError."""
         self._pipe, theirs = _SPAWN.Pipe()
         with theirs:
-            arguments = (self._factory, self._folder, self._config, theirs, self._num_restarts)
+            arguments = (self._factory, self.endpoint.folder, self._config, theirs)
             self._process = _SPAWN.Process(
                 target=run_engine_process, args=arguments, name="polyvox-engine", daemon=True
             )
             self._process.start()
-        message = self._receive(self._config.start_timeout)
-        if not isinstance(message, int):
-            raise EngineDown(f"The engine could not be started: {message}", START_RETRY_SECONDS)
+        timeout = self._config.start_timeout
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self._receive(max(0.0, deadline - time.monotonic()), f"it did not start within {timeout:g} s")
+            if isinstance(message, PolyvoxError):
+                raise message
+            if isinstance(message, StartedEngine):
+                break
+            if isinstance(message, StartProgress):
+                self._lifecycle.on_progress(message.stage, message.done, message.total)
+                if self._on_progress is not None and not self._first_start.is_set():
+                    _call(self._on_progress, message.stage, message.done, message.total)
         self.pid = self._process.pid
-        return message
+        seconds = self._lifecycle.on_started(message.sample_rate)
+        if not self._first_start.is_set():
+            self._first_start.set()
+            if self._on_started is not None:
+                _call(self._on_started, message, seconds)
 
-    def _receive(self, timeout: float) -> object:
-        """The next message or heartbeat; raises EngineDown if none came in time or the process ended."""
+    def _receive(self, timeout: float, reason: str) -> object:
+        """The next message or heartbeat; raises EngineDown if the process ended, or with `reason` after the timeout."""
         ready = wait([self._closing, self._pipe], timeout)
-        reason = f"its process sent no heartbeat for {timeout:g} s"
         if self._closing in ready:
             reason = "it was closed"
         elif ready:
@@ -115,7 +177,7 @@ class EngineProcess:
             reason = "its process died"
         elif self._process is not None and self._process.pid is not None:
             os.kill(self._process.pid, signal.SIGUSR1)  # it writes the stacks of its threads to stderr
-        raise (EngineDown if ready else _HeartbeatTimeout)(f"The engine failed: {reason}.", START_RETRY_SECONDS)
+        raise EngineDown(f"The engine failed: {reason}.", retry_after=0)
 
     def _stop(self) -> None:
         """Ends the process, by force if it does not end in time. Idempotent."""
@@ -131,41 +193,16 @@ class EngineProcess:
             if process.is_alive():
                 log.warning("engine killed reason=%s", f"still running after {self._config.shutdown_timeout:g} s")
                 process.kill()
-                process.join()
-        process.close()
+                process.join(KILL_TIMEOUT)
+        if process.is_alive():  # in a system call that cannot be interrupted, such as one of a failed GPU
+            log.error("engine still running after it was killed timeout=%g", KILL_TIMEOUT)
+        else:
+            process.close()
 
-    def _supervise(self) -> None:
-        """Restarts the process whenever it fails, until this is closed or it has failed too often."""
-        began: float | None = self._clock()
-        while True:
-            try:
-                if began is None:
-                    self._num_restarts += 1
-                    self._start()
-                    began = self._clock()
-                    log.info("engine restarted pid=%s", self.pid)
-                while True:
-                    self._receive(self._config.hang_timeout)
-            except (EngineDown, OSError) as error:
-                self._stop()
-                if began is not None:
-                    silent = self._config.hang_timeout if isinstance(error, _HeartbeatTimeout) else 0.0
-                    self._served += max(0.0, self._clock() - began - silent)
-                if self._closing.poll() or self._failed_too_often(str(error)):
-                    return
-                began = None
-                log.warning("engine restarting reason=%s", error)
 
-    def _failed_too_often(self, reason: str) -> bool:
-        self._failures.append(self._served)
-        while self._failures[0] < self._failures[-1] - self._config.failure_window:
-            self._failures.popleft()
-        if len(self._failures) < self._config.max_failures:
-            return False
-        failures = f"{self._config.max_failures} times in {self._config.failure_window:g} s"
-        text = f"The engine failed {failures} and is not restarted ({reason}). See its log, then restart Polyvox."
-        log.error("engine failed reason=%s", text)
-        draft = self._folder / "failed.draft"
-        draft.write_text(text)
-        draft.rename(self.endpoint.failure_notice)  # atomic
-        return True
+def _call(callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """A callback that raises must not end the supervision."""
+    try:
+        callback(*args, **kwargs)
+    except Exception:
+        log.exception("callback failed")

@@ -53,7 +53,6 @@ class WorkerConnection:
     """One server: its streams, ring, credits and counts of keys, which are all released when it disconnects.
 
     timeout: seconds after which a server that consumes nothing is disconnected. on_close: called once, at the end.
-    num_restarts: of the engine's process, for its statistics.
     """
 
     def __init__(
@@ -64,10 +63,9 @@ class WorkerConnection:
         ring: AudioRing,
         timeout: float,
         on_close: Callable[["WorkerConnection"], None] = lambda _: None,
-        num_restarts: int = 0,
     ) -> None:
         self._engine, self._pool, self._keys, self._ring, self._timeout = engine, pool, keys, ring, timeout
-        self._on_close, self._num_restarts = on_close, num_restarts
+        self._on_close = on_close
         self.frames = FrameConnection(timeout, self._receive, self._close, self._on_writable)
         self._loop = asyncio.get_running_loop()
         self._deliveries: dict[int, _Delivery] = {}
@@ -101,7 +99,7 @@ class WorkerConnection:
             case messages.Cancel(id):
                 self._cancel(id)
             case messages.GetStats(id):
-                self._reply(messages.StatsReply(id, {**self._engine.stats(), "restarts": float(self._num_restarts)}))
+                self._reply(messages.StatsReply(id, self._engine.stats()))
             case messages.GetInfo(id):
                 self._reply(messages.InfoReply(id, self._engine.info()))
             case messages.Clone():

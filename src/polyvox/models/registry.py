@@ -17,7 +17,6 @@ from polyvox.models.config_fields import ConfigFields, read_json
 from polyvox.models.hub import find_checkpoint
 from polyvox.models.info import ModelInfo
 from polyvox.models.protocol import SpeechModel
-from polyvox.progress import OnProgress
 
 CONFIG_FILE = "config.json"
 DEFAULT_FAMILY = "qwen3_tts"
@@ -30,7 +29,6 @@ class LoadOptions:
     device: torch.device
     dtype: torch.dtype
     vocoder_device: torch.device | None = None
-    on_progress: OnProgress | None = None
 
 
 class ModelFamily(Protocol):

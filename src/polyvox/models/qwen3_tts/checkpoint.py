@@ -10,10 +10,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from polyvox import progress
 from polyvox.errors import CheckpointError
 from polyvox.models.qwen3_tts.config import ModelConfig, read_config
 from polyvox.models.qwen3_tts.model import Qwen3TTS
-from polyvox.progress import OnProgress
 
 # Prefixes of the encoders' tensors. Every codec file has a codec encoder, but only Base models can clone, so only they
 # load it (250 MB): at once and not on first use, when memory may be short and the files may have changed.
@@ -25,7 +25,6 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     vocoder_device: torch.device | None = None,
-    on_progress: OnProgress | None = None,
 ) -> Qwen3TTS:
     """Loads a checkpoint folder; raises CheckpointError that names a missing, unknown or misshapen tensor.
 
@@ -47,10 +46,8 @@ def load_weights(
         for found, wanted in zip(files, model.files(), strict=True):
             for size in _fill(found, wanted):
                 done += size
-                if on_progress is not None:
-                    on_progress("load", done, total)
-        if on_progress is not None:
-            on_progress("load", total, total)  # the headers of the files are not tensors
+                progress.report("load", done, total)
+        progress.report("load", total, total)  # the headers of the files are not tensors
     return model
 
 

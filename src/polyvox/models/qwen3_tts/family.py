@@ -44,7 +44,7 @@ class Qwen3TTSFamily:
         return model_info(config, read_identity(folder, config, name))
 
     def load(self, folder: Path, name: str | Path, options: LoadOptions) -> Qwen3TTSModel:
-        weights = load_weights(folder, options.device, options.dtype, options.vocoder_device, options.on_progress)
+        weights = load_weights(folder, options.device, options.dtype, options.vocoder_device)
         identity = read_identity(folder, weights.config, name)
         return Qwen3TTSModel(weights, TextTokenizer(folder, weights.config), identity)
 
