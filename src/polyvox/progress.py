@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:  # server processes do not import rich
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +69,16 @@ class StageTimes:
 class ProgressBar:
     """Draws a transient bar on stderr."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: "Console") -> None:
         self._console = console
         self._stage: Stage | None = None
         self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._task: TaskID
 
     def __call__(self, stage: Stage, done: int, total: int) -> None:
         if stage != self._stage:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
             self.close()
             self._stage = stage
             self._bar = Progress(
@@ -110,7 +113,7 @@ class ProgressLog:
         now = self._clock()
         if stage != self._stage or (now - self._logged_at >= LOG_INTERVAL and done < total):
             self._stage, self._logged_at = stage, now
-            log.info("engine starting", extra={"stage": stage, "done": done, "total": total})
+            log.info("engine starting", extra={"stage": stage, "progress": f"{done / max(total, 1):.0%}"})
 
     def close(self) -> None:
         """Has nothing to close."""
@@ -118,6 +121,8 @@ class ProgressLog:
 
 def progress_display() -> ProgressBar | ProgressLog:
     """A bar if stderr is a terminal, else log lines."""
+    from rich.console import Console
+
     console = Console(stderr=True)
     return ProgressBar(console) if console.is_terminal else ProgressLog()
 

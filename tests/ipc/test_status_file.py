@@ -22,7 +22,9 @@ def test_a_reader_sees_what_was_written_last(tmp_path: Path) -> None:
 
 
 def test_a_read_during_writes_is_never_a_mixture(tmp_path: Path) -> None:
-    states = [EngineStatus(EngineState.RESTARTING, reason=letter * 700, num_restarts=n) for n, letter in enumerate("ab")]
+    states = [
+        EngineStatus(EngineState.RESTARTING, reason=letter * 700, num_restarts=n) for n, letter in enumerate("ab")
+    ]
     done = threading.Event()
     with closing(StatusFile(tmp_path, create=True)) as writer, closing(StatusFile(tmp_path)) as reader:
         writer.write(states[0])

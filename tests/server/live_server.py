@@ -30,6 +30,7 @@ class RunningServer:
 
     @property
     def state(self) -> AppState:
+        assert self.server.state is not None
         return self.server.state
 
     def client(self, **more: Any) -> httpx.Client:
@@ -37,6 +38,10 @@ class RunningServer:
 
     def speak(self, client: httpx.Client, text: str = "Hello there.", **fields: Any) -> httpx.Response:
         return client.post("/v1/audio/speech", json={"input": text, "response_format": "pcm", **fields})
+
+
+def _is_ready(server: Server) -> bool:
+    return server.state is not None and server.state.health.ready
 
 
 def serving(engine: Engine, settings: Settings | None = None, wait: bool = True) -> Any:
@@ -54,7 +59,8 @@ def serving_on(connect: Connect, settings: Settings | None = None, wait: bool = 
         port = listener.getsockname()[1]
         try:
             eventually(lambda: server.started or not thread.is_alive() or threading.Event().wait(0.01))
-            eventually(lambda: not wait or server.state.health.ready or threading.Event().wait(0.01))
+            if wait:
+                eventually(lambda: _is_ready(server) or threading.Event().wait(0.01))
             yield RunningServer(f"http://127.0.0.1:{port}", port, server, thread)
         finally:
             server.should_exit = True

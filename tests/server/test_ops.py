@@ -325,7 +325,8 @@ def test_a_websocket_without_a_key_is_rejected_before_the_handshake() -> None:
     async def nothing() -> Message:
         return {"type": "websocket.connect"}
 
-    state = SimpleNamespace(state=SimpleNamespace(polyvox=create_autospec(AppState, instance=True, spec_set=True)))
+    app_state = create_autospec(AppState, instance=True, spec_set=True)
+    state = SimpleNamespace(state=SimpleNamespace(startup=SimpleNamespace(state=app_state)))
     middleware = AuthMiddleware(inside, Settings(api_keys=["k"]))
     for query, headers in (("", []), ("api_key=x", []), ("api_key=k", []), ("h", [(b"xi-api-key", b"k")])):
         scope = {"type": "websocket", "path": "/v1/audio/speech/stream", "query_string": query.encode()}

@@ -149,7 +149,7 @@ def test_a_public_address_without_keys_prints_a_warning(
     host: str, keys: list[str], warned: bool, engine: PausableEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server((host, 0)) as listener:
-        _print_summary(Settings(host=host, api_keys=keys), listener, engine.info(), engine.stats(), 0.0)
+        _print_summary(Settings(host=host, api_keys=keys), listener, engine.info(), engine.stats(), {"total": 0.0})
     printed = capsys.readouterr().err
     assert ("without authentication" in printed) == warned
     assert ("Bearer YOUR_API_KEY" in printed) == bool(keys)

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """polyvox serve: the HTTP server."""
 
-import asyncio
 import inspect
 import socket
-import time
 from contextlib import ExitStack
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -16,12 +13,13 @@ from pydantic.fields import FieldInfo
 
 from polyvox.cli.terminal import console
 from polyvox.errors import InvalidRequest
+from polyvox.progress import progress_display
 from polyvox.server.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from polyvox.ipc.endpoint import EngineEndpoint
+    from polyvox.engine.interface import InProcessEngine
+    from polyvox.ipc.process import StartedEngine
     from polyvox.models.info import ModelInfo
-    from polyvox.server.app import Connect
 
 Config = Annotated[Path | None, typer.Option(help="YAML file with any of these settings. Environment: POLYVOX_CONFIG.")]
 
@@ -71,49 +69,72 @@ serve.__annotations__ = {name: each.annotation for name, each in inspect.signatu
 
 
 def _serve(settings: Settings, listener: socket.socket, stack: ExitStack) -> None:
+    """Serve until a signal stops the server. Raise the error if the engine cannot start."""
     from polyvox.server import workers
 
-    start = time.perf_counter()
+    console.print(f"Starting on {_address(settings, listener)}; /readyz reports the progress.", soft_wrap=True)
+    display = progress_display()
+    stack.callback(display.close)
     if settings.workers == 0:
-        with console.status("Loading …"):
-            engine = workers.build_engine(settings)
+        from polyvox.engine.restarting_engine import RestartingEngine
+
+        def on_engine_started(engine: "InProcessEngine", seconds: dict[str, float]) -> None:
+            display.close()
+            _print_summary(settings, listener, engine.info(), engine.stats(), seconds)
+
+        engine = RestartingEngine(
+            workers.EngineBuilder(settings), settings.restart_policy(), display, on_engine_started
+        )
         stack.callback(engine.close)
-        _print_summary(settings, listener, engine.info(), engine.stats(), start)
-        workers.run_server(workers.connect_local(engine), settings, listener)
+        connect = workers.connect_local(engine, engine.status)
+        workers.run_server(connect, settings, listener, engine_failed=engine.start_failed)
+        engine.check()
         return
-    endpoint = _start_engine_process(settings, stack)
-    info, stats = asyncio.run(_query(workers.connect_remote(endpoint)))
-    _print_summary(settings, listener, info, stats, start)
-    if settings.workers == 1:
-        workers.run_server(workers.connect_remote(endpoint), settings, listener)
-    else:
-        workers.run_workers(endpoint, settings, listener)
 
-
-def _start_engine_process(settings: Settings, stack: ExitStack) -> "EngineEndpoint":
+    from polyvox.ipc.process import EngineProcessConfig
     from polyvox.ipc.supervisor import EngineProcess
-    from polyvox.server import workers
 
-    with console.status("Starting the engine …"):
-        return stack.enter_context(EngineProcess(partial(workers.build_engine, settings))).endpoint
+    def on_process_started(started: "StartedEngine", seconds: dict[str, float]) -> None:
+        display.close()
+        _print_summary(settings, listener, started.info, started.stats, seconds)
+
+    process = EngineProcess(
+        workers.EngineBuilder(settings),
+        EngineProcessConfig(restarts=settings.restart_policy()),
+        wait_for_start=False,
+        on_progress=display,
+        on_started=on_process_started,
+    )
+    stack.enter_context(process)
+    if settings.workers == 1:
+        connect = workers.connect_remote(process.endpoint)
+        workers.run_server(connect, settings, listener, engine_failed=process.start_failed)
+    else:
+        workers.run_workers(process.endpoint, settings, listener, process.start_failed)
+    process.check()
 
 
-async def _query(connect: "Connect") -> "tuple[ModelInfo, dict[str, float]]":
-    async with connect() as engine:
-        return await engine.info(), await engine.stats()
+def _address(settings: Settings, listener: socket.socket) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listener.getsockname()[1]}"
 
 
 def _print_summary(
-    settings: Settings, listener: socket.socket, info: "ModelInfo", stats: dict[str, float], start: float
+    settings: Settings,
+    listener: socket.socket,
+    info: "ModelInfo",
+    stats: dict[str, float],
+    seconds: dict[str, float],
 ) -> None:
-    """Print the model, the capacity, the address and an example request."""
+    """Print the model, the duration of the start by stage, the capacity, the address and an example request."""
     name = "the embedded voice" if settings.model is None else info.identity.name
     voices = f"; voices: {', '.join(info.voices)}" if info.voices else ""
-    console.print(f"Loaded {name} in {time.perf_counter() - start:.1f} s{voices}", soft_wrap=True)
+    console.print(f"Loaded {name}{voices}", soft_wrap=True)
+    stages = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if stage != "total")
+    console.print(f"Engine ready in {seconds['total']:.1f} s" + (f": {stages}" if stages else ""), soft_wrap=True)
     capacity = f"estimated real-time capacity: {stats['capacity']:g} streams"
     console.print(f"Maximum concurrent streams: {stats['slots']:g}; {capacity}.", soft_wrap=True)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    address = f"http://{host}:{listener.getsockname()[1]}"
+    address = _address(settings, listener)
     console.print(f"Listening on {address} (press Ctrl-C to stop).", soft_wrap=True)
     if not settings.api_keys and not ip_address(listener.getsockname()[0]).is_loopback:
         console.print("warning: the server accepts requests without authentication. Set api_keys to require a key.")

@@ -72,7 +72,7 @@ class EngineLifecycle:
         seconds = {"total": now - self._began, **self._stages.seconds()}
         log.info(
             "engine ready" if status.state is EngineState.STARTING else "engine restarted",
-            extra={name: round(value, 1) for name, value in seconds.items()},
+            extra={"seconds" if name == "total" else name: round(value, 1) for name, value in seconds.items()},
         )
         self._set(
             EngineStatus(

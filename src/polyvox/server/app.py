@@ -26,13 +26,15 @@ from polyvox.server.api import (
     voices,
     websocket,
 )
-from polyvox.server.app_state import AppState, get_state
+from polyvox.server.app_state import get_state
 from polyvox.server.middleware.auth import AuthMiddleware
 from polyvox.server.middleware.head import HeadMiddleware
+from polyvox.server.middleware.lifecycle import LifecycleMiddleware
 from polyvox.server.request_log import RequestLog
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import ERROR_RESPONSES, APIError, error_response, field_names, validation_error
 from polyvox.server.settings import Settings
+from polyvox.server.startup import Startup
 
 # Opens the connection to an engine inside the server's event loop.
 Connect = Callable[[], AbstractAsyncContextManager[AsyncEngine]]
@@ -41,19 +43,26 @@ EXPOSED_HEADERS = ["x-request-id", "x-seed", "x-polyvox-model", "x-polyvox-ignor
 INTERNAL_ERROR = "Internal error. The server's log has the details under the request id."
 
 
-def create_app(connect: Connect, settings: Settings | None = None, records: Path | None = None) -> FastAPI:
-    """The application of one server process. records: a folder for request records that all processes share."""
+def create_app(
+    connect: Connect,
+    settings: Settings | None = None,
+    records: Path | None = None,
+    on_start_failed: Callable[[Exception], None] = lambda _: None,
+) -> FastAPI:
+    """The application of one server process, which serves health requests before its engine has started.
+
+    records: a folder for request records that all processes share. on_start_failed: called if the application cannot
+    be set up when the engine has started.
+    """
     settings = settings or Settings()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         request_log = RequestLog(records)
         async with connect() as engine:
-            app.state.polyvox = state = await AppState.create(engine, settings, request_log)
-            state.health.start()
+            app.state.startup = startup = Startup(engine, settings, request_log, on_start_failed)
             yield
-            await state.health.stop()
-            state.synthesis.close()
+            await startup.stop()
             request_log.close()
 
     app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=ERROR_RESPONSES)
@@ -61,6 +70,7 @@ def create_app(connect: Connect, settings: Settings | None = None, records: Path
         app.include_router(api.router)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthMiddleware, settings=settings)
+    app.add_middleware(LifecycleMiddleware)  # before all that need the AppState
     if settings.cors_origins:  # outermost, so that web pages can read errors too
         app.add_middleware(
             CORSMiddleware,

@@ -77,7 +77,7 @@ class AppState:
 
 
 def get_state(connection: HTTPConnection) -> AppState:
-    state = connection.app.state.polyvox
+    state = connection.app.state.startup.state
     assert isinstance(state, AppState)
     return state
 

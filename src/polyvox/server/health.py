@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readiness: a trial utterance at the start and after each restart of the engine, then its statistics."""
+"""Liveness and readiness: a trial utterance at the start and after each restart of the engine, then its statistics."""
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import suppress
 
 import numpy as np
+from fastapi.responses import JSONResponse, PlainTextResponse
 
+from polyvox.engine.engine_status import EngineStatus
 from polyvox.errors import PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
@@ -22,7 +25,29 @@ STATS_TIMEOUT = 5.0  # seconds
 TRIAL_TIMEOUT = 60.0  # seconds: an overloaded engine may be slow
 LAG_INTERVAL = 0.05  # seconds between two measurements of the event loop's lag
 LAG_WINDOW = 10.0  # seconds for which the largest lag is reported
+HEALTH_PATHS = ("/livez", "/readyz", "/health")
 TRIAL_TEXT, TRIAL_FRAMES = "Ready.", 4  # frames enough to run every part of the model
+
+
+def live_response(status: EngineStatus, timeout: float, now: float) -> PlainTextResponse:
+    """The response of /livez: 503 if the engine failed and could not be started again for `timeout` seconds."""
+    down = status.down_seconds(now)
+    if down <= timeout:
+        return PlainTextResponse("alive\n")
+    return PlainTextResponse(f"The engine is down for {down:.0f} s: {status.reason}\n", status_code=503)
+
+
+def starting_response(status: EngineStatus, now: float) -> JSONResponse:
+    """The response of /readyz while the engine starts or restarts: what it does, and why."""
+    seconds = status.retry_after(now)
+    body = {
+        "status": status.state,
+        "problem": status.reason or status.describe(),
+        "stage": status.stage or None,
+        "progress": round(status.progress, 3),
+        "retry_after": round(seconds, 1),
+    }
+    return JSONResponse(body, status_code=503, headers={"retry-after": str(math.ceil(seconds))})
 
 
 class HealthMonitor:

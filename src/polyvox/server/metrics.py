@@ -35,7 +35,7 @@ ENGINE_METRICS = {
     "step_batch": ("polyvox_engine_step_streams", "Batch size of the last step."),
     "step_seconds": ("polyvox_engine_step_seconds", "Duration of the last step in seconds."),
     "lead_min": ("polyvox_engine_lead_seconds", "Smallest lead of all streams in seconds."),
-    "restarts": ("polyvox_engine_restarts_total", "Restarts of the engine's process since the start of the server."),
+    "restarts": ("polyvox_engine_restarts_total", "Restarts of the engine since the start of the server."),
 }
 
 

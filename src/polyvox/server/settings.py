@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from polyvox.engine.config import EngineConfig
+from polyvox.engine.lifecycle import RestartPolicy
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.server.validation import field_error
 
@@ -156,6 +157,26 @@ class Settings(BaseSettings):
     text_timeout: float = Field(
         default=30.0, gt=0, description="Seconds that a live stream waits for more text.", json_schema_extra=ENGINE
     )
+    restart_delay: float = Field(
+        default=0.5,
+        gt=0,
+        description="Seconds until a failed engine is started again; doubled by each further failure.",
+        json_schema_extra=ENGINE,
+    )
+    max_restart_delay: float = Field(
+        default=30.0, gt=0, description="Maximum seconds between two starts of the engine.", json_schema_extra=ENGINE
+    )
+    engine_down_timeout: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds after which /livez fails if the engine cannot be restarted.",
+        json_schema_extra=ENGINE,
+    )
+    cache_dir: Path | None = Field(
+        default=None,
+        description="Folder for compiled kernels; by default polyvox in the user's cache folder.",
+        json_schema_extra=ENGINE,
+    )
     trace: str | None = Field(
         default=None, description="Path of a Perfetto trace, written at shutdown.", json_schema_extra=ENGINE
     )
@@ -284,6 +305,9 @@ class Settings(BaseSettings):
             vocoder_device=self.vocoder_device,
             trace=self.trace,
         )
+
+    def restart_policy(self) -> RestartPolicy:
+        return RestartPolicy(self.restart_delay, self.max_restart_delay)
 
     def to_yaml(self) -> str:
         """All settings as a configuration file. API keys are counted, not shown."""

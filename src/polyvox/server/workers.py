@@ -2,7 +2,6 @@
 """Server processes: one in this process, or several that share a socket and an engine."""
 
 import asyncio
-import gc
 import logging
 import multiprocessing
 import os
@@ -11,18 +10,22 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
+from polyvox import progress
+from polyvox.caches import CACHE_DIR
 from polyvox.engine.async_engine import AsyncLocalEngine
+from polyvox.engine.engine_status import EngineStatus
 from polyvox.engine.interface import AsyncEngine, Engine, InProcessEngine
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
@@ -33,34 +36,53 @@ from polyvox.server.malloc import limit_malloc
 from polyvox.server.metrics import MULTIPROCESS_DIR, TimeoutKind
 from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol
 from polyvox.server.settings import Settings
+from polyvox.server.startup import Startup
 from polyvox.server.synthesis.reader import SEND_BUFFER
+from polyvox.server.synthesis.service import SynthesisService
+
+if TYPE_CHECKING:
+    from polyvox.tts import TTS
 
 log = logging.getLogger(__name__)
 
 _SPAWN = multiprocessing.get_context("spawn")
-KILL_TIMEOUT = 5.0  # seconds after drain_timeout, before a process is killed
+KILL_TIMEOUT = 8.0  # seconds after drain_timeout, before a process is killed
+CLOSE_TIMEOUT = 3  # seconds after the drain for connections to close
 DRAIN_INTERVAL = 0.05  # seconds between two checks for running utterances
 RESTART_INTERVAL = 1.0  # seconds between two starts of a server process
 BACKLOG = 2048
+Waitable = Connection | socket.socket  # becomes readable when something has happened
 # A pong waits behind all audio that a player has not played yet.
 PONG_TIMEOUT = 300.0  # seconds
 UNREAD_TIMEOUT = PONG_TIMEOUT  # then the kernel ends a connection whose client reads nothing, even of a sent response
 
 
-def build_engine(settings: Settings) -> InProcessEngine:
-    """Loads the model. Only the engine's process imports torch."""
-    from polyvox.tts import load
+class EngineBuilder:
+    """Loads the model at its first call and starts an engine at each call. Only the engine's process imports torch."""
 
-    set_up_logs(settings)
-    return load(settings.model, settings.device, settings.dtype, config=settings.engine_config()).engine
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tts: TTS | None = None
+
+    def __call__(self) -> InProcessEngine:
+        settings = self._settings
+        if self._tts is None:
+            set_up_logs(settings)
+            if settings.cache_dir is not None:
+                os.environ[CACHE_DIR] = str(settings.cache_dir)
+            progress.report("import", 0, 1)
+            from polyvox.tts import load
+
+            self._tts = load(settings.model, settings.device, settings.dtype, config=settings.engine_config())
+        return self._tts.engine
 
 
-def connect_local(engine: Engine) -> Connect:
-    """Uses an engine of this process. The caller closes the engine."""
+def connect_local(engine: Engine, status: Callable[[], EngineStatus] | None = None) -> Connect:
+    """Uses an engine of this process. The caller closes the engine. status: see AsyncLocalEngine."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[AsyncEngine]:
-        yield AsyncLocalEngine(engine)
+        yield AsyncLocalEngine(engine, status=status)
 
     return connect
 
@@ -80,17 +102,27 @@ def connect_remote(endpoint: EngineEndpoint) -> Connect:
 
 
 class Server(uvicorn.Server):
-    """Drains on the first signal: new requests are rejected, running ones finish within drain_timeout."""
+    """Drains on the first signal: new requests are rejected, running ones finish within drain_timeout.
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, settings: Settings) -> None:
+    engine_failed: becomes readable if the engine's first start fails, which stops the server.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, app: FastAPI, settings: Settings, engine_failed: Waitable | None = None
+    ) -> None:
         super().__init__(config)
-        self._app, self._settings = app, settings
+        self._app, self._settings, self._engine_failed = app, settings, engine_failed
+        self.start_error: Exception | None = None
 
     @property
-    def state(self) -> AppState:
-        state = self._app.state.polyvox
-        assert isinstance(state, AppState)
-        return state
+    def state(self) -> AppState | None:
+        """None until the engine has started."""
+        startup: Startup | None = getattr(self._app.state, "startup", None)
+        return None if startup is None else startup.state
+
+    def fail(self, error: Exception) -> None:
+        """Stops a server whose application cannot be set up."""
+        self.start_error, self.should_exit = error, True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,32 +144,58 @@ class Server(uvicorn.Server):
             if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT * 1000))
         await super().startup(sockets)
+        if self._engine_failed is not None:
+            asyncio.get_running_loop().add_reader(self._engine_failed.fileno(), self._stop)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lets utterances of WebSockets finish too, which uvicorn would close at once."""
-        synthesis = self.state.synthesis
-        log.info("server stopping", extra={"pid": os.getpid(), "active": len(synthesis.active)})
-        for server in self.servers:
-            server.close()
-        deadline = time.monotonic() + self._settings.drain_timeout
-        while time.monotonic() < deadline and any(not utterance.awaiting_text for utterance in synthesis.active):
-            await asyncio.sleep(DRAIN_INTERVAL)
-        await asyncio.sleep(DRAIN_INTERVAL)  # for the messages after the last audio
-        self.config.timeout_graceful_shutdown = max(1, round(deadline - time.monotonic()))
+        """Drains, then closes all connections.
+
+        During the drain the server still accepts connections and rejects their requests: with several server processes
+        a closed listener of one of them would leave clients in its backlog. Utterances of WebSockets finish too, which
+        uvicorn would close at once.
+        """
+        if (state := self.state) is not None:
+            await self._drain(state.synthesis)
+        if self._engine_failed is not None:
+            asyncio.get_running_loop().remove_reader(self._engine_failed.fileno())
+        self.config.timeout_graceful_shutdown = CLOSE_TIMEOUT
         await super().shutdown(sockets)
 
+    async def _drain(self, synthesis: SynthesisService) -> None:
+        synthesis.draining = True
+        log.info("server stopping", extra={"pid": os.getpid(), "active": len(synthesis.active)})
+        deadline = time.monotonic() + self._settings.drain_timeout
+        while any(not utterance.awaiting_text for utterance in synthesis.active):
+            if time.monotonic() >= deadline or self.force_exit:
+                synthesis.drain_expired = True
+                self._abort_requests()
+                break
+            await asyncio.sleep(DRAIN_INTERVAL)
+        await asyncio.sleep(DRAIN_INTERVAL)  # for the messages after the last audio
+
+    def _abort_requests(self) -> None:
+        """Ends the connections of unfinished HTTP requests: uvicorn would cancel each task and log its traceback."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, TimeoutProtocol):
+                connection.transport.abort()
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if (state := getattr(self._app.state, "polyvox", None)) is not None:
+        if (state := self.state) is not None:
             state.synthesis.draining = True
         super().handle_exit(sig, frame)
 
 
-def create_server(connect: Connect, settings: Settings, records: Path | None = None) -> Server:
+def create_server(
+    connect: Connect, settings: Settings, records: Path | None = None, engine_failed: Waitable | None = None
+) -> Server:
     """A server that is not started yet. records: a folder for request records that all server processes share."""
-    app = create_app(connect, settings, records)
+    app = create_app(connect, settings, records, lambda error: server.fail(error))
 
     def count_timeout(kind: TimeoutKind) -> None:
-        if (state := getattr(app.state, "polyvox", None)) is not None:  # it is set at start-up
+        if (state := server.state) is not None:
             state.metrics.count_timeout(kind)
 
     config = uvicorn.Config(
@@ -164,21 +222,34 @@ def create_server(connect: Connect, settings: Settings, records: Path | None = N
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,  # audio does not compress, and messages could expand without bounds
     )
-    return Server(config, app, settings)
+    server = Server(config, app, settings, engine_failed)
+    return server
 
 
-def run_server(connect: Connect, settings: Settings, listener: socket.socket, records: Path | None = None) -> None:
-    """Serves in this process until a signal stops it."""
+def run_server(
+    connect: Connect,
+    settings: Settings,
+    listener: socket.socket,
+    records: Path | None = None,
+    engine_failed: Waitable | None = None,
+) -> None:
+    """Serves in this process until a signal, or a first start of the engine that fails, stops it."""
     log.info("server process started", extra={"pid": os.getpid()})
     if settings.workers:  # otherwise the engine is in this process
         limit_malloc()
-    server = create_server(connect, settings, records)
-    gc.freeze()  # objects of the start are excluded from garbage collection, which stalls all streams
+    server = create_server(connect, settings, records, engine_failed)
     server.run(sockets=[listener])
+    if server.start_error is not None:
+        raise server.start_error
 
 
-def run_workers(endpoint: EngineEndpoint, settings: Settings, listener: socket.socket) -> None:
-    """Serves with several processes until a signal stops them. A process that dies is restarted."""
+def run_workers(
+    endpoint: EngineEndpoint, settings: Settings, listener: socket.socket, engine_failed: Waitable | None = None
+) -> None:
+    """Serves with several processes until a signal, or a first start of the engine that fails, stops them.
+
+    A process that dies is restarted.
+    """
     with tempfile.TemporaryDirectory(prefix=f"polyvox-{os.getpid()}-server-") as folder, _stop_signal() as stop:
         records, metrics = Path(folder) / "records", Path(folder) / "metrics"
         records.mkdir()
@@ -188,17 +259,19 @@ def run_workers(endpoint: EngineEndpoint, settings: Settings, listener: socket.s
         try:
             arguments = (endpoint, settings, listener, records)
             processes = [_start(arguments) for _ in range(settings.workers)]
-            while stop not in wait([stop, *(process.sentinel for process in processes)]):
+            ends: list[Waitable] = [stop] if engine_failed is None else [stop, engine_failed]
+            while not set(ends) & set(wait([*ends, *(process.sentinel for process in processes)])):
                 for index, process in enumerate(processes):
                     if process.is_alive():
                         continue
                     log.error("server process restarted", extra={"exit_code": process.exitcode})
                     _clean_up(process)
-                    if wait([stop], RESTART_INTERVAL):
+                    if wait(ends, RESTART_INTERVAL):
                         break
                     processes[index] = _start(arguments)
         finally:
             del os.environ[MULTIPROCESS_DIR]
+            listener.close()  # when the last server process closes its own, new connections are refused
             _stop(processes, settings.drain_timeout + KILL_TIMEOUT)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Endpoints for operators: liveness, readiness, models and metrics."""
 
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -8,19 +9,27 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from polyvox.server.api import elevenlabs
 from polyvox.server.app_state import AppState, State
+from polyvox.server.health import live_response, starting_response
 from polyvox.server.responses import APIError
 
 router = APIRouter()
 
 
-@router.get("/livez", response_class=PlainTextResponse, summary="Liveness: the process answers.")
-async def livez() -> str:
-    return "alive\n"
+@router.get(
+    "/livez",
+    response_class=PlainTextResponse,
+    summary="Liveness: the process answers, and the engine is not down for longer than engine_down_timeout.",
+)
+async def livez(state: State) -> PlainTextResponse:
+    return live_response(state.engine.status(), state.settings.engine_down_timeout, time.monotonic())
 
 
 @router.get("/readyz", summary="Readiness: the engine runs and a trial utterance succeeded.")
 @router.get("/health", summary="Alias of /readyz.")
 async def readyz(state: State) -> JSONResponse:
+    status = state.engine.status()
+    if not (status.running or state.synthesis.draining):
+        return starting_response(status, time.monotonic())
     body = {
         "status": "ready" if state.health.ready else "draining" if state.synthesis.draining else "not ready",
         "problem": state.health.problem,
@@ -53,7 +62,8 @@ async def get_model(state: State, name: str) -> JSONResponse:
 @router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus metrics.")
 async def get_metrics(state: State) -> Response:
     state.metrics.active.set(len(state.synthesis.active))
-    return Response(state.metrics.render(state.health.stats), media_type="text/plain; version=0.0.4; charset=utf-8")
+    stats = {**state.health.stats, "restarts": float(state.engine.status().num_restarts)}
+    return Response(state.metrics.render(stats), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def model_object(state: AppState) -> dict[str, Any]:

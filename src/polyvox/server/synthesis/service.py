@@ -46,6 +46,7 @@ class SynthesisService:
         self.engine, self.info, self.settings = engine, info, settings
         self.active: set[Utterance] = set()
         self.draining = False
+        self.drain_expired = False  # drain_timeout has passed, and unfinished requests are aborted
         self.on_finished = on_finished
         self._resolve_voice = resolve_voice
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")

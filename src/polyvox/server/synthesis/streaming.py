@@ -56,11 +56,10 @@ class SpeechResponse(Response):
         try:
             await asyncio.wait({synthesis, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not synthesis.done():
-                aborts.labels("disconnect").inc()
-        except asyncio.CancelledError:  # drain_timeout has passed; the server closes the connection
-            aborts.labels("drain").inc()
-            log.warning("request aborted", extra={"request_id": self._request_id, "reason": "drain"})
-            raise
+                reason = "drain" if self._state.synthesis.drain_expired else "disconnect"
+                aborts.labels(reason).inc()
+                if reason == "drain":
+                    log.warning("request aborted", extra={"request_id": self._request_id, "reason": reason})
         finally:
             synthesis.cancel()
             disconnect.cancel()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests while the server starts, which the application cannot serve yet, and while it drains."""
+
+import logging
+import time
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from polyvox.errors import EngineDown, Overloaded
+from polyvox.server.health import HEALTH_PATHS, live_response, starting_response
+from polyvox.server.requests import request_id_of
+from polyvox.server.responses import error_response
+from polyvox.server.startup import Startup
+
+log = logging.getLogger(__name__)
+
+TRY_AGAIN_LATER = 1013  # close code of a WebSocket
+
+
+class LifecycleMiddleware:
+    """Answers health requests and rejects others until the engine has started; closes connections during the drain.
+
+    The server accepts connections from its start to its end, so that no client waits for an answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        startup: Startup = scope["app"].state.startup
+        health = _health_path(scope)
+        state = startup.state if health else await startup.connected()
+        if state is None:
+            now, status = time.monotonic(), startup.engine.status()
+            if health == "/livez":
+                response: Response = live_response(status, startup.settings.engine_down_timeout, now)
+            elif health:
+                response = starting_response(status, now)
+            else:
+                response = _reject(scope, status.error(now))
+            await _respond(response, scope, receive, send)
+        elif scope["type"] == "websocket" and state.synthesis.draining:
+            error = Overloaded("The server is shutting down.", retry_after=1)
+            await _respond(_reject(scope, error), scope, receive, send)
+        else:
+
+            async def send_and_close(message: Message) -> None:
+                if message["type"] == "http.response.start" and state.synthesis.draining:
+                    MutableHeaders(scope=message)["connection"] = "close"  # the next request goes to another server
+                await send(message)
+
+            await self.app(scope, receive, send_and_close if scope["type"] == "http" else send)
+
+
+def _health_path(scope: Scope) -> str | None:
+    """The path of a health request, with or without root_path before it."""
+    path = str(scope["path"])
+    is_health = scope.get("method") in ("GET", "HEAD") and path.endswith(HEALTH_PATHS)
+    return "/" + path.rpartition("/")[2] if is_health else None
+
+
+def _reject(scope: Scope, error: EngineDown | Overloaded) -> Response:
+    request_id = request_id_of(HTTPConnection(scope))
+    log.info("request rejected", extra={"request_id": request_id, "status": error.status, "error": str(error)})
+    return error_response(error, request_id)
+
+
+async def _respond(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": "The server is not ready."})
+        return
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
