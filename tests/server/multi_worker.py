@@ -99,6 +99,7 @@ def running_workers(factory: Callable[[], InProcessEngine], settings: Settings) 
         port = listener.getsockname()[1]
         parent = _SPAWN.Process(target=run_workers, args=(engine_process.endpoint, settings, listener))
         parent.start()
+        listener.close()  # only the server's processes listen, as with the command
         server = RunningWorkers(f"http://127.0.0.1:{port}", port, parent, engine_process)
         try:
             eventually(lambda: len(server.workers()) == settings.workers or not parent.is_alive())

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graceful shutdown: running streams finish, and new connections are answered or refused at once."""
+
+import socket
+import time
+from functools import partial
+
+import httpx
+import pytest
+
+from ipc.engine_processes import eventually
+from polyvox.server.settings import Settings
+from server.fakes import PausableEngine
+from server.load_storms import begin, is_whole, read_response
+from server.multi_worker import RunningWorkers, running_workers
+
+pytestmark = pytest.mark.slow
+
+CHUNKS, SECONDS = 150, 4.0  # of a stream
+ANSWER_TIMEOUT = 2.0  # seconds in which a connection must be answered or refused, also on a busy machine
+
+
+def streams_of_all(server: RunningWorkers) -> list[socket.socket]:
+    """Streams that have started, at least one in each process."""
+    found: dict[int, list[socket.socket]] = {pid: [] for pid in server.workers()}
+    while not all(found.values()):
+        connection = begin(server, max_new_tokens=CHUNKS)
+        connection.recv(1, socket.MSG_PEEK)
+        found[server.worker_of(connection)].append(connection)
+    return [connection for each in found.values() for connection in each]
+
+
+def get(server: RunningWorkers, path: str) -> httpx.Response | None:
+    """The response on a new connection; None if it is refused or reset. A wait is a failure."""
+    try:
+        return httpx.get(server.address + path, timeout=ANSWER_TIMEOUT, trust_env=False)
+    except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
+        return None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_new_connections_are_answered_at_once_during_the_drain_and_refused_after_it(workers: int) -> None:
+    engine = partial(PausableEngine, step_seconds=SECONDS / CHUNKS)
+    with running_workers(engine, Settings(workers=workers, max_streams=50)) as server:
+        streams = streams_of_all(server)
+        server.parent.terminate()
+        eventually(lambda: (answer := get(server, "/readyz")) is None or answer.status_code == 503)
+        statuses = []
+        while (answer := get(server, "/readyz")) is not None:  # to the end of the last process
+            statuses.append((answer.status_code, answer.json()["status"], answer.headers.get("connection")))
+            if (live := get(server, "/livez")) is not None:
+                assert live.status_code == 200
+            rejected = read_response(begin(server)) if len(statuses) == 1 else b"HTTP/1.1 503 retry-after"
+            assert rejected.startswith(b"HTTP/1.1 503")
+            assert b"retry-after" in rejected
+        assert len(statuses) > 5
+        assert set(statuses) == {(503, "draining", "close")}
+        assert all(is_whole(read_response(connection)) for connection in streams)
+        server.parent.join(20)
+        assert server.parent.exitcode == 0
+
+
+def test_streams_that_exceed_the_drain_timeout_are_cut_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(workers=2, max_streams=50, drain_timeout=0.5)
+    with running_workers(partial(PausableEngine, max_chunks=24), settings) as server:
+        streams = [begin(server, max_new_tokens=1000, stream_format=kind) for kind in ("audio", "sse") for _ in "ab"]
+        for connection in streams:
+            connection.recv(1, socket.MSG_PEEK)
+        since = time.monotonic()
+        server.parent.terminate()
+        assert not any(is_whole(read_response(connection)) for connection in streams)
+        server.parent.join(20)
+        assert server.parent.exitcode == 0
+        assert time.monotonic() - since < settings.drain_timeout + 8
+    log = capfd.readouterr().err
+    assert log.count("request aborted") == len(streams)
+    assert "reason=drain" in log
+    assert "Traceback" not in log
+    assert "Exception" not in log

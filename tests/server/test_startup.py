@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server while its engine starts, cannot start, or cannot be restarted."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ipc.engine_processes import QUICK_RESTARTS, await_another, eventually, send
+from ipc.fake_engine import ABOUT, FakeEngine, mortal, staged
+from polyvox.engine.engine_status import EngineState, EngineStatus
+from polyvox.engine.lifecycle import RestartPolicy
+from polyvox.engine.restarting_engine import RestartingEngine
+from polyvox.errors import CheckpointError, EngineDown
+from polyvox.ipc.process import EngineProcessConfig
+from polyvox.ipc.supervisor import EngineProcess
+from polyvox.models.request import Request
+from polyvox.server.health import live_response
+from polyvox.server.settings import Settings
+from polyvox.server.workers import connect_local, connect_remote
+from server.live_server import RunningServer, serving_on
+
+pytestmark = pytest.mark.slow
+
+SOURCE = Path(__file__).parents[2] / "src"
+TIMEOUT = 60.0
+
+
+@contextmanager
+def starting_server(gate: Path) -> Iterator[tuple[RunningServer, EngineProcess]]:
+    """A server whose engine waits, in the stage capture, until the pipe is opened and closed."""
+    os.mkfifo(gate)
+    with (
+        EngineProcess(partial(staged, str(gate)), wait_for_start=False) as process,
+        serving_on(connect_remote(process.endpoint), wait=False) as server,
+    ):
+        eventually(lambda: process.status.stage == "capture" or threading.Event().wait(0.01))
+        yield server, process
+        if not process.status.running:
+            gate.write_text("")
+
+
+def test_the_server_answers_while_its_engine_starts(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with starting_server(gate) as (server, process), server.client() as client:
+        live = client.get("/livez")
+        assert (live.status_code, live.text) == (200, "alive\n")
+        for path in ("/readyz", "/health"):
+            ready = client.get(path)
+            assert ready.status_code == 503
+            assert ready.json()["status"] == "starting"
+            assert (ready.json()["stage"], ready.json()["progress"]) == ("capture", 0.25)
+            assert int(ready.headers["retry-after"]) > 0
+        assert client.head("/livez").status_code == 200
+        spoken = server.speak(client)
+        assert (spoken.status_code, spoken.json()["error"]["code"]) == (503, "engine_down")
+        assert "capture, 25%" in spoken.json()["error"]["message"]
+        assert int(spoken.headers["retry-after"]) > 0
+        assert client.get("/v1/models").status_code == 503
+        gate.write_text("")
+        eventually(lambda: process.status.running or threading.Event().wait(0.01))
+        assert client.get("/v1/models").status_code == 200  # waits for the connection to the engine
+        eventually(lambda: client.get("/readyz").status_code == 200)
+
+
+def test_a_websocket_is_refused_with_503_while_the_engine_starts(tmp_path: Path) -> None:
+    with starting_server(tmp_path / "gate") as (server, _), socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(
+            b"GET /v1/audio/speech/stream HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        raw.settimeout(TIMEOUT)
+        answer = raw.recv(4000)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after" in answer
+
+
+def test_a_server_stops_at_once_while_its_engine_starts(tmp_path: Path) -> None:
+    with starting_server(tmp_path / "gate") as (server, _):
+        since = time.monotonic()
+        server.server.should_exit = True
+        server.thread.join(TIMEOUT)
+        assert time.monotonic() - since < 5
+
+
+def test_liveness_fails_when_the_engine_is_down_for_longer_than_the_timeout() -> None:
+    down = EngineStatus(EngineState.RESTARTING, reason="its process died", down_since=100.0)
+    assert live_response(down, 300.0, now=400.0).status_code == 200
+    failed = live_response(down, 300.0, now=400.1)
+    assert failed.status_code == 503
+    assert bytes(failed.body).decode() == "The engine is down for 300 s: its process died\n"
+    assert live_response(EngineStatus(EngineState.STARTING), 1.0, now=400.0).status_code == 200
+
+
+def test_an_engine_that_cannot_be_restarted_fails_liveness_until_it_can(tmp_path: Path) -> None:
+    flag = tmp_path / "removed"
+    policy = RestartPolicy(initial_delay=0.05, max_delay=0.05)
+    with (
+        EngineProcess(partial(mortal, str(flag)), EngineProcessConfig(restarts=policy)) as process,
+        serving_on(connect_remote(process.endpoint), Settings(engine_down_timeout=0.5)) as server,
+        server.client() as client,
+    ):
+        flag.touch()
+        killed = send(process)
+        eventually(lambda: "the checkpoint is missing" in client.get("/livez").text or threading.Event().wait(0.05))
+        assert client.get("/livez").status_code == 503
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (503, "restarting")
+        assert "the checkpoint is missing" in ready.json()["problem"]
+        assert int(ready.headers["retry-after"]) > 0
+        voice = {"speaker_embedding": [0.1] * ABOUT.hidden_size}
+        assert server.speak(client, **voice).status_code == 503
+        flag.unlink()
+        await_another(process, killed)
+        eventually(lambda: client.get("/readyz").status_code == 200)
+        assert client.get("/livez").status_code == 200
+        restarts = re.search(r"^polyvox_engine_restarts_total (\S+)", client.get("/metrics").text, re.MULTILINE)
+        assert restarts is not None
+        assert float(restarts[1]) >= 1
+
+
+class BreakableEngine(FakeEngine):
+    """Stops with an error when a test sets `broken`, as the engine does after several failed steps."""
+
+    def submit(self, request, on_ready=None):  # type: ignore[no-untyped-def]
+        if self.broken:
+            raise EngineDown(self.broken, retry_after=1)
+        return super().submit(request, on_ready)
+
+
+def test_an_engine_in_the_server_process_is_restarted() -> None:
+    built: list[BreakableEngine] = []
+
+    def build() -> BreakableEngine:
+        if len(built) == 2:  # the second restart fails once
+            built.append(built[-1])
+            raise ValueError("out of memory")
+        built.append(BreakableEngine())
+        return built[-1]
+
+    with (
+        closing(RestartingEngine(build, QUICK_RESTARTS)) as engine,
+        serving_on(connect_local(engine, engine.status)) as server,
+        server.client() as client,
+    ):
+        for restarts in (1, 3):
+            built[-1].broken = "the engine has stopped: CUDA error"
+            eventually(lambda n=restarts: engine.status().num_restarts == n and engine.status().running)
+            eventually(lambda: client.get("/readyz").status_code == 200)
+            stream = engine.submit(Request("hello", max_frames=3))
+            assert len(list(stream.chunks(TIMEOUT))) == 3
+    for each in built:
+        each.close()
+
+
+def test_a_first_start_in_the_server_process_that_fails_stops_the_server() -> None:
+    def build() -> FakeEngine:
+        raise CheckpointError("the file is missing")
+
+    with closing(RestartingEngine(build, QUICK_RESTARTS)) as engine:
+        eventually(lambda: engine._start_error is not None or threading.Event().wait(0.01))
+        with pytest.raises(CheckpointError, match="the file is missing"):
+            engine.check()
+        with pytest.raises(EngineDown, match="starting"):
+            engine.submit(Request("hello"))
+
+
+def serve(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-m", "polyvox", "serve", "--device", "cpu", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_missing_model_ends_the_command_with_one_sentence(workers: int) -> None:
+    ended = serve("--port", "0", "--workers", str(workers), "--model", "/nonexistent")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("error: '/nonexistent' is neither a folder nor a hub id")
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_port_in_use_ends_the_command_with_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = serve("--port", str(taken.getsockname()[1]))
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "cannot be bound: Address already in use" in line
+
+
+def test_the_command_logs_the_stages_of_its_start_and_what_to_do_next() -> None:
+    port = _free_port()
+    line = [sys.executable, "-m", "polyvox", "serve", "--device", "cpu", "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            seen: list[tuple[str, int]] = []
+
+            def ready() -> bool:
+                try:
+                    answer = httpx.get(f"{address}/readyz", timeout=TIMEOUT, trust_env=False)
+                except httpx.ConnectError:
+                    assert not seen  # it never stops listening
+                    return threading.Event().wait(0.02)
+                seen.append((answer.json()["status"], answer.status_code))
+                return answer.status_code == 200 or threading.Event().wait(0.02)
+
+            eventually(ready)
+        finally:
+            process.terminate()
+            _, log = process.communicate(timeout=TIMEOUT)
+    assert seen[0] == ("starting", 503)
+    assert seen[-1] == ("ready", 200)
+    for stage in ("import", "load", "calibrate"):
+        assert f"engine starting stage={stage} " in log
+    assert re.search(r"engine ready seconds=\S+ import=\S+ load=\S+ calibrate=\S+\n", log)
+    assert re.search(r"Engine ready in \S+ s: import \S+, load \S+, calibrate \S+\n", log)
+    assert f"curl {address}/v1/audio/speech" in log
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
