@@ -204,3 +204,4 @@ def test_a_server_that_refuses_connections_is_recorded_and_does_not_stop_the_loa
     assert len(results) > 10
     assert {result.outcome for result in results} == {"interrupted"}
     assert sum(load.active.values()) == 0
+    assert load.now >= 1.0

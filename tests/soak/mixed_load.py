@@ -175,6 +175,7 @@ class MixedLoad:
                     self.skipped += 1
                     continue
                 clients.create_task(self._run_one(self._chance.choices(names, shares)[0]))
+            await asyncio.sleep(max(0.0, seconds - self.now))
 
     async def _run_one(self, kind: str) -> None:
         _, seconds, client = self._kinds[kind]
