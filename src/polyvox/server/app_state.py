@@ -12,15 +12,15 @@ from polyvox.engine.interface import AsyncEngine
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.server.health import HealthMonitor
+from polyvox.server.logs import log_request
 from polyvox.server.metrics import Metrics
 from polyvox.server.recordings import RecordingReader
 from polyvox.server.request_log import RequestLog, RequestRecord
+from polyvox.server.responses import Disconnected
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.voice_catalog import VoiceCatalog
 from polyvox.voices import VoiceLibrary
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,23 @@ class AppState:
         """Counts, logs and stores a finished request."""
         self.metrics.record_finished(record)
         self.request_log.put(record)
-        fields = {name: value for name, value in record.as_dict().items() if name not in ("created", "model")}
-        log.info(
-            "request finished", extra={name: _rounded(value) for name, value in fields.items() if value is not None}
+        hidden = ("created", "model", "request_id")
+        fields = {name: value for name, value in record.as_dict().items() if name not in hidden}
+        log_request(
+            "request finished",
+            record.request_id,
+            {name: _rounded(value) for name, value in fields.items() if value is not None},
         )
 
     def record_rejected(self, error: PolyvoxError, request_id: str) -> None:
-        """Counts and logs a rejected request."""
-        self.metrics.requests.labels("overloaded" if isinstance(error, Overloaded) else "rejected").inc()
+        """Counts and logs a rejected request, or one whose client has disconnected before its end."""
+        if isinstance(error, Disconnected):
+            self.metrics.requests.labels("cancelled").inc()
+            self.metrics.aborts.labels("disconnect").inc()
+        else:
+            self.metrics.requests.labels("overloaded" if isinstance(error, Overloaded) else "rejected").inc()
         level = logging.INFO if error.status < 500 or isinstance(error, Overloaded) else logging.ERROR
-        extra = {"request_id": request_id, "status": error.status, "error": str(error)}
-        log.log(level, "request rejected", extra=extra)
+        log_request("request rejected", request_id, {"status": error.status, "error": str(error)}, level)
 
 
 def get_state(connection: HTTPConnection) -> AppState:

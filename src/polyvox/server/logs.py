@@ -4,9 +4,13 @@
 import json
 import logging
 import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from polyvox.server.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 
@@ -29,6 +33,53 @@ class LogFormatter(logging.Formatter):
         pairs = "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
         line_text = f"{time} {record.levelname.lower()} {record.getMessage()}{pairs}"
         return f"{line_text}\n{traceback}" if traceback else line_text
+
+
+class RequestLine:
+    """The one log line of an HTTP request or of a WebSocket, which is written at its end."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.event: str | None = None
+        self.level = logging.INFO
+        self.fields: dict[str, object] = {}
+        self.is_open = True
+
+    def add(self, event: str | None, fields: Mapping[str, object], level: int) -> None:
+        """The last event and the highest level are those of the line."""
+        self.event, self.level = event or self.event, max(self.level, level)
+        self.fields.update(fields)
+
+    def close(self) -> None:
+        """What follows has lines of its own: a WebSocket is open."""
+        self.is_open = False
+
+
+current_line: ContextVar[RequestLine | None] = ContextVar("polyvox_request_line", default=None)
+
+
+def log_request(event: str, request_id: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
+    """Adds to the line of the current HTTP request.
+
+    Parts of it, such as an item of a batch or an utterance of a WebSocket, have an id and a line of their own.
+    """
+    if (line := _line_of(request_id)) is not None:
+        line.add(event, fields, level)
+    else:
+        log.log(level, event, extra={"request_id": request_id, **fields})
+
+
+def log_detail(event: str, request_id: str, fields: Mapping[str, object]) -> None:
+    """Adds fields to the line of the current HTTP request, or writes them as an event of their own."""
+    if (line := _line_of(request_id)) is not None:
+        line.add(None, fields, logging.INFO)
+    else:
+        log.info(event, extra={"request_id": request_id, **fields})
+
+
+def _line_of(request_id: str) -> RequestLine | None:
+    line = current_line.get()
+    return line if line is not None and line.is_open and line.request_id == request_id else None
 
 
 def set_up_logs(settings: Settings) -> None:

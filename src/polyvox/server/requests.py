@@ -3,7 +3,6 @@
 
 import asyncio
 import json
-import logging
 import re
 import secrets
 from collections.abc import Callable, Coroutine
@@ -13,14 +12,13 @@ from fastapi import Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaValue
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from polyvox.server.app_state import get_state
-from polyvox.server.responses import APIError
+from polyvox.server.logs import log_detail
+from polyvox.server.responses import APIError, Disconnected
 from polyvox.server.settings import Settings
 from polyvox.server.validation import field_error
-
-log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 THREAD_PARSE_BYTES = 100_000  # JSON of this size takes about 5 ms; larger bodies are parsed in a thread
@@ -80,7 +78,7 @@ def check_unknown(names: list[str], strict: bool, request_id: str) -> dict[str, 
     )
     if strict:
         raise APIError(400, "unknown_field", f"Unknown fields: {listed}.", names[0])
-    log.info("unknown fields ignored", extra={"request_id": request_id, "fields": listed})
+    log_detail("unknown fields ignored", request_id, {"ignored_fields": listed})
     return {"x-polyvox-ignored": listed}
 
 
@@ -99,7 +97,7 @@ def request_id_of(connection: HTTPConnection) -> str:
 
 
 async def read_body(request: Request, settings: Settings, max_bytes: int) -> bytes:
-    """Reads the body; raises APIError if it is too large or too slow."""
+    """Reads the body; raises APIError if it is too large or too slow, or if the client disconnects."""
     too_large = APIError(413, "too_large", f"The request body must have at most {max_bytes:,} bytes.")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_bytes:
@@ -115,6 +113,8 @@ async def read_body(request: Request, settings: Settings, max_bytes: int) -> byt
         get_state(request).metrics.count_timeout("body")
         message = f"The request body did not arrive within {settings.body_timeout:g} s (body_timeout)."
         raise APIError(408, "timeout", message) from None
+    except ClientDisconnect:
+        raise Disconnected from None
     return bytes(body)
 
 

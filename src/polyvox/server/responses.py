@@ -44,6 +44,15 @@ class APIError(PolyvoxError):
         self.status, self.code, self.param = status, code, param
 
 
+class Disconnected(APIError):
+    """The client has disconnected, so no response is received."""
+
+    STATUS = 499  # as nginx logs it
+
+    def __init__(self) -> None:
+        super().__init__(self.STATUS, "disconnected", "The client disconnected.")
+
+
 class ErrorDetail(BaseModel):
     message: str = Field(description="What is wrong and what is allowed.")
     type: str

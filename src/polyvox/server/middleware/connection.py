@@ -111,6 +111,11 @@ class AbortableWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.response.status_code == 101:  # otherwise there is no scope
             self.scope[RESET] = self._reset  # type: ignore[literal-required]
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True  # otherwise uvicorn logs an error for each rejected WebSocket
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.conn.parser.close()  # a generator that refers to the protocol object, which refers to it

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests while the server starts, which the application cannot serve yet, and while it drains."""
 
-import logging
 import time
 
 from starlette.datastructures import MutableHeaders
@@ -11,11 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyvox.errors import EngineDown, Overloaded
 from polyvox.server.health import HEALTH_PATHS, live_response, starting_response
+from polyvox.server.logs import log_request
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import error_response
 from polyvox.server.startup import Startup
-
-log = logging.getLogger(__name__)
 
 TRY_AGAIN_LATER = 1013  # close code of a WebSocket
 
@@ -67,7 +65,7 @@ def _health_path(scope: Scope) -> str | None:
 
 def _reject(scope: Scope, error: EngineDown | Overloaded) -> Response:
     request_id = request_id_of(HTTPConnection(scope))
-    log.info("request rejected", extra={"request_id": request_id, "status": error.status, "error": str(error)})
+    log_request("request rejected", request_id, {"status": error.status, "error": str(error)})
     return error_response(error, request_id)
 
 

@@ -15,14 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import AppState
+from polyvox.server.logs import log_request
 from polyvox.server.middleware.connection import RESET
 from polyvox.server.middleware.limits import LIMITER
-from polyvox.server.responses import APIError, error_body, error_response, field_names
+from polyvox.server.responses import Disconnected, error_body, error_response, field_names
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.reader import ReaderTimeout, ReaderTimer
 from polyvox.server.synthesis.utterance import Utterance
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 EVENT_STREAM = "text/event-stream"
@@ -59,7 +58,7 @@ class SpeechResponse(Response):
                 reason = "drain" if self._state.synthesis.drain_expired else "disconnect"
                 aborts.labels(reason).inc()
                 if reason == "drain":
-                    log.warning("request aborted", extra={"request_id": self._request_id, "reason": reason})
+                    log_request("request aborted", self._request_id, {"reason": reason}, logging.WARNING)
         finally:
             synthesis.cancel()
             disconnect.cancel()
@@ -68,7 +67,7 @@ class SpeechResponse(Response):
         if isinstance(error, ReaderTimeout):
             aborts.labels("timeout").inc()
             self._state.metrics.count_timeout(error.problem)
-            log.warning("request aborted", extra={"request_id": self._request_id, "reason": error.problem})
+            log_request("request aborted", self._request_id, {"reason": error.problem}, logging.WARNING)
             if (reset := scope.get(RESET)) is not None:
                 reset()
         elif error is not None:
@@ -104,7 +103,7 @@ class SpeechResponse(Response):
                 return
             # The body has no end, so the server closes the connection and clients see a failure.
             self._state.metrics.aborts.labels("error").inc()
-            log.error("request failed", extra={"request_id": self._request_id, "error": str(error)})
+            log_request("request failed", self._request_id, {"error": str(error)}, logging.ERROR)
 
     def _start_message(self, utterance: Utterance, length: int | None) -> dict[str, object]:
         headers = {
@@ -162,13 +161,13 @@ def _to_latin1(text: str) -> str:
 
 
 async def while_connected(request: Request, work: "asyncio.Future[T]") -> T:
-    """Awaits work; cancels it and raises APIError if the client disconnects."""
+    """Awaits work; cancels it and raises Disconnected if the client disconnects."""
     disconnect = asyncio.create_task(_disconnected(request.receive))
     both: list[asyncio.Future[Any]] = [work, disconnect]
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise APIError(499, "disconnected", "The client disconnected.")
+            raise Disconnected
         return work.result()
     finally:
         work.cancel()

@@ -73,6 +73,13 @@ class Utterance:
 
     async def start(self) -> None:
         """Validates the options and submits the first segment."""
+        try:
+            await self._start()
+        except asyncio.CancelledError:
+            self._record_finished("cancelled")
+            raise
+
+    async def _start(self) -> None:
         preparing = asyncio.ensure_future(self._service.in_thread(self._service.prepare, self._options))
         try:
             prepared = await asyncio.shield(preparing)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One log line per request, and no tracebacks for clients that disconnect."""
+
+import json
+import logging
+import socket
+import threading
+from collections import Counter
+from contextlib import suppress
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from ipc.engine_processes import eventually
+from polyvox.server.settings import Settings
+from server.abort_storm import storm_in_process
+from server.fakes import PausableEngine
+from server.live_server import RunningServer, serving
+from server.load_storms import begin
+from server.websocket_clients import connect_websocket
+
+pytestmark = pytest.mark.slow
+
+EVENTS = ("request finished", "request rejected", "request aborted", "request failed")
+
+
+@pytest.fixture(autouse=True)
+def _levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def lines(caplog: pytest.LogCaptureFixture, count: int = 1) -> list[logging.LogRecord]:
+    """The lines of requests, once there are as many as expected."""
+
+    def found() -> list[logging.LogRecord]:
+        return [record for record in [*caplog.records] if record.getMessage() in EVENTS]
+
+    with suppress(AssertionError):
+        eventually(lambda: len(found()) >= count or threading.Event().wait(0.02))
+    return found()
+
+
+def test_every_request_has_one_line(
+    client: httpx.Client, server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    client.get("/v1/models")
+    client.get("/nowhere")
+    server.speak(client, voice="bob")
+    server.speak(client, unknown_field=1)
+    client.get("/livez")
+    first, second, third, fourth = lines(caplog, 4)
+    assert (first.getMessage(), first.method, first.path, first.status) == (
+        "request finished",
+        "GET",
+        "/v1/models",
+        200,
+    )
+    assert (second.getMessage(), second.status) == ("request rejected", 404)
+    assert (third.getMessage(), third.status) == ("request rejected", 404)
+    assert "bob" in third.error
+    assert (fourth.getMessage(), fourth.status, fourth.finish_reason) == ("request finished", 200, "stop")
+    assert (fourth.bytes, fourth.ignored_fields) == (9600, "unknown_field")
+    assert fourth.levelno == logging.INFO
+
+
+def test_a_client_that_disconnects_has_one_line_with_the_reason(
+    server: RunningServer, engine: PausableEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    engine.resume(5)
+    with begin(server, max_new_tokens=50) as connection:
+        connection.recv(100)
+    (line,) = lines(caplog)
+    assert (line.getMessage(), line.reason, line.finish_reason) == ("request aborted", "disconnect", "cancelled")
+
+
+def test_a_client_that_disconnects_during_its_upload_has_one_line_without_a_traceback(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"POST /v1/audio/voices HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{")
+    (line,) = lines(caplog)
+    assert (line.getMessage(), line.reason, line.path) == ("request aborted", "disconnect", "/v1/audio/voices")
+    assert not [record for record in caplog.records if record.exc_info or record.levelno > logging.INFO]
+
+
+def test_a_storm_of_aborts_has_one_line_for_each_request_and_no_traceback(
+    server: RunningServer, engine: PausableEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    engine.resume(24)
+    storm_in_process(server.port, 300, seed=3)
+    eventually(lambda: not server.state.synthesis.active)
+    found = lines(caplog)
+    assert not [record for record in caplog.records if record.exc_info or record.levelno > logging.WARNING]
+    assert set(Counter(record.request_id for record in found).values()) == {1}
+    assert sum(record.getMessage() == "request aborted" for record in found) > 50
+
+
+def test_a_refused_websocket_is_logged_at_level_info(engine: PausableEngine, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(engine, Settings(api_keys=["key"])) as server:
+        caplog.clear()
+        with pytest.raises(InvalidStatus), connect_websocket(server, "/v1/audio/speech/stream"):
+            pass
+    refused = [record for record in caplog.records if record.getMessage() == "request rejected"]
+    assert [(record.levelname, record.status) for record in refused] == [("INFO", 401)]
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_a_websocket_has_a_line_when_it_is_closed(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
+    with connect_websocket(server, "/v1/audio/speech/stream") as websocket:
+        websocket.connection.send(json.dumps({"type": "session.config"}))
+    eventually(lambda: any(record.getMessage() == "websocket closed" for record in caplog.records))
+    (line,) = [record for record in caplog.records if record.getMessage() == "websocket closed"]
+    assert (line.path, line.code) == ("/v1/audio/speech/stream", 1000)
