@@ -143,7 +143,7 @@ def measure_storm(
 
 def storm_in_process(port: int, num_clients: int, seed: int = 0) -> None:
     """Runs a storm in a process of its own, so that this one has only the objects of the server."""
-    command = [sys.executable, "-m", "server.abort_storm", str(port), str(num_clients), str(seed)]
+    command = [sys.executable, __file__, str(port), str(num_clients), str(seed)]
     subprocess.run(command, check=True, timeout=300)
 
 

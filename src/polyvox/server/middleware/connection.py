@@ -60,8 +60,9 @@ class TimeoutProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._cancel_timer()
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
+        for timer in (self._unread_timer, self.timeout_keep_alive_task):  # uvicorn leaves its own after a reset
+            if timer is not None:
+                timer.cancel()
 
     def on_headers_complete(self) -> None:
         self._num_active += 1
