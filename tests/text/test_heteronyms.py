@@ -136,7 +136,7 @@ ROWS = [tuple(row.split(" | ")) for row in CASES.strip().splitlines()]
 def test_a_heteronym_is_pronounced_by_its_context(text: str, phonemes: str) -> None:
     words = text.split()
     position = next(index for index, word in enumerate(words) if "[" in word)
-    spoken = phonemize(text.reposition("[", "").reposition("]", "")).split()
+    spoken = phonemize(text.replace("[", "").replace("]", "")).split()
     assert len(spoken) == len(words)
     assert spoken[position].strip(".,?") == phonemes
 

@@ -88,7 +88,7 @@ def test_endings_follow_the_last_sound_of_the_stem() -> None:
 def test_the_lexicon_has_at_least_100_000_words_and_only_known_symbols() -> None:
     entries = load_lexicon_entries()
     assert len(entries) >= 100_000
-    spoken = {form.rpartition("=")[2] for entry in entries.values() for form in entry.split(" ")}
+    spoken = {form.rpartition("=")[2] for _, entry in entries.items() for form in entry.split(" ")}
     assert set("".join(spoken)) <= SYMBOLS
 
 

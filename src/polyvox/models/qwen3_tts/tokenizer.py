@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import ModelConfig
-from polyvox.text.phonemes import phonemize
+from polyvox.text.phonemes import load_pronunciations, phonemize
 
 # Qwen2's pre-token pattern. The reference implementation may replace it with Mistral's when it loads a large vocabulary
 # from a local folder; the models were trained with this one.
@@ -35,6 +35,8 @@ class TextTokenizer:
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self._tokenizer = _load(folder)
         self.takes_phonemes = config.phoneme_alphabet is not None
+        if self.takes_phonemes:
+            load_pronunciations()
         self._im_start, self._im_end = [config.im_start_id], [config.im_end_id]
         self.role = self._im_start + self._encode("assistant\n")
         if len(self.role) != 3 or self.role[1] != config.assistant_id:

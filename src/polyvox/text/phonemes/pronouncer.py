@@ -22,6 +22,12 @@ _CONSONANTS_ONLY = re.compile(r"[b-df-hj-np-tv-xz]+")
 _UNPRONOUNCEABLE = re.compile(r"^[b-df-hj-np-tv-xz]{3}|[b-df-hj-np-tv-xz]{4}|^[aeiou]{3}")
 
 
+def load_pronunciations() -> None:
+    """Read the data files now, so that the first text does not wait for them."""
+    load_lexicon_entries()
+    load_spelling_model()
+
+
 def is_known(word: str) -> bool:
     """Whether the lexicon has the word."""
     return _entry(word) is not None
@@ -97,11 +103,12 @@ def spell(word: str) -> str:
     """The letters of a word one by one, the last one with the main stress; a plural s is kept."""
     plural = len(word) > 2 and word[-1] == "s" and word[:-1].isupper()
     letters = [letter.upper() for letter in (word[:-1] if plural else word) if letter.isalpha()]
-    names = [load_lexicon_entries().get(letter, "") for letter in letters]
+    names = [load_lexicon_entries().get(letter) or "" for letter in letters]
     spoken = "".join(name.replace(PRIMARY, SECONDARY) for name in names[:-1]) + (names[-1] if names else "")
     return add_s(spoken) if plural and spoken else spoken
 
 
+@lru_cache(CACHED_WORDS)
 def _entry(word: str) -> str | None:
     """The entry of a word in one of its cases; "tours" is not an entry of "Tours" but an inflection."""
     lexicon = load_lexicon_entries()
