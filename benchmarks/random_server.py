@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server with random weights at the published sizes, for load tests without a checkpoint.
+"""`polyvox serve` with random weights at the published sizes, for load tests without a checkpoint.
 
     python benchmarks/random_server.py --size 1.7B --frames 56 --tokens 30 --max-streams 256 --workers 2
 
@@ -11,20 +11,24 @@ import argparse
 import socket
 from functools import partial
 
-from polyvox.engine.config import EngineConfig
+from polyvox.cli.serve import serve_with_engine_process
 from polyvox.engine.interface import InProcessEngine
-from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server import workers
-from polyvox.server.settings import load_settings
+from polyvox.server.logs import set_up_logs
+from polyvox.server.settings import Settings, load_settings
 
 
-def build(size: str, device: str, dtype: str, config: EngineConfig, frames: int, tokens: int) -> InProcessEngine:
+def build(settings: Settings, size: str, frames: int, tokens: int) -> InProcessEngine:
     """Runs in the engine's process."""
+    workers.set_up_engine_process(settings)
+    from polyvox import progress
     from polyvox.engine.engine import LocalEngine
     from polyvox.models.registry import random_model
     from polyvox.tts import placement
 
-    return LocalEngine(random_model(size, *placement(device, dtype), tokens, frames), config)
+    progress.report("load", 0, 1)
+    model = random_model(size, *placement(settings.device, settings.dtype), tokens, frames)
+    return LocalEngine(model, settings.engine_config())
 
 
 def main() -> None:
@@ -38,12 +42,10 @@ def main() -> None:
     given = parser.parse_args()
     flags = {"port": given.port, "workers": given.workers, "max_streams": given.max_streams, "context": 256}
     settings = load_settings(flags)
-    make = partial(
-        build, given.size, settings.device, settings.dtype, settings.engine_config(), given.frames, given.tokens
-    )
-    listener = socket.create_server((settings.host, settings.port), backlog=workers.BACKLOG)
-    with listener, EngineProcess(make) as process:
-        workers.run_workers(process.endpoint, settings, listener)
+    set_up_logs(settings)
+    make = partial(build, settings, given.size, given.frames, given.tokens)
+    with socket.create_server((settings.host, settings.port), backlog=workers.BACKLOG) as listener:
+        serve_with_engine_process(settings, listener, make)
 
 
 if __name__ == "__main__":

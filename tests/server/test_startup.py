@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server while its engine starts, cannot start, or cannot be restarted."""
 
+import json
 import os
 import re
 import socket
@@ -33,6 +34,7 @@ from server.live_server import RunningServer, serving_on
 pytestmark = pytest.mark.slow
 
 SOURCE = Path(__file__).parents[2] / "src"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/startup.py"
 TIMEOUT = 60.0
 
 
@@ -226,6 +228,19 @@ def test_the_command_logs_the_stages_of_its_start_and_what_to_do_next() -> None:
     assert re.search(r"engine ready seconds=\S+ import=\S+ load=\S+ calibrate=\S+\n", log)
     assert re.search(r"Engine ready in \S+ s: import \S+, load \S+, calibrate \S+\n", log)
     assert f"curl {address}/v1/audio/speech" in log
+
+
+def test_the_startup_benchmark_measures_a_start_and_its_stages(tmp_path: Path) -> None:
+    line = [sys.executable, str(BENCHMARK), "--model", "embedded", "--starts", "1", "--max-streams", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "POLYVOX_DEVICE": "cpu"}
+    ended = subprocess.run(
+        [*line, "--cache-dir", str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300, check=True
+    )
+    report = json.loads(ended.stdout[ended.stdout.index("\n{") :])
+    (start,) = report["starts"]
+    assert set(start["stages"]) == {"import", "load", "calibrate"}
+    assert 0 < start["live"] < start["ready"]
+    assert start["engine"] < start["ready"]
 
 
 def _free_port() -> int:

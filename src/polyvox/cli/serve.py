@@ -3,7 +3,8 @@
 
 import inspect
 import socket
-from contextlib import ExitStack
+from contextlib import closing
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -13,10 +14,12 @@ from pydantic.fields import FieldInfo
 
 from polyvox.cli.terminal import console
 from polyvox.errors import InvalidRequest
-from polyvox.progress import progress_display
+from polyvox.progress import ProgressBar, ProgressLog, progress_display
 from polyvox.server.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from polyvox.engine.interface import InProcessEngine
     from polyvox.ipc.process import StartedEngine
     from polyvox.models.info import ModelInfo
@@ -32,10 +35,10 @@ def serve(config: Config = None, **flags: Any) -> None:
     from polyvox.server.logs import set_up_logs
 
     settings = load_settings(flags, config)
-    with _bind(settings.host, settings.port) as listener, ExitStack() as stack:
+    with _bind(settings.host, settings.port) as listener:
         set_up_logs(settings)
         console.print("Settings:\n" + settings.to_yaml(), soft_wrap=True)
-        _serve(settings, listener, stack)
+        _serve(settings, listener)
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -68,50 +71,67 @@ serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 serve.__annotations__ = {name: each.annotation for name, each in inspect.signature(serve).parameters.items()}
 
 
-def _serve(settings: Settings, listener: socket.socket, stack: ExitStack) -> None:
-    """Serve until a signal stops the server. Raise the error if the engine cannot start."""
+def _serve(settings: Settings, listener: socket.socket) -> None:
     from polyvox.server import workers
 
-    console.print(f"Starting on {_address(settings, listener)}; /readyz reports the progress.", soft_wrap=True)
-    display = progress_display()
-    stack.callback(display.close)
     if settings.workers == 0:
-        from polyvox.engine.restarting_engine import RestartingEngine
+        _serve_with_local_engine(settings, listener)
+    else:
+        serve_with_engine_process(settings, listener, partial(workers.build_engine, settings))
 
-        def on_engine_started(engine: "InProcessEngine", seconds: dict[str, float]) -> None:
-            display.close()
-            _print_summary(settings, listener, engine.info(), engine.stats(), seconds)
 
-        engine = RestartingEngine(
-            workers.EngineBuilder(settings), settings.restart_policy(), display, on_engine_started
-        )
-        stack.callback(engine.close)
+def _serve_with_local_engine(settings: Settings, listener: socket.socket) -> None:
+    """Serve in this process until a signal stops the server. Raise the error if the engine cannot start."""
+    from polyvox.engine.restarting_engine import RestartingEngine
+    from polyvox.server import workers
+
+    display = _show_start(settings, listener)
+
+    def on_started(engine: "InProcessEngine", seconds: dict[str, float]) -> None:
+        display.close()
+        _print_summary(settings, listener, engine.info(), engine.stats(), seconds)
+
+    builder = workers.LocalEngineBuilder(settings)
+    with closing(RestartingEngine(builder, settings.restart_policy(), display, on_started)) as engine:
         connect = workers.connect_local(engine, engine.status)
         workers.run_server(connect, settings, listener, engine_failed=engine.start_failed)
+        display.close()
         engine.check()
-        return
 
+
+def serve_with_engine_process(
+    settings: Settings, listener: socket.socket, build: "Callable[[], InProcessEngine]"
+) -> None:
+    """Serve until a signal stops the server. Raise the error if the engine cannot start.
+
+    build: called in the engine's process; must be picklable.
+    """
     from polyvox.ipc.process import EngineProcessConfig
     from polyvox.ipc.supervisor import EngineProcess
 
-    def on_process_started(started: "StartedEngine", seconds: dict[str, float]) -> None:
+    display = _show_start(settings, listener)
+
+    def on_started(started: "StartedEngine", seconds: dict[str, float]) -> None:
         display.close()
         _print_summary(settings, listener, started.info, started.stats, seconds)
 
-    process = EngineProcess(
-        workers.EngineBuilder(settings),
-        EngineProcessConfig(restarts=settings.restart_policy()),
-        wait_for_start=False,
-        on_progress=display,
-        on_started=on_process_started,
-    )
-    stack.enter_context(process)
-    if settings.workers == 1:
-        connect = workers.connect_remote(process.endpoint)
-        workers.run_server(connect, settings, listener, engine_failed=process.start_failed)
-    else:
-        workers.run_workers(process.endpoint, settings, listener, process.start_failed)
-    process.check()
+    config = EngineProcessConfig(restarts=settings.restart_policy())
+    # It starts while this process imports the server.
+    with EngineProcess(build, config, wait_for_start=False, on_progress=display, on_started=on_started) as process:
+        from polyvox.server import workers
+
+        if settings.workers == 1:
+            connect = workers.connect_remote(process.endpoint)
+            workers.run_server(connect, settings, listener, engine_failed=process.start_failed)
+        else:
+            workers.run_workers(process.endpoint, settings, listener, process.start_failed)
+        display.close()
+        process.check()
+
+
+def _show_start(settings: Settings, listener: socket.socket) -> ProgressBar | ProgressLog:
+    console.print(f"Starting on {_address(settings, listener)}; /readyz reports the progress.", soft_wrap=True)
+    return progress_display()
 
 
 def _address(settings: Settings, listener: socket.socket) -> str:

@@ -53,7 +53,7 @@ class EngineStatus:
         """What the engine does, for people."""
         if self.state is EngineState.CLOSED:
             return "The engine is closed."
-        doing = "starting" if self.state is EngineState.STARTING else "restarting"
+        doing = "restarting" if self.state is EngineState.RESTARTING else "starting"
         stage = f" ({self.stage}, {self.progress:.0%})" if self.stage else ""
         return f"The engine is {doing}{stage}."
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from polyvox.engine.engine_status import EngineStatus
+from polyvox.engine.engine_status import EngineState, EngineStatus
 from polyvox.errors import PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
@@ -38,10 +38,10 @@ def live_response(status: EngineStatus, timeout: float, now: float) -> PlainText
 
 
 def starting_response(status: EngineStatus, now: float) -> JSONResponse:
-    """The response of /readyz while the engine starts or restarts: what it does, and why."""
+    """The response of /readyz while the engine starts or restarts, and until the server is connected to it."""
     seconds = status.retry_after(now)
     body = {
-        "status": status.state,
+        "status": EngineState.STARTING if status.running else status.state,
         "problem": status.reason or status.describe(),
         "stage": status.stage or None,
         "progress": round(status.progress, 3),

@@ -57,23 +57,37 @@ PONG_TIMEOUT = 300.0  # seconds
 UNREAD_TIMEOUT = PONG_TIMEOUT  # then the kernel ends a connection whose client reads nothing, even of a sent response
 
 
-class EngineBuilder:
-    """Loads the model at its first call and starts an engine at each call. Only the engine's process imports torch."""
+def set_up_engine_process(settings: Settings) -> None:
+    """Sets up the process that runs the engine, before it imports torch."""
+    set_up_logs(settings)
+    if settings.cache_dir is not None:
+        os.environ[CACHE_DIR] = str(settings.cache_dir)
+    progress.report("import", 0, 1)
+
+
+def load_model(settings: Settings) -> "TTS":
+    """Loads the model. Only the process that runs the engine imports torch."""
+    set_up_engine_process(settings)
+    from polyvox.tts import load
+
+    return load(settings.model, settings.device, settings.dtype, config=settings.engine_config())
+
+
+def build_engine(settings: Settings) -> InProcessEngine:
+    """Loads the model and starts its engine, in the engine's process."""
+    return load_model(settings).engine
+
+
+class LocalEngineBuilder:
+    """Starts an engine in this process at each call. The model is loaded once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._tts: TTS | None = None
 
     def __call__(self) -> InProcessEngine:
-        settings = self._settings
         if self._tts is None:
-            set_up_logs(settings)
-            if settings.cache_dir is not None:
-                os.environ[CACHE_DIR] = str(settings.cache_dir)
-            progress.report("import", 0, 1)
-            from polyvox.tts import load
-
-            self._tts = load(settings.model, settings.device, settings.dtype, config=settings.engine_config())
+            self._tts = load_model(self._settings)
         return self._tts.engine
 
 
