@@ -69,6 +69,13 @@ class SoakServer:
             return False
         return True
 
+    async def model_name(self) -> str:
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{self.port}") as session,
+            session.get("/v1/models", timeout=aiohttp.ClientTimeout(total=5)) as response,
+        ):
+            return str((await response.json())["data"][0]["id"])
+
     async def wait_until_ready(self, timeout: float) -> float:
         """Seconds until it is ready; raises TimeoutError."""
         began = time.monotonic()
@@ -137,6 +144,7 @@ async def kill_processes(server: SoakServer, load: MixedLoad, recorder: Recorder
 async def drive(server: SoakServer, recorder: Recorder, profile: SoakProfile, model: str, seed: int) -> None:
     """Runs the load and records it, to the end of the server."""
     start_seconds = await server.wait_until_ready(START_TIMEOUT)
+    assert await server.model_name() == model
     clones = model == "simulated"
     if clones:
         await add_voice(server.port, tiny_files("base")["config.json"]["talker_config"]["hidden_size"])

@@ -7,7 +7,6 @@ frame, so equal requests must give equal audio.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from benchmarks.closed_loop import GPU, SimulatedPending
@@ -27,6 +26,7 @@ from polyvox.models.request import ClonedVoice, Request
 from polyvox.server.logs import set_up_logs
 from polyvox.server.settings import Settings
 
+MODEL_NAME = "simulated"
 SAMPLE_RATE, SAMPLES_PER_FRAME = 24_000, 1920
 # Seconds of a call, and of each stream or row in it: about 30 streams run in real time.
 STEP, STEP_STREAM = 0.006, 0.0015
@@ -149,7 +149,9 @@ class SimulatedModel:
         self.generator, self.vocoder = SimulatedGenerator(model.generator.hidden_size), SimulatedVocoder()
 
     def info(self) -> ModelInfo:
-        return replace(self._model.info(), frame_seconds=SAMPLES_PER_FRAME / SAMPLE_RATE)
+        info = self._model.info()
+        identity = replace(info.identity, name=MODEL_NAME)
+        return replace(info, identity=identity, frame_seconds=SAMPLES_PER_FRAME / SAMPLE_RATE)
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
         return self._model.clone(samples, transcript)
@@ -164,7 +166,7 @@ class SimulatedModel:
         return self._model.text_rows(ids, last)
 
 
-def build_engine(settings: Settings, *more: Any) -> InProcessEngine:
+def build_engine(settings: Settings) -> InProcessEngine:
     """An engine on the simulated device; runs in the engine's process."""
     assert settings.model is not None
     set_up_logs(settings)
@@ -173,4 +175,4 @@ def build_engine(settings: Settings, *more: Any) -> InProcessEngine:
     model_runner.ModelRunner.wait = lambda _: GPU.wait()  # type: ignore[method-assign, assignment]
     model = load_model(settings.model, LoadOptions(torch.device("cpu"), torch.float32))
     config = replace(settings.engine_config(), min_streams_to_pipeline=MIN_STREAMS_TO_PIPELINE)
-    return LocalEngine(SimulatedModel(model), config, *more)
+    return LocalEngine(SimulatedModel(model), config)

@@ -6,7 +6,7 @@
 Every process of the server imports this module, so it does not import torch.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 from polyvox.cli.main import main as run_command
 from polyvox.engine.interface import InProcessEngine
@@ -14,17 +14,24 @@ from polyvox.server import workers
 from polyvox.server.settings import Settings
 
 
-def build_engine(settings: Settings, *more: Any) -> InProcessEngine:
-    """Replaces `workers.build_engine`; runs in the engine's process."""
-    from soak import simulated_model
+@dataclass(frozen=True, slots=True)
+class SimulatedEngineBuilder:
+    """Replaces `workers.EngineBuilder`."""
 
-    return simulated_model.build_engine(settings, *more)
+    settings: Settings
+
+    def __call__(self) -> InProcessEngine:
+        """Runs in the engine's process."""
+        from soak.simulated_model import build_engine
+
+        return build_engine(self.settings)
 
 
 def main() -> None:
-    from soak import simulated_server
+    from soak.simulated_server import SimulatedEngineBuilder as Builder  # pickled by its name, which __main__ is not
 
-    workers.build_engine = simulated_server.build_engine  # pickled by its name, which __main__ would not be
+    assert hasattr(workers, "EngineBuilder")
+    workers.EngineBuilder = Builder  # type: ignore[assignment, misc]
     run_command()
 
 
