@@ -23,7 +23,6 @@ from polyvox.models.protocol import PreparedRequest, SpeechModel, StreamingToken
 from polyvox.models.qwen3_tts.generator import SamplingPayload, frame_limits
 from polyvox.models.registry import LoadOptions, load_model
 from polyvox.models.request import ClonedVoice, Request
-from polyvox.server.logs import set_up_logs
 from polyvox.server.settings import Settings
 
 MODEL_NAME = "simulated"
@@ -169,7 +168,6 @@ class SimulatedModel:
 def build_engine(settings: Settings) -> InProcessEngine:
     """An engine on the simulated device; runs in the engine's process."""
     assert settings.model is not None
-    set_up_logs(settings)
     torch.set_num_threads(1)
     generator_runner.Pending = vocoder_runner.Pending = SimulatedPending  # type: ignore[attr-defined]
     model_runner.ModelRunner.wait = lambda _: GPU.wait()  # type: ignore[method-assign, assignment]

@@ -6,32 +6,24 @@
 Every process of the server imports this module, so it does not import torch.
 """
 
-from dataclasses import dataclass
-
 from polyvox.cli.main import main as run_command
 from polyvox.engine.interface import InProcessEngine
 from polyvox.server import workers
 from polyvox.server.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedEngineBuilder:
-    """Replaces `workers.EngineBuilder`."""
+def build_engine(settings: Settings) -> InProcessEngine:
+    """Replaces `workers.build_engine`; runs in the engine's process."""
+    workers.set_up_engine_process(settings)
+    from soak import simulated_model
 
-    settings: Settings
-
-    def __call__(self) -> InProcessEngine:
-        """Runs in the engine's process."""
-        from soak.simulated_model import build_engine
-
-        return build_engine(self.settings)
+    return simulated_model.build_engine(settings)
 
 
 def main() -> None:
-    from soak.simulated_server import SimulatedEngineBuilder as Builder  # pickled by its name, which __main__ is not
+    from soak import simulated_server
 
-    assert hasattr(workers, "EngineBuilder")
-    workers.EngineBuilder = Builder  # type: ignore[assignment, misc]
+    workers.build_engine = simulated_server.build_engine  # pickled by its name, which __main__ would not be
     run_command()
 
 

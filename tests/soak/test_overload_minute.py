@@ -11,7 +11,7 @@ import pytest
 from ipc.engine_processes import engine_stats
 from polyvox.engine.interface import InProcessEngine
 from polyvox.server.settings import Settings
-from polyvox.server.workers import EngineBuilder
+from polyvox.server.workers import build_engine
 from server.multi_worker import running_workers
 from server.overload import LOAD, Flooded, ask, flood, rate_of
 from server.paced_engine import PacedEngine
@@ -27,7 +27,7 @@ SETTINGS = Settings(device="cpu", workers=2, max_queue_seconds=1.0, max_streams=
     "engine",
     [
         pytest.param(partial(PacedEngine, STREAMS, SETTINGS.max_queue, SETTINGS.max_queue_seconds), id="paced"),
-        pytest.param(EngineBuilder(SETTINGS), id="embedded voice"),
+        pytest.param(partial(build_engine, SETTINGS), id="embedded voice"),
     ],
 )
 def test_at_four_times_the_load_admitted_requests_have_no_underruns_and_others_are_rejected_at_once(
