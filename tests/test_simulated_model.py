@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulated model of the mixed soak on a real engine: its audio identifies the request."""
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.models.request import ClonedVoice, Request
+from soak.mixed_soak import START_TIMEOUT, SoakServer, running_server
 from soak.simulated_model import SAMPLES_PER_FRAME, SimulatedModel
 
 TEXT = "hello there, the others"
@@ -57,3 +60,15 @@ def test_live_text_is_spoken_to_its_end(engine: LocalEngine) -> None:
     assert len(samples) >= len(speak(engine, 1))
     assert stream.result is not None
     assert stream.result.finish_reason == "stop"
+
+
+@pytest.mark.slow
+def test_the_simulated_server_starts(tmp_path: Path) -> None:
+    async def check(server: SoakServer) -> None:
+        await server.wait_until_ready(START_TIMEOUT)
+        assert await server.model_name() == "simulated"
+
+    with running_server(tmp_path, "simulated") as server:
+        asyncio.run(check(server))
+        assert len(server.tree.of_role("server")) == 2
+        assert len(server.tree.of_role("engine")) == 1

@@ -118,9 +118,10 @@ def running_server(folder: Path, model: str) -> Iterator[SoakServer]:
     try:
         yield server
     finally:
-        if process.poll() is None:
+        process.terminate()
+        if _wait(process) is None:
             process.kill()
-        process.wait(STOP_TIMEOUT)
+            process.wait()
 
 
 async def kill_processes(server: SoakServer, load: MixedLoad, recorder: Recorder, profile: SoakProfile) -> None:
