@@ -21,14 +21,17 @@ from polyvox.audio.loudness import normalize_loudness
 from polyvox.audio.pcm import Pcm, from_pcm, to_pcm
 from polyvox.audio.samples import Samples
 from polyvox.audio.silence import trim_silence
-from polyvox.audio.time_stretch import TimeStretcher
+from polyvox.audio.time_stretch import MAX_SPEED, MIN_SPEED, TimeStretcher
 from polyvox.engine.interface import Engine, Stream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.files import write_atomically
 from polyvox.models.request import Request
-from polyvox.text import Note, Pause, TextNormalizer, TextRules, merge_parts, split_sentences
+from polyvox.text import Note, Pause, Rate, TextNormalizer, TextRules, merge_parts, split_sentences
+from polyvox.text.phonemes import unmark_phonemes
 
-SENTENCE_PAUSE, PARAGRAPH_PAUSE = 0.25, 0.6  # seconds of silence, if the text requests no pause
+# Seconds of silence, if the text requests no pause. A clause is a segment where the speaking rate changes.
+CLAUSE_PAUSE, SENTENCE_PAUSE, PARAGRAPH_PAUSE = 0.1, 0.25, 0.6
+SENTENCE_ENDS = ".!?…。！？｡\"'”’)]」』"
 RETRY_INTERVAL = 0.2  # seconds between attempts while the engine has no capacity
 RETRY_TIMEOUT = 120.0  # seconds after which a sentence that was never admitted fails
 FADE_SECONDS = 0.005  # at both ends of a sentence, to avoid clicks
@@ -41,6 +44,7 @@ class Sentence:
 
     text: str
     pause: float = 0.0  # seconds
+    rate: float = 1.0  # of speaking, relative to the speed of the whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +60,8 @@ class SpokenSentence:
 
     @property
     def text(self) -> str:
-        return self.sentence.text
+        """The text without phonemes."""
+        return unmark_phonemes(self.sentence.text)
 
     @property
     def end(self) -> int:
@@ -71,15 +76,21 @@ def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], list[Note]]
     normalizer = TextNormalizer(rules)
     found: list[Sentence] = []
     default_pause = True  # the pause after the last sentence is ours and not from the text
+    rate = 1.0
     for part in merge_parts([*normalizer.append(text), *normalizer.finish()]):
         if isinstance(part, Pause):
             last = found.pop() if found else Sentence("")
-            found.append(Sentence(last.text, part.seconds + (0.0 if default_pause else last.pause)))
+            found.append(replace(last, pause=part.seconds + (0.0 if default_pause else last.pause)))
             default_pause = False
+            continue
+        if isinstance(part, Rate):
+            rate = part.value
+            if found and default_pause and found[-1].text[-1:] not in SENTENCE_ENDS:
+                found[-1] = replace(found[-1], pause=CLAUSE_PAUSE)
             continue
         default_pause = True
         for paragraph in _PARAGRAPH_BREAK.split(part.text):
-            found += [Sentence(sentence, SENTENCE_PAUSE) for sentence in split_sentences(paragraph)]
+            found += [Sentence(sentence, SENTENCE_PAUSE, rate) for sentence in split_sentences(paragraph)]
             if found and paragraph.strip():
                 found[-1] = replace(found[-1], pause=PARAGRAPH_PAUSE)
     if not any(sentence.text for sentence in found):
@@ -198,7 +209,8 @@ class LongFormReader:
         except BaseException:
             job.cancel()
             raise
-        pcm = to_pcm(_postprocess(samples, self.engine.sample_rate, self.speed))
+        speed = min(max(self.speed * self.sentences[index].rate, MIN_SPEED), MAX_SPEED)
+        pcm = to_pcm(_postprocess(samples, self.engine.sample_rate, speed))
         if self.store is not None:
             self.store.save(index, pcm, reason)
         return pcm, reason

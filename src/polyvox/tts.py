@@ -190,7 +190,8 @@ class TTS:
         speed: from 0.25 to 4, at the same pitch. rules: how the text is normalised, by default for the language.
         keep: a folder for finished sentences, from which an interrupted run resumes. The others are as in `stream`.
         """
-        sentences, notes = split_text(text, rules or TextRules(language))
+        rules = replace(rules or TextRules(language), phonemes=self.model.info().takes_phonemes)
+        sentences, notes = split_text(text, rules)
         check_speed(speed)
         request = Request("", self.voice_for(voice), language, instructions, seed, sampling=sampling)
         store = None

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyvox.errors import InvalidRequest
 from polyvox.text import (
     Note,
     Part,
@@ -17,7 +16,6 @@ from polyvox.text import (
     TextRules,
     Words,
     format_parts,
-    load_lexicon,
     merge_parts,
     normalize_text,
 )
@@ -95,55 +93,6 @@ def test_omissions_are_noted() -> None:
         Note("unspeakable", "\ue000"),
         Note("url", "https://g.com/?q=1"),
     }
-
-
-def test_a_lexicon_respells_whole_words_in_any_case_and_the_longest_first() -> None:
-    rules = TextRules(
-        lexicon={"SQL": "sequel", "New York": "Noo Yawk", "New York City": "the city", "example.com": "our site"}
-    )
-    spoken = format_parts(normalize_text("sql, MySQL and new  york; New York City at example.com (SQL).", rules))
-    assert spoken == "sequel, MySQL and Noo Yawk; the city at our site (sequel)."
-
-
-def test_a_lexicon_works_in_every_language() -> None:
-    assert (
-        format_parts(normalize_text("Das GIF.", TextRules(language="german", lexicon={"gif": "Giff"}))) == "Das Giff."
-    )
-
-
-@pytest.mark.parametrize("lexicon", [{"": "x"}, {"a": " "}, {"--": "x"}])
-def test_an_invalid_lexicon_is_rejected(lexicon: dict[str, str]) -> None:
-    with pytest.raises(InvalidRequest, match="lexicon"):
-        TextRules(lexicon=lexicon)
-
-
-def test_a_lexicon_file_has_one_word_per_line_and_comments(tmp_path: Path) -> None:
-    path = tmp_path / "words.txt"
-    path.write_text("# names\nSQL = sequel\n\nC# = see sharp  # the language\nAn Lushan = ahn loo-shahn\n")
-    assert load_lexicon(path) == {"SQL": "sequel", "C#": "see sharp", "An Lushan": "ahn loo-shahn"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a = b\nSQL sequel\n", "line 2.*'SQL sequel'"),
-        ("SQL =\n", "line 1"),
-        ("= x\n", "line 1"),
-        ("sql = a\nSQL = b\n", "line 2.*already defined on line 1"),
-    ],
-)
-def test_the_error_for_an_invalid_lexicon_line_has_its_number(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "words.txt"
-    path.write_text(text)
-    with pytest.raises(InvalidRequest, match=message):
-        load_lexicon(path)
-
-
-def test_a_missing_or_binary_lexicon_file_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "sound").write_bytes(b"RIFF\xff\xfe")
-    for name in ("nowhere", "sound"):
-        with pytest.raises(InvalidRequest, match="UTF-8"):
-            load_lexicon(tmp_path / name)
 
 
 PAGE = (Path(__file__).parents[2] / "docs/text.md").read_text()

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polyvox.text import Note, Part, TextNormalizer, TextRules, Words, format_parts, merge_parts, normalize_text
+from polyvox.text import (
+    Lexicon,
+    Note,
+    Part,
+    TextNormalizer,
+    TextRules,
+    Words,
+    format_parts,
+    merge_parts,
+    normalize_text,
+)
 from polyvox.text.inline_normalizer import InlineNormalizer
 from polyvox.text.languages.english.number_words import cardinal, digits, ordinal
 from polyvox.text.split_points import WINDOW, SplitPointFinder
@@ -24,7 +34,7 @@ RULES = [
     TextRules(),
     TextRules(language="german"),
     TextRules(enabled=False),
-    TextRules(lexicon={"New York": "Noo Yawk", "km": "kay em", "中文": "zhongwen", "e.g.": "say"}),
+    TextRules(lexicon=Lexicon.from_words({"New York": "Noo Yawk", "km": "kay em", "中文": "zhongwen", "e.g.": "say"})),
 ]
 SHARDS = [
     *"\n*_`~|#>-+=<>[](){}!&$@/\\.,:;'\"% 0159axIV\r\t",

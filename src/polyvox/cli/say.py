@@ -21,7 +21,7 @@ from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.files import write_atomically
 from polyvox.long_form import LongFormReader, SpokenSentence, split_text
 from polyvox.subtitles import Cue, SubtitleFormat, format_subtitles
-from polyvox.text import TextRules, load_lexicon
+from polyvox.text import Lexicon, TextRules, load_lexicon
 
 DEFAULT_OUTPUT = "speech.wav"
 SUBTITLES: dict[str, SubtitleFormat] = {".srt": "srt", ".vtt": "vtt"}
@@ -58,7 +58,7 @@ def say(
     if output is None and not play:
         output = DEFAULT_OUTPUT if sys.stdout.isatty() else "-"
     _check_outputs(output, rate, subtitles)
-    rules = TextRules(language, load_lexicon(lexicon) if lexicon else {}, enabled=not as_is)
+    rules = TextRules(language, load_lexicon(lexicon) if lexicon else Lexicon(), enabled=not as_is)
     content = _read_text(text, file)
     sentences, _ = split_text(content, rules)  # fails before the model is loaded
     with load(model, device, dtype, vocoder_device=vocoder_device) as tts, ExitStack() as stack:

@@ -35,6 +35,10 @@ def serve(config: Config = None, **flags: Any) -> None:
     from polyvox.server.logs import set_up_logs
 
     settings = load_settings(flags, config)
+    if settings.lexicon is not None:
+        from polyvox.text import load_lexicon
+
+        load_lexicon(settings.lexicon)  # an error ends the command before anything is started
     with _bind(settings.host, settings.port) as listener:
         set_up_logs(settings)
         console.print("Settings:\n" + settings.to_yaml(), soft_wrap=True)

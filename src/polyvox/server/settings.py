@@ -241,6 +241,11 @@ class Settings(BaseSettings):
     voices_dir: Path | None = Field(
         default=None, description="Folder of the voice library; by default the user's own.", json_schema_extra=VOICES
     )
+    lexicon: Path | None = Field(
+        default=None,
+        description="File with pronunciations: lines of word = respelling, PLS (.pls) or JSON rules (.json).",
+        json_schema_extra=VOICES,
+    )
     voice_aliases: Aliases = Field(
         default={}, description="Alternative voice names, such as alloy=heart.", json_schema_extra=VOICES
     )

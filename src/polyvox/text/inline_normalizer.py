@@ -7,10 +7,13 @@ from polyvox.text import markup
 from polyvox.text.languages import english
 from polyvox.text.languages.english.electronic import code, link
 from polyvox.text.languages.english.formulas import FORMULAS
+from polyvox.text.languages.english.say_as import say_as
 from polyvox.text.languages.english.word_tables import SIGNS
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note
-from polyvox.text.rules import LETTER, Rule, Rules
+from polyvox.text.phonemes.inline_phonemes import mark_phonemes
+from polyvox.text.rules import LETTER, Rule
+from polyvox.text.ssml import MAX_DEPTH
 from polyvox.text.text_rules import TextRules
 from polyvox.text.unicode_cleaner import PICTOGRAM, PRIMES, UnicodeCleaner
 
@@ -31,22 +34,10 @@ class InlineNormalizer:
 
     def __init__(self, rules: TextRules, writer: PartWriter) -> None:
         self.notes: list[Note] = []
-        self.lexicon = {
-            " ".join(UnicodeCleaner().append(word.lower(), end=True).split()): spoken
-            for word, spoken in rules.lexicon.items()
-        }
         self._english, self._writer = rules.english, writer
-        self._special = english.SPECIAL_WORDS.union(
-            *(_LETTERS.findall(word)[:1] + word.split()[:1] for word in self.lexicon)
-        )
-        self._rules = Rules()
-        if self.lexicon:
-            words = "|".join(
-                re.escape(word).replace(r"\ ", " +") for word in sorted(self.lexicon, key=len, reverse=True)
-            )
-            self._rules("lexicon", rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE)(self._respelled)
-        if self._english:
-            self._rules += english.RULES
+        self._lexicon, self._takes_phonemes = rules.lexicon, rules.phonemes
+        self._rules: list[Rule] = english.RULES if rules.english else []
+        self._rates: list[float] = []  # of open <prosody> elements
 
     def read(self, text: str, at: int = 0) -> None:
         """Normalise a text from a position on; the text before it is context."""
@@ -61,8 +52,10 @@ class InlineNormalizer:
         if char.isspace():
             self._writer.raw(char)
             return at + 1
+        if self._lexicon and (after := self._pronounce(text, at)) > at:
+            return after
         word = _WORD.match(text, at)
-        if word and self._special.isdisjoint((word[0], word[0].lower())) and not _ROMAN.fullmatch(word[0]):
+        if word and english.SPECIAL_WORDS.isdisjoint((word[0], word[0].lower())) and not _ROMAN.fullmatch(word[0]):
             self._writer.raw(word[0])
             return word.end()
         if char in "[<`!" and (span := markup.SPAN.match(text, at)):
@@ -100,16 +93,33 @@ class InlineNormalizer:
         """Apply the first rule that matches; the position after it, or `at` if none does."""
         for rule in rules:
             match = rule.pattern.match(text, at)
-            if match and match.end() > at and (spoken := self._spoken(rule, match)) is not None:
+            if match and match.end() > at and (spoken := rule.say(match)) is not None:
                 self._replace(rule.name, match[0], spoken)
                 return match.end()
         return at
 
-    def _spoken(self, rule: Rule, match: re.Match[str]) -> str | None:
-        return (rule.name == "url" and self._respelled(match)) or rule.say(match)
+    def _pronounce(self, text: str, at: int) -> int:
+        """Apply the lexicon; the position after the words, or `at` if it has none of them."""
+        found = self._lexicon.match(text, at)
+        if found is None:
+            return at
+        pronunciation, end = found
+        if pronunciation.respelling:
+            self._replace("lexicon", text[at:end], pronunciation.respelling)
+            return end
+        return end if self._say_phonemes(text[at:end], pronunciation.phonemes, pronunciation.alphabet) else at
 
-    def _respelled(self, match: re.Match[str]) -> str | None:
-        return self.lexicon.get(" ".join(match[0].lower().split()))
+    def _say_phonemes(self, written: str, phonemes: str, alphabet: str) -> bool:
+        """Whether the words were spoken; otherwise a note says why not."""
+        if not self._takes_phonemes:
+            self.note("phonemes", written)
+            return False
+        try:
+            self._writer.say(mark_phonemes(written, phonemes, alphabet))
+        except ValueError as error:
+            self.note("malformed", f"{phonemes}: {error}")
+            return False
+        return True
 
     def _replace(self, name: str, source: str, spoken: str) -> None:
         """Write the replacement. A letter or digit that is left out always gets a note."""
@@ -137,22 +147,66 @@ class InlineNormalizer:
                 self.note("code", source)
         elif label is not None:
             self._bracket(span, label)
-        elif span["alias"] is not None:
-            self.note("tag", source)
-            self._writer.say(span["alias"] or span["aliased"])
+        elif span["element"]:
+            self._element(span)
         elif span["link"]:
             self.note("url", source)
             self._writer.say(link(span["link"]) if self._english else span["link"])
-        elif span["tag"].lower() == "break" and not span["close"]:
-            self._pause(source, markup.break_pause(span["inside"]))
         else:
-            self.note("tag", source)
-            if span["tag"].lower() in markup.BLOCK_TAGS:
-                self._writer.paragraph()
-            elif span["tag"].lower() in markup.LINE_TAGS and not (span["tag"] == "s" and span["close"]):
-                self._writer.line()
-            elif span["tag"].lower() in ("td", "th") and not span["close"]:
-                self._writer.cell()
+            self._tag(span)
+
+    def _element(self, span: re.Match[str]) -> None:
+        """<sub>, <say-as> and <phoneme> with their content."""
+        attributes, content = markup.parse_attributes(span["attributes"] or ""), span["content"]
+        plain = markup.unescape(content)
+        match span["element"].lower():
+            case "sub":
+                self.note("tag", span[0])
+                self._writer.say(attributes.get("alias") or plain)
+            case "phoneme":
+                alphabet = attributes.get("alphabet", "ipa").lower()
+                if not self._say_phonemes(plain, attributes.get("ph", ""), alphabet):
+                    self.read(content)
+            case _:
+                kind, format = attributes.get("interpret-as", ""), attributes.get("format", "")
+                spoken = say_as(kind, plain, format) if self._english else None
+                if spoken is None:
+                    self.read(content)
+                else:
+                    self._replace("say-as", content, spoken)
+
+    def _tag(self, span: re.Match[str]) -> None:
+        tag, is_close = span["tag"].lower(), bool(span["close"])
+        if tag == "break" and not is_close:
+            self._pause(span[0], markup.break_pause(span["inside"]))
+            return
+        if tag == "prosody":
+            self._prosody(span, is_close)
+            return
+        self.note("tag", span[0])
+        if tag in markup.BLOCK_TAGS:
+            self._writer.paragraph()
+        elif tag in markup.LINE_TAGS and not (span["tag"] == "s" and is_close):
+            self._writer.line()
+        elif tag == "sentence":
+            self._writer.sentence()
+            self._writer.structured = not is_close
+        elif tag in ("td", "th") and not is_close:
+            self._writer.cell()
+
+    def _prosody(self, span: re.Match[str], is_close: bool) -> None:
+        rate = self._rates[-1] if self._rates else 1.0
+        if is_close:
+            del self._rates[-1:]
+        elif len(self._rates) < MAX_DEPTH:
+            given = markup.parse_attributes(span["inside"]).get("rate")
+            found = markup.parse_rate(given) if given is not None else rate
+            if found is None:
+                self.note("malformed", span[0])
+            self._rates.append(rate if found is None else found)
+        current = self._rates[-1] if self._rates else 1.0
+        if current != rate:
+            self._writer.rate(current)
 
     def _bracket(self, span: re.Match[str], label: str) -> None:
         is_pause, seconds = markup.bracket_pause(label)

@@ -20,9 +20,9 @@ HIDDEN = {
 SPAN = re.compile(
     r"`(?P<code>[^`\n]+)`(?!`)|``(?P<code2>[^\n]+?)``(?!`)"
     r"|(?P<image>!?)\[(?P<label>[^\[\]\n]*)\](?:\((?P<url>(?:[^()\n]|\([^()\n]*\))*)\)|\[(?P<reference>[^\[\]\n]*)\])?"
-    r"|<sub\s+alias\s*=\s*(?P<quote>[\"'])(?P<alias>[^\"'<>\n]*)(?P=quote)\s*>(?P<aliased>[^<>\n]*)</sub\s*>"
+    r"|<(?P<element>sub(?=\s+alias)|say-as|phoneme)(?P<attributes>\s[^<>\n]*)?>(?P<content>[^<>\n]*)</(?P=element)\s*>"
     r"|<(?P<link>(?:https?|mailto):[^<>\s]+|[^<>\s@]+@[^<>\s@]+)>"
-    r"|<(?P<close>/?)(?!sub\s+alias)(?P<tag>[A-Za-z][A-Za-z0-9:-]*)(?P<inside>[^<>\n]*)>",
+    r"|<(?P<close>/?)(?!(?<=<)(?:sub\s+alias|say-as\b|phoneme\b))(?P<tag>[A-Za-z][A-Za-z0-9:-]*)(?P<inside>[^<>\n]*)>",
     re.IGNORECASE,
 )
 GROUP = r"\{((?:[^{}\n]|\{[^{}\n]*\})*)\}"  # an argument of a LaTeX command
@@ -32,7 +32,7 @@ FORMULA = re.compile(
     rf"|\\[dt]?frac *{GROUP} *{GROUP}|\\sqrt *(?:\[[^\[\]\n]*\])? *{GROUP}"
 )
 OPENS_TAG = re.compile(r"<[A-Za-z/]")
-STRAY = re.compile(r"\]\((?P<url>[^()\s]*)\)|<sub\s+alias[^<>\n]*>|[\[\]`~_*{}|]+")
+STRAY = re.compile(r"\]\((?P<url>[^()\s]*)\)|<(?:sub\s+alias|say-as\b|phoneme\b)[^<>\n]*>|[\[\]`~_*{}|]+")
 ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 FENCE = re.compile(r" *(?P<fence>`{3,}|~{3,})[^`\n]*")
 RULE_LINE = re.compile(r"[ |:*_=+~—–-]+")
@@ -44,8 +44,13 @@ _PAUSE = re.compile(r"\s*pause\b[\s:=]*(?P<rest>.*)", re.IGNORECASE)
 _TIME = re.compile(
     r"\s*\+?(?P<value>[0-9]{1,6}(?:\.[0-9]{1,6})?|\.[0-9]{1,6})\s*(?P<unit>ms|s|sec|seconds?)?\s*", re.IGNORECASE
 )
-_ATTRIBUTE = re.compile(r"(time|strength)\s*=\s*[\"']?([^\"'/>]*)", re.IGNORECASE)
-BLOCK_TAGS = {"p", "div", "section", "article", "ul", "ol", "table", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6"}
+_ATTRIBUTE = re.compile(r"([A-Za-z][\w:-]*)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'/>]+))")
+# Names of SSML's speaking rates.
+RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.75}
+MIN_RATE, MAX_RATE = 0.25, 4.0
+_RATE = re.compile(r"(?P<sign>[+-]?)(?P<value>[0-9]{1,4}(?:\.[0-9]{1,6})?|\.[0-9]{1,6})(?P<percent>%?)")
+BLOCK_TAGS = {"p", "paragraph", "div", "section", "article", "ul", "ol", "table", "blockquote"}
+BLOCK_TAGS |= {"h1", "h2", "h3", "h4", "h5", "h6"}
 LINE_TAGS = {"br", "li", "tr", "hr", "s", "dt", "dd"}
 
 
@@ -63,9 +68,28 @@ def bracket_pause(label: str) -> tuple[bool, float | None]:
     )
 
 
+def parse_attributes(inside: str) -> dict[str, str]:
+    """The attributes of a tag."""
+    found = ((match[1].lower(), match[2] or match[3] or match[4] or "") for match in _ATTRIBUTE.finditer(inside or ""))
+    return {name: html.unescape(value).strip() for name, value in found}
+
+
+def parse_rate(text: str) -> float | None:
+    """The factor of a speaking rate: "slow", "80%", "+20%" or "1.5"; None if it is not a rate."""
+    if text.lower() in RATES:
+        return RATES[text.lower()]
+    rate = _RATE.fullmatch(text)
+    if not rate:
+        return None
+    value = float(rate["value"]) * (0.01 if rate["percent"] else 1.0)
+    if rate["sign"]:
+        value = 1.0 + value if rate["sign"] == "+" else 1.0 - value
+    return min(max(value, MIN_RATE), MAX_RATE)
+
+
 def break_pause(inside: str) -> float | None:
     """The duration of a <break> in seconds, from its attributes."""
-    attributes = {name.lower(): value.strip() for name, value in _ATTRIBUTE.findall(inside)}
+    attributes = parse_attributes(inside)
     if "time" in attributes:
         return parse_pause(attributes["time"])
     return STRENGTHS.get(attributes.get("strength", "medium").lower())

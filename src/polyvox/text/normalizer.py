@@ -9,6 +9,7 @@ from polyvox.text.markup import FENCE, PREFIX, RULE_LINE, HiddenSpanFilter
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note, Part, Words, merge_parts
 from polyvox.text.split_points import MAX_SEGMENT, WINDOW, SplitPointFinder
+from polyvox.text.ssml import SsmlReader
 from polyvox.text.text_rules import TextRules
 from polyvox.text.unicode_cleaner import UnicodeCleaner
 
@@ -22,36 +23,52 @@ class TextNormalizer:
 
     def __init__(self, rules: TextRules | None = None) -> None:
         self._rules = rules or TextRules()
-        self._cleaner, self._hidden, self._writer = UnicodeCleaner(), HiddenSpanFilter(), PartWriter()
+        self._ssml, self._writer = SsmlReader(), PartWriter()
+        self._cleaner, self._hidden = UnicodeCleaner(), HiddenSpanFilter()
         self._inline = InlineNormalizer(self._rules, self._writer)
-        self._split_points = SplitPointFinder(self._rules.english, self._inline.lexicon)
+        self._split_points = SplitPointFinder(self._rules.english, self._rules.lexicon)
         self._text, self._at = "", 0
         self._line_start = True
         self._fence, self._code, self._code_lines = "", list[str](), 0
         if self._rules.enabled and not self._rules.english:
             self._inline.note("language", self._rules.language)
 
+        self._notes: list[Note] = []  # of text before a flush
+
     @property
     def notes(self) -> list[Note]:
         """What was changed or left out so far."""
-        return [*self._cleaner.notes, *self._hidden.notes, *self._inline.notes]
+        return [*self._notes, *self._cleaner.notes, *self._hidden.notes, *self._inline.notes]
 
     def append(self, piece: str) -> list[Part]:
-        """The parts that are complete after this piece."""
+        """The parts that are complete after this piece; raises InvalidRequest for malformed SSML."""
         if not self._rules.enabled:
             return [Words(piece)] if piece else []
-        return self._read(self._hidden.append(self._cleaner.append(piece)), end=False)
+        return self._read(self._hidden.append(self._cleaner.append(self._ssml.append(piece))), end=False)
 
-    def finish(self) -> list[Part]:
-        """The remaining parts."""
+    def flush(self) -> list[Part]:
+        """The remaining parts of the text so far; text that follows is not joined to it. An SSML document goes on."""
         if not self._rules.enabled:
             return []
-        return self._read(self._hidden.append(self._cleaner.append("", end=True), end=True), end=True)
+        parts = self._end_text(self._ssml.flush())
+        self._notes += [*self._cleaner.notes, *self._hidden.notes]
+        self._cleaner, self._hidden, self._line_start = UnicodeCleaner(), HiddenSpanFilter(), True
+        self._text, self._at = "", 0
+        self._writer.restart()
+        return parts
+
+    def finish(self) -> list[Part]:
+        """The remaining parts; raises InvalidRequest if an SSML document is not complete."""
+        return self._end_text(self._ssml.finish()) if self._rules.enabled else []
+
+    def _end_text(self, text: str) -> list[Part]:
+        return self._read(self._hidden.append(self._cleaner.append(text, end=True), end=True), end=True)
 
     @property
     def num_pending(self) -> int:
         """The number of buffered characters."""
-        return len(self._text) - self._at + self._hidden.num_pending + self._cleaner.num_pending
+        stages = (self._ssml, self._cleaner, self._hidden)
+        return len(self._text) - self._at + sum(stage.num_pending for stage in stages)
 
     def _read(self, text: str, end: bool) -> list[Part]:
         self._text += text

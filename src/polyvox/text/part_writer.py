@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects normalised text into parts: spacing, punctuation at line ends, pauses."""
 
-from polyvox.text.parts import Part, Pause, Words
+from polyvox.text.parts import Part, Pause, Rate, Words
 
 _CLOSING = ")]}%!?.,;:…"
 _STOPS = ".!?…"
@@ -38,7 +38,9 @@ class PartWriter:
             self._gap = self._gap or " "
             return
         starts_sentence = (
-            "\n" in self._gap or (self._last in _STOPS and self._gap) or not (self._last or self._after_pause)
+            "\n" in self._gap
+            or (self._last and self._last in _STOPS and self._gap)
+            or not (self._last or self._after_pause)
         )
         if sentence and starts_sentence:
             words = words.lstrip()[:1].upper() + words.lstrip()[1:]
@@ -48,6 +50,11 @@ class PartWriter:
     def line(self) -> None:
         self.end_line()
         self._gap = "\n\n" if "\n" in self._gap else "\n"
+
+    def sentence(self) -> None:
+        """End a sentence, with a full stop if it has no punctuation."""
+        self.end_line()
+        self._gap = self._gap if "\n" in self._gap else "\n"
 
     def paragraph(self) -> None:
         self.end_line()
@@ -66,15 +73,28 @@ class PartWriter:
             self._after_words = False
 
     def pause(self, seconds: float) -> None:
-        self._flush()
-        self._parts.append(Pause(seconds))
-        self._last, self._gap, self._comma, self._after_words, self._after_pause = "", "", False, False, True
+        self._split(Pause(seconds))
+
+    def rate(self, value: float) -> None:
+        """Change the speaking rate of the text that follows."""
+        self._split(Rate(value))
 
     def take(self) -> list[Part]:
         """The parts since the last call."""
         self._flush()
         parts, self._parts = self._parts, []
         return parts
+
+    def restart(self) -> None:
+        """The text that follows is not joined to the text so far."""
+        self._flush()
+        self.structured = self._comma = self._after_words = self._after_pause = False
+        self._last = self._gap = ""
+
+    def _split(self, part: Part) -> None:
+        self._flush()
+        self._parts.append(part)
+        self._last, self._gap, self._comma, self._after_words, self._after_pause = "", "", False, False, True
 
     def _put(self, text: str, apart: bool) -> None:
         if self._after_pause:  # punctuation alone cannot be spoken

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of text normalisation: words, pauses and notes."""
+"""The output of text normalisation: words, pauses, speaking rates and notes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,15 +19,22 @@ class Pause:
     seconds: float
 
 
-Part = Words | Pause
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The speaking rate from here on; 1 is the normal rate."""
+
+    value: float
+
+
+Part = Words | Pause | Rate
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
     """A piece of the text that was changed or left out: its kind, and the original text.
 
-    Kinds: code, comment, emoji, image, language, left out, link, malformed, number, pause, repeated, tag, thought,
-    unspeakable, url.
+    Kinds: code, comment, emoji, image, language, left out, link, malformed, number, pause, phonemes, repeated, tag,
+    thought, unspeakable, url.
     """
 
     kind: str
@@ -41,13 +48,23 @@ def merge_parts(parts: Iterable[Part]) -> list[Part]:
         last = joined[-1] if joined else None
         if isinstance(part, Words) and isinstance(last, Words):
             joined[-1] = Words(last.text + part.text)
-        elif isinstance(part, Pause) or part.text:
+        elif isinstance(part, Rate) and isinstance(last, Rate):
+            joined[-1] = part
+        elif not isinstance(part, Words) or part.text:
             joined.append(part)
     return joined
 
 
 def format_parts(parts: Iterable[Part]) -> str:
     """Format parts as one line. Normalising it again gives the same parts."""
-    return " ".join(
-        part.text if isinstance(part, Words) else f"[pause:{part.seconds:g}s]" for part in merge_parts(parts)
-    )
+    return " ".join(map(_format, merge_parts(parts)))
+
+
+def _format(part: Part) -> str:
+    match part:
+        case Words(text):
+            return text
+        case Pause(seconds):
+            return f"[pause:{seconds:g}s]"
+        case Rate(value):
+            return f'<prosody rate="{value:g}">' if value != 1.0 else "</prosody>"

@@ -2,7 +2,6 @@
 """Split points of streamed text: positions that no rule matches across. They depend on the text alone."""
 
 import re
-from collections.abc import Iterable
 
 from polyvox.text.languages.english.word_tables import (
     ABBREVIATIONS,
@@ -12,13 +11,13 @@ from polyvox.text.languages.english.word_tables import (
     REGNAL,
     WEEKDAYS,
 )
+from polyvox.text.lexicon import CJK, Lexicon
 from polyvox.text.markup import FENCE, FORMULA, OPENS_TAG, SPAN
 
 MAX_SEGMENT = 512  # characters without a split point; then one is forced
 MAX_SPAN = 256  # characters in which a bracket, tag or code span must close, on one line
 WINDOW = MAX_SEGMENT + MAX_SPAN + 1  # characters that decide about a split point
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK_STOPS = "。！？，、；："
 _ALNUM = re.compile(r"[^\W_]+")
 _OPENS_FORMULA = r"\$(?=[^\s$])|\\[(\[]|\\[dt]?frac|\\sqrt"
@@ -43,14 +42,12 @@ class SplitPointFinder:
     A segment ends at white space after a word that no rule joins to the next word, and at the end of a line.
     """
 
-    def __init__(self, english: bool, phrases: Iterable[str]) -> None:
+    def __init__(self, english: bool, lexicon: Lexicon) -> None:
         self._english = english
-        phrases = list(phrases)
-        # All words except the last of each phrase of the lexicon.
-        self._first_words = {word for phrase in phrases for word in _ALNUM.findall(phrase)[:-1] if " " in phrase}
-        inner = f"(?<=[{_CJK_STOPS}])(?=[{_CJK}])"
-        if not any(re.search(f"[{_CJK}]", phrase) for phrase in phrases):
-            inner += f"|(?<=[{_CJK}])(?=[{_CJK}])"
+        self._joining_words = lexicon.joining_words
+        inner = f"(?<=[{_CJK_STOPS}])(?=[{CJK}])"
+        if not lexicon.has_cjk:
+            inner += f"|(?<=[{CJK}])(?=[{CJK}])"
         formulas = f"{_OPENS_FORMULA}|" if english else ""
         self._next = re.compile(rf"\s|{formulas}[\[<`]|{inner}")
 
@@ -130,7 +127,7 @@ class SplitPointFinder:
     def _may_join_next(self, text: str, start: int, end: int, line_start: bool) -> bool:
         """Whether a rule may match the word from `start` to `end` together with the next."""
         chunk = text[start:end]
-        if self._first_words and not self._first_words.isdisjoint(_ALNUM.findall(chunk.lower())):
+        if self._joining_words and not self._joining_words.isdisjoint(_ALNUM.findall(chunk.lower())):
             return True
         if not self._english:
             return not any(map(str.isalnum, chunk)) or (line_start and chunk.strip(".)").isdigit())

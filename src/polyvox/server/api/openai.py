@@ -20,6 +20,8 @@ from polyvox.server.requests import STRICT, RecordingRoute, RequestModel, check_
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import EVENT_STREAM, SpeechResponse
+from polyvox.text import Pronunciation
+from polyvox.text.phonemes import mark_phonemes
 
 router = APIRouter(route_class=RecordingRoute)
 
@@ -29,6 +31,7 @@ TASK_CAPABILITIES: dict[str, Capability] = {
     "VoiceDesign": "designs_voices",
     "Base": "can_clone",
 }
+MAX_PRONUNCIATIONS = 1_000  # of one request
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
@@ -38,6 +41,15 @@ class VoiceId(BaseModel):
     model_config = ConfigDict(strict=True)
 
     id: str
+
+
+class PronunciationFields(RequestModel):
+    """How a word is spoken: `respelling`, or `phonemes` for models that take them."""
+
+    respelling: str = ""
+    phonemes: str = ""
+    alphabet: Literal["ipa", "cmu-arpabet"] = "ipa"
+    match_case: bool = False
 
 
 class SpeechParameters(RequestModel):
@@ -67,6 +79,11 @@ class SpeechParameters(RequestModel):
     initial_codec_chunk_frames: int | None = Field(default=None, ge=0, description="Frames of the first chunk.")
     non_streaming_mode: bool | None = Field(default=None, description="Prefill the whole text before generation.")
     normalize: bool = Field(default=True, description="Convert numbers, dates and markup to words.")
+    pronunciations: dict[str, str | PronunciationFields] | None = Field(
+        default=None,
+        max_length=MAX_PRONUNCIATIONS,
+        description="Words and how they are spoken: a respelling or phonemes.",
+    )
     extra_params: dict[str, Any] | None = Field(default=None, description="Sampling parameters.")
 
     def unknown_fields(self) -> list[str]:
@@ -134,7 +151,25 @@ async def parse_parameters(body: SpeechParameters, state: AppState) -> Synthesis
         sample_rate=body.sample_rate,
         speed=body.speed,
         normalize=body.normalize,
+        pronunciations=_pronunciations(body, info),
     )
+
+
+def _pronunciations(body: SpeechParameters, info: ModelInfo) -> tuple[Pronunciation, ...]:
+    """Raises InvalidRequest for an empty or unknown pronunciation."""
+    found = []
+    for word, spoken in (body.pronunciations or {}).items():
+        fields = PronunciationFields(respelling=spoken) if isinstance(spoken, str) else spoken
+        pronunciation = Pronunciation(word, fields.respelling, fields.phonemes, fields.alphabet, fields.match_case)
+        if fields.phonemes:
+            if not info.takes_phonemes:
+                raise info.unsupported("pronunciations", word, "takes_phonemes")
+            try:
+                mark_phonemes(word, fields.phonemes, fields.alphabet)
+            except ValueError as error:
+                raise InvalidRequest("pronunciations", fields.phonemes, str(error)) from None
+        found.append(pronunciation)
+    return tuple(found)
 
 
 def _sampling(body: SpeechParameters, info: ModelInfo) -> Sampling | None:

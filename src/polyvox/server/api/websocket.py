@@ -232,7 +232,7 @@ class Session:
             "type": "audio.start",
             "utterance_index": index,
             "sentence_index": sentence,
-            "sentence_text": segment.text if live.separate_files else live.text,
+            "sentence_text": segment.written_text if live.separate_files else live.text,
             "format": live.format,
             "sample_rate": live.sample_rate,
             "request_id": live.request_id,

@@ -323,10 +323,10 @@ class LiveUtterance:
                 for start in range(0, len(text or ""), APPEND_CHARS):
                     utterance.append((text or "")[start : start + APPEND_CHARS])
                     await asyncio.sleep(0)
+            utterance.finish()
         except Exception:
             utterance.cancel()
             raise
-        utterance.finish()
 
     def record_failure(self, error: PolyvoxError) -> None:
         """Counts a failure: rejected if nothing was synthesised, otherwise aborted."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Sampling
 from polyvox.server.synthesis.segments import Granularity
+from polyvox.text import Pronunciation
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,8 @@ class SynthesisOptions:
 
     streaming: bytes are sent as they are encoded; otherwise the result is one file with its final length. live: text
     may be appended; granularity is the unit in which it is synthesised. separate_files: each segment is a file of its
-    own. The other fields are those of `Request`, `Encoder` and `TextRules`.
+    own. pronunciations: in addition to the server's lexicon. The other fields are those of `Request`, `Encoder` and
+    `TextRules`.
     """
 
     text: str = ""
@@ -30,6 +32,7 @@ class SynthesisOptions:
     bit_rate: int | None = None
     speed: float = 1.0
     normalize: bool = True
+    pronunciations: tuple[Pronunciation, ...] = ()
     streaming: bool = True
     live: bool = False
     granularity: Granularity = "sentence"

@@ -6,7 +6,7 @@ import numpy as np
 from polyvox.audio.formats import Encoder, get_format
 from polyvox.audio.pcm import pcm_bytes, to_pcm
 from polyvox.audio.samples import Samples
-from polyvox.audio.time_stretch import TimeStretcher
+from polyvox.audio.time_stretch import MAX_SPEED, MIN_SPEED, TimeStretcher
 from polyvox.errors import StreamFailed
 from polyvox.server.synthesis.options import SynthesisOptions
 
@@ -15,6 +15,7 @@ class OutputEncoder:
     """Applies speed, sample rate and format to the samples of a stream. One call at a time, from any thread."""
 
     def __init__(self, options: SynthesisOptions, sample_rate: int) -> None:
+        self._speed, self._rate, self._input_rate = options.speed, 1.0, sample_rate
         self._stretcher = TimeStretcher(options.speed, sample_rate)
         unchanged = options.streaming and options.sample_rate in (None, sample_rate) and options.speed == 1.0
         # Raw PCM costs so little that it needs no encoder thread.
@@ -29,17 +30,31 @@ class OutputEncoder:
             )
             self.content_type, self.sample_rate = self._encoder.content_type, self._encoder.sample_rate
 
-    def push(self, samples: Samples) -> bytes:
+    def push(self, samples: Samples, rate: float = 1.0) -> bytes:
+        """rate: of speaking, relative to the speed."""
+        remaining = self._set_rate(rate)
+        samples = self._stretcher.push(samples)
+        samples = np.concatenate([remaining, samples]) if len(remaining) else samples
         if self._encoder is None:
             if not np.isfinite(samples).all():
                 raise StreamFailed("The model returned samples that are not finite numbers.")
             return pcm_bytes(to_pcm(samples))
-        return self._encoder.push(self._stretcher.push(samples))
+        return self._encoder.push(samples)
+
+    def _set_rate(self, rate: float) -> Samples:
+        """The remaining samples of the previous rate."""
+        if rate == self._rate:
+            return np.zeros(0, np.float32)
+        remaining = self._stretcher.finish()
+        speed = min(max(self._speed * rate, MIN_SPEED), MAX_SPEED)
+        self._rate, self._stretcher = rate, TimeStretcher(speed, self._input_rate)
+        return remaining
 
     def finish(self) -> bytes:
+        samples = self._stretcher.finish()
         if self._encoder is None:
-            return b""
-        return self._encoder.push(self._stretcher.finish()) + self._encoder.finish()
+            return pcm_bytes(to_pcm(samples))
+        return self._encoder.push(samples) + self._encoder.finish()
 
     def close(self) -> None:
         if self._encoder is not None:

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyvox.errors import InvalidRequest
-from polyvox.long_form import PARAGRAPH_PAUSE, SENTENCE_PAUSE
-from polyvox.text import Part, Pause, SentenceSplitter, TextNormalizer, TextRules, Words
+from polyvox.long_form import CLAUSE_PAUSE, PARAGRAPH_PAUSE, SENTENCE_ENDS, SENTENCE_PAUSE
+from polyvox.text import Part, Pause, Rate, SentenceSplitter, TextNormalizer, TextRules, Words
+from polyvox.text.phonemes import unmark_phonemes
 
 # The unit of a segment: a sentence, a clause, or a sentence that starts with its first words.
 Granularity = Literal["sentence", "clause", "token"]
 
-CLAUSE_PAUSE = 0.1  # silence after a clause that is a segment of its own
 _PARAGRAPH = re.compile(r"\n\s*\n")
-_SENTENCE_ENDS = ".!?…。！？｡\"'”’)]」』"
 
 
 class StreamingSegment:
@@ -52,7 +51,13 @@ class Segment:
 
     text: str
     silence: float = 0.0  # seconds before the segment
+    rate: float = 1.0  # of speaking, relative to the utterance
     streaming: StreamingSegment | None = None
+
+    @property
+    def written_text(self) -> str:
+        """The text without phonemes."""
+        return unmark_phonemes(self.text)
 
 
 class SegmentQueue:
@@ -68,6 +73,8 @@ class SegmentQueue:
         self._changed = asyncio.Event()
         # Silence before the next segment: requested by the text, and the default where nothing is requested.
         self._requested_silence, self._default_silence = 0.0, 0.0
+        self._rate = 1.0  # of the next segment
+        self._is_mid_sentence = False  # the last segment has no punctuation at its end
         self.characters = 0
 
     @classmethod
@@ -92,16 +99,23 @@ class SegmentQueue:
     def flush(self) -> None:
         """Ends the current segment. Text that follows starts a new sentence."""
         if self._is_open:
-            self._add_parts(self._spoken.finish())
+            self._add_parts(self._spoken.flush())
             self._end_sentence()
-            self._spoken, self._trailing_space = TextNormalizer(self._rules), ""
+            self._trailing_space = ""
 
     def finish(self) -> None:
-        """Marks the text as complete. Idempotent."""
+        """Marks the text as complete; raises InvalidRequest if an SSML document is not. Idempotent."""
         if self._is_open:
-            self.flush()
-            self._is_open = False
-            self._changed.set()
+            try:
+                self._add_parts(self._spoken.finish())
+                self._end_sentence()
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        """Accepts no more text; text that is not complete is dropped. Idempotent."""
+        self._is_open = False
+        self._changed.set()
 
     def next_ready(self) -> Segment | None:
         """The next segment, if it is complete."""
@@ -127,6 +141,12 @@ class SegmentQueue:
                     self._trailing_space = ""
                     self._requested_silence += seconds
                     self._default_silence = 0.0
+                case Rate(value):
+                    self._end_sentence()
+                    self._trailing_space = ""
+                    self._rate = value
+                    if self._is_mid_sentence and self._default_silence:
+                        self._default_silence = CLAUSE_PAUSE
 
     def _add_text(self, text: str) -> None:
         text = self._trailing_space + text
@@ -152,8 +172,9 @@ class SegmentQueue:
                 self._streaming.extend(sentence, last=True)
                 self._streaming = None
             else:
-                self._put(Segment(sentence, self._requested_silence or self._default_silence))
-            is_clause = self._granularity == "clause" and sentence[-1] not in _SENTENCE_ENDS
+                self._put(Segment(sentence, self._requested_silence or self._default_silence, self._rate))
+            self._is_mid_sentence = sentence[-1] not in SENTENCE_ENDS
+            is_clause = self._granularity == "clause" and self._is_mid_sentence
             self._default_silence = CLAUSE_PAUSE if is_clause else SENTENCE_PAUSE
 
     def _extend_streaming(self, known: str) -> None:
@@ -161,7 +182,8 @@ class SegmentQueue:
             self._streaming.extend(known)
         elif any(map(str.isalnum, known)):
             self._streaming = StreamingSegment(known)
-            self._put(Segment(known, self._requested_silence or self._default_silence, self._streaming))
+            silence = self._requested_silence or self._default_silence
+            self._put(Segment(known, silence, self._rate, self._streaming))
 
     def _put(self, segment: Segment) -> None:
         self._ready.append(segment)

@@ -20,7 +20,7 @@ from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import SegmentQueue
 from polyvox.server.synthesis.utterance import Utterance
-from polyvox.text import TextRules
+from polyvox.text import Lexicon, TextRules, load_lexicon
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class SynthesisService:
         self.drain_expired = False  # drain_timeout has passed, and unfinished requests are aborted
         self.on_finished = on_finished
         self._resolve_voice = resolve_voice
+        self._lexicon = load_lexicon(settings.lexicon) if settings.lexicon is not None else Lexicon()
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")
         self._encoding = ThreadPoolExecutor(settings.encoder_threads, "polyvox-encode")
         self._decoding = ThreadPoolExecutor(RECORDING_THREADS, "polyvox-decode")
@@ -80,7 +81,8 @@ class SynthesisService:
 
     def prepare(self, options: SynthesisOptions) -> tuple[SegmentQueue, Request, OutputEncoder]:
         """Validates everything that does not need the engine. Blocks: long texts take time."""
-        rules = TextRules(options.language, enabled=options.normalize)
+        lexicon = self._lexicon.updated(options.pronunciations)
+        rules = TextRules(options.language, lexicon, options.normalize, self.info.takes_phonemes)
         if options.live:
             segments = SegmentQueue(rules, options.granularity)
         else:

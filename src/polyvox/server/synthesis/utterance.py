@@ -47,6 +47,7 @@ class Utterance:
         self._encoder: OutputEncoder | None = None
         self._request: Request | None = None
         self._segment_index = 0
+        self._rate = 1.0  # of speaking, of the current segment
         self._next: tuple[Segment, asyncio.Task[AsyncStream]] | None = None  # submitted ahead of its turn
         self._stream: AsyncStream | None = None  # of the current segment
         self._encoding: asyncio.Future[bytes] | None = None
@@ -119,7 +120,7 @@ class Utterance:
         if self._next is not None:
             self._next[1].cancel()
         if self._segments is not None:
-            self._segments.finish()
+            self._segments.close()
 
     async def audio(self) -> AsyncGenerator[bytes]:
         """Encoded audio as it is generated, never empty; raises StreamFailed or Overloaded."""
@@ -140,9 +141,9 @@ class Utterance:
                             if data := await self._encode(self._encoder.finish):
                                 yield self._emit(data)
                             self._encoder = self._service.new_encoder(self._options)
-                        started = True
+                        started, self._rate = True, item.rate
                         yield item
-                    elif data := await self._encode(self._encoder.push, item):
+                    elif data := await self._encode(self._encoder.push, item, self._rate):
                         yield self._emit(data)
             has_file = (started or not self._options.live) and not self._cancelled
             if has_file and (data := await self._encode(self._encoder.finish)):
@@ -185,13 +186,13 @@ class Utterance:
         assert self._segments is not None
         while (segment := await self._next_segment()) is not None:
             silence = segment.silence
-            prefetch_after = PREFETCH_FRACTION * SECONDS_PER_BYTE * len(segment.text.encode())
+            prefetch_after = PREFETCH_FRACTION * SECONDS_PER_BYTE * len(segment.written_text.encode())
             seconds = 0.0
             assert self._stream is not None
             yield segment
             async for chunk in self._stream:
                 if silence:
-                    yield self._silence(silence)
+                    yield self._silence(silence * segment.rate)  # the rate of speaking does not shorten it
                     silence = 0.0
                 seconds += len(chunk.samples) / self._service.engine.sample_rate
                 if (seconds >= prefetch_after or chunk.final) and self._next is None and not self._cancelled:
@@ -275,7 +276,7 @@ class Utterance:
     async def _encode(self, work: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs) -> bytes:
         """Encodes in a thread, except for plain PCM."""
         assert self._encoder is not None
-        if self._encoder.is_plain_pcm:
+        if self._encoder.is_plain_pcm and self._rate == 1.0:
             return work(*args, **kwargs)
         self._encoding = self._service.encode(work, *args, **kwargs)
         return await asyncio.shield(self._encoding)

@@ -29,6 +29,24 @@ def _date(month: str, day: str, year_of: str | None) -> str | None:
     return f"{MONTHS[int(month) - 1]} {ordinal(str(int(day)))}" + (f", {year(year_of)}" if year_of else "")
 
 
+def spoken_date(y: str = "", m: str = "", d: str = "") -> str | None:
+    """A date of year, month and day, each of which may be missing; None if it is not a date."""
+    if m and not m.isdigit():
+        found = [index for index, name in enumerate(MONTHS, 1) if name.lower().startswith(m.lower()[:3])]
+        m = str(found[0]) if found else "0"
+    if (m and not 1 <= int(m) <= 12) or (d and not 1 <= int(d) <= 31):
+        return None
+    if len(y) == 2:
+        y = _full_year(y)
+    day, month = ordinal(str(int(d))) if d else "", MONTHS[int(m) - 1] if m else ""
+    spoken = f"{month} {day}" if m and d else month or (f"the {day}" if d else "")
+    return f"{spoken}{', ' if d else ' ' if m else ''}{year(y)}" if y else spoken
+
+
+def _full_year(last_digits: str) -> str:
+    return ("20" if int(last_digits) < 70 else "19") + last_digits
+
+
 @DATES(
     "date",
     LEFT + r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?(?![\w-])",
@@ -58,7 +76,7 @@ def _year_first(match: re.Match[str]) -> str | None:
 def _month_first(match: re.Match[str]) -> str | None:
     first, second, year_of = match.groups()
     if len(year_of) == 2:
-        year_of = ("20" if int(year_of) < 70 else "19") + year_of
+        year_of = _full_year(year_of)
     return _date(first, second, year_of) or _date(second, first, year_of)
 
 

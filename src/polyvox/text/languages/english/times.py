@@ -27,7 +27,8 @@ def clock(hour: str, minute: str, half: str = "") -> str:
     return spoken + (f" {half.lower()}.m." if half else "")
 
 
-def _duration(*parts: str | None) -> str:
+def duration(*parts: str | None) -> str:
+    """Hours, minutes and seconds, those that are given."""
     spans = zip(parts, ("hour", "minute", "second"), strict=True)
     *first, last = [count(part, name) for part, name in spans if part]
     return " ".join([*first, "and", last]) if len(first) > 1 else " ".join([*first, last])
@@ -55,7 +56,7 @@ def _time(match: re.Match[str]) -> str | None:
     if int(hour) > 24 or int(minute) > 59 or int(second or 0) > 59:
         return None
     if second and not half and len(hour) == 1 and not _POINT_IN_TIME.search(before(match)):
-        return _duration(hour, minute, second)
+        return duration(hour, minute, second)
     spoken = clock(hour, minute, half)
     if not second:
         return spoken
@@ -78,7 +79,7 @@ def _military(match: re.Match[str]) -> str | None:
 @TIMES("time", LEFT + r"(\d{1,4})h ?(\d{1,2})m(?:in)?(?: ?(\d{1,2})s)?(?!\w)")
 @TIMES("time", LEFT + r"()(\d{1,3})m(?:in)? ?(\d{1,2})s(?!\w)")
 def _duration_units(match: re.Match[str]) -> str:
-    return _duration(*match.groups())
+    return duration(*match.groups())
 
 
 @TIMES("ratio", LEFT + r"\d+(?::\d+)+(?![\w:])")

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SSML documents in streamed text: checks their XML and reduces them to the tags that text normalisation reads."""
+
+import html
+from xml.parsers import expat
+
+from polyvox.errors import NOT_SHOWN, InvalidRequest
+
+MAX_DEPTH = 64  # of nested elements
+MAX_ELEMENT = 240  # characters of <sub>, <say-as> or <phoneme> with its attributes; less than split_points.MAX_SPAN
+MAX_PROLOG = 512  # characters before <speak>
+MAX_TAG = 4096  # characters from < to the next >
+_ROOT, _XML, _DOCTYPE = "<speak", "<?xml", "<!DOCTYPE speak"
+# Elements that are read as a whole, and elements without content of their own, with the attributes that are kept.
+_CONTENT_ELEMENTS = {"sub": ("alias",), "say-as": ("interpret-as", "format"), "phoneme": ("ph", "alphabet")}
+_MARKERS = {"break": ("time", "strength"), "prosody": ("rate",)}
+# Other names for elements that mean something else in HTML: <s> is struck text.
+_RENAMED = {"s": "sentence", "p": "paragraph", "sentence": "sentence", "paragraph": "paragraph"}
+_HIDDEN = {"metadata", "meta", "desc", "title", "lexicon", "lookup"}
+# White space is not significant. < and > become full-width, as in `markup.unescape`, so that they do not open a tag.
+_CHARACTERS = str.maketrans(dict.fromkeys("\n\r\t\x0b\x0c\x85\u2028\u2029", " ")) | str.maketrans(
+    {"<": "＜", ">": "＞", "&": "&amp;"}
+)
+
+
+class SsmlReader:
+    """Passes plain text through. A document that starts with <speak> is parsed as XML.
+
+    The result has <break>, <prosody>, <sub>, <say-as>, <phoneme>, <sentence> and <paragraph> in one form; other tags
+    are removed. Text after </speak> may be another document. The result does not depend on the fragmentation.
+    """
+
+    def __init__(self) -> None:
+        self._pending = ""  # text that may be the start of a document
+        self._is_plain = self._has_failed = False
+        self._document: _Document | None = None
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending) + (self._document.num_pending if self._document else 0)
+
+    def append(self, piece: str) -> str:
+        """The text that is complete after this piece; raises InvalidRequest with the position of an error, once."""
+        if self._is_plain:
+            return piece
+        if self._has_failed:
+            return ""
+        try:
+            return self._read(piece)
+        except InvalidRequest:
+            self._has_failed, self._document = True, None
+            raise
+
+    def flush(self) -> str:
+        """The pending text. A document may continue; other text may start one."""
+        text, self._pending, self._is_plain = self._pending, "", False
+        return text
+
+    def finish(self) -> str:
+        """The pending text; raises InvalidRequest if a document is not complete."""
+        document, self._document = self._document, None
+        if document is not None:
+            self._has_failed = True
+            raise document.unclosed()
+        return self.flush()
+
+    def _read(self, piece: str) -> str:
+        found: list[str] = []
+        text, self._pending = self._pending + piece, ""
+        while text:
+            if self._document is None:
+                is_document = _starts_document(text)
+                if is_document is None:
+                    self._pending = text
+                    break
+                if not is_document:
+                    self._is_plain = True
+                    found.append(text)
+                    break
+                self._document, text = _Document(), text.lstrip()
+            text = self._document.feed(text)
+            found.append(self._document.take())
+            if self._document.is_complete:
+                self._document = None
+        return "".join(found)
+
+
+def _starts_document(text: str) -> bool | None:
+    """Whether a text starts with <speak>; None if it depends on more text."""
+    text = text.lstrip()
+    if text.startswith(_XML) and len(text) < MAX_PROLOG:
+        end = text.find("?>")
+        return None if end < 0 else _starts_document(text[end + 2 :])
+    for start in (_ROOT, _DOCTYPE):
+        if text.startswith(start) and len(text) > len(start):
+            return text[len(start)] in " \t\r\n>/["
+    return None if any(start.startswith(text) for start in (_ROOT, _XML, _DOCTYPE)) else False
+
+
+class _Document:
+    """One <speak> element."""
+
+    def __init__(self) -> None:
+        self._parser = expat.ParserCreate()
+        if hasattr(self._parser, "SetReparseDeferralEnabled"):  # Expat 2.6
+            self._parser.SetReparseDeferralEnabled(False)
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._characters
+        self._parser.StartDoctypeDeclHandler = self._doctype
+        self._open: list[str] = []
+        self._num_hidden = 0  # open elements that are not spoken
+        self._content: list[str] = []  # of the open <sub>, <say-as> or <phoneme>, which starts with this tag
+        self._content_tag, self._content_depth = "", 0
+        self._out: list[str] = []
+        self._buffered = ""  # the start of a tag, or half of a surrogate pair
+        self.is_complete = False
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._buffered) + len(self._content_tag) + sum(map(len, self._content))
+
+    def feed(self, text: str) -> str:
+        """Parse up to the end of the document; the text after it."""
+        text, self._buffered, at = self._buffered + text, "", 0
+        while at < len(text) and not self.is_complete:
+            stop = text.find(">", at) + 1
+            if not stop:  # parse up to the start of a tag
+                tag_start = text.rfind("<", at)
+                stop = tag_start if tag_start >= 0 else len(text) - ("\ud800" <= text[-1] <= "\udbff")
+                text, self._buffered = text[:stop], text[stop:]
+            self._parse(text[at:stop])
+            at = stop
+        if len(self._buffered) > MAX_TAG:
+            raise self._error(f"must be SSML with tags of at most {MAX_TAG:,} characters")
+        if self.is_complete:  # the handlers and this object refer to each other
+            self._parser = expat.ParserCreate()
+        return text[at:]
+
+    def take(self) -> str:
+        out, self._out = "".join(self._out), []
+        return out
+
+    def unclosed(self) -> InvalidRequest:
+        return self._error(f"must be well-formed SSML: <{self._open[-1] if self._open else 'speak'}> is not closed")
+
+    def _parse(self, text: str) -> None:
+        try:
+            self._parser.Parse(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), False)
+        except expat.ExpatError as error:
+            reason = expat.ErrorString(error.code)
+            raise self._error(f"must be well-formed SSML: {reason}", error.lineno, error.offset) from None
+
+    def _error(self, requirement: str, line: int | None = None, column: int | None = None) -> InvalidRequest:
+        line = self._parser.CurrentLineNumber if line is None else line
+        column = self._parser.CurrentColumnNumber if column is None else column
+        return InvalidRequest("text", NOT_SHOWN, f"{requirement} (line {line}, column {column + 1})")
+
+    def _doctype(self, *declaration: object) -> None:
+        has_internal_subset = declaration[-1]
+        if has_internal_subset:  # it could define entities that expand without end
+            raise self._error("must be SSML without definitions in its document type")
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if len(self._open) == MAX_DEPTH:
+            raise self._error(f"must be SSML with at most {MAX_DEPTH} nested elements")
+        self._open.append(name)
+        self._num_hidden += name in _HIDDEN
+        if self._content_tag or self._num_hidden:
+            return
+        if name in _CONTENT_ELEMENTS:
+            self._content_tag = _tag(name, attributes, _CONTENT_ELEMENTS[name])
+            self._content, self._content_depth = [], len(self._open)
+        elif name in _MARKERS:
+            self._out.append(_tag(name, attributes, _MARKERS[name]))
+        elif name in _RENAMED:
+            self._out.append(f"<{_RENAMED[name]}>")
+
+    def _end(self, name: str) -> None:
+        if self._content_tag and len(self._open) == self._content_depth:
+            self._out.append(f"{self._content_tag}{' '.join(''.join(self._content).split())}</{name}>")
+            self._content_tag, self._content = "", []
+        elif not (self._content_tag or self._num_hidden) and (name == "prosody" or name in _RENAMED):
+            self._out.append(f"</{_RENAMED.get(name, name)}>")
+        self._num_hidden -= name in _HIDDEN
+        self._open.pop()
+        self.is_complete = not self._open
+
+    def _characters(self, text: str) -> None:
+        if self._num_hidden:
+            return
+        (self._content if self._content_tag else self._out).append(text.translate(_CHARACTERS))
+        if self._content_tag and self.num_pending > MAX_ELEMENT:
+            name = self._open[self._content_depth - 1]
+            raise self._error(f"must be SSML in which <{name}> has at most {MAX_ELEMENT} characters")
+
+
+def _tag(name: str, attributes: dict[str, str], kept: tuple[str, ...]) -> str:
+    values = ((key, html.escape(" ".join(attributes[key].split()))) for key in kept if key in attributes)
+    return f"<{name}" + "".join(f' {key}="{value}"' for key, value in values) + ">"
