@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to phonemes: words, inflections, abbreviations, heteronyms, punctuation and streamed text."""
 
+import doctest
+import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -119,6 +122,7 @@ def test_inline_phonemes_outside_the_alphabet_are_rejected() -> None:
         mark_phonemes("word", "ξ7")
 
 
+PAGE = Path(__file__).parents[2] / "docs/phonemes.md"
 WORDS = st.sampled_from(
     [*("the", "to", "read", "I", "have", "live", "a.m.", "p.m.", "The", "NASA", "FBI", "U.S.", "it's", "end", "apple,"),
     *("record;", "(close)", "-", "…", "'em", "goin'", "12", "well-known", "US", "WHO", "Dr.", "in?", "for!", "résumé"),
@@ -164,3 +168,40 @@ def test_long_text_takes_linear_time() -> None:
 
     seconds(100)
     assert seconds(8000) < 40 * max(seconds(1000), 0.002)
+
+
+HARD_WORDS = [line.split("\t") for line in Path(__file__).with_name("hard_words.tsv").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("word", "phonemes"), HARD_WORDS)
+def test_names_and_words_with_irregular_spelling_are_pronounced(word: str, phonemes: str) -> None:
+    assert phonemize(word) == phonemes
+
+
+@pytest.mark.parametrize(
+    ("notation", "written", "phonemes"),
+    [
+        ("ipa", "təˈmeɪtoʊ", "təmˈAtO"),
+        ("ipa", "/ˈstriːt/", "stɹˈit"),
+        ("ipa", "həˈləʊ ˈwɝːld", "həlˈO wˈɜɹld"),
+        ("ipa", "ˈt͡ʃiːz", "ʧˈiz"),
+        ("ipa", "maʁi", "mæɹi"),
+        ("cmu-arpabet", "B AH1 T ER0", "bˈʌTəɹ"),
+        ("kokoro-en-us", "bˈʌTəɹ", "bˈʌTəɹ"),
+    ],
+)
+def test_phonemes_in_other_notations_are_converted(notation: str, written: str, phonemes: str) -> None:
+    assert phonemize(mark_phonemes("word", written, notation)) == phonemes
+
+
+def test_unknown_notations_are_rejected() -> None:
+    with pytest.raises(ValueError, match="supported are ipa, cmu-arpabet, kokoro-en-us"):
+        mark_phonemes("word", "a", "x-sampa")
+
+
+def test_the_documentation_is_true() -> None:
+    assert doctest.testfile(str(PAGE), module_relative=False).failed == 0
+    page = PAGE.read_text()
+    assert f"{len(load_lexicon_entries()):,} words" in page
+    rows = re.findall(r"^\| ((?:`[^`]+` ?)+) \|", page, re.MULTILINE)
+    assert set("".join(rows)) - {"`"} == SYMBOLS
