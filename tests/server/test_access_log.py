@@ -81,7 +81,8 @@ def test_a_client_that_disconnects_during_its_upload_has_one_line_without_a_trac
 ) -> None:
     caplog.clear()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(b"POST /v1/audio/voices HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{")
+        head = b"POST /v1/audio/voices HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        connection.sendall(head + b"content-length: 100\r\n\r\n{")
     (line,) = lines(caplog)
     assert (line.getMessage(), line.reason, line.path) == ("request aborted", "disconnect", "/v1/audio/voices")
     assert not [record for record in caplog.records if record.exc_info or record.levelno > logging.INFO]

@@ -29,6 +29,7 @@ from polyvox.server.api import (
 from polyvox.server.app_state import get_state
 from polyvox.server.middleware.access_log import AccessLogMiddleware
 from polyvox.server.middleware.auth import AuthMiddleware
+from polyvox.server.middleware.cross_site import CrossSiteMiddleware
 from polyvox.server.middleware.head import HeadMiddleware
 from polyvox.server.middleware.lifecycle import LifecycleMiddleware
 from polyvox.server.request_log import RequestLog
@@ -71,6 +72,7 @@ def create_app(
         app.include_router(api.router)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthMiddleware, settings=settings)
+    app.add_middleware(CrossSiteMiddleware, settings=settings)
     app.add_middleware(LifecycleMiddleware)  # before all that need the AppState
     if settings.cors_origins:  # outside of the checks, so that web pages can read errors too
         app.add_middleware(
@@ -80,7 +82,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(AccessLogMiddleware)
+    app.add_middleware(AccessLogMiddleware, settings=settings)
     app.add_exception_handler(PolyvoxError, _handle_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)

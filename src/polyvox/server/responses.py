@@ -8,7 +8,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
 from polyvox.server.validation import field_error
@@ -106,6 +106,14 @@ def error_response(
     if request_id is not None:
         headers["x-request-id"] = request_id
     return JSONResponse(error_body(error, fields), status_code=error.status, headers=headers)
+
+
+async def reject(error: PolyvoxError, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """Responds to an HTTP request or to the handshake of a WebSocket with an error."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
+    else:
+        await error_response(error, request_id)(scope, receive, send)
 
 
 def validation_error(error: RequestValidationError, model: type[BaseModel] | None) -> APIError:

@@ -207,6 +207,11 @@ class Settings(BaseSettings):
         description="Addresses or networks of proxies whose X-Forwarded-For or Forwarded names the client.",
         json_schema_extra=ACCESS,
     )
+    allowed_hosts: Names = Field(
+        default=[],
+        description="Public host names of the server, such as tts.example.com, .example.com or *.",
+        json_schema_extra=ACCESS,
+    )
     cors_origins: Names = Field(
         default=[],
         description="Origins of web pages that may call, such as https://example.com, or *.",

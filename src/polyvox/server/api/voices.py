@@ -25,6 +25,7 @@ router = APIRouter()
 
 MAX_FORM_FIELDS = 20
 RECORDING_FIELD = "audio_sample"
+JSON, FORM = UPLOAD_TYPES = ("application/json", "multipart/form-data")
 
 
 class VoiceUpload(RequestModel):
@@ -66,8 +67,13 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
     """The body is JSON, or a form with `audio_sample` as a file."""
     recording: bytes | None = None
     filename = None
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in UPLOAD_TYPES:  # a foreign web page can send text/plain, or none, without asking
+        requirement = f"must be {' or '.join(UPLOAD_TYPES)}"
+        message = f"Invalid value for 'content-type': {requirement} (got {content_type[:100] or 'none'})."
+        raise APIError(415, "unsupported_media_type", message, "content-type")
     body = await read_body(request, state.settings, state.settings.max_body_bytes)
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if content_type == FORM:
         fields, recording, filename = await _parse_form(request, body, state.settings)
     else:
         fields = await parse_json(body, "request body")

@@ -9,8 +9,10 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyvox.server.logs import RequestLine, current_line
+from polyvox.server.middleware.addresses import TrustedProxies
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import Disconnected
+from polyvox.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +23,9 @@ PROBE_PATHS = ("/livez", "/readyz", "/health", "/metrics")
 class AccessLogMiddleware:
     """The outermost middleware: it sees every response, and every request without one."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
+        self._proxies = TrustedProxies(settings.trusted_proxies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -101,7 +104,7 @@ class AccessLogMiddleware:
         is_probe = scope["path"].endswith(PROBE_PATHS) and line.level == logging.INFO
         fields = {
             "request_id": line.request_id,
-            "client": scope["client"][0] if scope.get("client") else None,
+            "client": self._proxies.client_of(HTTPConnection(scope)) or None,
             "path": scope["path"],
             **line.fields,
             "seconds": round(time.monotonic() - start, 3),

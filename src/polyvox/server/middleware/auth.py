@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""API keys, origins of WebSockets and concurrency limits, checked before anything else of a request."""
+"""API keys and concurrency limits, checked before anything else of a request."""
 
 import hashlib
 import hmac
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,7 +13,7 @@ from polyvox.server.app_state import get_state
 from polyvox.server.middleware.addresses import TrustedProxies
 from polyvox.server.middleware.limits import LIMITER, Caller, ConcurrencyLimiter, ConcurrencyLimitExceeded
 from polyvox.server.requests import request_id_of
-from polyvox.server.responses import APIError, error_response
+from polyvox.server.responses import APIError, error_response, reject
 from polyvox.server.settings import Settings
 
 # Always public: they reveal only that the server runs.
@@ -102,20 +102,16 @@ class AuthMiddleware:
         return path or "/"
 
     async def _open_websocket(self, websocket: HTTPConnection, path: str, receive: Receive, send: Send) -> None:
-        """WebSockets are limited per utterance, so only their key and origin are checked here."""
+        """WebSockets are limited per utterance, so only their key is checked here."""
         scope = websocket.scope
         try:
-            self._check_origin(websocket)
             if self._keys and not _key_of(websocket) and path.startswith(LATE_KEY_PATH):
                 scope[LIMITER] = None
             else:
                 scope[LIMITER] = self._limiter(websocket, self._check_key(websocket, path))
         except APIError as error:
             get_state(websocket).record_rejected(error, request_id_of(websocket))
-            if "websocket.http.response" not in scope.get("extensions", {}):
-                await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
-                return
-            await error_response(error, request_id_of(websocket))(scope, receive, send)
+            await reject(error, request_id_of(websocket), scope, receive, send)
             return
 
         engine, address = get_state(websocket).engine, self._proxies.client_of(websocket)
@@ -132,18 +128,6 @@ class AuthMiddleware:
     def _limiter(self, connection: HTTPConnection, key: str) -> ConcurrencyLimiter:
         caller = Caller(key, self._proxies.client_of(connection))
         return ConcurrencyLimiter(get_state(connection).engine, caller, self._settings)
-
-    def _check_origin(self, websocket: HTTPConnection) -> None:
-        """Browsers let any page open a WebSocket to any server, and send the page's origin."""
-        origin, allowed = websocket.headers.get("origin"), self._settings.cors_origins
-        if origin is None or origin in allowed or "*" in allowed:
-            return
-        try:
-            host = urlsplit(origin).netloc
-        except ValueError:
-            host = ""
-        if not host or host != websocket.headers.get("host"):
-            raise APIError(403, "origin_refused", f"The origin {origin[:100]} is not in cors_origins.", "origin")
 
     def _check_key(self, request: HTTPConnection, path: str) -> str:
         """The name of the caller's key, empty if none is needed. Raises APIError if a key is missing."""
