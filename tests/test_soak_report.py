@@ -112,6 +112,17 @@ def test_growth_within_the_limit_passes() -> None:
     assert all(check.passed for check in run_checks(grow(good_record(), "rss", 30e6)))
 
 
+def test_the_start_of_a_process_is_no_growth() -> None:
+    record = good_record()
+    samples = deepcopy(list(record.samples))
+    for each in samples:
+        if each["at"] < SECONDS / 2 - 10:
+            each["processes"]["9"] = each["processes"].pop("2")  # another engine process before
+        elif each["at"] < SECONDS / 2 + 40:
+            each["processes"]["2"]["rss"] = 1e6
+    assert all(check.passed for check in run_checks(replace(record, samples=samples)))
+
+
 def test_the_embedded_voice_is_not_checked_for_equal_audio() -> None:
     """A float32 stream may differ from the same stream in another batch."""
     assert all("equal audio" not in check.name for check in run_checks(with_run(good_record(), model="embedded")))

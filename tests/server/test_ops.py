@@ -52,10 +52,12 @@ def test_a_server_process_does_not_import_torch() -> None:
 
 class DownEngine(PausableEngine):
     down = False
+    num_rejected = 0
 
     def stats(self) -> dict[str, float]:
         if self.down:
-            raise EngineDown("the engine is being started again", retry_after=1)
+            self.num_rejected += 1
+            raise EngineDown(f"the engine is being started again ({self.num_rejected} %)", retry_after=1)
         return super().stats()
 
 
@@ -77,6 +79,19 @@ def test_the_server_is_ready_after_a_trial_utterance_and_while_the_engine_runs()
             eventually(lambda: client.get("/health").status_code == 200)
             assert len(engine.requests) == before + 1  # it was tried again
             assert server.state.health.ready
+
+
+def test_each_restart_of_the_engine_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "CHECK_INTERVAL", 0.01)
+    with closing(DownEngine()) as engine, serving(engine) as server:
+        for restart in (1, 2):
+            engine.down = True
+            eventually(lambda: engine.num_rejected >= 5 * restart and not server.state.health.ready)  # noqa: B023
+            engine.down = False
+            eventually(lambda: server.state.health.ready)
+            assert sum(record.message == "server not ready" for record in caplog.records) == restart
 
 
 def test_a_trial_utterance_that_does_not_end_is_cancelled_and_repeated(

@@ -25,6 +25,8 @@ MAX_GROWTH = 50_000_000  # bytes of a process, over the second half
 MAX_NEW_DESCRIPTORS, MAX_NEW_THREADS = 10, 10  # of a process, over the second half
 KILL_GRACE = 3.0  # seconds after a kill in which a request may still reach the dead process
 MIN_SAMPLES = 4  # for a trend
+WARMUP_SECONDS = 60.0  # of a process
+MAX_LATE_SHARE = 0.15  # of the run: a process that starts later in the second half has no trend
 MB = 1e6
 
 Row = Mapping[str, Any]
@@ -89,13 +91,17 @@ def process_series(samples: Sequence[Row], column: str) -> dict[tuple[str, str],
 
 
 def growth(record: SoakRecord, column: str) -> dict[str, float]:
-    """By process: what the trend of the second half adds in that time, for processes that lived through it."""
-    half = record.run["seconds"] / 2
-    loaded = [sample for sample in record.samples if half <= sample["at"] <= record.run["seconds"]]
+    """By process: what the trend of the second half adds in that time, for processes that lived through it.
+
+    The first minute of a process is not counted: caches fill and threads start.
+    """
+    half, end = record.run["seconds"] / 2, record.run["seconds"]
     found = {}
-    for (role, pid), points in process_series(loaded, column).items():
-        if role in ("main", "engine", "server") and len(points) >= max(MIN_SAMPLES, 0.9 * len(loaded)):
-            found[f"{role} {pid}"] = fit_slope(points) * (points[-1][0] - points[0][0])
+    for (role, pid), points in process_series(record.samples, column).items():
+        start = max(half, points[0][0] + WARMUP_SECONDS)
+        kept = [(at, value) for at, value in points if start <= at <= end]
+        if role in ("main", "engine", "server") and len(kept) >= MIN_SAMPLES and start < half + MAX_LATE_SHARE * end:
+            found[f"{role} {pid}"] = fit_slope(kept) * (end - half)
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from polyvox.engine.engine_status import EngineState, EngineStatus
-from polyvox.errors import PolyvoxError
+from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
 from polyvox.server.metrics import Metrics
@@ -57,6 +57,7 @@ class HealthMonitor:
         self._synthesis, self._info, self._metrics = synthesis, info, metrics
         self.stats: dict[str, float] = {}  # of the engine, from the last check
         self.problem: str | None = "The trial utterance has not finished."  # None when ready
+        self._logged_problem: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -87,11 +88,13 @@ class HealthMonitor:
                         await self._synthesise_trial()
                 except TimeoutError:
                     raise PolyvoxError(f"The trial utterance took longer than {TRIAL_TIMEOUT:g} s.") from None
-                self.problem = None
+                self.problem = self._logged_problem = None
         except PolyvoxError as error:
-            if self.problem != str(error):
+            # The message of a restart contains its progress, which would be a line in every second.
+            logged = error.code if isinstance(error, EngineDown) else str(error)
+            if self._logged_problem != logged:
                 log.warning("server not ready", extra={"error": str(error)})
-            self.problem = str(error)
+            self.problem, self._logged_problem = str(error), logged
 
     async def _synthesise_trial(self) -> None:
         voice = ClonedVoice(np.zeros(self._info.hidden_size, np.float32)) if self._info.can_clone else None
