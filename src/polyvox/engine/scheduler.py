@@ -173,7 +173,7 @@ class Scheduler(Generic[S]):
 
         A stall must not use up the shortest lead, nor may a new stream wait longer than a frame. But short steps cost
         more per frame: there is a minimum batch at which all live streams keep up in the long run. Half of it is
-        enough for a moment, if the streams close to their deadlines are among them.
+        enough for a moment, if the streams close to their deadlines are among them and the step becomes much shorter.
         """
         if not num_live:
             return 1, inf
@@ -182,7 +182,7 @@ class Scheduler(Generic[S]):
         spare = limits.frame_seconds * limits.headroom / num_live - each
         minimum = max(1, min(ceil(fixed / spare) if spare > 0 else num_live, num_live, limits.max_batch))
         stalled = STALL_FACTOR * (fixed + each * minimum)
-        if leads and leads[0] < stalled:
+        if leads and leads[0] < stalled and fixed < each * minimum:
             minimum = min(minimum, max(ceil(minimum / 2), bisect_left(leads, stalled)))
         # Streams past their deadline are all served: a smaller step would delay every one of them further.
         minimum = min(max(minimum, bisect_left(leads, 0.0)), limits.max_batch)
