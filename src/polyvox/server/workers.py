@@ -34,7 +34,7 @@ from polyvox.server.app_state import AppState
 from polyvox.server.logs import set_up_logs
 from polyvox.server.malloc import limit_malloc
 from polyvox.server.metrics import MULTIPROCESS_DIR, TimeoutKind
-from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol
+from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol, reset
 from polyvox.server.settings import Settings
 from polyvox.server.startup import Startup
 from polyvox.server.synthesis.reader import SEND_BUFFER
@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 
 _SPAWN = multiprocessing.get_context("spawn")
 KILL_TIMEOUT = 8.0  # seconds after drain_timeout, before a process is killed
-CLOSE_TIMEOUT = 3  # seconds after the drain for connections to close
+RESET_DELAY = 1.0  # seconds after the drain, before connections that do not close are reset
+CLOSE_TIMEOUT = 3  # seconds after the drain for all requests to end
 DRAIN_INTERVAL = 0.05  # seconds between two checks for running utterances
 RESTART_INTERVAL = 1.0  # seconds between two starts of a server process
 BACKLOG = 2048
@@ -172,6 +173,8 @@ class Server(uvicorn.Server):
             await self._drain(state.synthesis)
         if self._engine_failed is not None:
             asyncio.get_running_loop().remove_reader(self._engine_failed.fileno())
+        # uvicorn would cancel the tasks of clients that do not read, and log a traceback for each.
+        asyncio.get_running_loop().call_later(RESET_DELAY, self._reset_connections)
         self.config.timeout_graceful_shutdown = CLOSE_TIMEOUT
         await super().shutdown(sockets)
 
@@ -179,19 +182,24 @@ class Server(uvicorn.Server):
         synthesis.draining = True
         log.info("server stopping", extra={"pid": os.getpid(), "active": len(synthesis.active)})
         deadline = time.monotonic() + self._settings.drain_timeout
-        while any(not utterance.awaiting_text for utterance in synthesis.active):
+        while self._http_requests() or any(not utterance.awaiting_text for utterance in synthesis.active):
             if time.monotonic() >= deadline or self.force_exit:
                 synthesis.drain_expired = True
-                self._abort_requests()
+                for connection in self._http_requests():
+                    connection.transport.close()
                 break
             await asyncio.sleep(DRAIN_INTERVAL)
         await asyncio.sleep(DRAIN_INTERVAL)  # for the messages after the last audio
 
-    def _abort_requests(self) -> None:
-        """Ends the connections of unfinished HTTP requests: uvicorn would cancel each task and log its traceback."""
+    def _http_requests(self) -> list[TimeoutProtocol]:
+        """Connections with an HTTP request that has no complete response."""
+        connections = self.server_state.connections
+        return [each for each in connections if isinstance(each, TimeoutProtocol) and each.busy]
+
+    def _reset_connections(self) -> None:
         for connection in list(self.server_state.connections):
-            if isinstance(connection, TimeoutProtocol):
-                connection.transport.abort()
+            assert isinstance(connection, TimeoutProtocol | AbortableWebSocketProtocol)
+            reset(connection.transport)
 
     def _stop(self) -> None:
         self.should_exit = True

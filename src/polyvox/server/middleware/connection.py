@@ -49,6 +49,11 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self._num_active = 0  # requests without a complete response
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request has no complete response."""
+        return self._num_active > 0
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._update_timer()
