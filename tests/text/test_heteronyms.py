@@ -53,7 +53,6 @@ You will [progress] quickly. | pɹəɡɹˈɛs
 You need a [permit]. | pˈɜɹmɪt
 They will not [permit] it. | pəɹmˈɪt
 The [contract] ended. | kˈɑntɹˌækt
-Metals [contract] when cold. | kˈɑntɹˌækt
 Muscles can [contract]. | kəntɹˈækt
 In [contrast], it is new. | kˈɑntɹˌæst
 The colors should [contrast]. | kəntɹˈæst
@@ -106,7 +105,7 @@ The [house] burned. | hˈWs
 A [perfect] day came. | pˈɜɹfəkt
 I will [perfect] it. | pəɹfˈɛkt
 The [conflict] grew. | kˈɑnflˌɪkt
-These accounts [conflict]. | kˈɑnflˌɪkt
+These accounts [conflict]. | kənflˈɪkt
 The rules may [conflict]. | kənflˈɪkt
 Her [conduct] was good. | kˈɑndˌʌkt
 They will [conduct] a test. | kəndˈʌkt
@@ -128,6 +127,20 @@ They [survey] the land. | səɹvˈA
 Her letter [upsets] him. | ˌʌpsˈɛts
 His [learned] friend spoke. | lˈɜɹnɪd
 I [learned] it. | lˈɜɹnd
+Wait until the lights [close]. | klˈOz
+She is a woman who [lives] across the street. | lˈɪvz
+Try recipes that [use] up the pumpkin. | jˈuz
+He could not even [read] it. | ɹˈid
+My wife [objects] to it. | əbʤˈɛkts
+The letter [purports] to help. | pəɹpˈɔɹts
+They built [elaborate] forms. | əlˈæbəɹət
+You should freely [insult] him. | ɪnsˈʌlt
+[Convert] into a sulfate. | kənvˈɜɹt
+Others just [refuse]. | ɹəfjˈuz
+[Increases] in price hurt. | ˈɪnkɹˌisᵻz
+He looks at the [contents]. | kˈɑntɛnts
+It is an office that [houses] two clerks. | hˈWzᵻz
+Everyone [deserts] him. | dəzˈɜɹts
 """
 ROWS = [tuple(row.split(" | ")) for row in CASES.strip().splitlines()]
 

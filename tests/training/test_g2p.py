@@ -2,6 +2,7 @@
 """Training of the spelling model and the lexicon's sources."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from polyvox.text.phonemes.spelling_model import LABELS, LETTERS, SpellingModel, load_spelling_model
 from training.g2p import SpellingNetwork, _loss, needed_slots, report, split, to_labels, words
 from training.g2p_lexicon import cmudict_entries, misaki_entries
+
+all_words = cache(words)
 
 
 def test_the_served_model_computes_what_the_trained_network_computes() -> None:
@@ -30,7 +33,7 @@ def test_training_reduces_the_loss() -> None:
     torch.manual_seed(0)
     network = SpellingNetwork()
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
-    batch = [pair for pair in words()[::700] if len(pair[0]) == 7][:32]
+    batch = [pair for pair in all_words()[::700] if len(pair[0]) == 7][:32]
     losses = []
     with torch.enable_grad():
         for _ in range(12):
@@ -43,13 +46,13 @@ def test_training_reduces_the_loss() -> None:
 
 
 def test_families_of_words_are_held_out_together() -> None:
-    training, held_out = split(words()[::10])
+    training, held_out = split(all_words()[::10])
     assert len(held_out) > 300
     assert not {word[:5] for word, _ in training} & {word[:5] for word, _ in held_out}
 
 
 def test_the_shipped_model_is_as_accurate_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    _, held_out = split(words())
+    _, held_out = split(all_words())
     report(load_spelling_model(), held_out[::20])
     printed = capsys.readouterr().out
     right = float(printed.split("right ")[1].split("%")[0])

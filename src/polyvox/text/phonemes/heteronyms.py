@@ -33,7 +33,7 @@ OBJECTS = _words(
 )
 PREPOSITIONS = _words(
     "of in on at for with from by about into without under over between against during through after before as per "
-    "via toward towards within behind beside beyond among near off and/or"
+    "via toward towards within behind beside beyond among near off across along around until upon despite"
 )
 MODALS = _words(
     "to will would can could shall should may might must do does did don't doesn't didn't won't wouldn't can't "
@@ -51,11 +51,13 @@ BE = _words(
 DEGREES = _words("very so too quite rather really pretty extremely fairly more most less least how as somewhat highly")
 ADVERBS = _words(
     "not never always often usually sometimes also just still only ever already now then even rarely seldom soon "
-    "later finally simply easily quickly recently currently both all"
+    "later finally both all forever"
 )
-NOUN_FOLLOWERS = _words("of is are was were has had in on at from for by between about with")
+NOUN_FOLLOWERS = _words("of is are was were has had in on from for by between about")
 ADJECTIVE_ENDINGS = ("al", "ous", "ful", "ic", "ble", "ary", "ive", "less", "ish", "ean", "ian", "est")
-NOT_A_SUBJECT = (*ADJECTIVE_ENDINGS, "s", "ed", "ing", "er")
+FUNCTION_WORDS = NOUN_FOLLOWERS | PREPOSITIONS | MODALS | PRONOUNS | BE | HAVE | OBJECTS
+INDEFINITE = ("ybody", "mebody", "yone", "meone")
+NOT_A_SUBJECT = (*ADJECTIVE_ENDINGS, "s", "ed", "ing")
 SENTENCE_MARKS = frozenset(".!?…;:—,") | {""}
 
 # Words after which "live" is an adjective or adverb, and words before which it is one.
@@ -73,7 +75,6 @@ _READ_PRESENT = _words("often usually always sometimes rarely seldom also please
 _WIND_OBJECTS = _words("up down your the through around back it")
 _FISH_BEFORE, _FISH_AFTER = _words("fishing boat boats fish pond"), _words("sea striped largemouth caught")
 _BOW_AFTER, _BOW_BEFORE = _words("take took takes deep low"), _words("down out before politely")
-_CLOSING = _words("stores shops banks markets and")
 
 
 def choose_form(word: str, forms: frozenset[str], context: Context) -> str | None:
@@ -84,54 +85,63 @@ def choose_form(word: str, forms: frozenset[str], context: Context) -> str | Non
 
 
 def part_of_speech(word: str, forms: frozenset[str], context: Context) -> Form | None:
-    """Noun, verb, adjective or adverb, by the words around it."""
+    """Noun, verb, adjective or adverb, by the words around it; None if they do not decide."""
     before, after = context.before, context.after
     ends_in_s = word.endswith("s") and not word.endswith("ss")
-    if not before and after in SENTENCE_MARKS:
-        return None  # a word alone or in a list
-    if before in ADVERBS and before not in DETERMINERS:
+    if before in ADVERBS - DETERMINERS or before.endswith("ly"):
         before = context.second_before or before
+    nominal: Form = "NOUN" if "NOUN" in forms or "ADJ" not in forms else "ADJ"
+    if not before:
+        return _first_word(ends_in_s, after)
     if before in HAVE or (before in BE and word.endswith("ed")):
         return "PAST" if "PAST" in forms else "VERB" if word.endswith("ed") else "NOUN"
-    if before in BE:
+    if before in BE or (before in DEGREES - PREPOSITIONS and after not in OBJECTS):
         return "ADJ"
-    if before in DEGREES and before not in PREPOSITIONS and after not in OBJECTS:
-        return "ADJ"
-    if before in MODALS and not (before == "to" and ends_in_s):
+    if _is_subject_or_modal(before, context, ends_in_s):
         return "VERB"
-    if before in PRONOUNS and (not ends_in_s or before == "who"):
-        return "VERB"
-    if context.second_before in MODALS and before in (PRONOUNS | SINGULAR) - {"this", "that"} and not ends_in_s:
-        return "VERB"  # "did she record", "can it present"
-    if ends_in_s and before in SINGULAR and before not in ("this", "that"):
-        return "VERB"
-    if ends_in_s and after.isalpha() and after not in PREPOSITIONS | BE | HAVE | MODALS - {"to"}:
-        if before == "that" and context.second_before:
-            return "VERB"  # "a building that houses offices"
-        if context.second_before in DETERMINERS and before.isalpha() and not before.endswith(NOT_A_SUBJECT):
-            return "VERB"  # "the letter upsets him"
     if before in DETERMINERS:
-        follows_noun = after.isalpha() and after not in NOUN_FOLLOWERS | PREPOSITIONS | MODALS | PRONOUNS | BE | HAVE
-        return "ADJ" if "ADJ" in forms and follows_noun and after not in OBJECTS else "NOUN"
-    if before.endswith(("'s", "s'")):
-        return "NOUN"
-    if before in PREPOSITIONS:
-        return "NOUN"
-    if before == "and" and after in OBJECTS:
-        return "VERB"
-    if not before:
-        # An imperative has its object next: "Record the meeting."
-        return "VERB" if after in OBJECTS and not ends_in_s else "NOUN" if "NOUN" in forms else "ADJ"
+        attributive = after.isalpha() and after not in FUNCTION_WORDS
+        return "ADJ" if "ADJ" in forms and attributive else "NOUN"
+    if before in PREPOSITIONS or before.endswith(("'s", "s'")):
+        return nominal
     if after in OBJECTS and not before.endswith(ADJECTIVE_ENDINGS):
         return "VERB"
-    return "NOUN"
+    if before in ("and", "or", "but"):
+        return None
+    if not ends_in_s and before.endswith("s") and not before.endswith("ss") and after in SENTENCE_MARKS:
+        return "VERB"  # "prices increase."
+    return nominal if nominal == "NOUN" or (after.isalpha() and after not in FUNCTION_WORDS) else None
+
+
+def _first_word(ends_in_s: bool, after: str) -> Form | None:
+    """The first word of a phrase: an imperative has its object next ("Record the meeting")."""
+    if after in OBJECTS and not ends_in_s:
+        return "VERB"
+    return "NOUN" if after in NOUN_FOLLOWERS else None
+
+
+def _is_subject_or_modal(before: str, context: Context, ends_in_s: bool) -> bool:
+    """Whether a verb follows this word."""
+    second, after = context.second_before, context.after
+    if not ends_in_s:
+        inverted = second in MODALS and before in PRONOUNS | SINGULAR - {"this", "that"}  # "did she record"
+        return before in MODALS or before in PRONOUNS or inverted
+    if before in MODALS - {"to"} or before in SINGULAR - {"this", "that"} or before.endswith(INDEFINITE):
+        return True
+    if not after.isalpha() or after in PREPOSITIONS | BE | HAVE | MODALS - {"to"}:
+        return False
+    if before == "that":
+        return bool(second)  # "a building that houses offices"
+    comparative = before.endswith("er") and after not in OBJECTS | {"to"}
+    is_noun = before.isalpha() and not before.endswith(NOT_A_SUBJECT) and not comparative
+    return second in DETERMINERS and is_noun  # "the letter upsets him"
 
 
 def _read(context: Context) -> Form | None:
     before, second = context.before, context.second_before
     if before in HAVE or before in BE or before in ("well", "widely") or second in HAVE:
         return "PAST"
-    if before in MODALS or second in MODALS or before in _READ_PRESENT or second in _READ_PRESENT or not before:
+    if {before, second} & (MODALS | _READ_PRESENT | {"not"}) or not before:
         return None
     if before in ("i", "he", "she", "it", "we", "they", "who", "never", "just", "already", "recently", "once", "and"):
         return "PAST"
@@ -164,6 +174,8 @@ def _lead(context: Context) -> Form | None:
 
 
 def _use(context: Context) -> Form | None:
+    if context.before == "that":
+        return None  # "recipes that use up the milk"
     form = part_of_speech("use", frozenset({"NOUN", "VERB"}), context)
     if form == "NOUN" and not context.before:
         return "NOUN" if context.after == "of" else None
@@ -210,7 +222,8 @@ def _close(context: Context) -> Form | None:
         return "NOUN"
     if before in DETERMINERS:
         return None
-    return "VERB" if after in SENTENCE_MARKS and before in _CLOSING else None
+    plural = before.endswith("s") and before not in DETERMINERS
+    return "VERB" if after in SENTENCE_MARKS and (plural or before == "and") else None
 
 
 def _that(context: Context) -> Form | None:
