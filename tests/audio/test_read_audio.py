@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import ast
 import gzip
 import io
+import json
+import logging
 import os
+import platform
 import socket
 import struct
 import subprocess
@@ -24,6 +28,7 @@ from hypothesis import strategies as st
 from audio.signals import speech
 from polyvox import InvalidRequest
 from polyvox.audio import decode as decoder
+from polyvox.audio import sandbox
 from polyvox.audio.decode import UnreadableAudio, decode
 from polyvox.audio.formats import encode
 from polyvox.audio.pcm import to_pcm
@@ -371,3 +376,69 @@ def test_a_movie_does_not_open_the_file_it_refers_to(
     monkeypatch.setattr(decoder, "_reject_open", lambda *arguments: opened.append(arguments))
     assert_unreadable(changed)
     assert not opened
+
+
+ATTEMPTS = """
+import os, socket, subprocess, sys
+from polyvox.audio import decode
+results = {}
+
+def attempt(name, work):
+    try:
+        work()
+        results[name] = "succeeded"
+    except OSError as error:
+        results[name] = error.strerror
+
+def attack(*_):
+    attempt("socket", socket.socket)
+    attempt("local socket", lambda: socket.socket(socket.AF_UNIX))
+    attempt("read a file", lambda: open("/etc/hostname"))
+    attempt("create a file", lambda: open(sys.argv[1] + ".new", "w"))
+    attempt("remove a file", lambda: os.unlink(sys.argv[2]))
+    attempt("start a process", os.fork)
+    attempt("start a program", lambda: os.execv("/bin/true", ["true"]))
+    attempt("signal a process", lambda: os.kill(os.getppid(), 0))
+    raise decode.UnreadableAudio(repr(results))
+
+decode.decode = attack
+decode.main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+def test_a_decoder_cannot_open_sockets_or_files_or_start_processes(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.touch()
+    command = [sys.executable, "-c", ATTEMPTS, "60", str(kept)]
+    done = subprocess.run(command, input=b"", capture_output=True, check=True, timeout=60, cwd=tmp_path)
+    header = json.loads(done.stdout)
+    if header["isolation"] != "system call filter":
+        pytest.skip(header["isolation"])  # the kernel refuses filters
+    results = ast.literal_eval(header["error"])
+    assert len(results) == 8
+    assert set(results.values()) == {"Operation not permitted"}
+    assert [*tmp_path.iterdir()] == [kept]
+
+
+@pytest.mark.parametrize("machine", sandbox.ARCHITECTURES)
+def test_every_jump_of_the_filter_leads_to_its_last_instruction(machine: str) -> None:
+    program = [*struct.iter_unpack("HBBI", sandbox.filter_program(machine))]
+    assert program[1][3] == sandbox.ARCHITECTURES[machine]
+    numbers = {number: index + 1 + jump for index, (code, jump, _, number) in enumerate(program) if code == 0x15}
+    assert len(numbers) == len(sandbox.ALLOWED) + 1  # and the architecture
+    assert {target for number, target in numbers.items() if number < 0x1000} == {len(program) - 1}
+    assert program[-1][3] == sandbox.SECCOMP_RET_ALLOW
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+def test_a_kernel_without_filters_and_namespaces_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(sandbox, "CLONE_NEWUSER", 1)  # an invalid flag
+    assert sandbox.isolate().startswith("none (no system call filter: not supported on Linux riscv64")
+
+
+def test_the_isolation_of_a_decoder_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "polyvox.audio.read"):
+        read_audio(encode(speech(0.5), RATE, "wav"), RATE)
+    assert "audio decoded isolation=" in caplog.text

@@ -2,7 +2,7 @@
 """Decoding of untrusted audio files by FFmpeg.
 
 As a program it reads a file from stdin and writes a JSON line and float32 samples to stdout, with limits on memory and
-CPU time: a file of a kilobyte can make FFmpeg allocate gigabytes.
+CPU time: a file of a kilobyte can make FFmpeg allocate gigabytes. It cannot open files or sockets (see `sandbox`).
 """
 
 import io
@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import av
+import av.subtitles.stream  # av.open imports it, but the sandbox opens no files
 import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.audio.resample import MAX_RATE, MIN_RATE
 from polyvox.audio.samples import Samples
+from polyvox.audio.sandbox import isolate
 
 MAX_MEMORY_BYTES = 1 << 30
 MAX_CPU_SECONDS = 20
@@ -135,15 +137,14 @@ def _set_limits() -> None:
 
 def main() -> None:
     _set_limits()
-    header: dict[str, object]
+    header: dict[str, object] = {"isolation": isolate()}
     samples: Samples = np.zeros(0, np.float32)
     try:
-        samples, rate = decode(sys.stdin.buffer.read(), float(sys.argv[1]))
-        header = {"rate": rate}
+        samples, header["rate"] = decode(sys.stdin.buffer.read(), float(sys.argv[1]))
     except UnreadableAudio as error:
-        header = {"error": str(error)}
+        header["error"] = str(error)
     except MemoryError:
-        header = {"error": "decoding needs too much memory"}
+        header["error"] = "decoding needs too much memory"
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + samples.tobytes())
 
 

@@ -31,7 +31,7 @@ def read_audio(
 ) -> Samples:
     """Mono samples at `sample_rate`, scaled down if they exceed full scale.
 
-    The file is decoded in a separate process with limits on memory and time, which cannot open other files.
+    The file is decoded in a separate process with limits on memory and time, which has no network and no other files.
     """
     samples, rate = _decode(_read_bytes(source, max_bytes), max_seconds)
     resampled = resample(samples, rate, sample_rate)
@@ -79,6 +79,7 @@ def _decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
         log.warning("audio decoder failed status=%d stderr=%r", process.returncode, stderr)
         raise InvalidRequest("audio", NOT_SHOWN, "decoding exceeded its memory or time limit")
     result = json.loads(header)
+    log.debug("audio decoded isolation=%r", result["isolation"])
     if "error" in result:
         raise InvalidRequest("audio", NOT_SHOWN, result["error"])
     return np.frombuffer(body, np.float32), result["rate"]
