@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from polyvox.text.phonemes import SYMBOLS, PhonemeStream, mark_phonemes, phonemize, unmark_phonemes
 from polyvox.text.phonemes.inflections import add_ed, add_ing, add_s
 from polyvox.text.phonemes.lexicon import load_lexicon_entries
-from polyvox.text.phonemes.spelling_model import load_spelling_model
+from polyvox.text.phonemes.pronouncer import isolated
+from polyvox.text.phonemes.spelling_model import MAX_LETTERS, load_spelling_model
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,12 @@ def test_a_word_without_alternatives_is_emitted_with_the_space_after_it() -> Non
     assert stream.append("lo ") == "həlˈO"
     assert stream.append("the ") == ""
     assert stream.append("apple ") == " ði ˈæpᵊl"
+
+
+def test_a_very_long_word_is_spoken_in_pieces_and_cached_in_pieces() -> None:
+    isolated.cache_clear()
+    assert phonemize("ba" * 2000).count(" ") == 2 * 2000 // MAX_LETTERS - 1
+    assert isolated.cache_info().currsize <= 2
 
 
 def test_long_text_takes_linear_time() -> None:

@@ -14,6 +14,7 @@ from polyvox.text.languages.english.number_words import cardinal
 from polyvox.text.phonemes.heteronyms import Context
 from polyvox.text.phonemes.inline_phonemes import MARK_CLOSE, MARK_OPEN, split_marked
 from polyvox.text.phonemes.pronouncer import expected, is_known, isolated, looks_ahead, pronounce, spell
+from polyvox.text.phonemes.spelling_model import MAX_LETTERS
 
 MAX_DIGITS = 15
 
@@ -161,7 +162,8 @@ def _word_tokens(match: re.Match[str]) -> Iterator[Token]:
         numbers = [text] if len(text) <= MAX_DIGITS else list(text)
         yield from (Token(word) for number in numbers for word in cardinal(number).replace("-", " ").split())
     else:
-        yield Token(_unquoted(text))
+        pieces = (text[first : first + MAX_LETTERS] for first in range(0, len(text), MAX_LETTERS))
+        yield from (Token(_unquoted(piece)) for piece in pieces)
 
 
 def _unquoted(word: str) -> str:

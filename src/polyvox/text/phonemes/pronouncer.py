@@ -10,7 +10,7 @@ from polyvox.text.phonemes.corrections import ARTICLES, ENTRIES, FIXED_FORMS, LE
 from polyvox.text.phonemes.heteronyms import SENTENCE_MARKS, Context, choose_form
 from polyvox.text.phonemes.inflections import add_s, stems
 from polyvox.text.phonemes.lexicon import END, load_lexicon_entries
-from polyvox.text.phonemes.spelling_model import MAX_LETTERS, load_spelling_model
+from polyvox.text.phonemes.spelling_model import load_spelling_model
 
 CACHED_WORDS = 50_000
 MIN_COMPOUND_PART = 4
@@ -73,12 +73,10 @@ def expected(word: str) -> str:
 
 @lru_cache(CACHED_WORDS)
 def isolated(word: str) -> str:
-    """The phonemes of a word alone, in its default form. "" if it has no letters."""
+    """The phonemes of a word alone, in its default form. "" if it has no letters. Cached: words must be short."""
     if exact := ENTRIES.get(word):
         return exact.split(" ", 1)[0]
     word = _latin(word)
-    if len(word) > MAX_LETTERS:
-        return " ".join(isolated(word[first : first + MAX_LETTERS]) for first in range(0, len(word), MAX_LETTERS))
     if not any(letter.isalpha() for letter in word):
         return ""
     if len(word) == 1 or word in LETTERS_ONLY:
