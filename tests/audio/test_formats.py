@@ -4,6 +4,7 @@ import io
 import struct
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 import wave
 from pathlib import Path
@@ -338,3 +339,15 @@ def test_content_types() -> None:
     assert types["opus"] == "audio/ogg"
     assert types["pcm"] == "audio/pcm;rate=24000;channels=1"
     assert {types[name] for name in ("aac", "flac", "wav")} == {"audio/aac", "audio/flac", "audio/wav"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_on_disk_has_the_bytes_of_one_in_memory(name: str) -> None:
+    samples = np.sin(np.arange(36_000) / 9).astype(np.float32)
+    with tempfile.TemporaryFile() as file, Encoder(name, 24_000, streaming=False, file=file) as encoder:
+        returned = b"".join([encoder.push(samples[:20_000]), encoder.push(samples[20_000:]), encoder.finish()])
+        file.seek(0)
+        assert returned == b""
+        with Encoder(name, 24_000, streaming=False) as other:
+            expected = other.push(samples[:20_000]) + other.push(samples[20_000:]) + other.finish()
+        assert file.read() == expected

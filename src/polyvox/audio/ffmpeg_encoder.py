@@ -2,9 +2,10 @@
 """Compressed formats, encoded by FFmpeg with low delay."""
 
 import io
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import cast
+from typing import Any, cast
 
 import av
 import numpy as np
@@ -12,7 +13,8 @@ from av.audio.stream import AudioStream
 
 from polyvox.audio.pcm import to_pcm
 from polyvox.audio.samples import Samples
-from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.audio.seekable_file import SeekableFile
+from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError
 
 FLAC_FRAME = Fraction(1, 100)  # seconds, when streaming: FFmpeg's FLAC demuxer reads ten frames before it returns one
 OPUS_FRAME = Fraction(1, 50)  # seconds
@@ -67,13 +69,14 @@ MIN_SECONDS = Fraction(1, 50)  # of silence in an empty clip, for formats withou
 
 
 class FFmpegEncoder:
-    """One FFmpeg encoder and its container."""
+    """One FFmpeg encoder and its container. file: the output; None for a stream."""
 
-    def __init__(self, name: str, sample_rate: int, streaming: bool, bit_rate: int | None) -> None:
+    def __init__(self, name: str, sample_rate: int, file: SeekableFile | None, bit_rate: int | None) -> None:
         self._codec = CODECS[name]
         self._rate = sample_rate
         self._num_samples = 0
-        self._sink: _StreamSink | _FileSink = _StreamSink() if streaming else _FileSink()
+        streaming = file is None
+        self._sink = _StreamSink() if streaming else None
         options = dict(self._codec.encoder_options)
         if name == "flac":
             if streaming:
@@ -82,7 +85,7 @@ class FFmpegEncoder:
             default = OPUS_BIT_RATE if name == "opus" else min(sample_rate * BITS_PER_SAMPLE, MAX_DEFAULT_BIT_RATE)
             options["b"] = str(bit_rate or default)
         self._container = av.open(
-            self._sink,
+            cast(Any, self._sink or file),
             "w",
             format=self._codec.container,
             container_options={
@@ -90,7 +93,8 @@ class FFmpegEncoder:
                 "flush_packets": "1",
                 **(self._codec.stream_options if streaming else self._codec.file_options),
             },
-            io_open=self._sink.reopen if isinstance(self._sink, _FileSink) else None,
+            # For faststart, which reads the file again to move its index to the front.
+            io_open=None if file is None else lambda *_: _FileReader(file),
         )
         try:
             stream = self._container.add_stream(
@@ -113,17 +117,21 @@ class FFmpegEncoder:
             frame.pts = self._num_samples
             self._num_samples += len(samples)
             self._container.mux(self._stream.encode(frame))
-        return self._sink.take()
+        return self._take()
 
     def finish(self) -> bytes:
         if not self._num_samples and self._codec.encoder != "flac":
             self.push(np.zeros(int(self._rate * MIN_SECONDS), np.float32))
         self._container.mux(self._stream.encode(None))
         self._container.close()
-        return self._sink.rest()
+        return self._take()
 
     def close(self) -> None:
-        self._container.close()
+        with suppress(av.FFmpegError, PolyvoxError):  # it completes the file, which is not needed and may not fit
+            self._container.close()
+
+    def _take(self) -> bytes:
+        return b"" if self._sink is None else self._sink.take()
 
 
 class _StreamSink:
@@ -141,37 +149,27 @@ class _StreamSink:
         self._data.clear()
         return taken
 
-    rest = take
-
-
-class _FileSink(io.BytesIO):
-    """A file in memory, read at its end."""
-
-    def take(self) -> bytes:
-        return b""
-
-    def rest(self) -> bytes:
-        return self.getvalue()
-
-    def reopen(self, *_: object) -> "_FileReader":
-        """For FFmpeg's faststart, which reads the file again to move its index to the front."""
-        return _FileReader(self)
-
 
 class _FileReader:
-    def __init__(self, file: io.BytesIO) -> None:
+    """Reads a file that FFmpeg is writing, at a position of its own."""
+
+    def __init__(self, file: SeekableFile) -> None:
         self._file = file
         self._offset = 0
 
     def read(self, size: int) -> bytes:
-        with self._file.getbuffer() as data:
-            part = bytes(data[self._offset : self._offset + size])
+        written = self._file.tell()  # vocabulary: allow (the file protocol)
+        self._file.seek(self._offset)
+        part = self._file.read(size)
+        self._file.seek(written)
         self._offset += len(part)
         return part
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with self._file.getbuffer() as data:
-            self._offset = offset + (0, self._offset, len(data))[whence]
+        written = self._file.tell()  # vocabulary: allow (the file protocol)
+        end = self._file.seek(0, io.SEEK_END)
+        self._file.seek(written)
+        self._offset = offset + (0, self._offset, end)[whence]
         return self._offset
 
     def tell(self) -> int:  # vocabulary: allow (the file protocol)

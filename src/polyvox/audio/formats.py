@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output formats, and a streaming encoder for all of them."""
 
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from polyvox.audio.g711 import alaw_bytes, ulaw_bytes
 from polyvox.audio.pcm import pcm_bytes, to_pcm
 from polyvox.audio.resample import Resampler
 from polyvox.audio.samples import Samples
+from polyvox.audio.seekable_file import SeekableFile
 from polyvox.audio.wav import wav_header
 from polyvox.errors import InvalidRequest, StreamFailed
 
@@ -75,7 +77,11 @@ def format_for_path(path: str | os.PathLike[str]) -> Format:
 
 class Encoder:
     """Encodes one clip. When streaming, push() returns bytes as soon as they are encoded; otherwise finish() returns a
-    file whose header has the exact length. Not thread-safe."""
+    file whose header has the exact length. Not thread-safe.
+
+    file: an empty seekable file that the clip is written to, instead of memory, if it is not streaming. finish()
+    returns nothing then.
+    """
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class Encoder:
         out_rate: int | None = None,
         streaming: bool = True,
         bit_rate: int | None = None,
+        file: SeekableFile | None = None,
     ) -> None:
         self.format = get_format(format)
         self.sample_rate = self.format.rate_for(sample_rate) if out_rate is None else out_rate
@@ -97,7 +104,8 @@ class Encoder:
             raise InvalidRequest("bit_rate", bit_rate, f"must be between {BIT_RATES[0]} and {BIT_RATES[-1]}")
         same = self.sample_rate == sample_rate
         self._resampler = None if same else Resampler(sample_rate, self.sample_rate)
-        self._writer = _new_writer(self.format, self.sample_rate, streaming, bit_rate)
+        self._memory = io.BytesIO() if not streaming and file is None else None
+        self._writer = _new_writer(self.format, self.sample_rate, None if streaming else file or self._memory, bit_rate)
         self._open = True
 
     @property
@@ -121,7 +129,8 @@ class Encoder:
             raise ValueError("the encoder is closed")
         self._open = False
         rest = b"" if self._resampler is None else self._writer.push(self._resampler.finish())
-        return rest + self._writer.finish()
+        rest += self._writer.finish()
+        return rest if self._memory is None else self._memory.getvalue()
 
     def close(self) -> None:
         """Free the encoder without finishing the file."""
@@ -149,6 +158,8 @@ def encode(
 
 
 class _Writer(Protocol):
+    """Writes to a file, or returns the bytes."""
+
     def push(self, samples: Samples) -> bytes: ...
     def finish(self) -> bytes: ...
     def close(self) -> None: ...
@@ -157,34 +168,39 @@ class _Writer(Protocol):
 class _UncompressedWriter:
     """WAV, raw PCM, μ-law and A-law."""
 
-    def __init__(self, format: Format, sample_rate: int, streaming: bool) -> None:
+    def __init__(self, format: Format, sample_rate: int, file: SeekableFile | None) -> None:
         self._bytes = _UNCOMPRESSED[format.name]
         self._header_rate = sample_rate if format.name == "wav" else None
-        self._streaming = streaming
-        self._pending: list[bytes] = []
-        if streaming and self._header_rate:
-            self._pending.append(wav_header(self._header_rate, None))
+        self._file, self._num_bytes = file, 0
+        self._header = b"" if self._header_rate is None else wav_header(self._header_rate, None)
 
     def push(self, samples: Samples) -> bytes:
-        self._pending.append(self._bytes(to_pcm(samples)))
-        return self._take() if self._streaming else b""
+        data = self._bytes(to_pcm(samples))
+        self._num_bytes += len(data)
+        return self._put(data)
 
     def finish(self) -> bytes:
-        data = self._take()
-        return wav_header(self._header_rate, len(data)) + data if self._header_rate and not self._streaming else data
+        rest = self._put(b"")
+        if self._file is not None and self._header_rate is not None:  # the length is known now
+            self._file.seek(0)
+            self._file.write(wav_header(self._header_rate, self._num_bytes))
+        return rest
 
     def close(self) -> None:
-        self._pending.clear()
+        pass
 
-    def _take(self) -> bytes:
-        taken = b"".join(self._pending)
-        self._pending.clear()
-        return taken
+    def _put(self, data: bytes) -> bytes:
+        data, self._header = self._header + data, b""
+        if self._file is None:
+            return data
+        self._file.write(data)
+        return b""
 
 
-def _new_writer(format: Format, sample_rate: int, streaming: bool, bit_rate: int | None) -> _Writer:
+def _new_writer(format: Format, sample_rate: int, file: SeekableFile | None, bit_rate: int | None) -> _Writer:
+    """file: None for a stream."""
     if format.name in _UNCOMPRESSED:
-        return _UncompressedWriter(format, sample_rate, streaming)
+        return _UncompressedWriter(format, sample_rate, file)
     from polyvox.audio.ffmpeg_encoder import FFmpegEncoder  # imports FFmpeg only when it is needed
 
-    return FFmpegEncoder(format.name, sample_rate, streaming, bit_rate)
+    return FFmpegEncoder(format.name, sample_rate, file, bit_rate)

@@ -233,6 +233,17 @@ class Settings(BaseSettings):
     max_batch_items: int = Field(
         default=32, ge=1, description="Maximum items per batch request.", json_schema_extra=LIMITS
     )
+    max_spool_bytes: int = Field(
+        default=2_000_000_000,
+        ge=1_000_000,
+        description="Maximum size in bytes of all whole-file responses of a server process; beyond it status 503.",
+        json_schema_extra=LIMITS,
+    )
+    spool_dir: Path | None = Field(
+        default=None,
+        description="Folder of temporary files of whole-file responses; by default the system's.",
+        json_schema_extra=LIMITS,
+    )
     body_timeout: float = Field(
         default=30.0,
         gt=0,
@@ -277,6 +288,13 @@ class Settings(BaseSettings):
             except ValueError:
                 raise ValueError("must be IP addresses or networks such as 10.0.0.0/8") from None
         return networks
+
+    @field_validator("spool_dir")
+    @classmethod
+    def _check_spool_dir(cls, folder: Path | None) -> Path | None:
+        if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError("must be a writable folder")
+        return folder
 
     @field_validator("root_path")
     @classmethod

@@ -2,7 +2,7 @@
 """WS /v1/audio/speech/stream: text arrives in pieces, audio is sent as it is generated."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -26,12 +26,14 @@ from polyvox.server.requests import check_unknown, is_strict, validate
 from polyvox.server.responses import OPENAI_FIELDS, APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.segments import Granularity, Segment
+from polyvox.server.synthesis.spool import SpooledFile
 
 router = APIRouter()
 
 CONFIG_TIMEOUT = 10.0  # seconds for the first message
 FIELD_NAMES = {**OPENAI_FIELDS, "text": "text"}
 MAX_PENDING_UTTERANCES = 32
+MAX_FRAME_BYTES = 1000 * 1024  # of a WebSocket; below the default limit of many clients, 1 MiB
 MESSAGE_TYPES = ("session.config", "input.text", "input.done", "input.cancel", "session.close")
 
 
@@ -190,6 +192,7 @@ class Session:
 
     async def _send_utterance(self, index: int, live: LiveUtterance) -> None:
         num_sentences = num_bytes = 0
+        seconds_before = 0.0  # of audio, before the next file
         failed = False
 
         async def send_done() -> None:
@@ -205,6 +208,9 @@ class Session:
                         if not live.cancelled:
                             num_bytes += len(event)
                             await self._connection.send_bytes(event, live)
+                    elif isinstance(event, SpooledFile):
+                        num_bytes += await self._send_file(event, live, seconds_before)
+                        seconds_before = live.playing_seconds
                     elif live.separate_files or not num_sentences:
                         await send_done()
                         await self._send_start(index, num_sentences, live, event)
@@ -226,6 +232,18 @@ class Session:
         if live.cancelled:
             self._connection.state.metrics.aborts.labels("cancel").inc()
         await self._connection.send_json({"type": "audio.cancelled" if live.cancelled else "session.done", **end}, live)
+
+    async def _send_file(self, spooled: SpooledFile, live: LiveUtterance, seconds_before: float) -> int:
+        """Sends a whole file in as few frames as possible; returns the number of bytes sent."""
+        num_bytes = 0
+        with closing(spooled) as file:
+            while part := await self._connection.state.synthesis.in_thread(file.read, MAX_FRAME_BYTES):
+                if live.cancelled:
+                    break
+                num_bytes += len(part)
+                seconds = (live.playing_seconds - seconds_before) * num_bytes / file.num_bytes
+                await self._connection.send_bytes(part, live, seconds_before + seconds)
+        return num_bytes
 
     async def _send_start(self, index: int, sentence: int, live: LiveUtterance, segment: Segment) -> None:
         start: dict[str, Any] = {

@@ -21,6 +21,7 @@ from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.reader import ReaderTimeout, ReaderTimer
 from polyvox.server.synthesis.segments import Segment
+from polyvox.server.synthesis.spool import SpooledFile
 from polyvox.server.synthesis.utterance import Utterance
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,9 @@ class WebSocketConnection:
         """live: the utterance that the message is part of, which limits the client's time to read it."""
         await self._send({"type": "websocket.send", "text": json.dumps(message)}, live)
 
-    async def send_bytes(self, data: bytes, live: "LiveUtterance") -> None:
-        await self._send({"type": "websocket.send", "bytes": data}, live)
+    async def send_bytes(self, data: bytes, live: "LiveUtterance", sent_seconds: float | None = None) -> None:
+        """sent_seconds: playing time of the audio sent so far, if it is not all that was synthesised."""
+        await self._send({"type": "websocket.send", "bytes": data}, live, sent_seconds)
 
     async def close(self, code: int = NORMAL, reason: str = "") -> None:
         """Closes the connection; resets it after CLOSE_TIMEOUT if the client does not read. Idempotent."""
@@ -124,15 +126,18 @@ class WebSocketConnection:
         if self._num_invalid > MAX_INVALID_MESSAGES:
             raise ClientDisconnected
 
-    async def _send(self, message: dict[str, Any], live: "LiveUtterance | None" = None) -> None:
+    async def _send(
+        self, message: dict[str, Any], live: "LiveUtterance | None" = None, sent_seconds: float | None = None
+    ) -> None:
         reader = ReaderTimer(self.state.settings.reader_timeout) if live is None else live.reader
         async with self._send_lock:
             if self._closed:
                 raise ClientDisconnected
             try:
                 num_bytes = len(message.get("bytes") or message.get("text") or "")
-                audio_seconds = 0.0 if live is None else live.playing_seconds
-                await reader.write(self._websocket.send(message), num_bytes, audio_seconds)
+                if sent_seconds is None:
+                    sent_seconds = 0.0 if live is None else live.playing_seconds
+                await reader.write(self._websocket.send(message), num_bytes, sent_seconds)
             except WebSocketDisconnect:
                 self._closed = True
                 raise ClientDisconnected from None
@@ -292,7 +297,7 @@ class LiveUtterance:
         if self.utterance is not None:
             self.utterance.cancel()
 
-    async def events(self) -> AsyncGenerator[Segment | bytes]:
+    async def events(self) -> AsyncGenerator[Segment | bytes | SpooledFile]:
         """As `Utterance.events`; raises Overloaded too if the utterance is rejected."""
         await self._can_start.wait()
         if self._is_blank or self._cancelled.is_set():

@@ -19,13 +19,14 @@ from polyvox.server.settings import Settings
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import SegmentQueue
+from polyvox.server.synthesis.spool import Spool
 from polyvox.server.synthesis.utterance import Utterance
 from polyvox.text import Lexicon, TextRules, load_lexicon
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PREPARATION_THREADS = 2  # text normalisation and files of the voice library
+PREPARATION_THREADS = 2  # text normalisation, files of the voice library and of responses
 MAX_PREPARING = 64  # utterances that wait for a preparation thread or for the engine's decision
 # Decoding a recording takes a third of a second and more.
 RECORDING_THREADS, MAX_PENDING_RECORDINGS = 2, 16
@@ -53,6 +54,7 @@ class SynthesisService:
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")
         self._encoding = ThreadPoolExecutor(settings.encoder_threads, "polyvox-encode")
         self._decoding = ThreadPoolExecutor(RECORDING_THREADS, "polyvox-decode")
+        self.spool = Spool(settings.spool_dir, settings.max_spool_bytes)
         self._num_preparing = self._num_recordings = 0
         self._rejections: dict[bool, tuple[float, Overloaded]] = {}  # by whole_file: expiry time and error
 
@@ -107,7 +109,7 @@ class SynthesisService:
         await self.in_thread(lambda: self.prepare(options)[2].close())
 
     def new_encoder(self, options: SynthesisOptions) -> OutputEncoder:
-        return OutputEncoder(options, self.engine.sample_rate)
+        return OutputEncoder(options, self.engine.sample_rate, self.spool)
 
     async def submit(self, request: Request) -> AsyncStream:
         """Submits a segment. A rejection of a first segment is cached."""
@@ -128,7 +130,7 @@ class SynthesisService:
         return await self.submit(replace(request, text=segment.text, segment=1))
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs short blocking work: text preparation, files of the voice library."""
+        """Runs short blocking work: text preparation, files of the voice library and of responses."""
         return await asyncio.get_running_loop().run_in_executor(self._preparation, lambda: work(*args, **kwargs))
 
     async def clone(self, read: Callable[[], Samples], transcript: str | None) -> tuple[ClonedVoice, float]:

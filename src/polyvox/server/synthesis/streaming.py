@@ -1,35 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP responses that stream an utterance: headers are sent with the first audio, failures never look complete."""
+"""HTTP responses with one utterance: headers are sent with the first audio, failures never look complete."""
 
-import asyncio
 import base64
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
-from typing import Any, TypeVar
+from contextlib import aclosing, closing
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope
 
 from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import log_request
-from polyvox.server.middleware.connection import RESET
 from polyvox.server.middleware.limits import LIMITER
-from polyvox.server.responses import Disconnected, error_body, error_response, field_names
+from polyvox.server.responses import error_body, error_response, field_names
+from polyvox.server.synthesis.client_response import ClientResponse, ResponseWriter, read_parts
 from polyvox.server.synthesis.options import SynthesisOptions
-from polyvox.server.synthesis.reader import ReaderTimeout, ReaderTimer
 from polyvox.server.synthesis.utterance import Utterance
 
-T = TypeVar("T")
 EVENT_STREAM = "text/event-stream"
 JSON_LINES = "application/x-ndjson"
+_LINE_START, _LINE_END = b'{"alignment": null, "normalized_alignment": null, "audio_base64": "', b'"}\n'
 
 
-class SpeechResponse(Response):
-    """Synthesises while it is sent. A client that disconnects or stops reading ends its own utterance only."""
+class SpeechResponse(ClientResponse):
+    """Synthesises while it is sent, or sends a whole file at the end, from memory or disk."""
 
     def __init__(
         self,
@@ -39,8 +34,8 @@ class SpeechResponse(Response):
         as_events: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__()
-        self._state, self._options, self._request_id, self._as_events = state, options, request_id, as_events
+        super().__init__(state, request_id)
+        self._options, self._as_events = options, as_events
         self._extra_headers = dict(headers or {})
 
     @property
@@ -48,56 +43,18 @@ class SpeechResponse(Response):
         """Content type of the response with `as_events`."""
         return f"{EVENT_STREAM}; charset=utf-8"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        synthesis = asyncio.create_task(self._synthesise(scope, receive, send))
-        disconnect = asyncio.create_task(_disconnected(receive))
-        aborts = self._state.metrics.aborts
-        try:
-            await asyncio.wait({synthesis, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not synthesis.done():
-                reason = "drain" if self._state.synthesis.drain_expired else "disconnect"
-                aborts.labels(reason).inc()
-                if reason == "drain":
-                    log_request("request aborted", self._request_id, {"reason": reason}, logging.WARNING)
-        finally:
-            synthesis.cancel()
-            disconnect.cancel()
-            await asyncio.gather(synthesis, disconnect, return_exceptions=True)
-        error = None if synthesis.cancelled() else synthesis.exception()
-        if isinstance(error, ReaderTimeout):
-            aborts.labels("timeout").inc()
-            self._state.metrics.count_timeout(error.problem)
-            log_request("request aborted", self._request_id, {"reason": error.problem}, logging.WARNING)
-            if (reset := scope.get(RESET)) is not None:
-                reset()
-        elif error is not None:
-            raise error
-
-    async def _synthesise(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-        utterance: Utterance | None = None
-        reader = ReaderTimer(self._state.settings.reader_timeout)
-
-        async def write(message: Message) -> None:
-            audio_seconds = 0.0 if utterance is None else utterance.playing_seconds
-            await reader.write(send(message), len(message.get("body", b"")), audio_seconds)
-
+    async def respond(self, scope: Scope, receive: Receive, write: ResponseWriter) -> None:
         try:
             owner = scope[LIMITER].caller.key
             utterance = await self._state.synthesis.start(self._options, self._request_id, owner)
-            async with aclosing(utterance.audio()) as audio:
-                has_length = not (self._options.streaming or self._as_events)
-                async for part in self._events(utterance, audio) if self._as_events else audio:
-                    if not started:
-                        started = True
-                        await write(self._start_message(utterance, len(part) if has_length else None))
-                    await write({"type": "http.response.body", "body": part, "more_body": True})
-            if not started:  # everything was silence, which is trimmed
-                await write(self._start_message(utterance, 0 if has_length else None))
+            if self._options.streaming:
+                await self._send_stream(utterance, write)
+            else:
+                await self._send_file(utterance, write)
             await self._state.request_log.flush()
-            await write({"type": "http.response.body", "body": b"", "more_body": False})
+            await write.end()
         except PolyvoxError as error:
-            if not started:
+            if not write.started:
                 self._state.record_rejected(error, self._request_id)
                 await error_response(error, self._request_id, field_names(scope))(scope, receive, write)
                 return
@@ -105,8 +62,27 @@ class SpeechResponse(Response):
             self._state.metrics.aborts.labels("error").inc()
             log_request("request failed", self._request_id, {"error": str(error)}, logging.ERROR)
 
-    def _start_message(self, utterance: Utterance, length: int | None) -> dict[str, object]:
-        headers = {
+    async def _send_stream(self, utterance: Utterance, write: ResponseWriter) -> None:
+        async with aclosing(utterance.audio()) as audio:
+            async for part in self._events(utterance, audio) if self._as_events else audio:
+                if not write.started:
+                    await write.start(self._response_headers(utterance))
+                write.audio_seconds = utterance.playing_seconds
+                await write.body(part)
+        if not write.started:  # everything was silence, which is trimmed
+            await write.start(self._response_headers(utterance))
+
+    async def _send_file(self, utterance: Utterance, write: ResponseWriter) -> None:
+        with closing(await utterance.file()) as file:
+            length = {} if self._as_events else {"content-length": str(file.num_bytes)}
+            await write.start(self._response_headers(utterance) | length)
+            write.set_size(file.num_bytes, utterance.playing_seconds)
+            async with aclosing(read_parts(file, self._state.synthesis)) as parts:
+                async for part in self._file_body(parts):
+                    await write.body(part)
+
+    def _response_headers(self, utterance: Utterance) -> dict[str, str]:
+        return {
             "content-type": self.events_type if self._as_events else utterance.content_type,
             "cache-control": "no-store",
             "x-request-id": self._request_id,
@@ -115,10 +91,6 @@ class SpeechResponse(Response):
             "x-accel-buffering": "no",  # a proxy that buffers would delay the audio
             **self._extra_headers,
         }
-        if length is not None:
-            headers["content-length"] = str(length)
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        return {"type": "http.response.start", "status": 200, "headers": raw}
 
     async def _events(self, utterance: Utterance, audio: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Server-sent events. A failure after the first audio is an event too."""
@@ -137,6 +109,10 @@ class SpeechResponse(Response):
         done = {"request_id": record.request_id, "seed": record.seed, "finish_reason": record.finish_reason}
         yield _event({"type": "speech.audio.done", "usage": record.usage(), **done})
 
+    def _file_body(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The body of a response with a whole file."""
+        return parts
+
 
 class JSONLinesSpeechResponse(SpeechResponse):
     """One JSON object per line, as ElevenLabs sends audio with timestamps. The timestamps are null."""
@@ -147,9 +123,13 @@ class JSONLinesSpeechResponse(SpeechResponse):
 
     async def _events(self, _: Utterance, audio: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for part in audio:
-            encoded = base64.b64encode(part).decode()
-            line = {"audio_base64": encoded, "alignment": None, "normalized_alignment": None}
-            yield json.dumps(line).encode() + b"\n"
+            yield _LINE_START + base64.b64encode(part) + _LINE_END
+
+    async def _file_body(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        yield _LINE_START
+        async for part in parts:
+            yield base64.b64encode(part)
+        yield _LINE_END
 
 
 def _event(value: dict[str, object]) -> bytes:
@@ -158,22 +138,3 @@ def _event(value: dict[str, object]) -> bytes:
 
 def _to_latin1(text: str) -> str:
     return text.encode("latin-1", "replace").decode("latin-1")
-
-
-async def while_connected(request: Request, work: "asyncio.Future[T]") -> T:
-    """Awaits work; cancels it and raises Disconnected if the client disconnects."""
-    disconnect = asyncio.create_task(_disconnected(request.receive))
-    both: list[asyncio.Future[Any]] = [work, disconnect]
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise Disconnected
-        return work.result()
-    finally:
-        work.cancel()
-        disconnect.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

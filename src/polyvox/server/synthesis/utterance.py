@@ -20,6 +20,7 @@ from polyvox.server.request_log import RequestRecord
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingSegment
+from polyvox.server.synthesis.spool import SpooledFile
 
 if TYPE_CHECKING:
     from polyvox.server.synthesis.service import SynthesisService
@@ -55,6 +56,7 @@ class Utterance:
         self._finish_reason: FinishReason = "stop"  # the most severe of all segments
         self._cancelled = self._closed = False
         self.awaiting_text = False  # all text so far is synthesised
+        self.playing_seconds = 0.0  # playing time of the audio so far
 
     @property
     def content_type(self) -> str:
@@ -66,11 +68,6 @@ class Utterance:
         """Sample rate of the encoded audio."""
         assert self._encoder is not None
         return self._encoder.sample_rate
-
-    @property
-    def playing_seconds(self) -> float:
-        """Playing time of the audio so far."""
-        return self.record.audio_seconds / self._options.speed
 
     async def start(self) -> None:
         """Validates the options and submits the first segment."""
@@ -123,14 +120,29 @@ class Utterance:
             self._segments.close()
 
     async def audio(self) -> AsyncGenerator[bytes]:
-        """Encoded audio as it is generated, never empty; raises StreamFailed or Overloaded."""
+        """Encoded audio of a streaming utterance, never empty; raises StreamFailed or Overloaded."""
         async with aclosing(self.events()) as events:
             async for event in events:
                 if isinstance(event, bytes):
                     yield event
 
-    async def events(self) -> AsyncGenerator[Segment | bytes]:
-        """Encoded audio, with each segment before its audio."""
+    async def file(self) -> SpooledFile:
+        """The whole audio, if it is not streaming. The caller closes the file. Raises StreamFailed or Overloaded."""
+        found: SpooledFile | None = None
+        try:
+            async with aclosing(self.events()) as events:
+                async for event in events:
+                    found = event if isinstance(event, SpooledFile) else found
+        except BaseException:
+            if found is not None:
+                found.close()
+            raise
+        if found is None:
+            raise StreamFailed("The utterance was cancelled.")
+        return found
+
+    async def events(self) -> AsyncGenerator[Segment | bytes | SpooledFile]:
+        """Each segment, then its encoded audio: bytes, or a file at its end, which the caller closes."""
         assert self._encoder is not None
         started = False
         try:
@@ -138,16 +150,21 @@ class Utterance:
                 async for item in items:
                     if isinstance(item, Segment):
                         if started and self._options.separate_files:
-                            if data := await self._encode(self._encoder.finish):
-                                yield self._emit(data)
+                            if rest := await self._finish_encoding():
+                                yield rest
                             self._encoder = self._service.new_encoder(self._options)
                         started, self._rate = True, item.rate
                         yield item
-                    elif data := await self._encode(self._encoder.push, item, self._rate):
-                        yield self._emit(data)
+                    else:
+                        self.playing_seconds += (
+                            len(item) / self._service.engine.sample_rate / (self._options.speed * self._rate)
+                        )
+                        if data := await self._encode(self._encoder.push, item, self._rate):
+                            self._note_first_audio()
+                            yield data
             has_file = (started or not self._options.live) and not self._cancelled
-            if has_file and (data := await self._encode(self._encoder.finish)):
-                yield self._emit(data)
+            if has_file and (rest := await self._finish_encoding()):
+                yield rest
             self._record_finished("cancelled" if self._cancelled else self._finish_reason)
         except (asyncio.CancelledError, GeneratorExit):
             self._record_finished("cancelled")
@@ -281,14 +298,21 @@ class Utterance:
         self._encoding = self._service.encode(work, *args, **kwargs)
         return await asyncio.shield(self._encoding)
 
+    async def _finish_encoding(self) -> bytes | SpooledFile:
+        assert self._encoder is not None
+        data = await self._encode(self._encoder.finish)
+        file = self._encoder.take_file()
+        if data or file is not None:
+            self._note_first_audio()
+        return data if file is None else file
+
     def _silence(self, seconds: float) -> Samples:
         self.record.audio_seconds += seconds
         return np.zeros(round(seconds * self._service.engine.sample_rate), np.float32)
 
-    def _emit(self, data: bytes) -> bytes:
+    def _note_first_audio(self) -> None:
         if self.record.first_audio is None:
             self.record.first_audio = time.monotonic() - self._start_time
-        return data
 
     def _record_finished(self, reason: FinishReason, error: str | None = None) -> None:
         self.record.finish_reason, self.record.error = reason, error
