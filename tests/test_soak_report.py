@@ -16,7 +16,7 @@ import pytest
 
 from soak.mixed_load import PLAYER_SECONDS, SAMPLE_RATE, ClientResult, MixedLoad, Player
 from soak.recorder import ProcessTree, Recorder, is_running
-from soak.soak_report import SoakRecord, fit_slope, run_checks, total_of_counter, write_report
+from soak.soak_report import SoakRecord, count_streams_left, fit_slope, run_checks, total_of_counter, write_report
 
 SECONDS = 1000
 KILLED_AT = 200.0
@@ -42,7 +42,7 @@ def client(at: float, **fields: Any) -> dict[str, Any]:
 def good_record() -> SoakRecord:
     run = {
         "profile": "made-up", "seconds": SECONDS, "model": "simulated", "freed": True, "exit_code": 0,
-        "processes_left": 0, "stop_seconds": 1.0, "capacity": 31, "rate": 2.0, "pages": 1280,
+        "processes_left": 0, "streams_left": 0, "stop_seconds": 1.0, "capacity": 31, "rate": 2.0, "pages": 1280,
     }  # fmt: skip
     clients = [client(at) for at in range(0, SECONDS, 2)]
     clients.append(client(KILLED_AT - 1, outcome="interrupted"))
@@ -90,6 +90,8 @@ DEFECTS: list[tuple[str, Callable[[SoakRecord], SoakRecord]]] = [
     ("stalled readers", lambda record: with_client(record, kind="stalled")),
     ("free at the end", lambda record: with_run(record, freed=False)),
     ("free at the end", lambda record: with_run(record, freed=None)),
+    ("left in the engine", lambda record: with_run(record, streams_left=3)),
+    ("left in the engine", lambda record: with_run(record, streams_left=None)),
     ("ended by itself", lambda record: with_run(record, exit_code=None)),
     ("ended by itself", lambda record: with_run(record, processes_left=1)),
     ("underrun", with_underruns),
@@ -134,6 +136,12 @@ def test_a_counter_is_summed_over_restarts() -> None:
     assert total_of_counter(rows, "engine_underruns") == 5 + 4
 
 
+def test_only_streams_of_idle_server_processes_count_as_left() -> None:
+    assert count_streams_left("worker disconnected streams=5\n") is None
+    stopped = "worker disconnected streams=5\nserver stopping\n"
+    assert count_streams_left(stopped + "worker disconnected streams=0\nworker disconnected streams=2\n") == 2
+
+
 def test_a_slope_is_that_of_the_line() -> None:
     assert fit_slope([(x, 3 * x + 1) for x in range(10)]) == pytest.approx(3)
     assert fit_slope([(1, 1)]) == fit_slope([]) == 0
@@ -156,6 +164,9 @@ def test_a_player_counts_only_gaps_longer_than_its_buffer() -> None:
 def write_files(record: SoakRecord, folder: Path) -> None:
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps(record.run))
+    (folder / "server.log").write_text(
+        "info worker disconnected streams=7\ninfo server stopping pid=1\ninfo worker disconnected streams=0\n"
+    )
     for name, rows in (("samples", record.samples), ("clients", record.clients), ("events", record.events)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -10,6 +10,7 @@ between `<!-- soak: PROFILE -->` and `<!-- end -->`. Ends with status 1 if a che
 import argparse
 import json
 import os
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-CLIENTS_FILE, SAMPLES_FILE, EVENTS_FILE, RUN_FILE = "clients.jsonl", "samples.jsonl", "events.jsonl", "run.json"
+CLIENTS_FILE, SAMPLES_FILE, EVENTS_FILE = "clients.jsonl", "samples.jsonl", "events.jsonl"
+RUN_FILE, LOG_FILE = "run.json", "server.log"
 PLAYED_KINDS = ("http", "sse", "live", "elevenlabs", "long")
 WHOLE_TEXT_KINDS = ("http", "sse", "long")
 MAX_UNDERRUN_SHARE = 1 / 200  # of the streams that were played to their end
@@ -53,11 +55,19 @@ class SoakRecord:
     @classmethod
     def read(cls, folder: Path) -> "SoakRecord":
         lists = [_read_lines(folder / name) for name in (SAMPLES_FILE, CLIENTS_FILE, EVENTS_FILE)]
-        return cls(json.loads((folder / RUN_FILE).read_text()), *lists)
+        run = json.loads((folder / RUN_FILE).read_text())
+        log = (folder / LOG_FILE).read_text(errors="replace")
+        return cls({**run, "streams_left": count_streams_left(log)}, *lists)
 
     @property
     def kills(self) -> list[float]:
         return [event["at"] for event in self.events if event["event"] == "kill"]
+
+
+def count_streams_left(log: str) -> int | None:
+    """Streams of idle server processes that the engine process still had when they stopped; None if none stopped."""
+    found = re.findall(r"worker disconnected streams=(\d+)", log.partition("server stopping")[2])
+    return sum(map(int, found)) if found else None
 
 
 def _read_lines(path: Path) -> list[Row]:
@@ -143,6 +153,7 @@ def run_checks(record: SoakRecord) -> list[Check]:
         ),
         Check("stalled readers were disconnected", *_stalled(clients)),
         Check("slots, pages and streams were free at the end", run.get("freed") is True, str(run.get("freed"))),
+        Check("no stream was left in the engine process", run["streams_left"] == 0, str(run["streams_left"])),
         Check(
             "the server ended by itself, with all its processes",
             run.get("exit_code") == 0 and run.get("processes_left") == 0,
