@@ -88,9 +88,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_contains_types_voice_and_playground(wheel: Path) -> None:
+def test_the_wheel_contains_types_voice_playground_and_pronunciations(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"polyvox/py.typed", "polyvox/assets/voice/model.safetensors", "polyvox/server/web/index.html"} <= names
+    assert {f"polyvox/text/phonemes/{name}" for name in ("lexicon.zlib", "spelling_model.npz", "NOTICE.txt")} <= names
     assert not any(name.startswith(("tests/", "training/", "tools/")) for name in names)
 
 
