@@ -3,6 +3,7 @@
 
 import gc
 import hashlib
+import logging
 import secrets
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ import torch
 
 from polyvox.audio import Audio
 from polyvox.audio.clip import FinishReason
+from polyvox.audio.excerpt import fit_recording
 from polyvox.audio.read import read_audio
 from polyvox.audio.samples import Samples
 from polyvox.audio.time_stretch import check_speed
@@ -32,6 +34,8 @@ from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
 from polyvox.progress import showing_progress
 from polyvox.text import TextRules
 from polyvox.voices import VoiceLibrary
+
+log = logging.getLogger(__name__)
 
 EMBEDDED_VOICE = Path(__file__).parent / "assets/voice"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float32", "float64")}
@@ -118,16 +122,21 @@ class TTS:
         return list(self.model.info().languages)
 
     def clone(self, recording: str | Path | Samples, text: str | None = None) -> ClonedVoice:
-        """Clone the voice of a recording of 1 to 30 s (a Base model only): an audio file, or samples at `sample_rate`.
+        """Clone the voice of a recording (a Base model only): an audio file, or samples at `sample_rate`.
 
+        It must have at least 1 s of speech. Of more than 30 s the best part is used without the transcript (logged).
         text: the transcript. With it, speech continues the recording and is closer to the voice.
         """
         info = self.model.info()
         if not info.can_clone:  # before the file is read
             raise info.unsupported("recording", NOT_SHOWN, "can_clone")
-        if not isinstance(recording, np.ndarray):
-            return self.model.clone(read_audio(recording, self.sample_rate), text)
-        return self.model.clone(recording, text)
+        samples = recording if isinstance(recording, np.ndarray) else read_audio(recording, self.sample_rate)
+        if info.max_reference_seconds is not None and samples.ndim == 1 and samples.dtype.kind == "f":
+            samples, notice = fit_recording(samples, self.sample_rate, info.max_reference_seconds)
+            if notice is not None:
+                log.warning("recording cut notice=%r", notice)
+                text = None
+        return self.model.clone(samples, text)
 
     def say(
         self,

@@ -108,6 +108,34 @@ def test_channels_are_mixed_and_widths_scaled() -> None:
         assert np.abs(back - sound / 2).max() < (0.01 if width == 1 else 1e-4)
 
 
+def stereo_wav(left: Samples, right: Samples) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(2)
+        out.setsampwidth(2)
+        out.setframerate(RATE)
+        out.writeframes(to_pcm(np.stack([left, right], 1).reshape(-1)).tobytes())
+    return file.getvalue()
+
+
+def test_channels_that_cancel_each_other_are_not_silence() -> None:
+    sound = speech(0.5)
+    for left, right in ((sound, -sound), (sound, -0.9 * sound)):
+        back, _ = decode(stereo_wav(left, right), 60)
+        assert np.abs(back - sound).max() < 1e-3
+    for left, right in ((sound, 0 * sound), (0 * sound, sound), (0 * sound, 0 * sound)):
+        back, _ = decode(stereo_wav(left, right), 60)
+        assert np.abs(back - (left + right) / 2).max() < 1e-3
+
+
+def test_a_damaged_file_of_a_supported_format_is_called_damaged() -> None:
+    wav = encode(speech(0.5), RATE, "wav")
+    for data in (wav[:12], wav[:8] + b"JUNK" + wav[12:], b"RIFF" + b"\xff" * 200, b"OggS" + b"\0" * 100, b"fLaC\0"):
+        with pytest.raises(UnreadableAudio) as caught:
+            decode(data, 60)
+        assert "supported formats" not in str(caught.value)
+
+
 def test_the_audio_track_of_a_video_is_read() -> None:
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as out:
@@ -133,8 +161,7 @@ def test_samples_beyond_full_scale_are_scaled_down() -> None:
 def test_duration_and_size_are_limited() -> None:
     wav = encode(speech(2.0), RATE, "wav")
     assert len(read_audio(wav, RATE, max_seconds=2.0)) == 2 * RATE
-    with pytest.raises(InvalidRequest, match=r"at most 1\.5 s"):
-        read_audio(wav, RATE, max_seconds=1.5)
+    assert np.array_equal(read_audio(wav, RATE, max_seconds=1.5), read_audio(wav, RATE)[: round(1.5 * RATE)])
     with pytest.raises(InvalidRequest, match=r"at most 0\.09 MB"):
         read_audio(wav, RATE, max_bytes=90_000)
     with pytest.raises(InvalidRequest, match=r"at most 0\.09 MB"):
@@ -246,11 +273,11 @@ def test_a_data_size_beyond_the_file_is_ignored() -> None:
     assert_unreadable(wav_of(form, b"", 0x7FFFFFFF))
 
 
-def test_a_decompression_bomb_is_rejected_early() -> None:
+def test_a_decompression_bomb_is_read_up_to_the_limit() -> None:
     bomb = encode(np.zeros(3600 * 8000, np.float32), 8000, "flac")
     assert len(bomb) < 1_000_000
     began = time.process_time()
-    assert_unreadable(bomb, "at most 60 s")
+    assert len(decode(bomb, 60)[0]) == 60 * 8000
     assert time.process_time() - began < 2
 
 

@@ -29,7 +29,7 @@ def read_audio(
     max_seconds: float = 60.0,
     max_bytes: int = 50_000_000,
 ) -> Samples:
-    """Mono samples at `sample_rate`, scaled down if they exceed full scale.
+    """Mono samples at `sample_rate`, scaled down if they exceed full scale; of a long file the first `max_seconds`.
 
     The file is decoded in a separate process with limits on memory and time, which has no network and no other files.
     """

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from polyvox.audio import read_audio
+from polyvox.audio.excerpt import fit_recording
 from polyvox.cli.terminal import Device, Dtype, Json, console, load, show_json, show_rows
 from polyvox.errors import InvalidRequest
 from polyvox.models.info import Capability
@@ -54,6 +55,11 @@ def add(
         start = time.perf_counter()
         with console.status(f"Cloning {file.name} …"):
             recording = read_audio(file, tts.sample_rate)
+            notice = None
+            if (max_seconds := tts.model.info().max_reference_seconds) is not None:
+                recording, notice = fit_recording(recording, tts.sample_rate, max_seconds)
+            if notice is not None:
+                transcript = None
             cloned = tts.clone(recording, transcript)
         assert tts.identity is not None
         voice = library.add(
@@ -65,6 +71,9 @@ def add(
             seconds=round(len(recording) / tts.sample_rate, 2),
             replace=replace,
         )
+    if notice is not None:
+        ignored = " The transcript is ignored." if text or text_file else ""
+        console.print(f"warning: {notice}{ignored}", soft_wrap=True)
     console.print(f"Added {_described(voice)} ({time.perf_counter() - start:.1f} s).", soft_wrap=True)
     if voice.codes is None:
         console.print("Tip: a transcript (--text) brings the voice closer to the recording.")

@@ -228,7 +228,10 @@ class Settings(BaseSettings):
         default=10_000_000, ge=1000, description="Maximum size of a recording in bytes.", json_schema_extra=LIMITS
     )
     max_recording_seconds: float = Field(
-        default=60.0, gt=0, description="Maximum length of a recording in seconds.", json_schema_extra=LIMITS
+        default=60.0,
+        gt=0,
+        description="Seconds of a recording that are read; the rest is ignored.",
+        json_schema_extra=LIMITS,
     )
     max_batch_items: int = Field(
         default=32, ge=1, description="Maximum items per batch request.", json_schema_extra=LIMITS

@@ -32,6 +32,7 @@ TASK_CAPABILITIES: dict[str, Capability] = {
     "Base": "can_clone",
 }
 MAX_PRONUNCIATIONS = 1_000  # of one request
+NOTICE_HEADER = "x-polyvox-notice"  # what was done with the recording of a request
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
@@ -111,6 +112,8 @@ async def create_speech(request: Request, body: SpeechRequest, state: State, str
     request_id = request_id_of(request)
     headers = check_unknown(body.unknown_fields(), is_strict(strict), request_id)
     options = await parse_speech_request(body, state)
+    if options.notice is not None:
+        headers[NOTICE_HEADER] = options.notice
     return SpeechResponse(state, options, request_id, as_events=body.stream_format == "sse", headers=headers)
 
 
@@ -136,7 +139,8 @@ async def parse_parameters(body: SpeechParameters, state: AppState) -> Synthesis
     if body.instructions and not info.takes_instructions:
         raise info.unsupported("instructions", body.instructions, "takes_instructions")
     name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
-    voice = await _clone_voice(body, state) or name or body.speaker
+    cloned, notice = await _clone_voice(body, state)
+    voice = cloned or name or body.speaker
     layout = None if body.non_streaming_mode is None else ("whole" if body.non_streaming_mode else "streaming")
     return SynthesisOptions(
         voice=voice,
@@ -152,6 +156,7 @@ async def parse_parameters(body: SpeechParameters, state: AppState) -> Synthesis
         speed=body.speed,
         normalize=body.normalize,
         pronunciations=_pronunciations(body, info),
+        notice=notice,
     )
 
 
@@ -182,24 +187,24 @@ def _sampling(body: SpeechParameters, info: ModelInfo) -> Sampling | None:
     return sampling
 
 
-async def _clone_voice(body: SpeechParameters, state: AppState) -> ClonedVoice | None:
-    """The voice that the request contains as a recording or as an embedding."""
+async def _clone_voice(body: SpeechParameters, state: AppState) -> tuple[ClonedVoice | None, str | None]:
+    """The voice that the request contains as a recording or as an embedding, and a notice if the recording was cut."""
     sources = [name for name in ("ref_audio", "speaker_embedding") if getattr(body, name) is not None]
     related = [name for name in ("ref_text", "x_vector_only_mode") if getattr(body, name)]
     if not sources and not related:
-        return None
+        return None, None
     if not state.info.can_clone:
         raise state.info.unsupported((sources + related)[0], NOT_SHOWN, "can_clone")
     if len(sources) != 1:
         raise InvalidRequest("ref_audio", sources, "exactly one of ref_audio and speaker_embedding is required")
     if body.speaker_embedding is not None:
-        return embedded_voice(body.speaker_embedding, state.info)
+        return embedded_voice(body.speaker_embedding, state.info), None
     recordings = [body.ref_audio] if isinstance(body.ref_audio, str) else body.ref_audio or []
     if len(recordings) != 1:
         raise InvalidRequest("ref_audio", len(recordings), "must be one recording")
     transcript = None if body.x_vector_only_mode else body.ref_text or None
-    voice, _ = await state.synthesis.clone(partial(state.recordings.read, recordings[0]), transcript)
-    return voice
+    voice, _, notice = await state.synthesis.clone(partial(state.recordings.read, recordings[0]), transcript)
+    return voice, notice
 
 
 def embedded_voice(embedding: list[float], info: ModelInfo) -> ClonedVoice:

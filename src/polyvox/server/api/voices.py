@@ -14,7 +14,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
-from polyvox.server.api.openai import embedded_voice
+from polyvox.server.api.openai import NOTICE_HEADER, embedded_voice
 from polyvox.server.app_state import AppState, State
 from polyvox.server.requests import RequestModel, check_unknown, parse_json, read_body, request_id_of, validate
 from polyvox.server.responses import APIError
@@ -85,7 +85,7 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
         raise InvalidRequest("name", upload.name, "is the name of a built-in voice")
     if not upload.replace:
         await state.synthesis.in_thread(state.voices.library.check_free, upload.name)  # before cloning
-    voice, seconds = await _clone(state, upload, recording)
+    voice, seconds, notice = await _clone(state, upload, recording)
     added = await state.synthesis.in_thread(
         state.voices.library.add,
         upload.name,
@@ -97,6 +97,8 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
         description=upload.speaker_description,
         replace=upload.replace,
     )
+    if notice is not None:
+        headers[NOTICE_HEADER] = notice
     return JSONResponse(library_voice(added), status_code=201, headers=headers)
 
 
@@ -120,14 +122,16 @@ async def remove_voice(state: State, name: str) -> JSONResponse:
     return JSONResponse({"id": name, "object": "audio.voice.deleted", "deleted": True})
 
 
-async def _clone(state: AppState, upload: VoiceUpload, recording: bytes | None) -> tuple[ClonedVoice, float | None]:
-    """The voice, and the length of its recording in seconds."""
+async def _clone(
+    state: AppState, upload: VoiceUpload, recording: bytes | None
+) -> tuple[ClonedVoice, float | None, str | None]:
+    """The voice, the length of its recording in seconds, and a notice if the recording was cut."""
     has_recording = recording is not None or upload.audio_sample is not None
     if has_recording == (upload.speaker_embedding is not None):
         requirement = "exactly one of audio_sample and speaker_embedding is required"
         raise InvalidRequest(RECORDING_FIELD, NOT_SHOWN, requirement)
     if upload.speaker_embedding is not None:
-        return embedded_voice(upload.speaker_embedding, state.info), None
+        return embedded_voice(upload.speaker_embedding, state.info), None, None
     if recording is not None:
         read = partial(state.recordings.decode, recording)
     else:

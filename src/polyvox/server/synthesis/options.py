@@ -33,6 +33,7 @@ class SynthesisOptions:
     speed: float = 1.0
     normalize: bool = True
     pronunciations: tuple[Pronunciation, ...] = ()
+    notice: str | None = None  # for the client: what was done with the request's recording
     streaming: bool = True
     live: bool = False
     granularity: Granularity = "sentence"

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+from polyvox.audio.excerpt import fit_recording
 from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncEngine, AsyncStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
@@ -133,8 +134,9 @@ class SynthesisService:
         """Runs short blocking work: text preparation, files of the voice library and of responses."""
         return await asyncio.get_running_loop().run_in_executor(self._preparation, lambda: work(*args, **kwargs))
 
-    async def clone(self, read: Callable[[], Samples], transcript: str | None) -> tuple[ClonedVoice, float]:
-        """Reads a recording in a thread and clones its voice; returns the voice and the recording's length in seconds.
+    async def clone(self, read: Callable[[], Samples], transcript: str | None) -> tuple[ClonedVoice, float, str | None]:
+        """Reads a recording in a thread and clones its voice; returns the voice, the length of its recording in seconds
+        and a notice if the recording was cut, in which case the transcript is not used.
 
         Raises Overloaded if too many recordings are pending.
         """
@@ -142,10 +144,21 @@ class SynthesisService:
             raise Overloaded("Too many recordings are being read.", retry_after=2)
         self._num_recordings += 1
         try:
-            samples = await asyncio.get_running_loop().run_in_executor(self._decoding, read)
-            return await self.engine.clone(samples, transcript), len(samples) / self.engine.sample_rate
+            samples, notice = await asyncio.get_running_loop().run_in_executor(self._decoding, self._fitted, read)
+            if notice is not None and transcript is not None:
+                notice, transcript = f"{notice} The transcript is ignored.", None
+            return await self.engine.clone(samples, transcript), len(samples) / self.engine.sample_rate, notice
         finally:
             self._num_recordings -= 1
+
+    def _fitted(self, read: Callable[[], Samples]) -> tuple[Samples, str | None]:
+        samples, notice = read(), None
+        if self.info.max_reference_seconds is not None:
+            samples, notice = fit_recording(samples, self.engine.sample_rate, self.info.max_reference_seconds)
+        max_seconds = self.settings.max_recording_seconds
+        if notice is None and len(samples) >= round(max_seconds * self.engine.sample_rate):
+            notice = f"The first {max_seconds:g} s of the recording are used."
+        return samples, notice
 
     def encode(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":
         return asyncio.get_running_loop().run_in_executor(self._encoding, lambda: work(*args, **kwargs))
