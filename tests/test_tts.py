@@ -192,15 +192,15 @@ def test_the_codec_state_after_a_recording_is_exact(loaded: Loaded, monkeypatch:
         ({"voice": ""}, "voice", "heart, michael"),
         ({"voice": 5}, "voice", "heart, michael"),
         ({"language": None}, "language", "auto, english"),
-        ({"max_frames": "5"}, "max_frames", "between 1 and 2047"),
-        ({"max_frames": True}, "max_frames", "between 1 and 2047"),
+        ({"max_frames": "5"}, "max_frames", "between 1 and 32768"),
+        ({"max_frames": True}, "max_frames", "between 1 and 32768"),
         ({"sampling": {"top_k": 1}}, "sampling", "a Sampling"),
         ({"sampling": Sampling(top_k=0.5)}, "top_k", "an integer"),  # type: ignore[arg-type]
         ({"sampling": Sampling(temperature=1e-40)}, "temperature", "between 0 and 10"),
         ({"text": "😀" * 2_000}, "text", "at most 2047 tokens"),
         ({"layout": "sideways"}, "layout", "whole, streaming"),
-        ({"max_frames": 0}, "max_frames", "between 1 and 2047"),
-        ({"max_frames": 5000}, "max_frames", "between 1 and 2047"),
+        ({"max_frames": 0}, "max_frames", "between 1 and 32768"),
+        ({"max_frames": 50_000}, "max_frames", "between 1 and 32768"),
         ({"sampling": Sampling(top_p=2)}, "top_p", "and 1"),
     ],
 )
@@ -212,6 +212,14 @@ def test_invalid_arguments_are_rejected_at_once(
     assert caught.value.field == field
     assert message in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_max_frames_may_exceed_the_default_of_the_checkpoint(embedded: LoadedTTS) -> None:
+    config = embedded.model.config
+    request = Request("Hello.", max_frames=config.max_frames + 100, guard=False)
+    assert embedded.model.prepare(request).max_frames == config.max_frames + 100
+    request = Request("Hello.", max_frames=config.talker.max_positions, guard=False)
+    assert embedded.model.prepare(request).max_frames < config.talker.max_positions
 
 
 @pytest.mark.parametrize(

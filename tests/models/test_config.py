@@ -120,6 +120,7 @@ def test_a_missing_field_is_named_with_its_file(file: str, path: str) -> None:
         (MODEL_FILE, "talker_config.code_predictor_config.rope_scaling", {"rope_type": "yarn"}, "default"),
         (MODEL_FILE, "talker_config.rope_theta", 10**400, "1e+12"),
         (CODEC_FILE, "decoder_config.sliding_window", 2**31 - 1, "100000"),
+        (CODEC_FILE, "decoder_config.sliding_window", 1, "from 2 to"),
         (MODEL_FILE, "talker_config.num_key_value_heads", 3, "a divisor"),
         (MODEL_FILE, "talker_config.rope_scaling.rope_type", "yarn", "default"),
         (MODEL_FILE, "talker_config.vocab_size", 1000, "1024"),

@@ -61,6 +61,25 @@ def symbols_as_is() -> set[str]:
     return {chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))}
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_tokenizer_json_replaces_vocabulary_and_merges(pairs: bool, checkpoints: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints / "base", tmp_path / "checkpoint")
+    config, text = read_config(folder), "Any text, naïve or 北京, 😀 <|im_end|>"
+    before = TextTokenizer(folder, config)
+    saved = json.loads(before._tokenizer.to_str())
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in saved["model"]["merges"]]
+    saved["model"]["merges"] = merges if pairs else [" ".join(merge) for merge in merges]
+    (folder / "tokenizer.json").write_text(json.dumps(saved))
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        (folder / name).unlink()
+    after = TextTokenizer(folder, config)
+    assert after.text(text) == before.text(text)
+    assert after.role == before.role
+    (folder / "tokenizer.json").write_text(json.dumps({**saved, "model": {"type": "WordPiece"}}))
+    with pytest.raises(CheckpointError, match="WordPiece"):
+        TextTokenizer(folder, config)
+
+
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
 @pytest.mark.parametrize("damage", ["absent", "garbage"])
 def test_a_damaged_vocabulary_is_rejected(name: str, damage: str, checkpoints: Path, tmp_path: Path) -> None:

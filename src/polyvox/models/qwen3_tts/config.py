@@ -231,7 +231,7 @@ def _codec(top: ConfigFields) -> CodecConfig:
         codebook_size=fields.size("codebook_size"),
         quantizers=fields.size("num_quantizers"),
         decoder_dim=fields.size("decoder_dim"),
-        window=fields.size("sliding_window", max_value=100_000),
+        window=fields.size("sliding_window", min_value=2, max_value=100_000),
         upsampling_ratios=fields.integers("upsampling_ratios"),
         upsample_rates=fields.integers("upsample_rates"),
         sample_rate=top.size("output_sample_rate"),

@@ -210,7 +210,7 @@ class Qwen3TTSModel:
         if not isinstance(request.language, str):
             raise InvalidRequest("language", request.language, languages(self.config))
         if request.max_frames is not None:
-            _check_integer("max_frames", request.max_frames, 1, self.config.max_frames)
+            _check_integer("max_frames", request.max_frames, 1, self.config.talker.max_positions)
         if request.seed is not None:
             _check_integer("seed", request.seed, 0, SEED_LIMIT - 1)
         _check_integer("segment", request.segment, 0, MAX_SEGMENT)

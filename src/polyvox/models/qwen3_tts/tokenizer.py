@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text tokenizer: Qwen2's byte-level BPE with its regex, from the checkpoint's vocab.json and merges.txt."""
+"""The text tokenizer: Qwen2's byte-level BPE with its regex, from the checkpoint's files."""
 
 import json
 from pathlib import Path
@@ -101,12 +101,8 @@ def _clean(text: str, field: str) -> str:
 
 def _load(folder: Path) -> Tokenizer:
     try:
-        vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-        lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
-        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))  # type: ignore[arg-type]
-        added = {int(key): value for key, value in settings.get("added_tokens_decoder", {}).items()}
+        vocab, merges, added = _read_vocabulary(folder)
+        tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))
         tokenizer.normalizer = NFC()
         tokenizer.pre_tokenizer = Sequence(
             [
@@ -114,19 +110,39 @@ def _load(folder: Path) -> Tokenizer:
                 ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-        tokenizer.add_special_tokens(
-            [AddedToken(added[key]["content"], normalized=False, special=True) for key in sorted(added)]
-        )
+        tokenizer.add_special_tokens([AddedToken(added[key], normalized=False, special=True) for key in sorted(added)])
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing; a checkpoint must have it") from None
     except Exception as error:  # tokenizers raises Exception for a merge that is not in its vocabulary
         raise CheckpointError(f"{folder}: the vocabulary cannot be read: {error}") from None
     for key, value in added.items():
-        if tokenizer.token_to_id(value["content"]) != key:
+        if tokenizer.token_to_id(value) != key:
             raise CheckpointError(
-                f"{folder / 'tokenizer_config.json'}: {value['content']} has id {key}; "
-                f"supported is the next one after the vocabulary, {tokenizer.token_to_id(value['content'])}"
+                f"{folder}: the added token {value} has id {key}; "
+                f"supported is the next one after the vocabulary, {tokenizer.token_to_id(value)}"
             )
     # A user's text never contains control tokens.
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _read_vocabulary(folder: Path) -> tuple[dict[str, int], list[tuple[str, str]], dict[int, str]]:
+    """Vocabulary, merges and added tokens: from vocab.json, merges.txt and tokenizer_config.json, or, if the first two
+    are missing, from tokenizer.json."""
+    combined = folder / "tokenizer.json"
+    if combined.is_file() and not ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()):
+        found = json.loads(combined.read_text(encoding="utf-8"))
+        if found["model"]["type"] != "BPE":
+            raise ValueError(f"{combined.name} has a {found['model']['type']} model; supported is BPE")
+        # A merge is a pair, or, before version 0.20 of tokenizers, two tokens with a space between them.
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in found["model"]["merges"])
+        added = {int(token["id"]): str(token["content"]) for token in found.get("added_tokens", [])}
+        vocab = {token: index for token, index in found["model"]["vocab"].items() if index not in added}
+        return vocab, [(first, second) for first, second in pairs], added
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(" ") for line in lines if line and not line.startswith("#version"))
+    merges = [(first, second) for first, second in pairs]
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    decoder = settings.get("added_tokens_decoder", {})
+    return vocab, merges, {int(key): str(value["content"]) for key, value in decoder.items()}
