@@ -51,16 +51,25 @@ def test_say_reads_stdin_and_writes_audio_and_subtitles(tmp_path: Path) -> None:
     text = "Dr. Grey paid $3.\n\nThen she left."
     done = subprocess.run(
         [sys.executable, "-m", "polyvox", "say", "-o", "a.flac", "--subtitles", "a.srt", "--rate", "16000",
-         "--speed", "1.5", "--show-text", "--seed", "3"],
+         "--speed", "1.5", "--seed", "3"],
         cwd=tmp_path, input=text, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "Doctor Grey paid three dollars." in done.stderr
+    assert "Wrote a.flac, a.srt" in done.stderr
     first, second = (tmp_path / "a.srt").read_text().split("\n\n")
     assert first.endswith("Doctor Grey paid three dollars.")
     assert second.endswith("Then she left.\n")
     sound = read_audio(tmp_path / "a.flac", 16_000)
     assert 0.5 < len(sound) / 16_000 < 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.flac", "a.srt"]
+
+
+def test_say_shows_the_text_and_speaks_nothing(tmp_path: Path) -> None:
+    text = "Dr. Grey paid $3. 😀\n\nThen <break time='2s'/> she left."
+    command = [sys.executable, "-m", "polyvox", "say", "-o", "a.wav", "--model", "/nowhere", "--show-text", text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = ["Doctor Grey paid three dollars.", "Grinning face", "Then [pause:2s]", "she left."]
+    assert done.stdout.splitlines() == lines
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_say_resumes_an_interrupted_run(tmp_path: Path) -> None:

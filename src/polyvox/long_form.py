@@ -30,7 +30,7 @@ from polyvox.text import Note, Pause, Rate, TextNormalizer, TextRules, merge_par
 from polyvox.text.phonemes import unmark_phonemes
 
 # Seconds of silence, if the text requests no pause. A clause is a segment where the speaking rate changes.
-CLAUSE_PAUSE, SENTENCE_PAUSE, PARAGRAPH_PAUSE = 0.1, 0.25, 0.6
+DEFAULT_PAUSES = CLAUSE_PAUSE, SENTENCE_PAUSE, PARAGRAPH_PAUSE = 0.1, 0.25, 0.6
 SENTENCE_ENDS = ".!?…。！？｡\"'”’)]」』"
 RETRY_INTERVAL = 0.2  # seconds between attempts while the engine has no capacity
 RETRY_TIMEOUT = 120.0  # seconds after which a sentence that was never admitted fails

@@ -19,9 +19,10 @@ from polyvox.audio.samples import Samples
 from polyvox.cli.terminal import Device, Dtype, Model, VocoderDevice, console, load
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.files import write_atomically
-from polyvox.long_form import LongFormReader, SpokenSentence, split_text
+from polyvox.long_form import DEFAULT_PAUSES, LongFormReader, Sentence, SpokenSentence, split_text
 from polyvox.subtitles import Cue, SubtitleFormat, format_subtitles
-from polyvox.text import Lexicon, TextRules, load_lexicon
+from polyvox.text import Lexicon, Note, TextRules, load_lexicon
+from polyvox.text.phonemes import unmark_phonemes
 
 DEFAULT_OUTPUT = "speech.wav"
 SUBTITLES: dict[str, SubtitleFormat] = {".srt": "srt", ".vtt": "vtt"}
@@ -48,7 +49,9 @@ def say(
     subtitles: Annotated[Path | None, typer.Option(help="Write subtitles to this file (.srt or .vtt).")] = None,
     lexicon: Annotated[Path | None, typer.Option(help="File with pronunciations, such as: GIF = jiff")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Speak the text without normalisation.")] = False,
-    show_text: Annotated[bool, typer.Option("--show-text", help="Print each sentence as it is spoken.")] = False,
+    show_text: Annotated[
+        bool, typer.Option("--show-text", help="Print the normalised text and speak nothing.")
+    ] = False,
     model: Model = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -60,13 +63,18 @@ def say(
     _check_outputs(output, rate, subtitles)
     rules = TextRules(language, load_lexicon(lexicon) if lexicon else Lexicon(), enabled=not as_is)
     content = _read_text(text, file)
-    sentences, _ = split_text(content, rules)  # fails before the model is loaded
+    sentences, notes = split_text(content, rules)  # fails before the model is loaded
+    if show_text:
+        _print_notes(notes)
+        _print_text(sentences)
+        return
     with load(model, device, dtype, vocoder_device=vocoder_device) as tts, ExitStack() as stack:
         start = time.perf_counter()
         resumable = output not in (None, "-") and len(sentences) > 1
         keep = Path(f"{output}.parts") if resumable else None
         reader = tts.read(content, voice, language, instructions, seed, None, speed, rules, keep)
-        _print_notes(reader)
+        _print_resumed(reader)
+        _print_notes(reader.notes)
         sinks: list[AudioSink] = []
         if output is not None:
             sinks.append(stack.enter_context(FileOutput(output, tts.sample_rate, rate)))
@@ -74,7 +82,7 @@ def say(
             sinks.append(stack.enter_context(Player(tts.sample_rate)))
         cues: list[Cue] = []
         num_cut = end = 0
-        for spoken in _with_progress(reader, show_text):
+        for spoken in _with_progress(reader):
             for sink in sinks:
                 sink.push(np.concatenate([spoken.samples, np.zeros(spoken.pause, np.float32)]))
             cues += [(spoken.start, spoken.end, spoken.text)] if spoken.text else []
@@ -183,26 +191,34 @@ def _check_folder(field: str, path: Path) -> None:
         raise InvalidRequest(field, str(path), "the folder does not exist")
 
 
-def _print_notes(reader: LongFormReader) -> None:
-    """Print what is resumed, and what was changed or left out of the text."""
+def _print_text(sentences: list[Sentence]) -> None:
+    """Print each sentence to stdout, with pauses that are not those between sentences."""
+    for sentence in sentences:
+        pause = "" if sentence.pause in (0.0, *DEFAULT_PAUSES) else f"[pause:{sentence.pause:g}s]"
+        typer.echo(f"{unmark_phonemes(sentence.text)} {pause}".strip())
+
+
+def _print_resumed(reader: LongFormReader) -> None:
     if reader.store is not None and len(reader.store):
         console.print(f"Resuming: {len(reader.store)} of {len(reader.sentences)} sentences are already done.")
-    kinds = Counter(note.kind for note in reader.notes)
+
+
+def _print_notes(notes: list[Note]) -> None:
+    """Print what was changed or left out of the text."""
+    kinds = Counter(note.kind for note in notes)
     if kinds:
         summary = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
         hint = "Use --show-text to see the spoken text, --as-is to disable normalisation."
         console.print(f"Changed or left out of the text: {summary}. {hint}", soft_wrap=True)
 
 
-def _with_progress(reader: LongFormReader, show_text: bool) -> Iterator[SpokenSentence]:
+def _with_progress(reader: LongFormReader) -> Iterator[SpokenSentence]:
     """Iterate with a progress bar on stderr."""
     total = sum(len(sentence.text) + 1 for sentence in reader.sentences)
     columns = TextColumn("Speaking … {task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=total)
         for spoken in reader:
-            if show_text and spoken.text:
-                console.print(spoken.text, soft_wrap=True)
             yield spoken
             minutes, seconds = divmod(spoken.end // reader.engine.sample_rate, 60)
             done = f"{spoken.index + 1} of {len(reader.sentences)}, {minutes}:{seconds:02}"
