@@ -191,6 +191,21 @@ def test_a_missing_model_ends_the_command_with_one_sentence(workers: int) -> Non
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_command_can_be_stopped_while_its_engine_starts(workers: int) -> None:
+    port = _free_port()
+    line = [sys.executable, "-m", "polyvox", "serve", "--device", "cpu", "--port", str(port), "--workers", str(workers)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: _is_live(port) or threading.Event().wait(0.02))
+        since = time.monotonic()
+        process.terminate()
+        _, log = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+    assert time.monotonic() - since < 20
+    assert "Traceback" not in log
+
+
 def test_a_port_in_use_ends_the_command_with_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ended = serve("--port", str(taken.getsockname()[1]))
@@ -241,6 +256,13 @@ def test_the_startup_benchmark_measures_a_start_and_its_stages(tmp_path: Path) -
     assert set(start["stages"]) == {"import", "load", "calibrate"}
     assert 0 < start["live"] < start["ready"]
     assert start["engine"] < start["ready"]
+
+
+def _is_live(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/livez", timeout=TIMEOUT, trust_env=False).status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def _free_port() -> int:

@@ -2,7 +2,9 @@
 """polyvox serve: the HTTP server."""
 
 import inspect
+import os
 import socket
+import sys
 from contextlib import closing
 from functools import partial
 from ipaddress import ip_address
@@ -101,6 +103,9 @@ def _serve_with_local_engine(settings: Settings, listener: socket.socket) -> Non
         workers.run_server(connect, settings, listener, engine_failed=engine.start_failed)
         display.close()
         engine.check()
+    if not engine.stopped:  # a start in progress; a regular exit would abort in it
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def serve_with_engine_process(

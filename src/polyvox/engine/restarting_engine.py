@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL = 0.2  # seconds between two checks of the engine
 HANG_TIMEOUT = 30.0  # seconds of one step; a thread that hangs cannot be ended, so its engine only counts as failed
-CLOSE_TIMEOUT = 15.0  # seconds for a start in progress, and for the engine's own shutdown
+CLOSE_TIMEOUT = 15.0  # seconds for the engine's own shutdown
 OnStarted = Callable[[InProcessEngine, dict[str, float]], None]  # with the seconds of the start, in total and by stage
 
 
@@ -74,12 +74,18 @@ class RestartingEngine:
     def stats(self) -> dict[str, float]:
         return self._running().stats()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the thread has ended: `close` does not wait for a start in progress, which cannot be interrupted."""
+        return not self._thread.is_alive()
+
     def close(self) -> None:
         """Ends the engine and the thread. Idempotent."""
         self._closing.set()
-        self._thread.join(CLOSE_TIMEOUT)
-        if self._thread.is_alive():
-            log.error("engine did not stop timeout=%g", CLOSE_TIMEOUT)
+        if self.status().running:
+            self._thread.join(CLOSE_TIMEOUT)
+            if not self.stopped:
+                log.error("engine did not stop timeout=%g", CLOSE_TIMEOUT)
         self._lifecycle.close()
         self.start_failed.close()
         self._start_failed_signal.close()
@@ -94,7 +100,7 @@ class RestartingEngine:
         while not self._closing.is_set():
             try:
                 self._start()
-                reason = self._watch()
+                reason = self._watch() if self._engine is not None else ""
             except Exception as error:
                 failure = start_error(error)
                 if self.status().sample_rate == 0:  # the first start
@@ -113,6 +119,9 @@ class RestartingEngine:
         self._lifecycle.begin_start()
         with progress.listening(*listeners):
             engine = self._factory()
+        if self._closing.is_set():
+            engine.close()
+            return
         gc.collect()
         gc.freeze()  # objects of the start are excluded from garbage collection, which stalls all streams
         self._engine = engine
