@@ -261,10 +261,14 @@ class Simulation:
             self.load.observe(plan, seconds)
             self.frames.append((self.now, len(plan.frame)))
         else:
-            moments = [*self._stopped.values(), *(one.arrived_at + 1e-6 for one in list(self.arriving)[:1])]
+            moments = self.next_moments()
             assert moments, "the simulation is stuck"
             self.now = max(self.now, min(moments))
         return plan
+
+    def next_moments(self) -> list[float]:
+        """When an idle engine may have work again."""
+        return [*self._stopped.values(), *(one.arrived_at + 1e-6 for one in list(self.arriving)[:1])]
 
     def _arrive(self) -> None:
         while self.arriving and self.arriving[0].arrived_at <= self.now:

@@ -68,6 +68,10 @@ class Fixture:
     def queued(self) -> list[StreamState]:
         return list(self.streams[StreamStatus.QUEUED])
 
+    def wait(self, now: float) -> float:
+        """The expected wait of a new live utterance."""
+        return self.admission.estimate_wait(True, 0, now)
+
     def plan(self, now: float) -> StepPlan[StreamState]:
         return self.scheduler.plan(now)
 
@@ -104,4 +108,5 @@ def running(*streams: StreamState, cost: CostModel = GPU, **limits: Any) -> Fixt
         stream.admitted_at = stream.arrived_at
         stream.allocation = fixture.ledger.allocate(0)
         fixture.streams.add(stream)
+        fixture.admission.utterances.admit(stream, stream.arrived_at)
     return fixture

@@ -2,19 +2,20 @@
 """Which requests are rejected, queued and admitted."""
 
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.schedulers import FRAME, GPU, LIMITS, SLOW, build, new_stream, playing, running
-from polyvox.engine.admission import QUEUE_GRACE_SECONDS
+from engine.schedulers import FRAME, GPU, LIMITS, SLOW, Fixture, build, new_stream, playing, running
+from polyvox.engine.admission import QUEUE_GRACE_SECONDS, RETRY_WAIT_SHARE, Demand
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.load import LoadSnapshot
 from polyvox.engine.stream_state import StreamState
 from polyvox.engine.stream_status import StreamStatus
+from polyvox.engine.utterances import FRAMES_PER_BYTE
 from polyvox.errors import InvalidRequest, Overloaded
 
 
@@ -28,47 +29,62 @@ def test_requests_are_admitted_in_order_of_arrival_and_live_ones_before_files() 
     assert all(one.admitted_at == 0.5 for one in streams)
 
 
+def bytes_of(engine: Fixture, seconds: float) -> int:
+    """Text whose speech takes this many seconds of a full engine's time."""
+    return round(seconds * engine.load.speed() / (FRAMES_PER_BYTE * FRAME))
+
+
 def test_a_full_queue_rejects_with_the_time_to_retry_after() -> None:
-    engine = build(num_slots=1, max_queue=3, max_queue_seconds=30.0)
-    engine.admit_all(new_stream())
+    engine = build(num_slots=1, max_queue=3, max_queue_seconds=40.0)
+    text_bytes = bytes_of(engine, 8.0)
+    engine.admit_all(new_stream(max_frames=5000, text_bytes=text_bytes))
     for _ in range(3):
-        engine.admission.enqueue(new_stream(), 5.0)
+        engine.admission.enqueue(new_stream(max_frames=5000, text_bytes=text_bytes), 0.0)
     with pytest.raises(Overloaded, match="queue is full") as error:
-        engine.admission.enqueue(new_stream(), 5.0)
-    # The default of 3 s and the 5 s of the active stream: the fourth would wait 32 s.
-    assert error.value.retry_after == 2.0
+        engine.admission.enqueue(new_stream(max_frames=5000, text_bytes=text_bytes), 0.0)
+    bound = engine.admission.estimate.upper_bound(32.0)
+    assert error.value.retry_after == ceil(bound - RETRY_WAIT_SHARE * 40.0)
     assert len(engine.queued) == 3
 
 
 def test_a_request_that_would_wait_too_long_is_rejected_at_once() -> None:
-    engine = build(num_slots=4, max_queue=100, max_queue_seconds=3.5)
-    engine.admit_all(*(new_stream() for _ in range(4)))
-    for _ in range(4):  # by default a stream holds its slot for 3 s: one of four is free every 0.75 s
-        engine.admission.precheck(live=True, continues=False, now=0.0)
-        engine.admission.enqueue(new_stream(), 0.0)
-    with pytest.raises(Overloaded, match=r"free within 3\.5 s") as error:
-        engine.admission.precheck(live=True, continues=False, now=0.0)
-    assert error.value.retry_after == 1.0
+    engine = build(num_slots=4, max_queue=100, max_queue_seconds=5.0)
+    text_bytes = bytes_of(engine, 2.9)
+    engine.admit_all(*(new_stream(max_frames=5000, text_bytes=text_bytes) for _ in range(4)))
+    for _ in range(4):
+        engine.admission.precheck(Demand(live=True), 0.0)
+        engine.admission.enqueue(new_stream(max_frames=5000, text_bytes=text_bytes), 0.0)
+    with pytest.raises(Overloaded, match="free within 5 s") as error:
+        engine.admission.precheck(Demand(live=True), 0.0)
+    assert error.value.retry_after == ceil(engine.admission.estimate.upper_bound(5.8) - RETRY_WAIT_SHARE * 5.0)
     with pytest.raises(Overloaded):
         engine.admission.enqueue(new_stream(), 0.0)
 
 
-def test_the_wait_is_estimated_by_how_long_streams_hold_their_slots() -> None:
+def test_the_wait_is_estimated_by_what_is_left_of_all_sentences() -> None:
     engine = build(num_slots=1, max_queue=100, max_queue_seconds=100.0)
-    estimate = engine.admission.estimate_wait
+    assert engine.wait(0.0) == 0.0
+    text_bytes = bytes_of(engine, 7.0)
+    running = new_stream(max_frames=5000, text_bytes=text_bytes, utterance_id=1, following_bytes=3 * text_bytes)
+    engine.admit_all(running)
+    assert engine.wait(0.0) == pytest.approx(28.0, rel=0.01)
+    running.generated = round(0.5 * FRAMES_PER_BYTE * text_bytes)
+    assert engine.wait(1.0) == pytest.approx(24.5, rel=0.01)
+    engine.admission.enqueue(new_stream(max_frames=5000, text_bytes=text_bytes, following_bytes=text_bytes), 1.0)
+    assert engine.wait(2.0) == pytest.approx(38.5, rel=0.01)
+
+
+def test_the_length_of_speech_is_learned_from_streams_that_have_ended() -> None:
+    engine = build(num_slots=1)
+    before = engine.admission.utterances.seconds(100)
     now = 0.0
-    for _ in range(100):
-        one = new_stream(arrived_at=now)
+    for _ in range(200):
+        one = new_stream(arrived_at=now, text_bytes=100)
         engine.admit_all(one, now=now)
-        now += 7.0
+        one.generated = one.decoded = 45  # half of what is expected at first
+        now += 1.0
         engine.finish(one, now)
-    assert estimate(True, 0, now) == 0.0
-    engine.admit_all(new_stream(arrived_at=now), now=now)
-    assert estimate(True, 0, now) == pytest.approx(7.0, rel=0.01)
-    assert estimate(True, 0, now + 20) == pytest.approx(11.0, rel=0.01)  # a long stream counts before its end
-    engine.admission.enqueue(new_stream(arrived_at=now), now)
-    assert estimate(True, 0, now) == pytest.approx(14.0, rel=0.01)
-    assert estimate(False, 10_000, now) == 3.0  # no file has ended yet, and too few pages are free
+    assert engine.admission.utterances.seconds(100) == pytest.approx(before / 2, rel=0.05)
 
 
 def test_the_next_segment_of_an_utterance_is_never_rejected_for_its_wait_and_goes_first() -> None:
@@ -78,10 +94,10 @@ def test_the_next_segment_of_an_utterance_is_never_rejected_for_its_wait_and_goe
     for one in (new_stream(), new_stream()):
         engine.admission.enqueue(one, 0.0)
     with pytest.raises(Overloaded):
-        engine.admission.precheck(live=True, continues=False, now=0.0)
+        engine.admission.precheck(Demand(live=True), 0.0)
     following = [new_stream(continues=True), new_stream(continues=True)]
     for one in following:
-        engine.admission.precheck(live=True, continues=True, now=0.0)
+        engine.admission.precheck(Demand(live=True, continues=True), 0.0)
         engine.admission.enqueue(one, 0.0)
     with pytest.raises(Overloaded, match="full"):
         engine.admission.enqueue(new_stream(continues=True), 0.0)
@@ -204,7 +220,7 @@ def test_a_slower_machine_has_less_capacity_and_a_larger_batch_more(factor: floa
 
 
 def test_streams_beyond_capacity_wait() -> None:
-    engine = build(SLOW, max_queue=20, max_queue_seconds=10.0)
+    engine = build(SLOW, max_queue=20, max_queue_seconds=100.0)
     for _ in range(10):
         engine.admission.enqueue(new_stream(), 0.0)
     assert len(engine.admission.admit(0.0)) == engine.load.capacity() == 3

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ipc.fake_engine import SAMPLE_RATE
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
-from polyvox.engine.admission import Admission
+from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.load import LoadModel
@@ -94,10 +94,21 @@ class PacedEngine:
 
     def submit(self, request: Request, on_ready: Callable[[PacedStream], None] | None = None) -> PacedStream:
         with self.work:
-            now, live, continues = time.monotonic(), not request.whole_file, request.segment > 0
-            self._admission.precheck(live, continues, now)
+            now, demand = time.monotonic(), Demand.of(request)
+            self._admission.precheck(demand, now)
             self._ids += 1
-            state = StreamState(self._ids, now, PROMPT_ROWS, MAX_FRAMES, live=live, continues=continues)
+            state = StreamState(
+                self._ids,
+                now,
+                PROMPT_ROWS,
+                MAX_FRAMES,
+                live=demand.live,
+                continues=demand.continues,
+                utterance_id=demand.utterance_id,
+                text_bytes=demand.num_bytes - request.following_bytes,
+                following_bytes=request.following_bytes,
+                fingerprint=demand.fingerprint,
+            )
             self._admission.enqueue(state, now)
             stream = self._streams[state] = PacedStream(self, request, on_ready)
             self.work.notify_all()
@@ -178,7 +189,7 @@ class PacedEngine:
         stream = self._streams.pop(state)
         if state.status in HOLDS_SLOT:
             self._table.transition(state, StreamStatus.RELEASING, now)
-            self._admission.release(state, now)
+            self._admission.release(state, now, completed=reason not in ("cancelled", "error"))
         elif state.status is not StreamStatus.FINISHED:
             self._table.transition(state, StreamStatus.FINISHED, now)
         self._counts["underruns"] += state.underruns

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission control: which requests are rejected, queued and given a slot.
 
-A stream is admitted only if all active streams can still meet their deadlines. A queued request is served: requests
-that would wait too long are rejected at once, with the time to retry after. No tensors, the clock an argument.
+An utterance is accepted once, with its first segment: its later segments go before new utterances and are never
+rejected for their wait. A stream is admitted only if all active streams can still meet their deadlines. A queued
+request is served: requests that would wait too long are rejected at once, with the time to retry after. No tensors,
+the clock an argument.
 """
 
 from collections.abc import Sequence
@@ -16,36 +18,41 @@ from polyvox.engine.slots import SlotLedger
 from polyvox.engine.stream_state import S, StreamState
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
+from polyvox.engine.utterances import UtteranceTable
+from polyvox.engine.wait_estimate import WaitEstimate
 from polyvox.errors import InvalidRequest, Overloaded
+from polyvox.models.request import Request
 
 # Share of slots, pages and queue that whole files may use: a flood of them must not lock out live streams.
 FILE_SHARE = 0.5
-# Estimated seconds that a stream holds its slot, until one has ended.
-DEFAULT_SLOT_SECONDS = 3.0
-# Ended streams that the estimate remembers, per active stream.
-MEMORY_PER_STREAM = 4
 # Seconds beyond max_queue_seconds after which a queued request times out: the active streams do not end.
 QUEUE_GRACE_SECONDS = 30.0
+# Share of max_queue_seconds that a request waits for when it is sent again at its time: half of the queue is left for
+# errors of the estimate in either direction.
+RETRY_WAIT_SHARE = 0.25
+# Below this share of max_queue_seconds a new request is accepted even if the time is reserved: the clients may not
+# come back, and the engine must not run dry.
+MIN_WAIT_SHARE = 0.1
+MAX_RETRY_SECONDS = 600.0
 
 
-@dataclass(slots=True)
-class SlotTimes:
-    """How long streams hold their slots: a decaying sum over the recently ended ones."""
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for."""
 
-    count: float = 1.0
-    seconds: float = DEFAULT_SLOT_SECONDS
+    live: bool
+    continues: bool = False
+    utterance_id: int = 0
+    num_bytes: int = 0  # of text, with the segments that follow
+    fingerprint: int = 0
+    num_pages: int = 0  # 0 before the request is prepared
 
-    def add(self, seconds: float, num_active: int) -> None:
-        decay = 1 - 1 / (MEMORY_PER_STREAM * num_active + 1)
-        self.count = self.count * decay + 1
-        self.seconds = self.seconds * decay + seconds
-
-    def mean(self, active_seconds: float) -> float:
-        """Seconds per stream, including the time that active streams have had theirs.
-
-        Without these, only short streams would count while long ones run.
-        """
-        return (self.seconds + active_seconds) / self.count
+    @classmethod
+    def of(cls, request: Request) -> "Demand":
+        # The text is not validated yet.
+        num_bytes = len(str(request.text).encode(errors="replace")) + request.following_bytes
+        live, continues = not request.whole_file, request.segment > 0
+        return cls(live, continues, request.utterance_id, num_bytes, request.fingerprint)
 
 
 @dataclass(slots=True)
@@ -55,20 +62,32 @@ class Admission(Generic[S]):
     load: LoadModel[S]
     streams: StreamTable[S]
     ledger: SlotLedger
-    slot_times: dict[bool, SlotTimes] = field(default_factory=lambda: {True: SlotTimes(), False: SlotTimes()})  # live?
+    utterances: UtteranceTable[S] = field(init=False)
+    estimate: WaitEstimate[S] = field(init=False)
 
-    def precheck(self, live: bool, continues: bool, now: float) -> None:
+    def __post_init__(self) -> None:
+        self.utterances = UtteranceTable(self.load.limits.frame_seconds)
+        self.estimate = WaitEstimate(self.load, self.streams, self.utterances)
+
+    def precheck(self, demand: Demand, now: float) -> None:
         """Raises Overloaded if a request that arrives now would be rejected however small it is."""
-        self._check(live, continues, 0, now)
+        self._check(demand, now)
 
     def enqueue(self, stream: S, now: float) -> None:
         """Queues a stream, or raises Overloaded with the time to retry after, or InvalidRequest if it is too large."""
-        limits = self.load.limits
-        if self.pages_for(stream) > limits.num_pages:
+        limits, num_pages = self.load.limits, self.pages_for(stream)
+        if num_pages > limits.num_pages:
             requirement = f"prompt and speech must fit into {limits.num_pages * limits.page_size} positions"
             hint = "Shorten the text or raise the engine's context."
             raise InvalidRequest("text", stream.prompt_rows + stream.max_frames, requirement, hint)
-        self._check(stream.live, stream.continues, self.pages_for(stream), now)
+        num_bytes = stream.text_bytes + stream.following_bytes
+        demand = Demand(stream.live, stream.continues, stream.utterance_id, num_bytes, stream.fingerprint, num_pages)
+        wait = self._check(demand, now)
+        if stream.continues:
+            self.utterances.add_segment(stream)
+        else:
+            self.estimate.claim(stream.fingerprint, now)
+            self.estimate.on_queued(stream, wait)
         if stream.status is StreamStatus.AWAITING_TEXT:
             self.streams.transition(stream, StreamStatus.QUEUED, now)
         else:
@@ -92,15 +111,15 @@ class Admission(Generic[S]):
         has_slack = bool(waiting) and self._has_slack(now)
         admitted: list[S] = []
         closed: set[bool] = set()  # kinds, live or file, of which one must wait: later ones must not overtake it
-        for stream in sorted(waiting, key=lambda stream: (not stream.live, not stream.continues)):
+        for stream in sorted(waiting, key=self._rank):
             num_pages = self.pages_for(stream)
-            if stream.live in closed or not self._num_admittable(
-                stream.live, stream.continues, num_pages, has_slack, now
-            ):
+            if stream.live in closed or not self._can_admit(stream, num_pages, has_slack, now):
                 closed.add(stream.live)
                 continue
             stream.admitted_at, stream.allocation = now, self.ledger.allocate(num_pages)
             self.streams.transition(stream, StreamStatus.PREFILL, now)
+            self.utterances.admit(stream, now)
+            self.estimate.on_admitted(stream, now)
             self.load.count_admitted(stream)
             admitted.append(stream)
         for stream in admitted:  # after all of them are counted in the load
@@ -109,19 +128,29 @@ class Admission(Generic[S]):
                 self.streams.transition(stream, StreamStatus.RUNNING, now)
         return admitted
 
+    def _rank(self, stream: S) -> tuple[bool, int]:
+        """Live streams first; of them segments whose player has nothing else to play, then those that run ahead."""
+        utterance = self.utterances.get(stream) if stream.continues else None
+        rank = 2 if not stream.continues else 1 if utterance is not None and utterance.active else 0
+        return not stream.live, rank
+
     def shrink(self, stream: S) -> Sequence[int]:
         """Frees the pages that a stream no longer needs after its max_frames became smaller, and returns them."""
         assert stream.allocation is not None
         return self.ledger.shrink(stream.allocation, self.pages_for(stream))
 
-    def release(self, stream: S, now: float) -> None:
-        """Takes back the slot and pages of a stream whose slot no step in flight uses."""
+    def release(self, stream: S, now: float, completed: bool = True) -> None:
+        """Takes back the slot and pages of a stream whose slot no step in flight uses.
+
+        completed: the stream was not cancelled and did not fail.
+        """
         assert stream.allocation is not None
-        self.slot_times[stream.live].add(now - stream.admitted_at, len(self.streams.active))
+        self.utterances.release(stream, now, completed)
         self.streams.transition(stream, StreamStatus.FINISHED, now)
         self.ledger.release(stream.allocation)
         stream.allocation = None
         self.load.invalidate()
+        self.estimate.invalidate()
 
     @property
     def max_wait(self) -> float:
@@ -133,64 +162,92 @@ class Admission(Generic[S]):
         return ceil((stream.prompt_rows + stream.max_frames + 1) / self.load.limits.page_size)
 
     def estimate_wait(self, live: bool, num_pages: int, now: float) -> float:
-        """Seconds until a request that arrives now gets a slot: by the queue and by how long streams hold slots."""
-        ahead = sum(stream.live is live for stream in self.streams[StreamStatus.QUEUED])
-        free = self._free_slots(live, now)
-        missing = ahead + 1 - free
-        if num_pages > len(self.ledger.free_pages):
-            missing = max(missing, 1)
-        if missing <= 0:
+        """Seconds until a new utterance that arrives now gets a slot."""
+        num_ahead = sum(stream.live is live and not stream.continues for stream in self.streams[StreamStatus.QUEUED])
+        if num_ahead < self._free_slots(live, now) and num_pages <= len(self.ledger.free_pages):
             return 0.0
-        active = [stream for stream in self.streams.active if stream.live is live]
-        active_seconds = sum(now - stream.admitted_at for stream in active)
-        return missing * self.slot_times[live].mean(active_seconds) / max(len(active) + max(free, 0), 1)
+        return self.estimate.wait(live, self._max_utterances(live), now)
 
-    def retry_after(self, live: bool, now: float) -> float:
-        """Seconds until a new request may be accepted."""
-        return max(1.0, self.estimate_wait(live, 0, now) - self.load.limits.max_queue_seconds)
+    def retry_after(self, demand: Demand, now: float) -> float:
+        """Seconds until a rejected request may be accepted, reserved for it if it can be recognised."""
+        limits, estimate = self.load.limits, self.estimate
+        turn = estimate.upper_bound(estimate.turn(demand.live, self._max_utterances(demand.live), now))
+        seconds = ceil(max(1.0, turn - RETRY_WAIT_SHARE * limits.max_queue_seconds))
+        if seconds > MAX_RETRY_SECONDS:
+            return MAX_RETRY_SECONDS
+        if demand.live and demand.fingerprint and not estimate.reservations.is_full:
+            estimate.reserve(demand.fingerprint, demand.num_bytes, now + seconds)
+        return seconds
 
-    def _check(self, live: bool, continues: bool, num_pages: int, now: float) -> None:
-        """Raises Overloaded if the queue is full or the wait too long.
+    def _check(self, demand: Demand, now: float) -> float:
+        """Raises Overloaded if the queue is full or the wait too long; returns the expected wait.
 
         The next segment of an utterance has no limit of its wait: it was accepted with the first one.
         """
-        limits, queued = self.load.limits, self.streams[StreamStatus.QUEUED]
-        admittable = self._num_admittable(
-            live, continues, num_pages, self._has_slack(now), now
-        )  # queued streams that start at once
-        max_queue = limits.max_queue + (limits.num_slots if continues else 0)
+        limits, queued, live = self.load.limits, self.streams[StreamStatus.QUEUED], demand.live
+        if demand.continues and demand.utterance_id in self.utterances:
+            return 0.0
+        free = max(0, self._free_slots(live, now))
+        max_queue = limits.max_queue + (limits.num_slots if demand.continues else 0)
         num_files = sum(not stream.live for stream in queued)
-        if len(queued) >= admittable + max_queue or (not live and num_files >= admittable + FILE_SHARE * max_queue):
-            raise Overloaded("all streams are taken and the queue is full", self.retry_after(live, now))
-        if not continues and self.estimate_wait(live, num_pages, now) > limits.max_queue_seconds:
+        if len(queued) >= free + max_queue or (not live and num_files >= free + FILE_SHARE * max_queue):
+            raise Overloaded("all streams are taken and the queue is full", self._reject(demand, now))
+        if demand.continues:
+            return 0.0
+        wait = self.estimate_wait(live, demand.num_pages, now)
+        turn = wait
+        if not self.estimate.reservations.find_due(demand.fingerprint, now) and (
+            wait > MIN_WAIT_SHARE * limits.max_queue_seconds
+        ):
+            turn = self.estimate.turn(live, self._max_utterances(live), now)
+        if self.estimate.upper_bound(wait) > limits.max_queue_seconds or turn > limits.max_queue_seconds:
             reason = f"no slot is expected to be free within {limits.max_queue_seconds:g} s"
-            raise Overloaded(f"all streams are taken, and {reason}", self.retry_after(live, now))
+            raise Overloaded(f"all streams are taken, and {reason}", self._reject(demand, now))
+        return wait
 
-    def _free_slots(self, live: bool, now: float) -> int:
-        """Slots for streams of this kind, by capacity or share; negative if too many run."""
-        limits, active = self.load.limits, self.streams.active
-        if live:  # a stream that waits for text or reader leaves its time to others
-            free = self.load.capacity() - self.load.snapshot(now).num_live
-        else:
-            free = max(int(FILE_SHARE * limits.num_slots), 1) - sum(not stream.live for stream in active)
-        return min(free, limits.num_slots - len(active))
+    def _reject(self, demand: Demand, now: float) -> float:
+        self.estimate.claim(demand.fingerprint, now)
+        return self.retry_after(demand, now)
 
-    def _num_admittable(self, live: bool, continues: bool, num_pages: int, has_slack: bool, now: float) -> int:
-        """How many streams like this one could be admitted now, by deadlines, slots and, for this one, pages."""
+    def _max_utterances(self, live: bool, late: bool = False) -> int:
+        """Utterances of this kind that may run at once.
+
+        late: for a request that has waited for as long as it was promised, recent slow seconds do not count.
+        """
         limits = self.load.limits
-        if num_pages > len(self.ledger.free_pages):
-            return 0
-        free = self._free_slots(live, now)
-        if continues and live:  # it takes over from the segment before it
-            return max(0, min(free + 1, limits.num_slots - len(self.streams.active)))
-        if live and not has_slack and self.load.snapshot(now).num_live:
-            return 0
-        if not live:
-            files = [stream.allocation for stream in self.streams.active if not stream.live]
+        return self.load.capacity(1.0 if late else None) if live else max(int(FILE_SHARE * limits.num_slots), 1)
+
+    def _free_slots(self, live: bool, now: float, late: bool = False) -> int:
+        """New utterances of this kind that could start now, by capacity, share and slots; negative if too many run."""
+        limits, active, between = self.load.limits, self.streams.active, self.utterances.between_segments(now)
+        if live:  # a stream that waits for text or reader leaves its time to others
+            running = self.load.snapshot(now).num_live - self.utterances.num_overlapping
+            running += sum(utterance.live for utterance in between)
+        else:
+            running = sum(not stream.live for stream in active)
+        return min(self._max_utterances(live, late) - running, limits.num_slots - len(active) - len(between))
+
+    def _can_admit(self, stream: S, num_pages: int, has_slack: bool, now: float) -> bool:
+        """Whether a queued stream can be admitted now, by deadlines, slots and pages."""
+        limits, active = self.load.limits, self.streams.active
+        if num_pages > len(self.ledger.free_pages) or len(active) >= limits.num_slots:
+            return False
+        if stream.continues and stream.live:
+            utterance = self.utterances.get(stream)
+            if utterance is not None and not utterance.active:  # its share of the capacity is kept for it
+                return True
+            between = len(self.utterances.between_segments(now))
+            free = self.load.capacity() - self.load.snapshot(now).num_live - between
+            return free + 1 > 0 and limits.num_slots - len(active) - between > 0
+        if stream.live and not has_slack and self.load.snapshot(now).num_live:
+            return False
+        if not stream.live:
+            files = [one.allocation for one in active if not one.live]
             file_pages = sum(len(allocation.pages) for allocation in files if allocation is not None)
             if files and file_pages + num_pages > FILE_SHARE * limits.num_pages:
-                return 0
-        return max(0, free)
+                return False
+        late = now - stream.arrived_at >= limits.max_queue_seconds
+        return self._free_slots(stream.live, now, late) > 0
 
     def _has_slack(self, now: float) -> bool:
         """Whether all streams would meet their next deadlines if a step stalled or a frame's time were lost."""

@@ -27,6 +27,10 @@ class CostModel:
         fixed, growing = self._parts(streams, prefill_rows, codec_frames, codec_calls)
         return self.fixed * fixed + self.growing * growing
 
+    def calibrated_seconds(self, streams: int, prefill_rows: int, codec_frames: int, codec_calls: int = 1) -> float:
+        """The same without the corrections."""
+        return sum(self._parts(streams, prefill_rows, codec_frames, codec_calls))
+
     def observe(self, streams: int, prefill_rows: int, codec_frames: int, codec_calls: int, actual: float) -> None:
         """Corrects both parts by normalised least mean squares; one stall changes little, a slower machine much."""
         fixed, growing = self._parts(streams, prefill_rows, codec_frames, codec_calls)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.samples import Samples
-from polyvox.engine.admission import Admission
+from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.calibration import calibrate
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import CostModel
@@ -95,7 +95,7 @@ class LocalEngine:
         """
         with self.lock:
             self._check_running()
-            self.admission.precheck(not request.whole_file, request.segment > 0, self.clock())
+            self.admission.precheck(Demand.of(request), self.clock())
         if request.seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
         tokenizer = self.model.streaming_tokenizer(request) if request.live else None

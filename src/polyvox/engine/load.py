@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How loaded the engine is: cost of a frame, capacity, and a snapshot of all leads."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import nlargest
 from math import inf
 from typing import Generic
 
@@ -12,6 +14,33 @@ from polyvox.engine.stream_table import StreamTable
 SNAPSHOT_TTL = 0.05  # seconds that a snapshot is used for admission
 # Steps from one chunk of one frame to the next: the frame's, the codec's, one in flight, one that stalls (2).
 STEPS_BETWEEN_CHUNKS = 5
+
+
+# A machine that other programs slow down now and then has less capacity than its average step suggests: what counts is
+# a slow second of the last NUM_WINDOWS ones with steps. The slowest is ignored, as a single stall.
+WINDOW_SECONDS, NUM_WINDOWS = 1.0, 30
+MAX_SLOWDOWN = 2.0
+
+
+@dataclass(slots=True)
+class Slowdown:
+    """How much longer than the cost model predicts now the steps of a slow second took."""
+
+    value: float = 1.0
+    _calibrated: float = 0.0  # seconds of the steps of this window, by the calibration
+    _predicted: float = 0.0  # by the corrected cost model
+    _actual: float = 0.0
+    _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_WINDOWS))  # actual to calibrated
+
+    def add(self, calibrated: float, predicted: float, actual: float) -> None:
+        self._calibrated += calibrated
+        self._predicted += predicted
+        self._actual += actual
+        if self._actual >= WINDOW_SECONDS:
+            self._ratios.append(self._actual / self._calibrated)
+            slow = nlargest(2, self._ratios)[-1] if len(self._ratios) > 1 else 0.0
+            self.value = min(max(slow * self._calibrated / self._predicted, 1.0), MAX_SLOWDOWN)
+            self._calibrated = self._predicted = self._actual = 0.0
 
 
 @dataclass(slots=True)
@@ -41,12 +70,15 @@ class LoadModel(Generic[S]):
     # Moving averages of recent steps
     prefill_rows_per_frame: float = 0.0
     codec_calls: float = 1.0
+    slowdown: Slowdown = field(default_factory=Slowdown)
     _snapshot: LoadSnapshot | None = None
 
     def observe(self, plan: StepPlan[S], seconds: float) -> None:
         """Corrects the cost model by the time that a step took."""
-        streams, rows, frames, calls = plan.sizes()
-        self.cost.observe(streams, rows, frames, calls, seconds)
+        cost, sizes = self.cost, plan.sizes()
+        streams, rows, _, calls = sizes
+        self.slowdown.add(cost.calibrated_seconds(*sizes), cost.seconds(*sizes), seconds)
+        cost.observe(*sizes, seconds)
         self.codec_calls += LEARNING_RATE * (calls - self.codec_calls)
         # Weighted by the streams of the step: rows beside few frames say little about a full step.
         weight = LEARNING_RATE * streams / min(self.limits.max_batch, self.limits.num_slots)
@@ -58,14 +90,24 @@ class LoadModel(Generic[S]):
         each = cost.growing * (cost.stream + cost.codec_frame + cost.prefill_row * self.prefill_rows_per_frame)
         return cost.fixed * (cost.step + cost.codec * max(1.0, self.codec_calls)), each
 
-    def capacity(self) -> int:
-        """Live streams that can run in real time at once; at least one, on any machine."""
-        seconds = self.limits.frame_seconds * self.limits.headroom
+    def capacity(self, slowdown: float | None = None) -> int:
+        """Live streams that can run in real time at once; at least one, on any machine.
+
+        slowdown: how much longer steps may take than predicted, by default as long as in a recent slow second.
+        """
+        headroom = min(self.limits.headroom, 1 / (slowdown or self.slowdown.value))
+        seconds = self.limits.frame_seconds * headroom
         fixed, each = self.frame_cost()
         streams = (seconds - fixed) / each if each else inf
         if streams > self.limits.max_batch:  # a frame of each stream takes several steps
             streams = seconds / (fixed / self.limits.max_batch + each)
         return max(1, int(min(streams, self.limits.num_slots)))
+
+    def speed(self) -> float:
+        """Audio seconds per second of each stream when as many run as the capacity allows."""
+        streams, (fixed, each) = self.capacity(), self.frame_cost()
+        steps = -(-streams // self.limits.max_batch)  # that a frame of each stream takes
+        return self.limits.frame_seconds / max(fixed * steps + each * streams, 1e-9)
 
     def first_chunk(self, now: float) -> int:
         """Frames of a first chunk: one if the next ones arrive before it is played, else DEFAULT_FIRST_CHUNK."""

@@ -108,7 +108,7 @@ class Scheduler(Generic[S]):
         """Moves the deadline: audio of this many frames, already counted in `decoded`, reached the reader's buffer."""
         resumes = stream.decoded > stream.text_gap
         if stream.first_audio_at == inf:
-            stream.first_audio_at = stream.deadline = now
+            stream.first_audio_at, stream.deadline = now, max(now, stream.plays_at)
         elif now > stream.deadline:
             stream.deadline = now
             stream.underruns += stream.live and not (stream.reader_gap or resumes)

@@ -63,6 +63,10 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             max_frames=0,
             live=not request.whole_file,
             continues=request.segment > 0,
+            utterance_id=request.utterance_id,
+            text_bytes=len(request.text.encode()),
+            following_bytes=request.following_bytes,
+            fingerprint=request.fingerprint,
             first_chunk=request.first_chunk or 0,
             status=status,
             text_frames=0 if request.live else inf,
@@ -77,7 +81,6 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self.text_open = request.live
         self.text = torch.empty(0)  # rows that are not in the slot yet
         self.text_end = 0  # rows that were written to the slot
-        self.text_bytes = len(request.text.encode())
         self.text_tokens = 0
         self.text_waits = 0
         self.text_deadline = inf  # when the wait for text times out

@@ -10,7 +10,7 @@ import torch
 
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
-from polyvox.engine.admission import Admission
+from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.model_runner import ModelRunner
@@ -97,7 +97,7 @@ class StreamManager:
         expired = self._admission.expire(now)
         for stream in expired:
             error = f"no slot was free within {self._admission.max_wait:g} s"
-            self.end(stream, "error", error, self._admission.retry_after(stream.live, now))
+            self.end(stream, "error", error, self._admission.retry_after(Demand.of(stream.request), now))
         for stream in self._admission.admit(now):
             assert stream.prepared is not None
             assert stream.allocation is not None
@@ -297,7 +297,9 @@ class StreamManager:
         for stream in [s for s in self._streams[StreamStatus.RELEASING] if s.last_step <= self.completed_steps]:
             assert stream.allocation is not None
             self._runner.clear(stream.allocation)
-            self._admission.release(stream, self.clock())
+            assert stream.result is not None
+            completed = stream.result.finish_reason not in ("cancelled", "error")
+            self._admission.release(stream, self.clock(), completed)
             self._drop(stream)
 
     def _drop(self, stream: LocalStream) -> None:

@@ -10,6 +10,7 @@ from polyvox.engine.stream_status import ENDED, StreamStatus
 from polyvox.models.request import MAX_CHUNK_FRAMES
 
 DEFAULT_FIRST_CHUNK = 2  # frames, unless the request asks for another number or steps are quick
+DEFAULT_TEXT_BYTES = 60  # of an average sentence
 # Frames of a codec chunk, powers of two; a stream's chunk grows with its lead.
 CHUNK_SIZES = tuple(1 << i for i in range(MAX_CHUNK_FRAMES.bit_length()))
 RING_FRAMES = 2 * MAX_CHUNK_FRAMES  # frames of codes that a slot keeps: one chunk for the codec, one being generated
@@ -49,6 +50,10 @@ class StreamState:
     max_frames: int
     live: bool = True  # False: a whole file, which has no deadline
     continues: bool = False  # a later segment of an utterance that is being played
+    utterance_id: int = 0  # the same for all segments of an utterance; 0: the stream is the only one
+    text_bytes: int = DEFAULT_TEXT_BYTES
+    following_bytes: int = 0  # of text in later segments of the utterance, as far as it is known
+    fingerprint: int = 0  # the same when a rejected request is sent again; 0: unknown
     first_chunk: int = DEFAULT_FIRST_CHUNK  # frames; 0: chosen on admission
     status: StreamStatus = StreamStatus.QUEUED
     status_since: float = field(init=False)
@@ -64,7 +69,9 @@ class StreamState:
     text_frames: float = inf  # frames that have text; later ones wait for it
     buffer_free: float = inf  # frames that still fit into the reader's buffer, the undelivered ones counted as there
     # Playback
+    expected_wait: float = 0.0  # seconds in the queue, as estimated on arrival
     admitted_at: float = inf
+    plays_at: float = -inf  # when the player needs the first audio: after the segment before it
     first_audio_at: float = inf
     delivered_seconds: float = 0.0  # of audio
     deadline: float = field(init=False)  # when the player's buffer is empty
@@ -95,12 +102,14 @@ class StreamState:
     def is_starting(self, now: float) -> bool:
         """The player has nothing to play: at the beginning, or after a gap that the client caused."""
         if not self.live or self.first_audio_at == inf:
-            return self.live
+            return self.live and now >= self.plays_at
         return (self.reader_gap or self.text_gap < inf) and now >= self.deadline
 
     def lead(self, now: float) -> float:
         """Seconds until the player's buffer is empty; infinite for a file."""
-        return inf if not self.live else self.deadline - now if self.first_audio_at < inf else 0.0
+        if not self.live:
+            return inf
+        return self.deadline - now if self.first_audio_at < inf else max(0.0, self.plays_at - now)
 
     def urgency(self, now: float) -> float:
         """Sort key, the smallest first: starting streams, then by lead, then files."""

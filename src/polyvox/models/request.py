@@ -67,6 +67,9 @@ class Request:
     started, in the streaming layout. whole_file: the audio is not played while it is generated, so it has no deadline.
     first_chunk: frames of the first chunk. trim_silence: drop leading silence. guard: end speech that exceeds what its
     text can need. segment: index of this part of a longer text; each part has its own noise for the same seed.
+    utterance_id: the same for all parts of a text that is played as one; 0 if there is only one. following_bytes: of
+    text in later parts, as far as it is known. fingerprint: the same when a rejected request is sent again; 0 if
+    unknown.
     """
 
     text: str
@@ -83,3 +86,6 @@ class Request:
     trim_silence: bool = False
     guard: bool = True
     segment: int = 0
+    utterance_id: int = 0
+    following_bytes: int = 0
+    fingerprint: int = 0

@@ -68,6 +68,7 @@ class SegmentQueue:
         self._spoken, self._sentences = TextNormalizer(rules), self._new_splitter()
         self._trailing_space = ""  # may turn out to be a paragraph break
         self._ready: deque[Segment] = deque()
+        self.num_ready_bytes = 0  # of text in the segments that are ready
         self._streaming: StreamingSegment | None = None
         self._is_open = True
         self._changed = asyncio.Event()
@@ -119,7 +120,11 @@ class SegmentQueue:
 
     def next_ready(self) -> Segment | None:
         """The next segment, if it is complete."""
-        return self._ready.popleft() if self._ready else None
+        if not self._ready:
+            return None
+        segment = self._ready.popleft()
+        self.num_ready_bytes -= len(segment.text.encode())
+        return segment
 
     async def next(self) -> Segment | None:
         """The next segment; None after the last one."""
@@ -187,5 +192,6 @@ class SegmentQueue:
 
     def _put(self, segment: Segment) -> None:
         self._ready.append(segment)
+        self.num_ready_bytes += len(segment.text.encode())
         self._requested_silence = 0.0
         self._changed.set()

@@ -2,8 +2,10 @@
 """Starts utterances on the engine and owns the thread pools for text preparation, recordings and encoding."""
 
 import asyncio
+import random
 import secrets
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,11 +33,14 @@ PREPARATION_THREADS = 2  # text normalisation, files of the voice library and of
 MAX_PREPARING = 64  # utterances that wait for a preparation thread or for the engine's decision
 # Decoding a recording takes a third of a second and more.
 RECORDING_THREADS, MAX_PENDING_RECORDINGS = 2, 16
-REJECTION_TTL = 0.05  # seconds for which a rejection of the engine is repeated without asking it again
+# A flood must not occupy the engine's process: after this many rejections within the time in seconds, the last one is
+# repeated without asking the engine.
+MAX_REJECTIONS, REJECTION_SECONDS = 10, 0.05
+MAX_REPEATED_DELAY = 2.0  # a repeated rejection has no reserved time; its clients are spread up to this factor
 
 
 class SynthesisService:
-    """Starts utterances. Admission is decided by the engine; its latest rejection is cached for REJECTION_TTL."""
+    """Starts utterances. Admission is decided by the engine; in a flood its rejections are repeated."""
 
     def __init__(
         self,
@@ -57,7 +62,10 @@ class SynthesisService:
         self._decoding = ThreadPoolExecutor(RECORDING_THREADS, "polyvox-decode")
         self.spool = Spool(settings.spool_dir, settings.max_spool_bytes)
         self._num_preparing = self._num_recordings = 0
-        self._rejections: dict[bool, tuple[float, Overloaded]] = {}  # by whole_file: expiry time and error
+        # The latest rejections by whole_file, with their times.
+        self._rejections: defaultdict[bool, deque[tuple[float, Overloaded]]] = defaultdict(
+            lambda: deque(maxlen=MAX_REJECTIONS)
+        )
 
     async def start(self, options: SynthesisOptions, request_id: str, owner: str = "") -> Utterance:
         """Starts an utterance: its first segment is accepted by the engine. Raises InvalidRequest or Overloaded.
@@ -102,6 +110,7 @@ class SynthesisService:
             whole_file=not options.streaming,
             first_chunk=options.first_chunk,
             trim_silence=True,
+            utterance_id=secrets.randbelow(2**53) + 1,
         )
         return segments, request, self.new_encoder(options)
 
@@ -113,14 +122,14 @@ class SynthesisService:
         return OutputEncoder(options, self.engine.sample_rate, self.spool)
 
     async def submit(self, request: Request) -> AsyncStream:
-        """Submits a segment. A rejection of a first segment is cached."""
+        """Submits a segment. A rejection of a first segment is remembered."""
         try:
             return await self.engine.submit(request)
         except EngineDown:
             raise
         except Overloaded as error:
             if request.segment == 0:
-                self._rejections[request.whole_file] = time.monotonic() + REJECTION_TTL, error
+                self._rejections[request.whole_file].append((time.monotonic(), error))
             raise
 
     async def submit_trial(self, options: SynthesisOptions) -> AsyncStream:
@@ -174,8 +183,10 @@ class SynthesisService:
         """Rejects at once, without any work, what would be rejected later."""
         if self.draining:
             raise Overloaded("The server is shutting down.", retry_after=1)
-        expires, rejection = self._rejections.get(whole_file, (0.0, None))
-        if rejection is not None and time.monotonic() < expires:
-            raise Overloaded(str(rejection), rejection.retry_after)
+        recent = self._rejections[whole_file]
+        if len(recent) == MAX_REJECTIONS and time.monotonic() < recent[0][0] + REJECTION_SECONDS:
+            rejection = recent[-1][1]
+            delay = random.uniform(1.0, MAX_REPEATED_DELAY)
+            raise Overloaded(str(rejection), round(rejection.retry_after * delay))
         if self._num_preparing >= MAX_PREPARING:
             raise Overloaded(f"{self._num_preparing} requests are being prepared.", retry_after=1)

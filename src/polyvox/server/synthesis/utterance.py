@@ -2,6 +2,7 @@
 """An utterance: segments of text, each synthesised by one stream of the engine, encoded to bytes."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -267,7 +268,15 @@ class Utterance:
     async def _submit(self, segment: Segment) -> AsyncStream:
         """Submits a segment. A later segment is retried when the engine has no capacity."""
         assert self._request is not None
-        request = replace(self._request, text=segment.text, segment=self._segment_index)
+        assert self._segments is not None
+        request = replace(
+            self._request,
+            text=segment.text,
+            segment=self._segment_index,
+            following_bytes=self._segments.num_ready_bytes,
+        )
+        if self._segment_index == 0:
+            request = replace(request, fingerprint=_fingerprint(self._options, segment.text))
         if segment.streaming is not None:
             request = replace(request, live=True, layout="streaming")
         may_retry = self._segment_index > 0
@@ -323,6 +332,14 @@ class Utterance:
 def _close_encoder(job: "asyncio.Future[tuple[SegmentQueue, Request, OutputEncoder]]") -> None:
     if not job.cancelled() and job.exception() is None:
         job.result()[2].close()
+
+
+def _fingerprint(options: SynthesisOptions, first_text: str) -> int:
+    """The same in every server process when a client sends a request again."""
+    voice = options.voice if isinstance(options.voice, str) else None
+    content = (options.text, first_text, voice, options.language, options.instructions, options.seed, options.format)
+    digest = hashlib.blake2b(repr(content).encode(errors="surrogatepass"), digest_size=7).digest()
+    return int.from_bytes(digest, "big") + 1
 
 
 def _cancel_stream(job: "asyncio.Future[AsyncStream]") -> None:

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Utterances in progress: one for each client that is being served, however many streams its sentences are.
+
+An utterance holds its share of the capacity from the admission of its first segment to the end of its last one, also
+between two segments. What is left of it is estimated from its text.
+"""
+
+from dataclasses import dataclass, field
+from itertools import takewhile
+from math import inf
+from typing import Generic
+
+from polyvox.engine.stream_state import S
+from polyvox.engine.stream_status import StreamStatus
+
+FRAMES_PER_BYTE = 0.9  # of text, until streams have ended
+INITIAL_BYTES = 200  # weight of the initial figure
+MEMORY_STREAMS = 50  # ended streams that the averages remember
+# A stream longer than its text suggests is expected to last for this share of its estimated length.
+MIN_REMAINING_SHARE = 0.15
+MIN_SPEED = 0.5  # audio seconds per second; slower utterances wait for their text or their reader
+# Seconds for which the capacity of an utterance is kept when a segment has ended and the next one is still to come.
+KEEP_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Average:
+    """A ratio of two sums in which older values decay."""
+
+    numerator: float
+    denominator: float
+
+    def add(self, numerator: float, denominator: float) -> None:
+        decay = 1 - 1 / MEMORY_STREAMS
+        self.numerator = self.numerator * decay + numerator
+        self.denominator = self.denominator * decay + denominator
+
+    @property
+    def value(self) -> float:
+        return self.numerator / self.denominator if self.denominator > 0 else inf
+
+
+@dataclass(slots=True, eq=False)
+class UtteranceState(Generic[S]):
+    """An utterance whose first segment was admitted."""
+
+    live: bool
+    measured_at: float  # since when the speed of its generation is not measured yet
+    active: dict[S, None] = field(default_factory=dict)  # segments that hold a slot
+    following: S | None = None  # the latest segment, queued or admitted
+    following_bytes: int = 0  # of text in later segments
+    kept_until: float = -inf
+    played_until: float = -inf  # when the player has played all ended segments
+
+    def will_continue(self, now: float) -> bool:
+        """Whether an utterance without an active segment will continue."""
+        return now < self.kept_until or (self.following is not None and self.following.status is StreamStatus.QUEUED)
+
+
+class UtteranceTable(Generic[S]):
+    """The utterances in progress, and averages over the streams that have ended."""
+
+    def __init__(self, frame_seconds: float) -> None:
+        self._frame_seconds = frame_seconds
+        self._utterances: dict[int | S, UtteranceState[S]] = {}
+        self._idle: dict[int | S, UtteranceState[S]] = {}  # those without an active segment
+        self.num_overlapping = 0  # live segments that run beside the one before them
+        self._frames_per_byte = Average(FRAMES_PER_BYTE * INITIAL_BYTES, INITIAL_BYTES)
+        # Audio seconds per second of an utterance, by live.
+        self._speeds = {True: Average(0.0, 0.0), False: Average(0.0, 0.0)}
+
+    def __contains__(self, utterance_id: int) -> bool:
+        return utterance_id in self._utterances
+
+    def get(self, stream: S) -> UtteranceState[S] | None:
+        """The utterance of a stream, if it is in progress."""
+        return self._utterances.get(_key(stream))
+
+    def add_segment(self, stream: S) -> None:
+        """Records a queued segment; the first one of an utterance counts only when it is admitted."""
+        if (utterance := self.get(stream)) is not None:
+            utterance.following, utterance.following_bytes = stream, stream.following_bytes
+
+    def admit(self, stream: S, now: float) -> None:
+        """Records that a segment got a slot."""
+        key = _key(stream)
+        utterance = self._utterances.get(key)
+        if utterance is None:
+            utterance = self._utterances[key] = UtteranceState(stream.live, now)
+            self.add_segment(stream)
+        self._idle.pop(key, None)
+        if stream.live:
+            stream.plays_at = utterance.played_until
+            for before in utterance.active:
+                if before.first_audio_at < inf:
+                    stream.plays_at = max(stream.plays_at, before.deadline + self._segment_remaining(before))
+        self.num_overlapping += bool(utterance.active) and stream.live
+        utterance.active[stream] = None
+
+    def release(self, stream: S, now: float, completed: bool) -> None:
+        """Records the end of an active segment. completed: it was not cancelled and did not fail."""
+        key = _key(stream)
+        utterance = self._utterances[key]
+        before = list(takewhile(lambda one: one is not stream, utterance.active))
+        del utterance.active[stream]
+        self.num_overlapping -= bool(utterance.active) and stream.live
+        seconds = stream.generated * self._frame_seconds
+        if completed and seconds:
+            self._frames_per_byte.add(stream.generated, stream.text_bytes)
+            self._speeds[stream.live].add(seconds, now - utterance.measured_at)
+            utterance.measured_at = now
+        if stream.live and stream.first_audio_at < inf:
+            utterance.played_until = max(stream.deadline, utterance.played_until)
+            for following in list(utterance.active)[len(before) :]:
+                if following.first_audio_at < inf:
+                    following.deadline += utterance.played_until - following.plays_at
+                following.plays_at = utterance.played_until
+        if utterance.active:
+            return
+        if completed and utterance.following_bytes:
+            utterance.kept_until = now + KEEP_SECONDS
+        if utterance.will_continue(now):
+            self._idle[key] = utterance
+        else:
+            del self._utterances[key]
+
+    def between_segments(self, now: float) -> list[UtteranceState[S]]:
+        """Utterances that have no active segment and will continue."""
+        for key, utterance in list(self._idle.items()):
+            if not utterance.will_continue(now):
+                del self._idle[key], self._utterances[key]
+        return list(self._idle.values())
+
+    def speed(self, live: bool) -> float:
+        """Audio seconds per second with which recent utterances were generated; infinite before the first."""
+        return max(self._speeds[live].value, MIN_SPEED)
+
+    def seconds(self, num_bytes: int) -> float:
+        """Expected seconds of speech of a text."""
+        return num_bytes * self._frames_per_byte.value * self._frame_seconds
+
+    def total(self, stream: S) -> float:
+        """Expected seconds of speech of an utterance, by its first segment."""
+        return self._segment_seconds(stream) + self.seconds(stream.following_bytes)
+
+    def remaining(self, live: bool) -> list[float]:
+        """Expected seconds of audio that each utterance in progress still needs."""
+        return [self._remaining(one) for one in self._utterances.values() if one.live is live]
+
+    def _remaining(self, utterance: UtteranceState[S]) -> float:
+        seconds = self.seconds(utterance.following_bytes)
+        if utterance.following is not None and utterance.following.status is StreamStatus.QUEUED:
+            seconds += self._segment_seconds(utterance.following)
+        return seconds + sum(map(self._segment_remaining, utterance.active))
+
+    def _segment_seconds(self, stream: S) -> float:
+        return min(self.seconds(stream.text_bytes), stream.max_frames * self._frame_seconds)
+
+    def _segment_remaining(self, stream: S) -> float:
+        if stream.ended:
+            return 0.0
+        expected = self._segment_seconds(stream)
+        return max(expected - stream.generated * self._frame_seconds, MIN_REMAINING_SHARE * expected)
+
+
+def _key(stream: S) -> int | S:
+    """Streams without an utterance are utterances of their own."""
+    return stream.utterance_id or stream

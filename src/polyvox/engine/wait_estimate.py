@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates when a new utterance gets a slot, and how far such estimates were off recently.
+
+The queue of utterances is served first come, first served, by as many servers as utterances run in real time at once.
+The estimate plays it through: utterances in progress occupy a server for what is left of them, then come the queued
+ones, then those that are expected to be sent again.
+"""
+
+from dataclasses import dataclass, field
+from heapq import heapreplace
+from typing import Generic
+
+from polyvox.engine.load import SNAPSHOT_TTL, LoadModel
+from polyvox.engine.reservations import Reservation, Reservations
+from polyvox.engine.stream_state import S
+from polyvox.engine.stream_status import StreamStatus
+from polyvox.engine.stream_table import StreamTable
+from polyvox.engine.utterances import UtteranceTable
+
+# The error of the estimate, as in RFC 6298: moving averages of observed minus predicted waits and of the deviation.
+LEARNING_RATE = 1 / 16
+NUM_DEVIATIONS = 2.5
+INITIAL_DEVIATION = 0.5  # seconds
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When each server is free, in seconds after `taken_at`; heaps."""
+
+    taken_at: float
+    speed: float  # audio seconds per second of each server
+    queued: list[float]  # after the queued utterances
+    reserved: list[float]  # also after the reserved ones
+
+    def enqueue(self, seconds: float) -> None:
+        heapreplace(self.queued, self.queued[0] + seconds / self.speed)
+        heapreplace(self.reserved, self.reserved[0] + seconds / self.speed)
+
+    def reserve(self, seconds: float, at: float) -> None:
+        heapreplace(self.reserved, max(self.reserved[0], at - self.taken_at) + seconds / self.speed)
+
+
+@dataclass(slots=True)
+class WaitEstimate(Generic[S]):
+    """The expected wait of new utterances, for live ones and for files."""
+
+    load: LoadModel[S]
+    streams: StreamTable[S]
+    utterances: UtteranceTable[S]
+    reservations: Reservations = field(default_factory=Reservations)
+    bias: float = 0.0
+    deviation: float = INITIAL_DEVIATION
+    _timelines: dict[bool, Timeline] = field(default_factory=dict)  # by live
+
+    def wait(self, live: bool, max_utterances: int, now: float) -> float:
+        """Seconds until a new utterance gets a slot, after all that are queued."""
+        timeline = self._timeline(live, max_utterances, now)
+        return max(0.0, timeline.queued[0] - (now - timeline.taken_at))
+
+    def turn(self, live: bool, max_utterances: int, now: float) -> float:
+        """Seconds until it is the turn of a new utterance, after all that are queued or reserved."""
+        timeline = self._timeline(live, max_utterances, now)
+        return max(0.0, timeline.reserved[0] - (now - timeline.taken_at))
+
+    def upper_bound(self, wait: float) -> float:
+        """The wait that is rarely exceeded when this one is expected: at most twice as long."""
+        return wait + min(max(self.bias + NUM_DEVIATIONS * self.deviation, 0.0), wait)
+
+    def reserve(self, fingerprint: int, num_bytes: int, at: float) -> None:
+        """Reserves the work of a rejected request that is sent again at this time."""
+        reservation = Reservation(fingerprint, at, self.utterances.seconds(num_bytes))
+        self.reservations.add(reservation)
+        if (timeline := self._timelines.get(True)) is not None:
+            timeline.reserve(self.reservations.claimed_share * reservation.seconds, at)
+
+    def claim(self, fingerprint: int, now: float) -> None:
+        """Ends the reservation of a request that arrives at its time, if it has one."""
+        if (reservation := self.reservations.find_due(fingerprint, now)) is not None:
+            self.reservations.claim(reservation)
+            self.invalidate()
+
+    def on_queued(self, stream: S, wait: float) -> None:
+        """Adds a new utterance with its expected wait to the queue."""
+        stream.expected_wait = wait
+        if (timeline := self._timelines.get(stream.live)) is not None:
+            timeline.enqueue(self.utterances.total(stream))
+
+    def on_admitted(self, stream: S, now: float) -> None:
+        """Learns from the wait of an utterance that was admitted."""
+        if stream.expected_wait:
+            error = now - stream.arrived_at - stream.expected_wait
+            self.deviation += LEARNING_RATE * (abs(error - self.bias) - self.deviation)
+            self.bias += LEARNING_RATE * (error - self.bias)
+
+    def invalidate(self) -> None:
+        """Drops the timelines, after a stream ended."""
+        self._timelines.clear()
+
+    def _timeline(self, live: bool, max_utterances: int, now: float) -> Timeline:
+        """The last timeline, or a new one after SNAPSHOT_TTL: a burst of requests must not visit all streams each."""
+        timeline = self._timelines.get(live)
+        if timeline is None or not 0 <= now - timeline.taken_at < SNAPSHOT_TTL:
+            self.reservations.expire(now)
+            timeline = self._timelines[live] = self._new_timeline(live, max_utterances, now)
+        return timeline
+
+    def _new_timeline(self, live: bool, max_utterances: int, now: float) -> Timeline:
+        speed = min(self.load.speed(), self.utterances.speed(live))
+        free_at = sorted(seconds / speed for seconds in self.utterances.remaining(live))
+        missing = max_utterances - len(free_at)
+        free_at = free_at[-missing:] if missing < 0 else [0.0] * missing + free_at
+        for stream in self.streams[StreamStatus.QUEUED]:
+            if stream.live is live and not stream.continues:
+                heapreplace(free_at, free_at[0] + self.utterances.total(stream) / speed)
+        timeline = Timeline(now, speed, free_at, list(free_at))
+        if live:
+            for one in self.reservations:
+                timeline.reserve(self.reservations.claimed_share * one.seconds, one.at)
+        return timeline
