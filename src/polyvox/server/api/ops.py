@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Endpoints for operators: liveness, readiness, models and metrics."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -63,7 +64,8 @@ async def get_model(state: State, name: str) -> JSONResponse:
 async def get_metrics(state: State) -> Response:
     state.metrics.active.set(len(state.synthesis.active))
     stats = {**state.health.stats, "restarts": float(state.engine.status().num_restarts)}
-    return Response(state.metrics.render(stats), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = await asyncio.to_thread(state.metrics.render, stats)  # it reads the files of all server processes
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def model_object(state: AppState) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The playground at /: a web page for trying the loaded model. Its files are in `web`."""
 
+import asyncio
 import hashlib
 from dataclasses import dataclass
 from functools import cache
@@ -46,7 +47,7 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """The files of the page by name."""
+    """The files of the page by name. The first call blocks."""
     found = {}
     for file in files("polyvox.server").joinpath("web").iterdir():
         media_type = MEDIA_TYPES.get(file.name.rpartition(".")[2])
@@ -58,12 +59,12 @@ def assets() -> dict[str, Asset]:
 
 @router.get("/", response_class=HTMLResponse, summary="The playground.")
 async def get_page(request: Request) -> Response:
-    return _respond(request, assets()["index.html"])
+    return _respond(request, (await asyncio.to_thread(assets))["index.html"])
 
 
 @router.get("/web/{name}", include_in_schema=False)
 async def get_asset(request: Request, name: str) -> Response:
-    found = assets().get(name)
+    found = (await asyncio.to_thread(assets)).get(name)
     if found is None:
         raise APIError(404, "not_found", "The playground has no file with this name.", "name")
     return _respond(request, found)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event loop of a server never waits for a file, and a cancelled response ends."""
+
+import asyncio
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipc.engine_processes import eventually
+from polyvox.server.api import playground
+from polyvox.server.metrics import Metrics
+from polyvox.server.middleware.limits import LIMITER, Caller, ConcurrencyLimiter
+from polyvox.server.settings import Settings
+from polyvox.server.synthesis import spool
+from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.streaming import SpeechResponse
+from polyvox.server.workers import create_server
+from server import live_server
+from server.fakes import PausableEngine
+from server.live_server import RunningServer, serving
+
+MODULES = (".py", ".pyc", ".so")  # imports
+
+
+class OpenedFiles:
+    """Files that one thread opens."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.paths: list[str] = []
+        sys.addaudithook(self._on_event)
+
+    def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and self.thread is not None and threading.current_thread() is self.thread:
+            path = str(arguments[0])
+            if not path.endswith(MODULES):
+                self.paths.append(path)
+
+
+OPENED = OpenedFiles()  # audit hooks cannot be removed
+
+
+def test_no_file_is_opened_by_the_event_loop(
+    engine: PausableEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    monkeypatch.setattr(live_server, "create_server", partial(create_server, records=records))
+    monkeypatch.setattr(Metrics, "render", lambda *_: Path("/proc/self/stat").read_bytes())  # as with several processes
+    monkeypatch.setattr(spool, "MAX_MEMORY_BYTES", 1)
+    playground.assets.cache_clear()
+    settings = Settings(voices_dir=tmp_path / "voices", spool_dir=tmp_path)
+    with serving(engine, settings) as server, server.client() as client:
+        OPENED.paths.clear()
+        OPENED.thread = server.thread
+        try:
+            for path in ("/", "/metrics", "/v1/audio/voices", "/v1/playground", "/web/index.html"):
+                assert client.get(path).status_code == 200
+            for fields in ({"response_format": "pcm"}, {"response_format": "mp3"}, {"stream": False}):
+                response = client.post("/v1/audio/speech", json={"input": "Hi.", **fields})
+                assert response.status_code == 200
+                found = client.get(f"/v1/audio/speech/{response.headers['x-request-id']}")
+                assert found.status_code == 200
+            assert client.post("/v1/audio/speech/batch", json={"input": "Hi.", "items": [{}, {}]}).status_code == 200
+        finally:
+            OPENED.thread = None
+    assert OPENED.paths == []
+    assert list(records.iterdir())
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_cancelled_response_is_cancelled_and_frees_its_slot(
+    streaming: bool, server: RunningServer, engine: PausableEngine
+) -> None:
+    engine.resume(3)
+    state = server.state
+    options = SynthesisOptions("Hello there.", format="wav", streaming=streaming)
+
+    async def run() -> None:
+        async def receive() -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+        async def send(_: Any) -> None:
+            pass
+
+        limiter = ConcurrencyLimiter(state.engine, Caller("", ""), state.settings)
+        response = SpeechResponse(state, options, "cancelled")(  # type: ignore[func-returns-value]
+            {"type": "http", "path": "/v1/audio/speech", LIMITER: limiter}, receive, send
+        )
+        task = asyncio.ensure_future(response)
+        while engine.streams == 0:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    eventually(lambda: engine.streams == 0 and not state.synthesis.active)
