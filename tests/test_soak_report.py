@@ -42,11 +42,13 @@ def client(at: float, **fields: Any) -> dict[str, Any]:
 def good_record() -> SoakRecord:
     run = {
         "profile": "made-up", "seconds": SECONDS, "model": "simulated", "freed": True, "exit_code": 0,
-        "processes_left": 0, "streams_left": 0, "stop_seconds": 1.0, "capacity": 31, "rate": 2.0, "pages": 1280,
+        "processes_left": 0, "max_slow_seconds": 30, "streams_left": 0,
+        "stop_seconds": 1.0, "capacity": 31, "rate": 2.0, "pages": 1280,
     }  # fmt: skip
     clients = [client(at) for at in range(0, SECONDS, 2)]
     clients.append(client(KILLED_AT - 1, outcome="interrupted"))
     clients.append(client(5, kind="stalled", outcome="cut_off"))
+    clients.append(client(5, kind="slow", outcome="cut_off", ended=20))
     events = [
         {"at": KILLED_AT, "event": "kill", "role": "engine", "pid": 2},
         {"at": KILLED_AT + 5, "event": "ready", "role": "engine", "seconds": 5.0},
@@ -88,6 +90,7 @@ DEFECTS: list[tuple[str, Callable[[SoakRecord], SoakRecord]]] = [
     ("interrupted without a kill", lambda record: with_client(record, outcome="interrupted")),
     ("ready again after each kill", without_restart),
     ("stalled readers", lambda record: with_client(record, kind="stalled")),
+    ("slow readers", lambda record: with_client(record, kind="slow", outcome="aborted", ended=560)),
     ("free at the end", lambda record: with_run(record, freed=False)),
     ("free at the end", lambda record: with_run(record, freed=None)),
     ("left in the engine", lambda record: with_run(record, streams_left=3)),

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import random
+import select
 import socket
 import time
 import wave
@@ -361,15 +362,13 @@ class MixedLoad:
             yield connection
 
     async def _slow(self, result: ClientResult) -> None:
-        loop, end = asyncio.get_running_loop(), self.now + SLOW_READER_SECONDS
+        loop, end, state = asyncio.get_running_loop(), self.now + SLOW_READER_SECONDS, select.poll()
         async with self._slow_socket(result) as connection:
+            state.register(connection, select.POLLRDHUP)
             result.outcome = "aborted"
             while self.now < end:
-                try:
-                    if not await loop.sock_recv(connection, SLOW_BYTES_PER_SECOND):
-                        result.outcome = "cut_off"
-                        break
-                except ConnectionError:
+                # The end is seen at once; a read returns it only after all data that has arrived.
+                if state.poll(0) or not await loop.sock_recv(connection, SLOW_BYTES_PER_SECOND):
                     result.outcome = "cut_off"
                     break
                 await asyncio.sleep(1.0)

@@ -27,6 +27,7 @@ START_TIMEOUT, RESTART_TIMEOUT, IDLE_TIMEOUT, STOP_TIMEOUT = 180.0, 60.0, 120.0,
 POLL_SECONDS = 0.5
 NOTICE_SECONDS = 2.0  # after a kill; /readyz follows the engine's state once a second
 READER_TIMEOUT = 10.0  # seconds
+MAX_SLOW_SECONDS = 30.0  # that a client may read slower than real time
 NICE = -10  # of server and clients, if permitted: other work on the machine must not cause underruns
 SERVER_FLAGS = ("--workers", "2", "--reader-timeout", f"{READER_TIMEOUT:g}", "--log-level", "info")
 SIMULATED_CAPACITY = 31  # streams in real time by the simulated device's times; a busy machine measures fewer
@@ -155,7 +156,8 @@ async def drive(server: SoakServer, recorder: Recorder, profile: SoakProfile, mo
     load = MixedLoad(server.port, seed, clones, recorder.add_result)
     recorder.describe(
         profile=profile.name, seconds=profile.seconds, model=model, seed=seed, share=SHARE, began=time.time(),
-        start_seconds=round(start_seconds, 1), capacity=capacity, measured_capacity=idle["capacity"],
+        max_slow_seconds=MAX_SLOW_SECONDS, start_seconds=round(start_seconds, 1),
+        capacity=capacity, measured_capacity=idle["capacity"],
         slots=idle["slots"], pages=idle["pages_free"], rate=round(SHARE * capacity / load.audio_per_client, 2),
         cores=os.cpu_count(), python=platform.python_version(), nice=os.getpriority(os.PRIO_PROCESS, 0),
     )  # fmt: skip

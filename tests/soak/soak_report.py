@@ -165,6 +165,8 @@ def run_checks(record: SoakRecord) -> list[Check]:
             f"{with_underrun} of {len(played)}",
         ),
     ]
+    if "max_slow_seconds" in run:
+        checks.append(_slow(clients, run["max_slow_seconds"]))
     if run["model"] == "simulated":
         checks.append(_equal_audio(clients))
     checks += [
@@ -188,6 +190,14 @@ def _range(values: Iterable[float]) -> str:
 def _stalled(clients: Sequence[Row]) -> tuple[bool, str]:
     outcomes = Counter(c["outcome"] for c in clients if c["kind"] == "stalled")
     return outcomes["complete"] == 0, ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+
+
+def _slow(clients: Sequence[Row], max_seconds: float) -> Check:
+    ends = [
+        c["ended"] - c["started"] for c in clients if c["kind"] == "slow" and c["outcome"] in ("aborted", "cut_off")
+    ]
+    passed = all(seconds <= max_seconds for seconds in ends)
+    return Check(f"slow readers were disconnected within {max_seconds:g} s", passed, f"{_range(ends)} s")
 
 
 def _equal_audio(clients: Sequence[Row]) -> Check:
