@@ -224,6 +224,47 @@ def test_log_lines_have_keys_and_values() -> None:
     assert (body["message"], body["request_id"], body["n"], body["level"]) == ("said it", "a b", 1, "info")
 
 
+@pytest.mark.parametrize("arguments", ["--model /nonexistent", "--workers x", "--host 203.0.113.9"])
+def test_an_error_at_the_start_is_one_json_object(arguments: str) -> None:
+    command = [sys.executable, "-m", "polyvox", "serve", "--port", "0", "--device", "cpu", *arguments.split()]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([*command, "--log-format", "json"], env=environment, capture_output=True, timeout=120)
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode in (1, 2)
+    assert [event["message"] for event in events].count("server failed") == 1
+    assert arguments.split()[1] in events[-1]["error"]
+    assert not any("traceback" in event for event in events)
+
+
+UNCAUGHT = """
+import asyncio, threading, warnings
+from polyvox.server.logs import set_up_logs
+from polyvox.server.settings import Settings
+set_up_logs(Settings(log_format="json"))
+warnings.warn("a warning")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+
+async def fail_in_the_loop():
+    asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+    await asyncio.sleep(0)
+
+asyncio.run(fail_in_the_loop())
+1 / 0
+"""
+
+
+def test_warnings_and_uncaught_exceptions_are_json_too() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", UNCAUGHT], env=environment, capture_output=True, timeout=60)
+    warning, thread, loop, uncaught = (json.loads(line) for line in done.stderr.splitlines())
+    assert "a warning" in warning["message"]
+    assert thread["message"] == uncaught["message"] == "uncaught exception"
+    assert loop["logger"] == "asyncio"
+    assert all("ZeroDivisionError" in event["traceback"] for event in (thread, loop, uncaught))
+
+
 # Real processes
 
 
@@ -241,7 +282,7 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[
         def listen() -> None:
             for text in errors:
                 lines.append(text)
-                if match := re.search(r"Listening on (http://[\d.]+:\d+)", text):
+                if match := re.search(r'"server listening", "address": "(http://[\d.]+:\d+)"', text):
                     found.append(match[1])
 
         thread = threading.Thread(target=listen)
@@ -281,8 +322,9 @@ def test_two_workers_share_engine_voices_metrics_and_records(checkpoints: Path, 
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert sum("server process started" in line for line in lines) == 2
-    assert any("Maximum concurrent streams: 4" in line for line in lines)
-    assert any("max_streams: 4" in line for line in lines)
+    events = {event["message"]: event for event in map(json.loads, lines)}  # all lines are JSON
+    assert events["settings"]["settings"]["max_streams"] == 4
+    assert events["server listening"]["slots"] == 4
     assert sum("keys and values" in line for line in lines) == 1  # the table of the engine's process
 
 
@@ -296,7 +338,7 @@ def test_sigterm_stops_the_server_after_running_requests() -> None:
             received += b"".join(parts)  # to its clean end
         assert len(received) > 10_000
         assert process.wait(60) == 0
-    said = [json.loads(line) for line in lines if line.startswith("{") and '"request finished"' in line]
+    said = [event for event in map(json.loads, lines) if event["message"] == "request finished"]
     assert said[-1]["finish_reason"] != "cancelled"
     assert said[-1]["request_id"] == response.headers["x-request-id"]
 

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from polyvox import __version__
 from polyvox.cli import bench, doctor, say, serve, voice
-from polyvox.cli.terminal import console
-from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.cli.terminal import console, exit_code
+from polyvox.errors import PolyvoxError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(say.say)
@@ -41,4 +41,4 @@ def main() -> None:
         app()
     except PolyvoxError as error:
         console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
-        sys.exit(2 if isinstance(error, InvalidRequest) else 1)
+        sys.exit(exit_code(error))

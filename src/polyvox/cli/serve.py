@@ -2,6 +2,7 @@
 """polyvox serve: the HTTP server."""
 
 import inspect
+import logging
 import os
 import socket
 import sys
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from pydantic.fields import FieldInfo
 
-from polyvox.cli.terminal import console
-from polyvox.errors import InvalidRequest
+from polyvox.cli.terminal import console, exit_code
+from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.progress import ProgressBar, ProgressLog, progress_display
-from polyvox.server.settings import Settings, load_settings
+from polyvox.server.settings import Settings, find_log_format, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from polyvox.engine.interface import InProcessEngine
     from polyvox.ipc.process import StartedEngine
     from polyvox.models.info import ModelInfo
+
+log = logging.getLogger(__name__)
 
 Config = Annotated[Path | None, typer.Option(help="YAML file with any of these settings. Environment: POLYVOX_CONFIG.")]
 
@@ -34,6 +37,19 @@ def serve(config: Config = None, **flags: Any) -> None:
 
     Every option can also be set as POLYVOX_… in the environment or in a YAML file.
     """
+    try:
+        _run(flags, config)
+    except PolyvoxError as error:
+        if find_log_format(flags, config) != "json":
+            raise
+        from polyvox.server.logs import set_up_logs
+
+        set_up_logs(Settings(log_format="json"))
+        log.critical("server failed", extra={"error": str(error)})
+        raise typer.Exit(exit_code(error)) from None
+
+
+def _run(flags: dict[str, Any], config: Path | None) -> None:
     from polyvox.server.logs import set_up_logs
 
     settings = load_settings(flags, config)
@@ -43,7 +59,10 @@ def serve(config: Config = None, **flags: Any) -> None:
         load_lexicon(settings.lexicon)  # an error ends the command before anything is started
     with _bind(settings.host, settings.port) as listener:
         set_up_logs(settings)
-        console.print("Settings:\n" + settings.to_yaml(), soft_wrap=True)
+        if settings.log_format == "json":
+            log.info("settings", extra={"settings": settings.shown_values()})
+        else:
+            console.print("Settings:\n" + settings.to_yaml(), soft_wrap=True)
         _serve(settings, listener)
 
 
@@ -139,6 +158,9 @@ def serve_with_engine_process(
 
 
 def _show_start(settings: Settings, listener: socket.socket) -> ProgressBar | ProgressLog:
+    if settings.log_format == "json":
+        log.info("server starting", extra={"address": _address(settings, listener)})
+        return ProgressLog()
     console.print(f"Starting on {_address(settings, listener)}; /readyz reports the progress.", soft_wrap=True)
     return progress_display()
 
@@ -156,6 +178,15 @@ def _print_summary(
     seconds: dict[str, float],
 ) -> None:
     """Print the model, the duration of the start by stage, the capacity, the address and an example request."""
+    address = _address(settings, listener)
+    is_open = not settings.api_keys and not ip_address(listener.getsockname()[0]).is_loopback
+    if settings.log_format == "json":
+        fields = {"address": address, "model": info.identity.name, "voices": info.voices, "slots": stats["slots"]}
+        stage_seconds = {stage: round(value, 1) for stage, value in seconds.items()}
+        log.info("server listening", extra={**fields, "capacity": stats["capacity"], "start_seconds": stage_seconds})
+        if is_open:
+            log.warning("no authentication", extra={"address": address, "hint": "Set api_keys to require a key."})
+        return
     name = "the embedded voice" if settings.model is None else info.identity.name
     voices = f"; voices: {', '.join(info.voices)}" if info.voices else ""
     console.print(f"Loaded {name}{voices}", soft_wrap=True)
@@ -163,9 +194,8 @@ def _print_summary(
     console.print(f"Engine ready in {seconds['total']:.1f} s" + (f": {stages}" if stages else ""), soft_wrap=True)
     capacity = f"estimated real-time capacity: {stats['capacity']:g} streams"
     console.print(f"Maximum concurrent streams: {stats['slots']:g}; {capacity}.", soft_wrap=True)
-    address = _address(settings, listener)
     console.print(f"Listening on {address} (press Ctrl-C to stop).", soft_wrap=True)
-    if not settings.api_keys and not ip_address(listener.getsockname()[0]).is_loopback:
+    if is_open:
         console.print("warning: the server accepts requests without authentication. Set api_keys to require a key.")
     console.print("Open the address in a browser for the playground, or try:")
     key = "-H 'authorization: Bearer YOUR_API_KEY' " if settings.api_keys else ""

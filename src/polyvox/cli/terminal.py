@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from polyvox.errors import InvalidRequest, PolyvoxError
+
 if TYPE_CHECKING:
     from polyvox.engine.config import EngineConfig
     from polyvox.tts import TTS
@@ -49,6 +51,11 @@ def load(
     name = "the embedded voice" if model is None else model
     console.print(f"Loaded {name} in {time.perf_counter() - start:.1f} s ({placed}){voices}", soft_wrap=True)
     return loaded
+
+
+def exit_code(error: PolyvoxError) -> int:
+    """The exit code of a command that ends with an error: 2 for invalid options and values, else 1."""
+    return 2 if isinstance(error, InvalidRequest) else 1
 
 
 def show_json(value: Any) -> None:

@@ -3,10 +3,13 @@
 
 import json
 import logging
+import os
 import sys
+import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import TracebackType
 
 from polyvox.server.settings import Settings
 
@@ -26,12 +29,13 @@ class LogFormatter(logging.Formatter):
         fields = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         traceback = self.formatException(record.exc_info) if record.exc_info else None
+        message = record.getMessage().strip()
         if self._as_json:
             line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
             more = {"traceback": traceback} if traceback else {}
-            return json.dumps({**line, "message": record.getMessage(), **fields, **more}, default=str)
+            return json.dumps({**line, "message": message, **fields, **more}, default=str)
         pairs = "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
-        line_text = f"{time} {record.levelname.lower()} {record.getMessage()}{pairs}"
+        line_text = f"{time} {record.levelname.lower()} {message}{pairs}"
         return f"{line_text}\n{traceback}" if traceback else line_text
 
 
@@ -83,9 +87,23 @@ def _line_of(request_id: str) -> RequestLine | None:
 
 
 def set_up_logs(settings: Settings) -> None:
+    """Writes all log lines of this process to stderr in one format, with warnings and uncaught exceptions."""
+    as_json = settings.log_format == "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter(settings.log_format == "json"))
+    handler.setFormatter(LogFormatter(as_json))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda failed: _log_uncaught(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    if as_json:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # of downloads
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt | SystemExit):
+        sys.__excepthook__(kind, error or kind(), traceback)
+    else:
+        log.critical("uncaught exception", exc_info=(kind, error or kind(), traceback))
 
 
 def _quoted(value: object) -> str:

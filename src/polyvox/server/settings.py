@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -340,11 +341,15 @@ class Settings(BaseSettings):
     def restart_policy(self) -> RestartPolicy:
         return RestartPolicy(self.restart_delay, self.max_restart_delay)
 
-    def to_yaml(self) -> str:
-        """All settings as a configuration file. API keys are counted, not shown."""
+    def shown_values(self) -> dict[str, Any]:
+        """All settings as JSON values. API keys are counted, not shown."""
         values = self.model_dump(mode="json")
         values["api_keys"] = [f"({len(self.api_keys)} hidden)"] if self.api_keys else []
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return values
+
+    def to_yaml(self) -> str:
+        """All settings as a configuration file, without API keys."""
+        return yaml.safe_dump(self.shown_values(), sort_keys=False, allow_unicode=True)
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
@@ -370,6 +375,16 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         found = field_error(Settings, error.errors()[0])
         shown = NOT_SHOWN if found.field == "api_keys" else values[found.field]
         raise InvalidRequest(found.field, shown, found.requirement, f"Source: {origins[found.field]}.") from None
+
+
+def find_log_format(flags: Mapping[str, Any], file: Path | None = None) -> str:
+    """The log format that the sources name, also if other settings are invalid."""
+    path = file or os.environ.get(ENV_PREFIX + "CONFIG")
+    in_file = None
+    if path:
+        with suppress(InvalidRequest):
+            in_file = _read_file(Path(path)).get("log_format")
+    return str(flags.get("log_format") or os.environ.get(ENV_PREFIX + "LOG_FORMAT") or in_file or "text")
 
 
 def _read_file(file: Path) -> Mapping[str, Any]:

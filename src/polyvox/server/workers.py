@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -306,7 +307,11 @@ def _start(arguments: tuple[EngineEndpoint, Settings, socket.socket, Path]) -> S
 def _worker_main(endpoint: EngineEndpoint, settings: Settings, listener: socket.socket, records: Path) -> None:
     set_up_logs(settings)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    run_server(connect_remote(endpoint), settings, listener, records)
+    try:
+        run_server(connect_remote(endpoint), settings, listener, records)
+    except Exception:  # multiprocessing would print it
+        log.critical("server process failed", exc_info=True)
+        sys.exit(1)
 
 
 def _exit_with_parent() -> None:
