@@ -3,7 +3,7 @@
 
     python tests/soak/soak_report.py --report FOLDER --out docs/soak --page docs/testing.md
 
-FOLDER has the files of `recorder.py`. Writes soak-PROFILE.png, .json and .md, and the table and the plot into the page,
+FOLDER has the files of `recorder.py`. Writes soak-PROFILE.png and soak-PROFILE.json, and tables and plot into the page,
 between `<!-- soak: PROFILE -->` and `<!-- end -->`. Ends with status 1 if a check fails.
 """
 
@@ -360,47 +360,43 @@ def _running_total(samples: Sequence[Row], column: str) -> list[float]:
     return [total_of_counter(samples[: index + 1], column) for index in range(len(samples))]
 
 
-def write_report(folder: Path, out: Path) -> list[Check]:
-    """Writes the plot, the table and the checks; returns the checks."""
-    record = SoakRecord.read(folder)
-    checks = run_checks(record)
+def write_report(record: SoakRecord, checks: Sequence[Check], out: Path) -> None:
+    """Writes the plot and the checks."""
     out.mkdir(parents=True, exist_ok=True)
     name = report_name(record)
     draw(record, out / f"{name}.png")
-    (out / f"{name}.md").write_text(markdown(record, checks), encoding="utf-8")
     summary = {"run": record.run, "checks": [asdict(check) for check in checks], "events": record.events}
     (out / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    return checks
 
 
 def report_name(record: SoakRecord) -> str:
     return f"soak-{record.run['profile']}"
 
 
-def update_page(page: Path, folder: Path, out: Path) -> None:
-    """Replaces the marked block of a page by the table and the plot of a report."""
-    record = SoakRecord.read(folder)
-    name = report_name(record)
+def update_page(page: Path, record: SoakRecord, checks: Sequence[Check], out: Path) -> None:
+    """Replaces the marked block of a page by the tables and the plot of a report."""
     begin, end = f"<!-- soak: {record.run['profile']} -->", "<!-- end -->"
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     if not found:
         raise SystemExit(f"{page} has no {begin}")
     after = rest.partition(end)[2]
-    plot = f"![Streams, pages, latency, underruns, memory, descriptors and threads over time]({{}}/{name}.png)"
-    table = (out / f"{name}.md").read_text(encoding="utf-8")
-    block = f"{begin}\n{table}\n{plot.format(os.path.relpath(out, page.parent))}\n{end}"
+    plot = os.path.join(os.path.relpath(out, page.parent), f"{report_name(record)}.png")
+    title = "Streams, pages, latency, underruns, memory, descriptors and threads over time"
+    block = f"{begin}\n{markdown(record, checks)}\n![{title}]({plot})\n{end}"
     page.write_text(before + block + after, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path, required=True, help="folder of a recorded run")
-    parser.add_argument("--out", type=Path, required=True, help="folder for plot, table and checks")
-    parser.add_argument("--page", type=Path, help="page whose block is replaced by table and plot")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the plot and the checks")
+    parser.add_argument("--page", type=Path, help="page whose block is replaced by tables and plot")
     given = parser.parse_args()
-    checks = write_report(given.report, given.out)
+    record = SoakRecord.read(given.report)
+    checks = run_checks(record)
+    write_report(record, checks, given.out)
     if given.page is not None:
-        update_page(given.page, given.report, given.out)
+        update_page(given.page, record, checks, given.out)
     for check in checks:
         sys.stdout.write(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.found}\n")
     sys.exit(any(not check.passed for check in checks))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from soak.mixed_soak import PROFILES, run
-from soak.soak_report import write_report
+from soak.soak_report import SoakRecord, markdown, run_checks, write_report
 
 
 def test_a_server_under_mixed_load_and_kills_stays_stable() -> None:
@@ -19,6 +19,8 @@ def test_a_server_under_mixed_load_and_kills_stays_stable() -> None:
     assert model in ("simulated", "embedded")
     folder = Path(os.environ.get("SOAK_OUT", f"build/soak-{profile.name}")).absolute()
     run(folder, profile, model)
-    checks = write_report(folder, folder)
-    sys.stdout.write((folder / f"soak-{profile.name}.md").read_text())
+    record = SoakRecord.read(folder)
+    checks = run_checks(record)
+    write_report(record, checks, folder)
+    sys.stdout.write(markdown(record, checks))
     assert [check for check in checks if not check.passed] == []
