@@ -222,7 +222,7 @@ def _flat(record: SoakRecord, column: str, limit: float, name: str, unit: float,
     return Check(
         f"{name} of each process flat in the second half (below {limit / unit:g} {unit_name}".rstrip() + ")",
         bool(found) and all(value <= limit for value in found.values()),
-        f"{grown} {unit_name}".rstrip() or "no process lived through it",
+        f"{grown} {unit_name}".rstrip() if found else "no process lived through it",
     )
 
 
