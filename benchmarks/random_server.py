@@ -10,18 +10,19 @@ ready when /readyz returns 200.
 import argparse
 import socket
 from functools import partial
+from typing import TYPE_CHECKING
 
-from polyvox.cli.serve import serve_with_engine_process
-from polyvox.engine.interface import InProcessEngine
-from polyvox.server import workers
-from polyvox.server.logs import set_up_logs
-from polyvox.server.settings import Settings, load_settings
+if TYPE_CHECKING:  # all processes of the server import this module
+    from polyvox.engine.interface import InProcessEngine
+    from polyvox.server.settings import Settings
 
 
-def build(settings: Settings, size: str, frames: int, tokens: int) -> InProcessEngine:
+def build(settings: "Settings", size: str, frames: int, tokens: int) -> "InProcessEngine":
     """Runs in the engine's process."""
-    workers.set_up_engine_process(settings)
     from polyvox import progress
+    from polyvox.server.engine_builder import set_up_engine_process
+
+    set_up_engine_process(settings)
     from polyvox.engine.engine import LocalEngine
     from polyvox.models.registry import random_model
     from polyvox.tts import placement
@@ -32,6 +33,10 @@ def build(settings: Settings, size: str, frames: int, tokens: int) -> InProcessE
 
 
 def main() -> None:
+    from polyvox.cli.serve import serve_with_engine_process
+    from polyvox.server.logs import set_up_logs
+    from polyvox.server.settings import BACKLOG, load_settings
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="1.7B", choices=["0.6B", "1.7B"])
     parser.add_argument("--frames", type=int, default=56, help="per utterance")
@@ -44,7 +49,7 @@ def main() -> None:
     settings = load_settings(flags)
     set_up_logs(settings)
     make = partial(build, settings, given.size, given.frames, given.tokens)
-    with socket.create_server((settings.host, settings.port), backlog=workers.BACKLOG) as listener:
+    with socket.create_server((settings.host, settings.port), backlog=BACKLOG) as listener:
         serve_with_engine_process(settings, listener, make)
 
 

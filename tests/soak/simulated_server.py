@@ -8,13 +8,13 @@ Every process of the server imports this module, so it does not import torch.
 
 from polyvox.cli.main import main as run_command
 from polyvox.engine.interface import InProcessEngine
-from polyvox.server import workers
+from polyvox.server import engine_builder
 from polyvox.server.settings import Settings
 
 
 def build_engine(settings: Settings) -> InProcessEngine:
-    """Replaces `workers.build_engine`; runs in the engine's process."""
-    workers.set_up_engine_process(settings)
+    """Replaces `engine_builder.build_engine`; runs in the engine's process."""
+    engine_builder.set_up_engine_process(settings)
     from soak import simulated_model
 
     return simulated_model.build_engine(settings)
@@ -23,7 +23,7 @@ def build_engine(settings: Settings) -> InProcessEngine:
 def main() -> None:
     from soak import simulated_server
 
-    workers.build_engine = simulated_server.build_engine  # pickled by its name, which __main__ would not be
+    engine_builder.build_engine = simulated_server.build_engine  # pickled by its name, which __main__ would not be
     run_command()
 
 

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from polyvox.cli.terminal import console, exit_code
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.progress import ProgressBar, ProgressLog, progress_display
-from polyvox.server.settings import Settings, find_log_format, load_settings
+from polyvox.server.settings import BACKLOG, Settings, find_log_format, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,18 +97,19 @@ serve.__annotations__ = {name: each.annotation for name, each in inspect.signatu
 
 
 def _serve(settings: Settings, listener: socket.socket) -> None:
-    from polyvox.server import workers
+    from polyvox.server import engine_builder
 
     if settings.workers == 0:
         _serve_with_local_engine(settings, listener)
     else:
-        serve_with_engine_process(settings, listener, partial(workers.build_engine, settings))
+        serve_with_engine_process(settings, listener, partial(engine_builder.build_engine, settings))
 
 
 def _serve_with_local_engine(settings: Settings, listener: socket.socket) -> None:
     """Serve in this process until a signal stops the server. Raise the error if the engine cannot start."""
     from polyvox.engine.restarting_engine import RestartingEngine
     from polyvox.server import workers
+    from polyvox.server.engine_builder import LocalEngineBuilder
 
     display = _show_start(settings, listener)
 
@@ -116,7 +117,7 @@ def _serve_with_local_engine(settings: Settings, listener: socket.socket) -> Non
         display.close()
         _print_summary(settings, listener, engine.info(), engine.stats(), seconds)
 
-    builder = workers.LocalEngineBuilder(settings)
+    builder = LocalEngineBuilder(settings)
     with closing(RestartingEngine(builder, settings.restart_policy(), display, on_started)) as engine:
         connect = workers.connect_local(engine, engine.status)
         workers.run_server(connect, settings, listener, engine_failed=engine.start_failed)
@@ -204,8 +205,6 @@ def _print_summary(
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    from polyvox.server.workers import BACKLOG
-
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

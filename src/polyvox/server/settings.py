@@ -26,6 +26,7 @@ from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.server.validation import field_error
 
 ENV_PREFIX = "POLYVOX_"
+BACKLOG = 2048  # connections that wait to be accepted
 # Variables with the prefix that are not settings of the server.
 OTHER_VARIABLES = {"POLYVOX_HOME", "POLYVOX_CONFIG", "POLYVOX_TEST_DEVICE", "POLYVOX_BENCH_KEY"}
 MAX_JSON_BYTES_PER_CHARACTER = 12  # an escaped surrogate pair

@@ -18,16 +18,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
-from polyvox import progress
-from polyvox.caches import CACHE_DIR
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.engine_status import EngineStatus
-from polyvox.engine.interface import AsyncEngine, Engine, InProcessEngine
+from polyvox.engine.interface import AsyncEngine, Engine
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
 from polyvox.server.app import Connect, create_app
@@ -36,13 +33,10 @@ from polyvox.server.logs import set_up_logs
 from polyvox.server.malloc import limit_malloc
 from polyvox.server.metrics import MULTIPROCESS_DIR, TimeoutKind
 from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol, reset
-from polyvox.server.settings import Settings
+from polyvox.server.settings import BACKLOG, Settings
 from polyvox.server.startup import Startup
 from polyvox.server.synthesis.reader import SEND_BUFFER
 from polyvox.server.synthesis.service import SynthesisService
-
-if TYPE_CHECKING:
-    from polyvox.tts import TTS
 
 log = logging.getLogger(__name__)
 
@@ -52,45 +46,10 @@ RESET_DELAY = 1.0  # seconds after the drain, before connections that do not clo
 CLOSE_TIMEOUT = 3  # seconds after the drain for all requests to end
 DRAIN_INTERVAL = 0.05  # seconds between two checks for running utterances
 RESTART_INTERVAL = 1.0  # seconds between two starts of a server process
-BACKLOG = 2048
 Waitable = Connection | socket.socket  # becomes readable when something has happened
 # A pong waits behind all audio that a player has not played yet.
 PONG_TIMEOUT = 300.0  # seconds
 UNREAD_TIMEOUT = PONG_TIMEOUT  # then the kernel ends a connection whose client reads nothing, even of a sent response
-
-
-def set_up_engine_process(settings: Settings) -> None:
-    """Sets up the process that runs the engine, before it imports torch."""
-    set_up_logs(settings)
-    if settings.cache_dir is not None:
-        os.environ[CACHE_DIR] = str(settings.cache_dir)
-    progress.report("import", 0, 1)
-
-
-def load_model(settings: Settings) -> "TTS":
-    """Loads the model. Only the process that runs the engine imports torch."""
-    set_up_engine_process(settings)
-    from polyvox.tts import load
-
-    return load(settings.model, settings.device, settings.dtype, config=settings.engine_config())
-
-
-def build_engine(settings: Settings) -> InProcessEngine:
-    """Loads the model and starts its engine, in the engine's process."""
-    return load_model(settings).engine
-
-
-class LocalEngineBuilder:
-    """Starts an engine in this process at each call. The model is loaded once."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._tts: TTS | None = None
-
-    def __call__(self) -> InProcessEngine:
-        if self._tts is None:
-            self._tts = load_model(self._settings)
-        return self._tts.engine
 
 
 def connect_local(engine: Engine, status: Callable[[], EngineStatus] | None = None) -> Connect:

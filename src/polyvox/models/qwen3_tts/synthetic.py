@@ -45,11 +45,14 @@ def random_model(
     model = empty_model(parse_config(files), device, dtype, vocoder_device)
     if device.type == "meta":
         return model
-    devices = {parameter.device for parameter in model.parameters()}
+    devices = {parameter.device for parameter in model.parameters()} | {device}
     generators = {each: torch.Generator(each).manual_seed(seed) for each in devices}
     for name, tensor in _all_tensors(model).items():
         low, high = _range(name, tensor)
-        tensor.uniform_(low, high, generator=generators[tensor.device])
+        if tensor.device.type == "cpu" and device.type == "cuda":  # a CPU takes seconds for the text embedding
+            tensor.copy_(torch.empty_like(tensor, device=device).uniform_(low, high, generator=generators[device]))
+        else:
+            tensor.uniform_(low, high, generator=generators[tensor.device])
     return model
 
 
