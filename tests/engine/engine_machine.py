@@ -51,6 +51,7 @@ CUTS = {
     "rejected": ("error", "all streams are taken"),
     "queue": ("error", "no slot was free"),
     "reader": ("error", "nothing was read"),
+    "unread": ("error", "the reader is behind real time"),
     "text": ("error", "no text arrived"),
     "closed": ("error", "the engine was closed"),
 }
@@ -445,7 +446,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.counts["waited for text"] += result.text_waits > 0
         self.counts["frames"] += len(codes)
         if cut_short(result):
-            cuts = [cut for cut in client.causes if CUTS[cut][0] == result.finish_reason]
+            causes = client.causes | ({"unread"} if stream in self.engine.unread else set())
+            cuts = [cut for cut in causes if CUTS[cut][0] == result.finish_reason]
             matching = [cut for cut in cuts if (CUTS[cut][1] or "") in (result.error or "")]
             assert matching, f"unexplained result: {result}, {client.causes}"
             self.counts[matching[0]] += 1

@@ -20,7 +20,7 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.in_flight import CompletedStep
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.slots import SlotAllocation
-from polyvox.engine.stream import LocalStream
+from polyvox.engine.stream import LocalStream, StopRequest
 from polyvox.engine.stream_state import StepPlan
 from polyvox.models.protocol import PreparedRequest, SpeechModel
 
@@ -54,6 +54,7 @@ class SteppedEngine(LocalEngine):
         self.armed: dict[str, bool] = {}  # calls that fail once; True: after their work is done
         self.unassignable: set[LocalStream] = set()
         self.injected: dict[LocalStream, str] = {}  # streams by the failure that ended them
+        self.unread: set[LocalStream] = set()  # stopped because another request needed their slot
         self.violations: list[str] = []  # of the engine's invariants
         self._in_step: list[LocalStream] = []
         self._planned: list[LocalStream] = []
@@ -80,6 +81,11 @@ class SteppedEngine(LocalEngine):
             self.now += seconds
             if self.parked == "idle" and self.now >= self.next_timeout:
                 self.wake()
+
+    def request_stop(self, stream: LocalStream, stop: StopRequest) -> None:
+        if "another request needs the slot" in (stop.error or ""):
+            self.unread.add(stream)
+        super().request_stop(stream, stop)
 
     def close(self) -> None:
         with self.lock:

@@ -16,6 +16,7 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Chunk
 from polyvox.engine.stream import LocalStream
+from polyvox.engine.stream_manager import MAX_READER_DELAY
 from polyvox.errors import StreamFailed
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Sampling
@@ -74,6 +75,47 @@ def test_a_stopped_reader_times_out(speech: Qwen3TTSModel) -> None:
             read_all(stream)
         other = engine.submit(request())
         assert len(read_all(other))
+    finally:
+        engine.close()
+
+
+def test_a_stream_that_is_not_read_gives_its_slot_to_the_next_request(speech: Qwen3TTSModel) -> None:
+    now = [0.0]
+    engine = LocalEngine(speech, EngineConfig(max_streams=1), clock=lambda: now[0])
+    small_buffer(engine, 10)
+    try:
+        wanted = request(frames=255, sampling=Sampling(min_frames=255))
+        unread = engine.submit(wanted)
+        with engine.lock:
+            assert unread._ready.wait_for(lambda: unread.reader_deadline < inf, TIMEOUT)
+        queued = engine.submit(request())  # the reader of the first one is not behind yet
+        assert unread.result is None
+        queued.cancel()
+        now[0] = MAX_READER_DELAY + 1.0
+        other = engine.submit(request())
+        np.testing.assert_allclose(read_all(other), solo_samples(speech, request()), atol=1e-6)
+        assert unread.result is not None
+        assert "behind real time, and another request needs the slot" in (unread.result.error or "")
+        with pytest.raises(StreamFailed):
+            read_all(unread)
+        assert_idle(engine)
+    finally:
+        engine.close()
+
+
+def test_a_stream_that_is_read_in_real_time_keeps_its_slot(speech: Qwen3TTSModel) -> None:
+    now = [0.0]
+    engine = LocalEngine(speech, EngineConfig(max_streams=1), clock=lambda: now[0])
+    small_buffer(engine, 10)
+    try:
+        wanted = request(seed=2, frames=60, sampling=Sampling(min_frames=60))
+        stream = engine.submit(wanted)
+        with engine.lock:
+            assert stream._ready.wait_for(lambda: stream.reader_deadline < inf, TIMEOUT)
+        now[0] = MAX_READER_DELAY / 2
+        queued = engine.submit(request())
+        np.testing.assert_allclose(read_all(stream), solo_samples(speech, wanted), atol=1e-6)
+        assert len(read_all(queued))
     finally:
         engine.close()
 

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # Streams that may wait for their reader or for text.
 TIMED_STATUSES = (StreamStatus.AWAITING_TEXT, StreamStatus.PAUSED, StreamStatus.DRAINING)
+MAX_READER_DELAY = 2.0  # seconds that a reader in real time may be behind: the delay of a network and of its player
+FULL_STATUSES = (StreamStatus.PAUSED, StreamStatus.DRAINING)  # of streams that may wait for their reader
 
 
 class StreamManager:
@@ -178,6 +180,14 @@ class StreamManager:
             elif now > stream.text_deadline:
                 self.end(stream, "error", f"no text arrived for {self.config.text_timeout:g} s")
         self.release_finished()
+
+    def most_unread(self, now: float) -> LocalStream | None:
+        """Of the streams that keep a slot because their buffer is full and their reader is behind real time, the one
+        that is the furthest behind."""
+        full = [stream for status in FULL_STATUSES for stream in self._streams[status] if stream.reader_deadline < inf]
+        behind = {stream: stream.buffered / self.sample_rate - stream.lead(now) for stream in full}
+        found = max(behind, key=behind.__getitem__, default=None)
+        return found if found is not None and behind[found] > MAX_READER_DELAY else None
 
     def next_timeout(self, now: float) -> float | None:
         """Seconds until the next timeout; None if there is none."""

@@ -145,9 +145,9 @@ class Settings(BaseSettings):
         json_schema_extra=ENGINE,
     )
     buffer_seconds: float = Field(
-        default=30.0,
+        default=90.0,
         ge=2,
-        description="Audio that the engine buffers for a slow client, in seconds.",
+        description="Audio of a sentence that the engine buffers for a slow client, in seconds.",
         json_schema_extra=ENGINE,
     )
     reader_timeout: float = Field(

@@ -25,12 +25,13 @@ class ResponseWriter:
     def __init__(self, send: Send, timeout: float) -> None:
         self._send, self._reader = send, ReaderTimer(timeout)
         self.audio_seconds = 0.0
-        self.started = False  # the headers are sent
+        self.started = self.incomplete = False  # the headers are sent; and the end is not
         self._seconds_per_byte = 0.0  # of a response whose size is known
 
     async def __call__(self, message: Message) -> None:
         """Raises ReaderTimeout."""
         self.started = True
+        self.incomplete = message["type"] == "http.response.start" or message.get("more_body", False)
         num_bytes = len(message.get("body", b""))
         self.audio_seconds += self._seconds_per_byte * num_bytes
         await self._reader.write(self._send(message), num_bytes, self.audio_seconds)
@@ -86,6 +87,9 @@ class ClientResponse(Response):
                 reset()
         elif error is not None:
             raise error
+        elif write.incomplete and not responding.cancelled() and (reset := scope.get(RESET)) is not None:
+            # It failed. The server closes the connection when the client has read the rest.
+            asyncio.get_running_loop().call_later(self._state.settings.reader_timeout, reset)
 
 
 async def read_parts(file: SpooledFile, synthesis: SynthesisService) -> AsyncGenerator[bytes]:
