@@ -53,10 +53,10 @@ def test_families_of_words_are_held_out_together() -> None:
 
 def test_the_shipped_model_is_as_accurate_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
     _, held_out = split(all_words())
-    report(load_spelling_model(), held_out[::20])
+    report(load_spelling_model(), held_out[::4])
     printed = capsys.readouterr().out
     right = float(printed.split("right ")[1].split("%")[0])
-    assert right > 50
+    assert right > 54  # 57 % of all
 
 
 def test_labels_join_stress_and_vowel() -> None:
