@@ -95,7 +95,7 @@ class LocalEngine:
         """
         with self.lock:
             self._check_running()
-            if not self.admission.ledger.free_slots and (unread := self._manager.most_unread(self.clock())) is not None:
+            if not self.admission.ledger.free_slots and (unread := self._manager.find_unread(self.clock())) is not None:
                 error = "the reader is behind real time, and another request needs the slot"
                 self.request_stop(unread, StopRequest("error", error))
             self.admission.precheck(Demand.of(request), self.clock())

@@ -181,7 +181,7 @@ class StreamManager:
                 self.end(stream, "error", f"no text arrived for {self.config.text_timeout:g} s")
         self.release_finished()
 
-    def most_unread(self, now: float) -> LocalStream | None:
+    def find_unread(self, now: float) -> LocalStream | None:
         """Of the streams that keep a slot because their buffer is full and their reader is behind real time, the one
         that is the furthest behind."""
         full = [stream for status in FULL_STATUSES for stream in self._streams[status] if stream.reader_deadline < inf]
