@@ -2,7 +2,9 @@
 """SSML and pronunciations in requests: silence, speaking rate, malformed documents, lexicons."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -65,6 +67,13 @@ def test_pronunciations_of_a_request_replace_those_of_the_server(client: httpx.C
     pronunciations = {"gif": "giff", "US": {"respelling": "the States", "match_case": True}}
     speak(client, "SQL and GIF for US, us.", pronunciations=pronunciations)
     assert engine.requests[-1].text == "sequel and giff for the States, us."
+
+
+def test_the_request_of_the_documentation(client: httpx.Client, engine: PausableEngine) -> None:
+    page = (Path(__file__).parents[2] / "docs/text.md").read_text()
+    (body,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert client.post("/v1/audio/speech", content=body).status_code == 200
+    assert engine.requests[-1].text == "sequel for American users."
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class InlineNormalizer:
         self._english, self._writer = rules.english, writer
         self._lexicon, self._takes_phonemes = rules.lexicon, rules.phonemes
         self._rules: list[Rule] = english.RULES if rules.english else []
+        self._word_rules = [rule for rule in self._rules if not rule.starts_with_number]
         self._rates: list[float] = []  # of open <prosody> elements
 
     def read(self, text: str, at: int = 0) -> None:
@@ -76,7 +77,7 @@ class InlineNormalizer:
             self.note("number", figures[0])
             self._writer.raw(figures[0])
             return figures.end()
-        if (after := self._apply(self._rules, text, at)) > at:
+        if (after := self._apply(self._word_rules if char.isalpha() else self._rules, text, at)) > at:
             return after
         if not self._english and (pictogram := _PICTOGRAMS.match(text, at)):
             self.note("emoji", pictogram[0])

@@ -12,7 +12,7 @@ LETTER = r"[^\W0-9_²³¹⁰⁴-⁹¼-¾⅐-⅞]"
 NUM = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
 SIGN = r"(?:(?<![^\s(\[\"'=<>≤≥≈~*×/:])[-−±])?"
 TO = r" ?[-–—] ?"
-LEFT = r"(?<!\w)(?<!\d[.,])"
+LEFT = r"(?<!\w)(?<!\d[.,])"  # before a number; a pattern that starts with it matches no letter at its start
 TH = r"(?:st|nd|rd|th)"
 
 
@@ -23,6 +23,7 @@ class Rule:
     name: str
     pattern: re.Pattern[str]
     say: Say
+    starts_with_number: bool
 
 
 class Rules(list[Rule]):
@@ -33,7 +34,7 @@ class Rules(list[Rule]):
         compiled = re.compile(pattern.replace(r"\d", "[0-9]"), flags)
 
         def add(say: Say) -> Say:
-            self.append(Rule(name, compiled, say))
+            self.append(Rule(name, compiled, say, pattern.startswith(LEFT)))
             return say
 
         return add

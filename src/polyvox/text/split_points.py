@@ -29,11 +29,10 @@ _JOINING_WORDS |= {*NUMBERED_NOUNS, *REGNAL, "x"} | {name[:size] for name in (*M
 
 # Ends of a segment that join the next word: "1760 and", "10 a.m.", "20 sq", "$5 million", "Chapter I".
 _TAIL = 40  # characters
-_JOINING_TAIL = re.compile(
-    r"[0-9]\S* (?:and|or|to|through|until|&|sq\.?|cu\.?|fl|hundred|thousand|million|billion|trillion)$"
-    rf"|[0-9] ?[ap]\.?m\.?$|\b(?:{'|'.join(map(re.escape, (*NUMBERED_NOUNS, *REGNAL)))}) [IVX]$",
-    re.IGNORECASE,
-)
+_TAIL_WORDS = {"and", "or", "to", "through", "until", "&", "sq", "cu", "fl", "am", "pm", "a.m", "p.m"}
+_TAIL_WORDS |= {"hundred", "thousand", "million", "billion", "trillion"}
+_JOINING_TAIL = re.compile(rf"[0-9]\S* ?(?:{'|'.join(map(re.escape, sorted(_TAIL_WORDS)))})\.?$", re.IGNORECASE)
+_NUMERAL_TAIL = re.compile(rf"\b(?:{'|'.join(map(re.escape, (*NUMBERED_NOUNS, *REGNAL)))}) [IVX]$")
 
 
 class SplitPointFinder:
@@ -135,5 +134,11 @@ class SplitPointFinder:
         return (
             bool(_JOINS_NEXT.search(chunk))
             or (word is not None and word[1].rstrip(".") in _JOINING_WORDS)
-            or bool(_JOINING_TAIL.search(text, max(0, end - _TAIL), end))
+            or self._tail_joins_next(text, chunk, end)
         )
+
+    @staticmethod
+    def _tail_joins_next(text: str, chunk: str, end: int) -> bool:
+        if chunk.rstrip(".").lower() in _TAIL_WORDS:
+            return _JOINING_TAIL.search(text, max(0, end - _TAIL), end) is not None
+        return chunk in ("I", "V", "X") and _NUMERAL_TAIL.search(text, max(0, end - _TAIL), end) is not None
