@@ -86,7 +86,7 @@ class PacedEngine:
         self._admission = Admission(self._load, self._table, SlotLedger(slots, pages))
         self._streams: dict[StreamState, PacedStream] = {}
         self._ids = 0
-        self._counts = {"underruns": 0.0, "finished_error": 0.0}
+        self._counts = {"underruns": 0.0, "streams_with_underruns": 0.0, "finished_error": 0.0, "finished_stop": 0.0}
         self._closing = False
         self._ready: list[PacedStream] = []
         self._thread = threading.Thread(target=self._run, name="paced-engine", daemon=True)
@@ -193,7 +193,9 @@ class PacedEngine:
         elif state.status is not StreamStatus.FINISHED:
             self._table.transition(state, StreamStatus.FINISHED, now)
         self._counts["underruns"] += state.underruns
+        self._counts["streams_with_underruns"] += state.underruns > 0
         self._counts["finished_error"] += reason == "error"
+        self._counts["finished_stop"] += reason == "stop"
         waited = min(now, state.admitted_at) - state.arrived_at
         retry_after = 1.0 if reason == "error" else None
         stream.give(

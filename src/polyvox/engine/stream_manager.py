@@ -62,12 +62,16 @@ class StreamManager:
         self.ready: dict[LocalStream, None] = {}  # with chunks or a result that their readers do not know of
         self._with_text: dict[LocalStream, None] = {}  # active streams whose text is not complete in the slot
         self._num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
-        self._audio_seconds, self._underruns = 0.0, 0
+        self._audio_seconds, self._underruns, self._streams_with_underruns = 0.0, 0, 0
 
     def counts(self) -> dict[str, float]:
         """Counters since the start."""
         finished = {f"finished_{reason}": float(count) for reason, count in self._num_finished.items()}
-        return finished | {"audio_seconds": self._audio_seconds, "underruns": float(self._underruns)}
+        return finished | {
+            "audio_seconds": self._audio_seconds,
+            "underruns": float(self._underruns),
+            "streams_with_underruns": float(self._streams_with_underruns),
+        }
 
     # Arrival
 
@@ -285,6 +289,7 @@ class StreamManager:
         self._with_text.pop(stream, None)
         self._num_finished[reason] += 1
         self._underruns += stream.underruns
+        self._streams_with_underruns += stream.underruns > 0
         self.ready[stream] = None
         if stream.status in HOLDS_SLOT:
             self._scheduler.discard_rest(stream)
