@@ -10,8 +10,8 @@ import pytest
 
 from ipc.engine_processes import engine_stats
 from polyvox.engine.interface import InProcessEngine
-from polyvox.server.settings import Settings
 from polyvox.server.engine_builder import build_engine
+from polyvox.server.settings import Settings
 from server.multi_worker import running_workers
 from server.overload import LOAD, Flooded, ask, flood, rate_of, texts_of
 from server.paced_engine import PacedEngine
@@ -45,7 +45,8 @@ def test_at_four_times_the_load_admitted_requests_have_no_underruns_and_others_a
             after = engine_stats(server.engine_process.endpoint)
             change = {name: after[name] - before[name] for name in before}
             sys.stdout.write(
-                f"\n{SECONDS} s at {rate:.1f} requests/s, {LOAD} x {before['capacity']:g} streams: {flooded.summary()}, "
+                f"\n{SECONDS} s at {rate:.1f} requests/s, {LOAD} x {before['capacity']:g} streams: "
+                f"{flooded.summary()}, "
                 f"streams with underruns {change['streams_with_underruns']:g} of {change['finished_stop']:g}, "
                 f"rejected after a wait {change['finished_error']:g}\n"
             )
