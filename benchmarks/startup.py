@@ -11,6 +11,7 @@ start (engine) and to readiness (ready); the stages of the engine's start; and w
 """
 
 import argparse
+import http.client
 import json
 import os
 import re
@@ -24,10 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 RANDOM_SERVER = Path(__file__).with_name("random_server.py")
-START_TIMEOUT, STOP_TIMEOUT = 300.0, 60.0  # seconds
+START_TIMEOUT, STOP_TIMEOUT, REQUEST_TIMEOUT = 300.0, 60.0, 10.0  # seconds
 POLL_INTERVAL = 0.02  # seconds
 
 
@@ -37,7 +36,7 @@ class StartedServer:
     def __init__(self, command: list[str], cache: Path, port: int) -> None:
         environment = {**os.environ, "POLYVOX_CACHE_DIR": str(cache), "POLYVOX_LOG_FORMAT": "json"}
         environment.pop("TRITON_CACHE_DIR", None)
-        self.address, self.began = f"http://127.0.0.1:{port}", time.monotonic()
+        self._port, self.began = port, time.monotonic()
         self._process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -46,16 +45,21 @@ class StartedServer:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
-    def get(self, client: httpx.Client, path: str) -> httpx.Response | None:
-        """None if nothing listens yet."""
+    def get(self, path: str) -> tuple[int, bytes] | None:
+        """Status and body, on a connection of its own; None if nothing listens yet."""
         if self._process.poll() is not None:
             raise SystemExit("The server ended:\n" + "".join(self.lines))
         if self.seconds() > START_TIMEOUT:
             raise SystemExit(f"The server did not start within {START_TIMEOUT:g} s:\n" + "".join(self.lines))
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=REQUEST_TIMEOUT)
         try:
-            return client.get(self.address + path)
-        except httpx.TransportError:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except OSError:
             return None
+        finally:
+            connection.close()
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -75,19 +79,18 @@ def measure(command: list[str], cache: Path, port: int) -> dict[str, Any]:
     seen: dict[str, float] = {}
     slowest = 0.0
     try:
-        with httpx.Client(timeout=10, trust_env=False) as client:
-            while True:
-                asked = time.monotonic()
-                live, ready = server.get(client, "/livez"), server.get(client, "/readyz")
-                if live is not None and live.status_code == 200:
-                    result.setdefault("live", round(server.seconds(), 2))
-                    slowest = max(slowest, time.monotonic() - asked)
-                if ready is not None:
-                    body = ready.json()
-                    seen.setdefault(body.get("stage") or body["status"], round(server.seconds(), 2))
-                    if ready.status_code == 200:
-                        break
-                time.sleep(POLL_INTERVAL)
+        while True:
+            asked = time.monotonic()
+            live, ready = server.get("/livez"), server.get("/readyz")
+            if live is not None and live[0] == 200:
+                result.setdefault("live", round(server.seconds(), 2))
+                slowest = max(slowest, time.monotonic() - asked)
+            if ready is not None:
+                body = json.loads(ready[1])
+                seen.setdefault(body.get("stage") or body["status"], round(server.seconds(), 2))
+                if ready[0] == 200:
+                    break
+            time.sleep(POLL_INTERVAL)
         result["ready"] = round(server.seconds(), 2)
     finally:
         server.stop()
