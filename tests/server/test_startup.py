@@ -69,6 +69,9 @@ def test_the_server_answers_while_its_engine_starts(tmp_path: Path) -> None:
         assert "capture, 25%" in spoken.json()["error"]["message"]
         assert int(spoken.headers["retry-after"]) > 0
         assert client.get("/v1/models").status_code == 503
+        page = client.get("/", headers={"accept": "text/html,*/*"})
+        assert (page.status_code, page.headers["refresh"]) == (503, "2")
+        assert "The engine is starting (capture, 25%)." in page.text
         gate.write_text("")
         eventually(lambda: process.status.running or threading.Event().wait(0.01))
         assert client.get("/v1/models").status_code == 200  # waits for the connection to the engine

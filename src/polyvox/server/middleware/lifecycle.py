@@ -5,7 +5,7 @@ import time
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyvox.errors import EngineDown, Overloaded
@@ -16,6 +16,9 @@ from polyvox.server.responses import error_response
 from polyvox.server.startup import Startup
 
 TRY_AGAIN_LATER = 1013  # close code of a WebSocket
+# For a browser, until the playground can be shown.
+STARTING_PAGE = '<!doctype html><html lang="en"><title>Polyvox</title><p>{}</p></html>'
+REFRESH_SECONDS = "2"
 
 
 class LifecycleMiddleware:
@@ -40,6 +43,8 @@ class LifecycleMiddleware:
                 response: Response = live_response(status, startup.settings.engine_down_timeout, now)
             elif health:
                 response = starting_response(status, now)
+            elif scope["type"] == "http" and "text/html" in HTTPConnection(scope).headers.get("accept", ""):
+                response = HTMLResponse(STARTING_PAGE.format(status.describe()), 503, {"refresh": REFRESH_SECONDS})
             else:
                 response = _reject(scope, status.error(now))
             await _respond(response, scope, receive, send)
