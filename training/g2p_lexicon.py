@@ -60,8 +60,8 @@ def misaki_entries(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def convert(phonemes: str) -> str:
-    """misaki's alphabet to ours: a flap is T, a glottal stop is t."""
-    converted = phonemes.replace("ɾ", "T").replace("ʔ", "t")
+    """misaki's alphabet to ours: a flap is T, a glottal stop is t, and a final z after p, t, k, f or θ is s."""
+    converted = re.sub("(?<=[pktfθ])z$", "s", phonemes.replace("ɾ", "T").replace("ʔ", "t"))
     assert set(converted) <= PHONEMES, phonemes
     return converted
 

@@ -36,6 +36,9 @@ from polyvox.text.phonemes.spelling_model import MAX_LETTERS, load_spelling_mode
         ("Nice to meet you", "nˈIs tə mˈit ju"),
         ("polish the Polish chair", "pˈɑlɪʃ ðə pˈOlɪʃ ʧˈɛɹ"),
         ("'Hello', 'tis", "həlˈO, tˈɪz"),
+        ("tours of Las Vegas", "tˈʊɹz ʌv lˈɑs vˈAɡəs"),
+        ("Vikings expressing", "vˈIkɪŋz ɪkspɹˈɛsɪŋ"),
+        ("finally, simply", "fˈInᵊli, sˈɪmpli"),
     ],
 )
 def test_words_have_their_usual_pronunciation(text: str, phonemes: str) -> None:

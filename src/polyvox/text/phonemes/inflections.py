@@ -73,7 +73,7 @@ def stems(word: str) -> Iterator[tuple[str, Ending]]:
         yield word[:-1], add_s
         if word.endswith("ies"):
             yield word[:-3] + "y", add_s
-        elif word.endswith("es"):
+        elif word.endswith(("ses", "xes", "zes", "ches", "shes", "oes")):
             yield word[:-2], add_s
     elif word.endswith("ed") and not word.endswith("eed"):
         yield from _verb_stems(word[:-2], add_ed)

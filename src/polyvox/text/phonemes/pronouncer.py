@@ -114,7 +114,7 @@ def _entry(word: str) -> str | None:
     for spelling in (word, small):
         if entry := ENTRIES.get(spelling) or lexicon.get(spelling):
             return entry
-    if any(stem in lexicon for stem, _ in stems(small)):
+    if small.endswith("s") and any(stem in lexicon for stem, _ in stems(small)):
         return None
     return ENTRIES.get(small.capitalize()) or lexicon.get(small.capitalize())
 
