@@ -20,7 +20,6 @@ from ipc.engine_processes import eventually
 from polyvox.audio.samples import Samples
 
 TIMEOUT = 120.0  # of one request, on a machine that may be busy
-REQUEST_FINISHED = "request finished"  # the log message at the end of each utterance
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class ServerProcess:
 
     def finished_requests(self) -> list[dict[str, Any]]:
         """The log records of utterances that have ended."""
-        return [record for record in self._records() if record.get("message") == REQUEST_FINISHED]
+        return [record for record in self._records() if "finish_reason" in record]
 
     def errors(self) -> list[dict[str, Any]]:
         """The log records of level error and above."""

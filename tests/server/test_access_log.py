@@ -118,3 +118,20 @@ def test_a_websocket_has_a_line_when_it_is_closed(server: RunningServer, caplog:
     eventually(lambda: any(record.getMessage() == "websocket closed" for record in caplog.records))
     (line,) = [record for record in caplog.records if record.getMessage() == "websocket closed"]
     assert (line.path, line.code) == ("/v1/audio/speech/stream", 1000)
+
+
+def test_an_utterance_of_a_websocket_has_one_line_with_its_end(
+    server: RunningServer, engine: PausableEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect_websocket(server, "/v1/audio/speech/stream") as websocket:
+        websocket.send(type="session.config", stream_audio=True, response_format="pcm")
+        websocket.send(type="input.text", text="Hello there.")
+        websocket.send(type="input.done")
+        websocket.until("session.done")
+        engine.resume(5)
+        caplog.clear()
+        websocket.send(type="input.text", text="This one is interrupted.")
+        websocket.send(type="input.done")
+        websocket.until("audio.start")
+    (line,) = lines(caplog)
+    assert (line.getMessage(), line.finish_reason, line.levelname) == ("request aborted", "cancelled", "INFO")

@@ -65,10 +65,12 @@ class AppState:
         self.request_log.put(record)
         hidden = ("created", "model", "request_id")
         fields = {name: value for name, value in record.as_dict().items() if name not in hidden}
+        event = {"cancelled": "request aborted", "error": "request failed"}.get(record.finish_reason or "error")
         log_request(
-            "request finished",
+            event or "request finished",
             record.request_id,
             {name: _rounded(value) for name, value in fields.items() if value is not None},
+            logging.ERROR if event == "request failed" else logging.INFO,
         )
 
     def record_rejected(self, error: PolyvoxError, request_id: str) -> None:

@@ -341,4 +341,3 @@ class LiveUtterance:
             state.record_rejected(error, self.request_id)
         else:
             state.metrics.aborts.labels("error").inc()
-            log.error("request failed", extra={"request_id": self.request_id, "error": str(error)})
