@@ -32,6 +32,8 @@ _TAIL = 40  # characters
 _TAIL_WORDS = {"and", "or", "to", "through", "until", "&", "sq", "cu", "fl", "am", "pm", "a.m", "p.m"}
 _TAIL_WORDS |= {"hundred", "thousand", "million", "billion", "trillion"}
 _JOINING_TAIL = re.compile(rf"[0-9]\S* ?(?:{'|'.join(map(re.escape, sorted(_TAIL_WORDS)))})\.?$", re.IGNORECASE)
+_MAX_UNIT = 6  # characters of an abbreviated unit with its full stop, which may end a sentence: "5 ft."
+_UNIT_TAIL = re.compile(r"[0-9]\S* (?:[A-Za-z]+\.|A)$")
 _NUMERAL_TAIL = re.compile(rf"\b(?:{'|'.join(map(re.escape, (*NUMBERED_NOUNS, *REGNAL)))}) [IVX]$")
 
 
@@ -141,4 +143,6 @@ class SplitPointFinder:
     def _tail_joins_next(text: str, chunk: str, end: int) -> bool:
         if chunk.rstrip(".").lower() in _TAIL_WORDS:
             return _JOINING_TAIL.search(text, max(0, end - _TAIL), end) is not None
+        if chunk == "A" or (chunk.endswith(".") and len(chunk) <= _MAX_UNIT):
+            return _UNIT_TAIL.search(text, max(0, end - _TAIL), end) is not None
         return chunk in ("I", "V", "X") and _NUMERAL_TAIL.search(text, max(0, end - _TAIL), end) is not None

@@ -16,12 +16,13 @@ _SEASON = "spring|summer|autumn|fall|winter"
 _DEFINITE_YEAR = re.compile(
     rf"(?:\b(?:in|since|years?|circa|until|till|born|died|{_SEASON}|early|late|mid|{FULL_MONTH}|christmas|copyright|fy),?"
     rf"|\b(?:{_SEASON}|war|class|battle|treaty|act|crash|revolution|end|start|beginning|eve|fire|constitution) of"
-    r"|\b(?:c|ca|est)\.|©) \(?$",
+    r"|\b(?:c|ca|est)\.|\bA\.?D\.?|©) \(?$",
     re.IGNORECASE,
 )
 _AFTER_YEAR = re.compile(r"\b(?:1[0-9]|20)[0-9]{2},? (?:(?:and|or|to|through|until|&) )?$")
 _SPAN_START = re.compile(r"\b(?:between|from) $", re.IGNORECASE)
 _SPAN_END = re.compile(r" (?:and|to|until|through) (?:1[0-9]|20)[0-9]{2}(?![\w,.%]*\d)(?! [a-z]+s\b)")
+_ERA = re.compile(r" (?:A\.?D|B\.?C|C\.?E)\b")
 _THE = re.compile(r"\b[Tt]he $")
 _CAPITALISED = re.compile(r" [A-Z][a-z]+(?!\w)")
 
@@ -46,6 +47,8 @@ def is_year(match: re.Match[str], text: str) -> bool:
         return False
     plural = _PLURAL.match(after(match))
     counts = plural is not None and plural[1] not in NOT_PLURALS
+    if _ERA.match(after(match)):
+        return True
     if _DEFINITE_YEAR.search(before(match)):
         return not (counts and before(match).rstrip(" (").endswith("in") and text < "1100")
     if counts and _THE.search(before(match)) and text >= "1100" and text[-1] != "0":

@@ -61,5 +61,5 @@ def _formula(match: re.Match[str]) -> str | None:
     if inner is None:
         return formula(match["round"] or match["square"] or match[0])
     if inner[0] in "0123456789":  # perhaps an amount of money
-        return formula(inner) if re.search(r"[\\^_=]", inner) else None
+        return formula(inner) if inner.isdigit() or re.search(r"[\\^_=]", inner) else None
     return formula(inner) if len(inner) <= 2 or re.search(r"[\\^_=+<>*/(-]", inner) else None

@@ -16,8 +16,11 @@ _POWERS = {"2": "square ", "3": "cubic "}
 _SMALL = str.maketrans("²³", "23")
 _FEET_BEFORE = re.compile(r"\b(?:ft|feet|foot)\.? $")
 _CAPITALISED_BEFORE = re.compile(r"\b[A-Z][a-z]*\.? $")
-_INCHES_AFTER = re.compile(r"\.(?: [a-z]|,)")
-_OPEN_QUOTE = re.compile(r'^[^"\n]*(?:"[^"\n]*"[^"\n]*)*"[^"\n]*$')
+_OPEN_QUOTE = re.compile(r'(?:^|[\s(\[])"[^"\n]*$')
+_NOUN_AFTER = re.compile(" [a-z]")
+_AMPERES_AFTER = re.compile(
+    r"$|[.,;:!?)]| (?:fuse|plug|breaker|socket|outlet|charger|circuit|current|supply|adapter|cable|at|of|and|or|max)\b"
+)
 
 
 def per_unit(unit: str | None, power: str | None = None) -> str:
@@ -49,20 +52,26 @@ def _inches_by(match: re.Match[str]) -> str:
 @MEASURES("inches", rf"{LEFT}(?:(?P<whole>\d+)[ -])?(?P<over>\d{{1,2}})/(?P<under>\d{{1,2}})(?P<sign>[\"″])(?!\w)")
 @MEASURES("inches", rf"{LEFT}(?P<amount>{NUM})(?P<sign>[\"″])(?!\w)")
 def _inches(match: re.Match[str]) -> str | None:
-    if match["sign"] == '"' and _OPEN_QUOTE.match(before(match)):
+    if match["sign"] == '"' and _OPEN_QUOTE.search(before(match)):
         return None  # the end of a quotation
     fields = match.groupdict()
     if "amount" in fields:
         return f"{number(match['amount'])} {'inch' if match['amount'] == '1' or is_adjective(match) else 'inches'}"
     spoken = fraction(match["over"], match["under"])
     if match["whole"]:
-        return f"{cardinal(match['whole'])} and {spoken.replace('one ', 'a ', 1)} inches"
-    return f"{spoken} inch" if re.match(" [a-z]", after(match)) else f"{spoken} of an inch"
+        unit = "inch" if _NOUN_AFTER.match(after(match)) else "inches"
+        return f"{cardinal(match['whole'])} and {spoken.replace('one ', 'a ', 1)} {unit}"
+    return f"{spoken} inch" if _NOUN_AFTER.match(after(match)) else f"{spoken} of an inch"
 
 
 @MEASURES("feet", rf"{LEFT}({NUM})(?:′|'(?= (?:tall|wide|long|high|deep|away|by)\b))(?!\w)")
 def _feet(match: re.Match[str]) -> str:
     return f"{number(match[1])} {'foot' if match[1] == '1' or is_adjective(match) else 'feet'}"
+
+
+@MEASURES("percent", rf"{LEFT}({SIGN}{NUM})%{TO}({NUM})%")
+def _percent_range(match: re.Match[str]) -> str:
+    return f"{number(match[1])} to {number(match[2])} percent"
 
 
 @MEASURES("resolution", LEFT + r"(240|360|480|576|720|1080|1440|2160|4320)([pi])(?!\w)")
@@ -74,7 +83,7 @@ def _resolution(match: re.Match[str]) -> str:
     "measure",
     rf"{LEFT}(?P<amount>{SIGN}{NUM})(?:{TO}(?P<until>{SIGN}{NUM})| ?[x×] ?(?P<by>{NUM}))?(?P<gap>[ -]?)"
     rf"(?:(?P<kind>sq|cu)\.? )?(?P<unit>{_UNIT})(?P<power>\^?[23²³])?"
-    r"(?:/(?P<per>[A-Za-z]+)(?P<per_power>\^?[23²³])?)?(?!\w)(?P<dot>\.(?= [a-z])|(?<=ft|in|lb|oz)\.(?=[,;:)]|$))?",
+    r"(?:/(?P<per>[A-Za-z]+)(?P<per_power>\^?[23²³])?)?(?!\w|\.\w)(?P<dot>\.(?= [a-z]|[,;:)])|(?<=ft)\.(?= \d))?",
 )
 def _measure(match: re.Match[str]) -> str | None:
     unit, gap, amount = match["unit"], match["gap"], match["amount"]
@@ -84,7 +93,7 @@ def _measure(match: re.Match[str]) -> str | None:
         and not (match["dot"] or match["kind"] or _FEET_BEFORE.search(before(match)))
     ):
         return None
-    if unit in _ONE_LETTER and (_CAPITALISED_BEFORE.search(before(match)) or (gap != " " and "." not in amount)):
+    if unit in _ONE_LETTER and "." not in amount and not _is_current(match):
         return None
     one, *many = tables.UNITS[unit]
     singular = gap == "-" or (amount.lstrip("-−±") == "1" and not match["until"]) or is_adjective(match)
@@ -107,6 +116,12 @@ def _fraction_measure(match: re.Match[str]) -> str | None:
     if not match[1]:
         return f"{part} {one}"
     return f"{cardinal(match[1])} and {part.replace('one ', 'a ', 1)} {many[0] if many else one + 's'}"
+
+
+def _is_current(match: re.Match[str]) -> bool:
+    """Whether "A" after an integer is amps: "a 10 A fuse", but not "Gate 5 A" or "five A grades"."""
+    is_label = match["gap"] != " " or _CAPITALISED_BEFORE.search(before(match))
+    return not is_label and _AMPERES_AFTER.match(after(match)) is not None
 
 
 @MEASURES("by", r"(?<=[a-z] )[x×](?= \d)")

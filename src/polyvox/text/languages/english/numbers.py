@@ -5,6 +5,7 @@ import re
 
 from polyvox.text.languages.english import word_tables as tables
 from polyvox.text.languages.english.context import is_year
+from polyvox.text.languages.english.formulas import formula
 from polyvox.text.languages.english.number_words import cardinal, digits, fraction, number, ordinal, pair, year
 from polyvox.text.rules import LEFT, LETTER, NUM, SIGN, TH, TO, Rules, after, before
 
@@ -14,6 +15,9 @@ _RUNS = re.compile(rf"[0-9]+|{LETTER}+")
 _OPERATOR_BEFORE = re.compile(r"[=+*/(^-] ?$")
 _OPERATOR_AFTER = re.compile(r" ?[=+*/^<>≤≥-]")
 _NOUN_AFTER = re.compile(r" [a-z]")
+_LETTER_K_AFTER = re.compile(r" (?:run|race|resolution|display|video|TV|monitor|screen)\b")  # a 5K run
+_CODE_BEFORE = re.compile(r"\w-$")  # ISO-8859-1
+_MIN_DIGITS_READ_ALONE = 10  # of a number without separators, unless it is round
 _PAIRS = ("24/7", "9/11", "50/50", "20/20", "60/40", "80/20", "6/8")
 
 
@@ -93,7 +97,7 @@ def _power(match: re.Match[str]) -> str:
 
 @NUMBERS("power", rf"(?<=[\w)\]])\^(?:({LETTER})(?!\w)|\{{([^{{}}\n]{{1,20}})\}})")
 def _power_letters(match: re.Match[str]) -> str:
-    return f"to the power of {match[1] or match[2]}"
+    return f"to the power of {match[1] or formula(match[2])}"
 
 
 @NUMBERS("number", r"(?<!\w)(?:#|№ ?|[Nn]o(s?)\. ?)(\d+)(?!\w)")
@@ -104,6 +108,8 @@ def _numbered(match: re.Match[str]) -> str:
 @NUMBERS("range", rf"{LEFT}(?P<first>{SIGN}{NUM})(?P<to>{TO})(?P<last>{NUM})(?![\w-])(?!\.\d)")
 def _range(match: re.Match[str]) -> str:
     first, last = match["first"], match["last"]
+    if _CODE_BEFORE.search(before(match)):
+        return f"{number(first)} {number(last)}"
     larger = (len(first), first) > (len(last), last)
     is_first_year = len(first) == 4 and first.isdigit() and "1000" <= first < "2100"
     if is_first_year and first >= "1200" and match["to"].strip() == match["to"] and len(last) == 2 and last > first[2:]:
@@ -122,9 +128,13 @@ def _number(match: re.Match[str]) -> str | None:
     if large:
         if match[0] in ("2K", "4K", "8K") or before(match).endswith("-"):
             return None  # a 4K screen, i7-8700K
+        if large == "K" and _LETTER_K_AFTER.match(after(match)):
+            return f"{number(text)} K"
         if large == "B" and not ("." in text or _NOUN_AFTER.match(after(match))):
             return None  # Gate 5B, 221B Baker Street
         return f"{number(text)} {tables.MAGNITUDES[large]}"
+    if text.isdigit() and len(text) >= _MIN_DIGITS_READ_ALONE and not text.endswith("000"):
+        return digits(text)
     return year(text) if is_year(match, text) else number(text)
 
 

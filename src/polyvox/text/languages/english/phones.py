@@ -10,11 +10,11 @@ from polyvox.text.rules import LEFT, Rules, after, before
 PHONES = Rules()
 _CALL = re.compile(r"\b(?:call|dial|text|phone|ring)(?:s|ed|ing|ling|led)?(?: [0-9]{3},? or)? $", re.IGNORECASE)
 _SHORT_NUMBERS = ("000", "111", "112", "211", "311", "411", "511", "611", "711", "811", "911", "988", "999")
-_COUNTED = re.compile(r" (?!calls?\b)[a-z]+s\b")
+_COUNTED = re.compile(r" (?:(?!calls?\b)[a-z]+s|people|men|women|children)\b")
 _CODE_WORD = re.compile(
     r"\b(?:PINs?|pin|(?:pass|access|security|zip|ZIP|post(?:al)? |area )?[Cc]ode|password|ZIP|OTP"
     r"|(?:[Aa]ccount|[Ss]erial|[Cc]ard|[Oo]rder|[Tt]racking|[Cc]onfirmation|[Rr]eference) (?:number|no\.|#))"
-    r"(?:: ?| is | was | )$"
+    r"(?:: ?| is | was | )$|\b(?:[Nn]umber|[Pp]hone|[Cc]ell|[Mm]obile|[Ff]ax)(?:: ?| is )$"
 )
 _STATE = re.compile(rf"(?:^|, |\b[a-z]+ )(?:{'|'.join(tables.STATES)}) $")
 _STAR = re.compile(r"\b(?:[Dd]ial|[Pp]ress|[Cc]all|[Tt]ype) $")

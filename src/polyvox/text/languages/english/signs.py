@@ -58,6 +58,7 @@ def _compare(match: re.Match[str]) -> str:
 
 
 SIGNS.words("mathematics", r"\${2}", "")
+SIGNS.words("and", "&&", "and")
 SIGNS.words("hashes", "#{2,}", "")
 SIGNS.words("and/or", r"(?<=\band)/(?=or\b)", "")
 SIGNS.words("slash", r"(?<=[\w°%)])/(?=[\w(\[$€£-])|(?<= )/(?= )", "slash")

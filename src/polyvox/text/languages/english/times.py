@@ -82,6 +82,11 @@ def _duration_units(match: re.Match[str]) -> str:
     return duration(*match.groups())
 
 
+@TIMES("time", LEFT + r"([2-5]\d):([0-5]\d)(?![\w:])")
+def _minutes_and_seconds(match: re.Match[str]) -> str:
+    return pair(match[1] + match[2])
+
+
 @TIMES("ratio", LEFT + r"\d+(?::\d+)+(?![\w:])")
 def _ratio(match: re.Match[str]) -> str:
     return " to ".join(map(cardinal, match[0].split(":")))

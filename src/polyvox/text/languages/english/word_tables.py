@@ -197,15 +197,16 @@ ABBREVIATIONS = _rows(
     number; Rte = Route, street or number; Rt = Route, number; Apt = Apartment, number; Ste = Suite, number;
     Bldg = Building, number; Fl = Floor, number; Rm = Room, number; ext = extension, number; Ext = Extension,
     number; Inc = Incorporated, end; Ltd = Limited, end; Corp = Corporation, end; Co = Company, end; etc = et
-    cetera, end; vs = versus, any; approx = approximately, any; dept = department, end; Dept = Department, any;
-    e.g = for example, any; i.e = that is, any; a.k.a = also known as, any; al = al, end; est = established,
-    number; fig = figure, number; Fig = Figure, number; figs = figures, number; Figs = Figures, number; vol =
-    volume, number; Vol = Volume, number; ch = chapter, number; Ch = Chapter, number; p = page, number; pp =
-    pages, number; sec = section, number; Sec = Section, number; Art = Article, number; No = number, number; no
-    = number, number; nos = numbers, number; Nos = numbers, number; ca = circa, number; c = circa, number; max =
-    maximum, any; min = minimum, number; incl = including, any; excl = excluding, any; govt = government, any;
-    Mon = Monday, day; Tue = Tuesday, day; Tues = Tuesday, day; Wed = Wednesday, day; Thu = Thursday, day; Thur
-    = Thursday, day; Thurs = Thursday, day; Fri = Friday, day; Sat = Saturday, day; Sun = Sunday, day
+    cetera, end; vs = versus, any; approx = approximately, any; Approx = Approximately, any; dept = department,
+    end; Dept = Department, any; e.g = for example, any; i.e = that is, any; a.k.a = also known as, any; al =
+    al, end; est = established, number; fig = figure, number; Fig = Figure, number; figs = figures, number; Figs
+    = Figures, number; vol = volume, number; Vol = Volume, number; ch = chapter, number; Ch = Chapter, number; p
+    = page, number; pp = pages, number; sec = section, number; Sec = Section, number; Art = Article, number; No
+    = number, number; no = number, number; nos = numbers, number; Nos = numbers, number; ca = circa, number; c =
+    circa, number; max = maximum, any; min = minimum, number; incl = including, any; excl = excluding, any; govt
+    = government, any; Mon = Monday, day; Tue = Tuesday, day; Tues = Tuesday, day; Wed = Wednesday, day; Thu =
+    Thursday, day; Thur = Thursday, day; Thurs = Thursday, day; Fri = Friday, day; Sat = Saturday, day; Sun =
+    Sunday, day
     """
 )
 EMOJI = _table(
