@@ -13,6 +13,7 @@ import pytest
 
 from ipc.engine_processes import eventually
 from polyvox.errors import StreamFailed
+from polyvox.server import workers
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis.reader import MAX_BUFFERED, ReaderTimeout, ReaderTimer
 from polyvox.server.synthesis.utterance import Utterance
@@ -220,10 +221,13 @@ def test_the_unread_rest_of_a_failed_response_is_reset_after_the_reader_timeout(
             read_to_end(stalled)
 
 
-def test_the_unread_rest_of_a_complete_response_is_reset_after_the_reader_timeout(engine: PausableEngine) -> None:
+def test_the_unread_rest_of_a_complete_response_is_reset_after_the_reader_timeout(
+    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "SEND_BUFFER", SMALL)  # of the kernel
     with (
         serving(engine, Settings(reader_timeout=0.5)) as server,
-        begin(server, receive_buffer=SMALL, max_new_tokens=150) as stalled,  # 144 kB, which fit into the buffers
+        begin(server, receive_buffer=1, max_new_tokens=20) as stalled,  # 19 kB, which fit into the buffers
         server.client() as client,
     ):
         eventually(lambda: bool(engine.requests) and not server.state.synthesis.active)

@@ -13,6 +13,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from polyvox.server.metrics import TimeoutKind
+from polyvox.server.synthesis.reader import WRITE_BUFFER
 
 # ASGI scope entry: resets the connection without sending what is buffered; on a WebSocket optionally after a delay.
 RESET = "polyvox.reset"
@@ -56,6 +57,7 @@ class TimeoutProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(WRITE_BUFFER)  # also after an upgrade to a WebSocket
         self._update_timer()
 
     def data_received(self, data: bytes) -> None:

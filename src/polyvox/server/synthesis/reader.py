@@ -8,8 +8,9 @@ from typing import Literal
 # Bytes that the kernel buffers for a client (SO_SNDBUF). Its default is megabytes: a minute of audio, which the engine
 # would generate for a client that reads nothing.
 SEND_BUFFER = 64 * 1024
-# Bytes that may be between a completed write and the client: the kernel uses up to twice SO_SNDBUF, uvicorn 64 KiB.
-MAX_BUFFERED = 2 * SEND_BUFFER + 64 * 1024
+WRITE_BUFFER = 16 * 1024  # bytes that the server buffers beside it before a write waits
+# Bytes that may be between a completed write and the client: the kernel uses up to twice SO_SNDBUF.
+MAX_BUFFERED = 2 * SEND_BUFFER + WRITE_BUFFER
 
 # reader: nothing was read for too long; reader_slow: the audio was read slower than it plays.
 ReaderProblem = Literal["reader", "reader_slow"]
