@@ -7,7 +7,6 @@ same sizes without capture, which is how they are tested.
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,9 +14,9 @@ from torch import Tensor
 from polyvox import progress
 from polyvox.engine.stream_state import CHUNK_SIZES
 from polyvox.models.protocol import Generator, GeneratorState, PagedCache, Vocoder, VocoderState
+from polyvox.progress import Stage
 
 MIN_PREFILL_ROWS = 16
-STAGES: Final = ("compile", "capture")
 
 
 def batch_sizes(max_size: int, min_size: int = 1) -> list[int]:
@@ -189,20 +188,21 @@ def gather_codes(ring: Tensor, slots: Tensor, first: Tensor, frames: int) -> Ten
 def capture_graphs(parts: Sequence[tuple[list[GraphedCall], torch.cuda.Stream]]) -> None:
     """Compiles all calls, then captures them. The calls of a part share its stream and one memory pool."""
     total = sum(len(calls) for calls, _ in parts)
-    for stage in STAGES:
+
+    def run(stage: Stage, step: Callable[[GraphedCall, torch.cuda.Stream, int], None]) -> None:
         done = 0
-        for calls, stream in parts:
+        for index, (calls, stream) in enumerate(parts):
             with torch.cuda.device(stream.device):
-                pool = torch.cuda.graph_pool_handle()
                 for call in calls:
                     progress.report(stage, done, total)
-                    if stage == "compile":
-                        call.compile(stream)
-                    else:
-                        call.capture(stream, pool)
+                    step(call, stream, index)
                     done += 1
                 stream.synchronize()
         progress.report(stage, done, total)
+
+    run("compile", lambda call, stream, _: call.compile(stream))
+    pools = [torch.cuda.graph_pool_handle() for _ in parts]
+    run("capture", lambda call, stream, index: call.capture(stream, pools[index]))
 
 
 def _largest_first(families: list[GraphedSizes]) -> list[GraphedCall]:

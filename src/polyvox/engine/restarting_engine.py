@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL = 0.2  # seconds between two checks of the engine
 HANG_TIMEOUT = 30.0  # seconds of one step; a thread that hangs cannot be ended, so its engine only counts as failed
 CLOSE_TIMEOUT = 15.0  # seconds for the engine's own shutdown
-OnStarted = Callable[[InProcessEngine, dict[str, float]], None]  # with the seconds of the start, in total and by stage
+OnEngineStarted = Callable[
+    [InProcessEngine, dict[str, float]], None
+]  # with the seconds of the start, in total and by stage
 
 
 class RestartingEngine:
@@ -39,7 +41,7 @@ class RestartingEngine:
         factory: Callable[[], InProcessEngine],
         policy: RestartPolicy,
         on_progress: OnProgress | None = None,
-        on_started: OnStarted | None = None,
+        on_started: OnEngineStarted | None = None,
     ) -> None:
         self._factory, self._on_progress, self._on_started = factory, on_progress, on_started
         self._engine: InProcessEngine | None = None
