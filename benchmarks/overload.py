@@ -75,6 +75,7 @@ class Client:
     id: int
     arrived_at: float
     sentences: tuple[Sentence, ...]
+    owner: str = ""
     tries: int = 0
     accepted_at: float = inf  # of the try that was accepted
     first_audio_at: float = inf
@@ -203,6 +204,7 @@ class OverloadSimulation(Simulation):
             utterance_id=client.id,
             text_bytes=sentence.num_bytes,
             following_bytes=sum(one.num_bytes for one in client.sentences[index + 1 :]),
+            owner=client.owner,
             fingerprint=client.id,
             first_chunk=0,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from polyvox.engine.admission import Admission
+from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import Scheduler
@@ -70,7 +70,7 @@ class Fixture:
 
     def wait(self, now: float) -> float:
         """The expected wait of a new live utterance."""
-        return self.admission.estimate_wait(True, 0, now)
+        return self.admission.estimate_wait(Demand(live=True), now)
 
     def plan(self, now: float) -> StepPlan[StreamState]:
         return self.scheduler.plan(now)

@@ -9,7 +9,16 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from benchmarks.overload import DEVICES, SENTENCES, Device, OverloadOutcome, capacity_of, clients, measure_overload
+from benchmarks.overload import (
+    DEVICES,
+    SENTENCES,
+    Client,
+    Device,
+    OverloadOutcome,
+    capacity_of,
+    clients,
+    measure_overload,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -67,3 +76,23 @@ def test_a_machine_with_neighbours_keeps_its_promise_and_has_few_gaps() -> None:
     served = sum(one.served for one in outcomes)
     assert sum(one.in_time * one.served for one in outcomes) >= 0.99 * served
     assert sum(one.broken * one.served for one in outcomes) <= 0.02 * served
+
+
+def test_an_owner_with_few_requests_is_served_beside_one_that_floods_the_engine() -> None:
+    limits, cost = DEVICES["cpu"]
+    capacity = capacity_of(limits, cost)
+    arriving: list[Client] = []
+    for owner, load in (("heavy", 4.0), ("light", 1.0)):
+        arriving += [
+            replace(one, id=len(arriving) + one.id, owner=owner)
+            for one in clients(load, capacity, SECONDS, SENTENCES["2"], seed=7)
+        ]
+    arriving.sort(key=lambda one: one.arrived_at)
+    outcome = measure_overload(limits, replace(cost), Device(cost, random.Random(7)), arriving, capacity)
+    assert outcome.in_time >= 0.99
+    accepted = {
+        owner: sum(one.tries == 1 for one in arriving if one.owner == owner)
+        / sum(one.owner == owner for one in arriving)
+        for owner in ("heavy", "light")
+    }
+    assert accepted["light"] > 3 * accepted["heavy"]

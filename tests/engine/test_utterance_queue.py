@@ -287,3 +287,50 @@ def test_one_stall_does_not_lower_the_capacity() -> None:
     observe(engine, 10.0, 1.0)
     assert engine.load.capacity() == pytest.approx(before, rel=0.02)
     assert engine.load.slowdown.value < MAX_SLOWDOWN
+
+
+# Owners
+
+
+def test_owners_get_their_turns_in_the_queue() -> None:
+    engine = build(num_slots=2, max_queue_seconds=100.0)
+    running = [new_stream(owner="a"), new_stream(owner="a")]
+    engine.admit_all(*running)
+    queued = [new_stream(owner="a"), new_stream(owner="a"), new_stream(owner="b")]
+    for stream in queued:
+        engine.admission.enqueue(stream, 0.0)
+    complete(engine, running[0], 1.0)
+    assert engine.admission.admit(1.0) == [queued[2]]
+    complete(engine, running[1], 2.0)
+    assert engine.admission.admit(2.0) == [queued[0]]
+
+
+def test_an_utterance_that_has_waited_for_long_is_not_overtaken_by_another_owner() -> None:
+    engine = build(num_slots=1, max_queue_seconds=10.0)
+    running, queued = new_stream(owner="a"), new_stream(owner="a")
+    engine.admit_all(running)
+    engine.admission.enqueue(queued, 0.0)
+    engine.admission.enqueue(new_stream(owner="b", arrived_at=6.0), 6.0)
+    complete(engine, running, 6.1)
+    assert engine.admission.admit(6.1) == [queued]
+
+
+def test_the_wait_of_an_owner_with_nothing_in_progress_is_shorter() -> None:
+    engine = build(SLOW, num_slots=3, max_queue=50, max_queue_seconds=30.0)
+    for _ in range(9):
+        engine.admission.enqueue(new_stream(owner="a", text_bytes=TEXT), 0.0)
+        engine.admission.admit(0.0)
+    waits = {owner: engine.admission.estimate_wait(Demand(live=True, owner=owner), 0.0) for owner in "ab"}
+    assert 0 < waits["b"] < 0.5 * waits["a"]
+
+
+def test_an_owner_below_its_share_does_not_wait_for_the_turns_of_others() -> None:
+    engine = build(SLOW, num_slots=3, max_queue=50, max_queue_seconds=10.0)
+    with suppress(Overloaded):
+        while True:
+            engine.admission.enqueue(new_stream(owner="a", text_bytes=TEXT), 0.0)
+            engine.admission.admit(0.0)
+    for fingerprint in range(1, 31):
+        with pytest.raises(Overloaded):
+            engine.admission.precheck(Demand(True, owner="a", num_bytes=TEXT, fingerprint=fingerprint), 0.0)
+    engine.admission.enqueue(new_stream(owner="b", text_bytes=TEXT), 0.0)

@@ -135,8 +135,10 @@ class Flooded:
         return sum(answer.stalls for answer in self.admitted)
 
     def in_time(self, seconds: float) -> float:
-        """Share of the admitted that had their first audio within this time."""
-        return sum(answer.latency <= seconds for answer in self.admitted) / max(len(self.admitted), 1)
+        """Share of the admitted, at once or when they were sent again, that had their first audio within this time."""
+        retried = [answer.retried for answer in self.rejected if answer.retried is not None]
+        admitted = self.admitted + [answer for answer in retried if answer.status == 200]
+        return sum(answer.latency <= seconds for answer in admitted) / max(len(admitted), 1)
 
     @property
     def retries_admitted(self) -> float:

@@ -107,6 +107,7 @@ class PacedEngine:
                 utterance_id=demand.utterance_id,
                 text_bytes=demand.num_bytes - request.following_bytes,
                 following_bytes=request.following_bytes,
+                owner=demand.owner,
                 fingerprint=demand.fingerprint,
             )
             self._admission.enqueue(state, now)

@@ -34,6 +34,9 @@ RETRY_WAIT_SHARE = 0.25
 # come back, and the engine must not run dry.
 MIN_WAIT_SHARE = 0.1
 MAX_RETRY_SECONDS = 600.0
+# Utterances of different owners get their turns until they have waited for this share of max_queue_seconds; then they
+# go in order of arrival, so that the promised wait is kept.
+TURN_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Demand:
     live: bool
     continues: bool = False
     utterance_id: int = 0
+    owner: str = ""
     num_bytes: int = 0  # of text, with the segments that follow
     fingerprint: int = 0
     num_pages: int = 0  # 0 before the request is prepared
@@ -52,7 +56,7 @@ class Demand:
         # The text is not validated yet.
         num_bytes = len(str(request.text).encode(errors="replace")) + request.following_bytes
         live, continues = not request.whole_file, request.segment > 0
-        return cls(live, continues, request.utterance_id, num_bytes, request.fingerprint)
+        return cls(live, continues, request.utterance_id, request.owner, num_bytes, request.fingerprint)
 
 
 @dataclass(slots=True)
@@ -81,7 +85,15 @@ class Admission(Generic[S]):
             hint = "Shorten the text or raise the engine's context."
             raise InvalidRequest("text", stream.prompt_rows + stream.max_frames, requirement, hint)
         num_bytes = stream.text_bytes + stream.following_bytes
-        demand = Demand(stream.live, stream.continues, stream.utterance_id, num_bytes, stream.fingerprint, num_pages)
+        demand = Demand(
+            stream.live,
+            stream.continues,
+            stream.utterance_id,
+            stream.owner,
+            num_bytes,
+            stream.fingerprint,
+            num_pages,
+        )
         wait = self._check(demand, now)
         if stream.continues:
             self.utterances.add_segment(stream)
@@ -111,7 +123,7 @@ class Admission(Generic[S]):
         has_slack = bool(waiting) and self._has_slack(now)
         admitted: list[S] = []
         closed: set[bool] = set()  # kinds, live or file, of which one must wait: later ones must not overtake it
-        for stream in sorted(waiting, key=self._rank):
+        for stream in sorted(waiting, key=lambda stream: self._rank(stream, now)):
             num_pages = self.pages_for(stream)
             if stream.live in closed or not self._can_admit(stream, num_pages, has_slack, now):
                 closed.add(stream.live)
@@ -128,11 +140,23 @@ class Admission(Generic[S]):
                 self.streams.transition(stream, StreamStatus.RUNNING, now)
         return admitted
 
-    def _rank(self, stream: S) -> tuple[bool, int]:
-        """Live streams first; of them segments whose player has nothing else to play, then those that run ahead."""
-        utterance = self.utterances.get(stream) if stream.continues else None
-        rank = 2 if not stream.continues else 1 if utterance is not None and utterance.active else 0
-        return not stream.live, rank
+    def _rank(self, stream: S, now: float) -> tuple[bool, int, int]:
+        """Live streams first; of them segments whose player has nothing else to play, then those that run ahead.
+
+        New utterances follow: those that have waited for long, then those of the owner with the fewest in progress.
+        """
+        if stream.continues:
+            utterance = self.utterances.get(stream)
+            return not stream.live, int(utterance is not None and bool(utterance.active)), 0
+        if now - stream.arrived_at >= TURN_SHARE * self.load.limits.max_queue_seconds:
+            return not stream.live, 2, 0
+        return not stream.live, 3, self.utterances.num_by_owner[stream.owner]
+
+    def _ahead(self, live: bool, owner: str, now: float) -> list[S]:
+        """Queued new utterances that go before a new one of this owner if it is still queued at this time."""
+        queued = [one for one in self.streams[StreamStatus.QUEUED] if one.live is live and not one.continues]
+        rank = not live, 3, self.utterances.num_by_owner[owner] + sum(one.owner == owner for one in queued)
+        return [one for one in queued if one.owner == owner or self._rank(one, now) <= rank]
 
     def shrink(self, stream: S) -> Sequence[int]:
         """Frees the pages that a stream no longer needs after its max_frames became smaller, and returns them."""
@@ -161,12 +185,17 @@ class Admission(Generic[S]):
         """KV pages for all positions of a stream: prompt, frames, and one frame launched before the end is known."""
         return ceil((stream.prompt_rows + stream.max_frames + 1) / self.load.limits.page_size)
 
-    def estimate_wait(self, live: bool, num_pages: int, now: float) -> float:
+    def estimate_wait(self, demand: Demand, now: float) -> float:
         """Seconds until a new utterance that arrives now gets a slot."""
-        num_ahead = sum(stream.live is live and not stream.continues for stream in self.streams[StreamStatus.QUEUED])
-        if num_ahead < self._free_slots(live, now) and num_pages <= len(self.ledger.free_pages):
+        live, owner = demand.live, demand.owner
+        ahead = self._ahead(live, owner, now)
+        if len(ahead) < self._free_slots(live, now) and demand.num_pages <= len(self.ledger.free_pages):
             return 0.0
-        return self.estimate.wait(live, self._max_utterances(live), now)
+        while True:  # more of the queued ones go before it the longer it waits
+            wait = self.estimate.wait(live, self._max_utterances(live), ahead, now)
+            num_ahead, ahead = len(ahead), self._ahead(live, owner, now + wait)
+            if len(ahead) <= num_ahead:
+                return wait
 
     def retry_after(self, demand: Demand, now: float) -> float:
         """Seconds until a rejected request may be accepted, reserved for it if it can be recognised."""
@@ -194,16 +223,24 @@ class Admission(Generic[S]):
             raise Overloaded("all streams are taken and the queue is full", self._reject(demand, now))
         if demand.continues:
             return 0.0
-        wait = self.estimate_wait(live, demand.num_pages, now)
+        wait = self.estimate_wait(demand, now)
         turn = wait
-        if not self.estimate.reservations.find_due(demand.fingerprint, now) and (
-            wait > MIN_WAIT_SHARE * limits.max_queue_seconds
-        ):
+        if self._waits_for_turn(demand, wait, now):
             turn = self.estimate.turn(live, self._max_utterances(live), now)
-        if self.estimate.upper_bound(wait) > limits.max_queue_seconds or turn > limits.max_queue_seconds:
+        if max(self.estimate.upper_bound(wait), turn) > limits.max_queue_seconds:
             reason = f"no slot is expected to be free within {limits.max_queue_seconds:g} s"
             raise Overloaded(f"all streams are taken, and {reason}", self._reject(demand, now))
         return wait
+
+    def _waits_for_turn(self, demand: Demand, wait: float, now: float) -> bool:
+        """Whether reserved requests go before this one: it has no reservation, and its owner has its equal share."""
+        if wait <= MIN_WAIT_SHARE * self.load.limits.max_queue_seconds:
+            return False
+        owners = self.utterances.num_by_owner
+        num_own = owners[demand.owner] + sum(one.owner == demand.owner for one in self.streams[StreamStatus.QUEUED])
+        num_owners = len(owners | {demand.owner: 1})
+        below_share = num_owners > 1 and num_own < self._max_utterances(demand.live) / num_owners
+        return not below_share and self.estimate.reservations.find_due(demand.fingerprint, now) is None
 
     def _reject(self, demand: Demand, now: float) -> float:
         self.estimate.claim(demand.fingerprint, now)

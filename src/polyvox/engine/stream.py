@@ -66,6 +66,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             utterance_id=request.utterance_id,
             text_bytes=len(request.text.encode()),
             following_bytes=request.following_bytes,
+            owner=request.owner,
             fingerprint=request.fingerprint,
             first_chunk=request.first_chunk or 0,
             status=status,

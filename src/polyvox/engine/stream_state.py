@@ -53,6 +53,7 @@ class StreamState:
     utterance_id: int = 0  # the same for all segments of an utterance; 0: the stream is the only one
     text_bytes: int = DEFAULT_TEXT_BYTES
     following_bytes: int = 0  # of text in later segments of the utterance, as far as it is known
+    owner: str = ""  # the API key by name; utterances of different owners get their turns
     fingerprint: int = 0  # the same when a rejected request is sent again; 0: unknown
     first_chunk: int = DEFAULT_FIRST_CHUNK  # frames; 0: chosen on admission
     status: StreamStatus = StreamStatus.QUEUED

@@ -5,6 +5,7 @@ An utterance holds its share of the capacity from the admission of its first seg
 between two segments. What is left of it is estimated from its text.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import inf
@@ -45,6 +46,7 @@ class UtteranceState(Generic[S]):
     """An utterance whose first segment was admitted."""
 
     live: bool
+    owner: str
     measured_at: float  # since when the speed of its generation is not measured yet
     active: dict[S, None] = field(default_factory=dict)  # segments that hold a slot
     following: S | None = None  # the latest segment, queued or admitted
@@ -64,6 +66,7 @@ class UtteranceTable(Generic[S]):
         self._frame_seconds = frame_seconds
         self._utterances: dict[int | S, UtteranceState[S]] = {}
         self._idle: dict[int | S, UtteranceState[S]] = {}  # those without an active segment
+        self.num_by_owner: Counter[str] = Counter()
         self.num_overlapping = 0  # live segments that run beside the one before them
         self._frames_per_byte = Average(FRAMES_PER_BYTE * INITIAL_BYTES, INITIAL_BYTES)
         # Audio seconds per second of an utterance, by live.
@@ -86,7 +89,8 @@ class UtteranceTable(Generic[S]):
         key = _key(stream)
         utterance = self._utterances.get(key)
         if utterance is None:
-            utterance = self._utterances[key] = UtteranceState(stream.live, now)
+            utterance = self._utterances[key] = UtteranceState(stream.live, stream.owner, now)
+            self.num_by_owner[stream.owner] += 1
             self.add_segment(stream)
         self._idle.pop(key, None)
         if stream.live:
@@ -122,14 +126,21 @@ class UtteranceTable(Generic[S]):
         if utterance.will_continue(now):
             self._idle[key] = utterance
         else:
-            del self._utterances[key]
+            self._remove(key)
 
     def between_segments(self, now: float) -> list[UtteranceState[S]]:
         """Utterances that have no active segment and will continue."""
         for key, utterance in list(self._idle.items()):
             if not utterance.will_continue(now):
-                del self._idle[key], self._utterances[key]
+                del self._idle[key]
+                self._remove(key)
         return list(self._idle.values())
+
+    def _remove(self, key: int | S) -> None:
+        owner = self._utterances.pop(key).owner
+        self.num_by_owner[owner] -= 1
+        if not self.num_by_owner[owner]:
+            del self.num_by_owner[owner]
 
     def speed(self, live: bool) -> float:
         """Audio seconds per second with which recent utterances were generated; infinite before the first."""

@@ -6,6 +6,7 @@ The estimate plays it through: utterances in progress occupy a server for what i
 ones, then those that are expected to be sent again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapreplace
 from typing import Generic
@@ -29,11 +30,10 @@ class Timeline:
 
     taken_at: float
     speed: float  # audio seconds per second of each server
-    queued: list[float]  # after the queued utterances
-    reserved: list[float]  # also after the reserved ones
+    running: list[float]  # after the utterances in progress
+    reserved: list[float]  # also after the queued and the reserved ones
 
     def enqueue(self, seconds: float) -> None:
-        heapreplace(self.queued, self.queued[0] + seconds / self.speed)
         heapreplace(self.reserved, self.reserved[0] + seconds / self.speed)
 
     def reserve(self, seconds: float, at: float) -> None:
@@ -52,10 +52,13 @@ class WaitEstimate(Generic[S]):
     deviation: float = INITIAL_DEVIATION
     _timelines: dict[bool, Timeline] = field(default_factory=dict)  # by live
 
-    def wait(self, live: bool, max_utterances: int, now: float) -> float:
-        """Seconds until a new utterance gets a slot, after all that are queued."""
+    def wait(self, live: bool, max_utterances: int, ahead: Iterable[S], now: float) -> float:
+        """Seconds until a new utterance gets a slot, after these ones in the queue."""
         timeline = self._timeline(live, max_utterances, now)
-        return max(0.0, timeline.queued[0] - (now - timeline.taken_at))
+        free_at = list(timeline.running)
+        for stream in ahead:
+            heapreplace(free_at, free_at[0] + self.utterances.total(stream) / timeline.speed)
+        return max(0.0, free_at[0] - (now - timeline.taken_at))
 
     def turn(self, live: bool, max_utterances: int, now: float) -> float:
         """Seconds until it is the turn of a new utterance, after all that are queued or reserved."""
@@ -109,10 +112,10 @@ class WaitEstimate(Generic[S]):
         free_at = sorted(seconds / speed for seconds in self.utterances.remaining(live))
         missing = max_utterances - len(free_at)
         free_at = free_at[-missing:] if missing < 0 else [0.0] * missing + free_at
+        timeline = Timeline(now, speed, free_at, list(free_at))
         for stream in self.streams[StreamStatus.QUEUED]:
             if stream.live is live and not stream.continues:
-                heapreplace(free_at, free_at[0] + self.utterances.total(stream) / speed)
-        timeline = Timeline(now, speed, free_at, list(free_at))
+                timeline.enqueue(self.utterances.total(stream))
         if live:
             for one in self.reservations:
                 timeline.reserve(self.reservations.claimed_share * one.seconds, one.at)

@@ -274,6 +274,7 @@ class Utterance:
             text=segment.text,
             segment=self._segment_index,
             following_bytes=self._segments.num_ready_bytes,
+            owner=self.record.owner,
         )
         if self._segment_index == 0:
             request = replace(request, fingerprint=_fingerprint(self._options, segment.text))
