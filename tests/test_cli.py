@@ -72,6 +72,14 @@ def test_say_shows_the_text_and_speaks_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_serve_rejects_a_missing_lexicon_before_it_starts(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "polyvox", "serve", "--lexicon", "nowhere.txt", "--port", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "Invalid value for 'lexicon'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_say_resumes_an_interrupted_run(tmp_path: Path) -> None:
     text = " ".join(f"This is sentence {number}." for number in ("one", "two", "three", "four", "five", "six"))
     command = [sys.executable, "-m", "polyvox", "say", text, "-o", "a.wav"]

@@ -19,7 +19,7 @@ _DEFINITE_YEAR = re.compile(
     r"|\b(?:c|ca|est)\.|\bA\.?D\.?|©) \(?$",
     re.IGNORECASE,
 )
-_AFTER_YEAR = re.compile(r"\b(?:1[0-9]|20)[0-9]{2},? (?:(?:and|or|to|through|until|&) )?$")
+_AFTER_YEAR = re.compile(r"\b(?:1[1-9]|20)[0-9]{2},? (?:(?:and|or|to|through|until|&) )?$")
 _SPAN_START = re.compile(r"\b(?:between|from) $", re.IGNORECASE)
 _SPAN_END = re.compile(r" (?:and|to|until|through) (?:1[0-9]|20)[0-9]{2}(?![\w,.%]*\d)(?! [a-z]+s\b)")
 _ERA = re.compile(r" (?:A\.?D|B\.?C|C\.?E)\b")

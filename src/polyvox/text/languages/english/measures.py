@@ -16,7 +16,7 @@ _POWERS = {"2": "square ", "3": "cubic "}
 _SMALL = str.maketrans("²³", "23")
 _FEET_BEFORE = re.compile(r"\b(?:ft|feet|foot)\.? $")
 _CAPITALISED_BEFORE = re.compile(r"\b[A-Z][a-z]*\.? $")
-_OPEN_QUOTE = re.compile(r'(?:^|[\s(\[])"[^"\n]*$')
+_OPEN_QUOTE = re.compile(r'(?:^|[\s(\[=:,])"[^"\n]*$|\w-$')
 _NOUN_AFTER = re.compile(" [a-z]")
 _AMPERES_AFTER = re.compile(
     r"$|[.,;:!?)]| (?:fuse|plug|breaker|socket|outlet|charger|circuit|current|supply|adapter|cable|at|of|and|or|max)\b"

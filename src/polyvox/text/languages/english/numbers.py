@@ -67,8 +67,10 @@ def _fraction(match: re.Match[str]) -> str:
     return f"{spoken} by" if match["by"] else spoken
 
 
-@NUMBERS("division", LEFT + rf"({NUM}) [/∕] (?={NUM})")
-def _division(match: re.Match[str]) -> str:
+@NUMBERS("division", LEFT + rf"({NUM}) / (?={NUM})(?!{NUM} /)")
+def _division(match: re.Match[str]) -> str | None:
+    if before(match).endswith("/ "):
+        return None  # one of several alternatives
     return f"{number(match[1])} divided by"
 
 
@@ -126,10 +128,11 @@ def _range(match: re.Match[str]) -> str:
 def _number(match: re.Match[str]) -> str | None:
     text, large = match["number"], match["large"]
     if large:
-        if match[0] in ("2K", "4K", "8K") or before(match).endswith("-"):
-            return None  # a 4K screen, i7-8700K
-        if large == "K" and _LETTER_K_AFTER.match(after(match)):
-            return f"{number(text)} K"
+        is_part_of_name = before(match).endswith("-")  # i7-8700K, Qwen3-1.7B
+        if match[0] in ("2K", "4K", "8K") or (is_part_of_name and "." not in text):
+            return None
+        if is_part_of_name or (large == "K" and _LETTER_K_AFTER.match(after(match))):
+            return f"{number(text)} {large}"
         if large == "B" and not ("." in text or _NOUN_AFTER.match(after(match))):
             return None  # Gate 5B, 221B Baker Street
         return f"{number(text)} {tables.MAGNITUDES[large]}"

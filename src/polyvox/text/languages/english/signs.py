@@ -31,7 +31,7 @@ def _vulgar(match: re.Match[str]) -> str:
     return "and " + spoken.replace("one ", "a ", 1) if follows_number else spoken
 
 
-@SIGNS("Greek", rf"(?<![\u0370-\u03ff\u1f00-\u1fff])[{_GREEK}](?![\u0370-\u03ff\u1f00-\u1fff])")
+@SIGNS("Greek", rf"(?<![\u0370-\u03ff\u1f00-\u1fff])(?!μ[A-Za-z])[{_GREEK}](?![\u0370-\u03ff\u1f00-\u1fff])")
 def _greek(match: re.Match[str]) -> str | None:
     """A single Greek letter by name, except in Greek text."""
     return None if _GREEK_WORD.search(before(match) + after(match)) else tables.GREEK[match[0]]
