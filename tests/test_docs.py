@@ -92,8 +92,8 @@ def address(environment: dict[str, str]) -> Iterator[str]:
         assert server.stderr is not None
         try:
             for line in server.stderr:
-                if found := re.search(r"http://[\d.]+:\d+", line):
-                    yield found[0]
+                if found := re.search(r"Listening on (http://[\d.]+:\d+)", line):  # the engine has started
+                    yield found[1]
                     break
         finally:
             server.terminate()
