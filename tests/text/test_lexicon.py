@@ -2,6 +2,7 @@
 """Pronunciation lexicons: matching, files and the order of precedence."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,22 @@ def test_an_invalid_pronunciation_is_rejected(word: str, respelling: str, phonem
         Pronunciation(word, respelling, phonemes)
 
 
-def test_a_lexicon_of_10_000_words_is_fast() -> None:
-    lexicon = Lexicon.from_words({f"word{number} x": "y" for number in range(10_000)})
-    assert speak("word5 x and word9999  x", lexicon) == "y and y"
+def test_a_run_of_spaces_in_a_phrase_counts_as_one() -> None:
+    lexicon = Lexicon.from_words({"word 5": "y", "word 99 x": "z"})
+    assert speak("word 5 and word   99  x", lexicon) == "y and z"
+
+
+def test_many_phrases_with_the_same_first_word_take_no_longer_than_one() -> None:
+    text = "word " * 2_000
+
+    def seconds(num_phrases: int) -> float:
+        lexicon = Lexicon.from_words({f"word {number:04}": "y" for number in range(num_phrases)})
+        began = time.process_time()
+        assert speak(text, lexicon) == text.strip()
+        return time.process_time() - began
+
+    seconds(1)  # caches
+    assert seconds(1_000) < 4 * seconds(1) + 0.1
 
 
 def write(folder: Path, name: str, text: str) -> Path:

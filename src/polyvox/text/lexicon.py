@@ -4,7 +4,6 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from polyvox.errors import InvalidRequest
 from polyvox.text.unicode_cleaner import UnicodeCleaner
@@ -45,14 +44,11 @@ class Lexicon:
     def __init__(self, pronunciations: Iterable[Pronunciation] = (), base: "Lexicon | None" = None) -> None:
         self.pronunciations = tuple(pronunciations)
         self._base = base
-        # By the first token of the word, in lower case; the longest first, then those that match case.
-        self._by_token: dict[str, list[tuple[str, Pronunciation]]] = {}
+        self._by_token: dict[str, _TokenEntries] = {}  # by the first token of the word, in lower case
         for each in self.pronunciations:
             word = " ".join(UnicodeCleaner().append(each.word, end=True).split())
-            self._by_token.setdefault(_TOKEN.findall(word.lower())[0], []).append((word, each))
-        for entries in self._by_token.values():
-            entries.sort(key=lambda entry: (-len(entry[0]), not entry[1].match_case))
-        words = [word for entries in self._by_token.values() for word, _ in entries]
+            self._by_token.setdefault(_TOKEN.findall(word.lower())[0], _TokenEntries()).add(word, each)
+        words = [word for entries in self._by_token.values() for word in entries.words]
         # Words after which a phrase may go on, in lower case.
         self.joining_words = {part for word in words if " " in word for part in _ALNUM.findall(word.lower())[:-1]}
         self.has_cjk = any(map(_CJK_LETTER.search, words))
@@ -81,15 +77,45 @@ class Lexicon:
         return self._match(token[0].lower(), text, at) if token else None
 
     def _match(self, token: str, text: str, at: int) -> tuple[Pronunciation, int] | None:
-        found: tuple[Pronunciation, int] | None = None
-        for word, pronunciation in self._by_token.get(token, ()):
-            if match := _pattern(word, pronunciation.match_case).match(text, at):
-                found = pronunciation, match.end()
-                break
+        entries = self._by_token.get(token)
+        found = entries.longest(text, at) if entries is not None else None
         other = self._base._match(token, text, at) if self._base is not None else None
         return max(filter(None, (found, other)), key=lambda candidate: candidate[1], default=None)
 
 
-@lru_cache(10_000)
-def _pattern(word: str, match_case: bool) -> re.Pattern[str]:
-    return re.compile(re.escape(word).replace(r"\ ", " +") + r"(?!\w)", 0 if match_case else re.IGNORECASE)
+class _TokenEntries:
+    """The words and phrases that start with the same token. A lookup takes as long for a thousand as for one."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self._lengths: list[int] = []  # of the words; the longest first
+        self._exact: dict[str, Pronunciation] = {}
+        self._any_case: dict[str, Pronunciation] = {}
+
+    def add(self, word: str, pronunciation: Pronunciation) -> None:
+        self.words.append(word)
+        self._lengths = sorted({len(word), *self._lengths}, reverse=True)
+        if pronunciation.match_case:
+            self._exact.setdefault(word, pronunciation)
+        else:
+            self._any_case.setdefault(word.lower(), pronunciation)
+
+    def longest(self, text: str, at: int) -> tuple[Pronunciation, int] | None:
+        """The longest word at a position, and the position after it. A run of spaces counts as one."""
+        positions = [at]
+        while len(positions) < self._lengths[0] and positions[-1] + 1 < len(text):
+            following = positions[-1] + 1
+            if text[following - 1] == " ":
+                while following < len(text) and text[following] == " ":
+                    following += 1
+            positions.append(following)
+        collapsed = "".join(text[position : position + 1] for position in positions)
+        for length in self._lengths:
+            if length > len(collapsed):
+                continue
+            end, words = positions[length - 1] + 1, collapsed[:length]
+            if not (text[end : end + 1].isalnum() or text[end : end + 1] == "_"):
+                found = self._exact.get(words) or self._any_case.get(words.lower())
+                if found is not None:
+                    return found, end
+        return None
