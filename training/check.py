@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the voice: word error rate, speech length, pitch, distance of the voices and real-time factor.
+"""Measure the voice: word errors, lost ends, speech length, MOS, pitch, distance of the voices and real-time factor.
 
-    python -m training.check --asr FOLDER [--checkpoint FOLDER] [--json FILE]     (make voice-check)
+    python -m training.check --asr FOLDER [--checkpoint FOLDER] [--sentences N] [--json FILE]     (make voice-check)
 
-Word errors are counted on the 100 test sentences, wrong lengths on 400 more, in both voices, with the checkpoint's own
-sampling and fixed seeds. training.recordings and training.score do the same in two steps, on two machines.
+Word errors and lost ends are counted on the 100 test sentences, whole and live, and on four paragraphs of prose; wrong
+lengths on 400 more sentences; MOS on 20 sentences, if the package distillmos is installed. Both voices speak with the
+checkpoint's own sampling and fixed seeds. --sentences takes the first N test sentences and reduces the rest in
+proportion. training.recordings and training.score do the same in two steps, on two machines.
 """
 
 import argparse
 import json
 import time
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +23,29 @@ import torch
 from polyvox import load
 from polyvox.bench.prompts import prompts
 from polyvox.bench.wer import WordErrors
+from polyvox.text import split_sentences
 from polyvox.tts import EMBEDDED_VOICE
 from training.asr import Recogniser
+from training.quality import MosPredictor
 from training.rates import error_rate
 from training.recordings import ENGINE, LAYOUTS, Recording, speak
-from training.score import errors_of, report
-from training.sentences import DEVELOPMENT, TEST
+from training.score import report, transcripts
+from training.sentences import DEVELOPMENT, PROSE, TEST
 from training.voices import median_pitch, voice_distance
 
+# Long texts are spoken sentence by sentence.
+PROSE_SENTENCES = [sentence for paragraph in PROSE for sentence in split_sentences(paragraph)]
 # Speech length is checked on 500 sentences.
 MORE = [*DEVELOPMENT, *prompts()][: 500 - len(TEST)]
 # Expected seconds for a text, fitted on 20,000 utterances of the teacher.
 BASE_SECONDS, SECONDS_PER_CHARACTER = 0.13, 0.064
+MOS_SENTENCES = 20
 MIN_LENGTH, MAX_LENGTH = 0.6, 1.7  # relative to the expected length: cut off below, runaway above
 
 
 def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
     recogniser = Recogniser(asr)
-    found: dict[str, Any] = {"sentences": sentences, "spoken": 0, "off": []}
+    found: dict[str, Any] = {"sentences": sentences, "spoken": 0, "off": [], "lost ends": []}
     samples: dict[str, list[np.ndarray]] = {}
     with load(folder, "cpu", config=ENGINE) as tts:
         rate = tts.sample_rate
@@ -49,18 +57,28 @@ def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
                 more = speak(tts, MORE[: 4 * sentences], voice, layout) if layout == "whole" else []
                 found["spoken"] += len(made) + len(more)
                 found["off"] += [(off, name, one.text) for one in (*made, *more) if (off := length_off(one, rate))]
-                errors = errors_of(recogniser, made, rate, name)
-                voices.append(errors)
-                add_rate(found, name, errors)
+                heard = transcripts(recogniser, made, rate, name)
+                found["lost ends"] += [(name, one.text, one.heard) for one in heard if not one.has_end]
+                voices.append([one.errors for one in heard])
+                add_rate(found, name, voices[-1])
                 if layout == "whole":
                     samples[voice] = [one.samples for one in made[:40]]
+                    prose = speak(
+                        tts, PROSE_SENTENCES[: max(1, len(PROSE_SENTENCES) * sentences // len(TEST))], voice, layout
+                    )
+                    heard = transcripts(recogniser, prose, rate, f"prose {voice}")
+                    found["lost ends"] += [("prose", one.text, one.heard) for one in heard if not one.has_end]
+                    add_rate(found, f"prose {voice}", [one.errors for one in heard])
             # Errors of the two voices on one sentence are correlated: a pair is one sample.
             pairs = [
                 WordErrors(sum(e.errors for e in one), sum(e.words for e in one)) for one in zip(*voices, strict=True)
             ]
             add_rate(found, layout, pairs)
+    predict = MosPredictor() if find_spec("distillmos") else None
     for voice, pieces in samples.items():
         found[f"pitch {voice}"] = median_pitch(pieces, rate)
+        if predict:
+            found[f"mos {voice}"] = float(np.mean([predict(one, rate) for one in pieces[:MOS_SENTENCES]]))
     return found | voice_distance(list(samples.values()), rate)
 
 

@@ -1,46 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the codec (encoder, codebooks and decoder), then encode the corpus.
 
-    python -m training.codec --work DIR --out DIR --minutes 4.5
+    python -m training.codec --work DIR --out DIR --minutes 20 [--run-minutes 7] [--resume DIR]
 
---work holds the corpus and the state to resume from. --out receives decoder.safetensors, encoder.safetensors, codes.npz
-(all codes of the synthesised texts), timed.npz (code 0 of texts that were only timed) and codec.jsonl (losses). Once a
-talker is trained, training.finetune trains the decoder further.
+--work holds the corpus. A run resumes from the state in --resume or --out. --out receives decoder-*.safetensors, encoder-*.safetensors, codes.npz (all codes of the
+synthesised texts), timed.npz (code 0 of texts that were only timed), codec.jsonl (losses) and state-*.safetensors, from
+which a later run resumes. Once a talker is trained, training.finetune trains the decoder further.
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polyvox import kernels
 from polyvox.models.qwen3_tts.codec import CodecDecoder, ResidualQuantizer, VectorQuantizer
 from polyvox.models.qwen3_tts.config import parse_config
+from training.adversarial import AdversarialLoss
 from training.corpus import Phonemes, read_timed
-from training.encoder import MARGIN, Codes, SpeechEncoder
+from training.encoder import MARGIN, SpeechEncoder
+from training.files import load_parts, save_parts
 from training.graph import CapturedStep
 from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
 from training.optimizer import adam, set_learning_rate, synchronize
 from training.pool import SPOKEN_FILE, TIMED_FILE
 from training.schedule import Clock, Log, rate
-from training.spectrum import SpectralLoss
 from training.speech_data import HELD_OUT, Segments, load_sound, windows, without_margin
 from training.units import FRAME
 from training.word_frequency import frame_counts, word_counts
 
 SEGMENT = 16  # frames
-PLAIN_STEPS = 500  # steps before quantization starts
-KEPT = (0.1, 0.2, 0.2, 0.5)  # probability that the decoder receives 1, 2, 3 or all codes
-PEAK_RATE = 6e-4
+SKIPPED = 2  # frames at the start of a segment that have no loss
+PLAIN_STEPS = 600  # steps before quantization and discriminators start
+RISE = 600  # steps until the discriminators have their full weight
+KEPT = (0.05, 0.1, 0.25, 0.6)  # probability that the decoder receives all but 3, 2, 1 or 0 codes
+PEAK_RATE = 5e-4
+AVERAGE = 0.998  # of the decoder's weights
+RESUMED_STEP = 1000.0  # of an optimizer whose second moments are kept
+STATE = "state"
 COMMITMENT, NAMING = 0.25, 0.25
-LOG_SECONDS, CHECK = 15.0, 10
+LOG_SECONDS, SAVE_SECONDS, CHECK = 15.0, 120.0, 10
 
 
 class CodecTraining:
-    """Models, optimizer and steps of one run."""
+    """Models, optimizers and steps; the state is saved and resumed."""
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
         self.arguments, self.device = arguments, device
@@ -54,9 +60,18 @@ class CodecTraining:
             self.decoder.decoder[-1].conv.weight.mul_(0.3)  # type: ignore[union-attr, operator]
         self.decoder.to(device)
         self.encoder = SpeechEncoder(NUM_CODEBOOKS, CODE_0_SIZE, RESIDUAL_SIZE, CODE_DIM).to(device)
-        self.loss = SpectralLoss().to(device)
+        self.adversarial = AdversarialLoss(device)
         self.kept = torch.tensor(KEPT, device=device).cumsum(0)
-        self.seen = {name: torch.zeros((), device=device) for name in ("spectral", "commitment", "naming", "named")}
+        self.seen = {name: torch.zeros((), device=device) for name in ("commitment", "naming", "named")}
+        names = {"input_proj"}
+        self.parameters = [
+            p for n, p in self.decoder.named_parameters() if not names & set(n.split(".")) and "vq" not in n
+        ]
+        self.num_averaged = len(self.parameters)
+        self.parameters += self.encoder.parameters()
+        self.optimizer = adam(self.parameters, PEAK_RATE, device)
+        self.average = [p.detach().clone() for p in self.parameters[: self.num_averaged]]
+        self.steps, self.seconds = 0, 0.0
         self.log = Log(arguments.out / "codec.jsonl")
 
     def latent(self, first: Tensor, rest: Tensor) -> Tensor:
@@ -67,95 +82,160 @@ class CodecTraining:
         )
 
     def decode(self, latent: Tensor) -> Tensor:
-        return self.decoder.sound(latent, self.decoder.initial_state(len(latent)))[0]
+        """Samples after the first frames, whose history is missing."""
+        made = self.decoder.sound(latent, self.decoder.initial_state(len(latent)))[0]
+        return made[:, SKIPPED * FRAME :]
 
-    def train(self, minutes: float) -> None:
-        """Train encoder, codebooks and decoder together."""
-        names = {"input_proj"}
-        parameters = [p for n, p in self.decoder.named_parameters() if not names & set(n.split(".")) and "vq" not in n]
-        parameters += self.encoder.parameters()
-        optimizer = adam(parameters, PEAK_RATE, self.device)
+    def target(self, samples: Tensor) -> Tensor:
+        return without_margin(samples)[:, SKIPPED * FRAME :]
 
-        def update(loss: Tensor) -> None:
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, 2.0)
-            optimizer.step()
+    def plain_step(self) -> None:
+        """Without quantization and without discriminators."""
+        self.optimizer.zero_grad(set_to_none=True)
+        starts = self.segments.draw(self.batch)
+        samples = self.segments.samples(starts)
+        first, rest = self.encoder.plain(self.segments.windows(starts), self.segments.source(starts), samples)
+        made = self.decode(self.latent(first, rest))
+        gradient = self.adversarial.gradient(made, self.target(samples), adversarial=False)
+        self._update([made, 0.01 * (first.square().mean() + rest.square().mean())], [gradient, None])
 
-        def plain() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            starts = self.segments.draw(self.batch)
-            samples = self.segments.samples(starts)
-            first, rest = self.encoder.plain(self.segments.windows(starts), samples)
-            spectral = self.loss(self.decode(self.latent(first, rest)), without_margin(samples))
-            self.seen["spectral"].copy_(spectral.detach())
-            update(spectral + 0.01 * (first.square().mean() + rest.square().mean()))
+    def step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        starts = self.segments.draw(self.batch)
+        samples, units = self.segments.samples(starts), self.segments.windows(starts)
+        draws = torch.rand(self.batch, device=self.device)
+        kept = NUM_CODEBOOKS - len(KEPT) + 1 + (draws[:, None] > self.kept[:-1]).sum(1)
+        coded = self.encoder(units, self.segments.source(starts), samples, kept, learn=True)
+        naming, named = self.encoder.phonemes.phoneme_loss(coded.first, units)
+        made = self.decode(self.latent(coded.first, coded.rest))
+        gradient = self.adversarial.gradient(made, self.target(samples))
+        self._update([made, COMMITMENT * coded.commitment + NAMING * naming], [gradient, None])
+        for name, value in (("commitment", coded.commitment), ("naming", naming), ("named", named)):
+            self.seen[name].copy_(value.detach())
 
-        def quantized() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            starts = self.segments.draw(self.batch)
-            samples, units = self.segments.samples(starts), self.segments.windows(starts)
-            draws = torch.rand(self.batch, device=self.device)
-            kept = 1 + (draws[:, None] > self.kept[:-1]).sum(1)
-            coded = self.encoder(units, samples, kept, learn=True)
-            naming, named = self.encoder.phonemes.phoneme_loss(coded.first, units)
-            spectral = self.loss(self.decode(self.latent(coded.first, coded.rest)), without_margin(samples))
-            for name, value in (("spectral", spectral), ("commitment", coded.commitment), ("naming", naming)):
-                self.seen[name].copy_(value.detach())
-            self.seen["named"].copy_(named)
-            update(spectral + COMMITMENT * coded.commitment + NAMING * naming)
+    def _update(self, outputs: list[Tensor], gradients: list[Tensor | None]) -> None:
+        torch.autograd.backward(outputs, gradients)
+        nn.utils.clip_grad_norm_(self.parameters, 2.0)
+        self.optimizer.step()
+        trained = [p.detach() for p in self.parameters[: self.num_averaged]]
+        torch._foreach_lerp_(self.average, trained, 1 - AVERAGE)
 
-        step, plain_steps = 0, self.arguments.plain_steps
-        run = CapturedStep(plain, self.device)
-        clock, logged = Clock(minutes), -LOG_SECONDS
-        while not clock.over:
-            if step == plain_steps:
+    def train(self, minutes: float, run_minutes: float) -> None:
+        """Train for `minutes` in all, of which `run_minutes` at most in this run; the state is saved from time to time."""
+        before, plain_steps = self.seconds, self.arguments.plain_steps
+        run = self._captured()
+        self.log(phase="captured", step=self.steps)
+        clock, logged, saved, began = Clock(minutes, before), -LOG_SECONDS, 0.0, self.steps
+        while clock.seconds - before < 60 * run_minutes and not clock.over:
+            if self.steps == plain_steps:
                 starts = torch.cat([self.segments.draw(64) for _ in range(self.arguments.start_batches)])
-                self.encoder.initialise_codebooks(self.segments.windows(starts), self.segments.samples(starts))
-                run = CapturedStep(quantized, self.device)
-            set_learning_rate(optimizer, rate(PEAK_RATE, step, clock.part))
+                units, source = self.segments.windows(starts), self.segments.source(starts)
+                self.encoder.initialise_codebooks(units, source, self.segments.samples(starts))
+                run = self._captured()
+            fall = rate(1.0, self.steps - began, clock.part, floor=0.05)
+            set_learning_rate(self.optimizer, PEAK_RATE * fall)
+            rise = min(1.0, max(0.0, (self.steps - plain_steps) / RISE))
+            self.adversarial.schedule(fall, clock.part, rise)
             run()
-            step += 1
-            if step % CHECK == 0:
+            self.steps += 1
+            if self.steps % CHECK == 0:
                 synchronize(self.device)
-                if clock.seconds - logged > LOG_SECONDS and step > plain_steps:
-                    logged = clock.seconds
-                    self.log_progress("codec", step)
-        self.log_progress("codec", step)
-        self.copy_codebooks()
+                if clock.seconds - before - logged > LOG_SECONDS and self.steps > plain_steps:
+                    logged = clock.seconds - before
+                    self.log_progress("codec")
+                if clock.seconds - before - saved > SAVE_SECONDS:
+                    self.seconds = clock.seconds
+                    saved = clock.seconds - before
+                    self.save(self.arguments.out)
+        synchronize(self.device)
+        self.seconds = clock.seconds
+        self.log_progress("codec")
+
+    def _captured(self) -> CapturedStep:
+        """The step of the current stage."""
+        plain = self.steps < self.arguments.plain_steps
+        return CapturedStep(self.plain_step if plain else self.step, self.device)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss on held-out speech from one, two and all codes, and the accuracy of phonemes predicted from code 0."""
+        """Losses of the averaged decoder on held-out speech, and the accuracy of phonemes predicted from code 0."""
         starts = self.sound.validation
-        samples, units = self.segments.samples(starts), self.segments.windows(starts)
-        found = {}
-        for kept in (1, 2, NUM_CODEBOOKS):
-            coded = self.encoder(units, samples, torch.full((len(starts),), kept, device=self.device))
+        samples, units, source = (getattr(self.segments, name)(starts) for name in ("samples", "windows", "source"))
+        found: dict[str, float] = {}
+        self.swap()
+        for kept in range(2, NUM_CODEBOOKS + 1):
+            coded = self.encoder(units, source, samples, torch.full((len(starts),), kept, device=self.device))
             made = self.decode(self.latent(coded.first, coded.rest))
-            found[f"valid_{kept}"] = float(self.loss(made, without_margin(samples)))
+            spectral, waves = self.adversarial.spectral.both(made, self.target(samples))
+            found |= {f"valid_{kept}": float(spectral), f"waves_{kept}": float(waves)}
+        self.swap()
         found["valid_named"] = float(self.encoder.phonemes.phoneme_loss(coded.first, units)[1])
         return found
 
-    def log_progress(self, phase: str, step: int) -> None:
+    def log_progress(self, phase: str) -> None:
         seen = {name: float(value) for name, value in self.seen.items() if float(value)}
-        self.log(phase=phase, step=step, **seen, **self.validate())
+        self.log(phase=phase, step=self.steps, **seen, **self.adversarial.values(), **self.validate())
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the decoder's weights and their running average."""
+        for parameter, mean in zip(self.parameters[: self.num_averaged], self.average, strict=True):
+            kept = parameter.detach().clone()
+            parameter.copy_(mean)
+            mean.copy_(kept)
 
     @torch.no_grad()
     def copy_codebooks(self) -> None:
         """Copy the codebooks to the decoder; entries beyond the size of a smaller codebook are unused."""
         quantizer = self.decoder.quantizer
-        for branch, books in (
-            (quantizer.rvq_first, self.encoder.books[:1]),
-            (quantizer.rvq_rest, self.encoder.books[1:]),
+        for branch, tables in (
+            (quantizer.rvq_first, [self.encoder.first.table()]),
+            (quantizer.rvq_rest, self.encoder.rest_tables()),
         ):
             assert isinstance(branch, ResidualQuantizer)
-            for layer, book in zip(branch.vq.layers, books, strict=True):
+            for layer, table in zip(branch.vq.layers, tables, strict=True):
                 assert isinstance(layer, VectorQuantizer)
-                assert isinstance(book, Codes)
-                table, kept = book.table(), layer._codebook
+                kept = layer._codebook
                 kept.embedding_sum.zero_()
                 kept.embedding_sum[: len(table)] = table
                 kept.cluster_usage.fill_(1.0)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a later run resumes from: averaged weights, and of the optimizers only the squared gradients."""
+        found = {f"average.{index}": value for index, value in enumerate(self.average)}
+        found |= {f"encoder.{name}": value for name, value in self.encoder.state_dict().items()}
+        critics = self.adversarial.discriminators
+        found |= {f"discriminators.{name}": value for name, value in critics.state_dict().items()}
+        for name, optimizer in self._optimizers().items():
+            for index, moments in optimizer.state_dict()["state"].items():
+                found[f"{name}.{index}"] = moments["exp_avg_sq"].to(torch.bfloat16)
+        return found | {"progress": torch.tensor([self.steps, self.seconds], dtype=torch.float64)}
+
+    @torch.no_grad()
+    def resume(self, state: dict[str, Tensor]) -> None:
+        def part(prefix: str) -> dict[str, Tensor]:
+            chosen = {name: value for name, value in state.items() if name.startswith(prefix + ".")}
+            return {name.removeprefix(prefix + "."): value.to(self.device) for name, value in chosen.items()}
+
+        self.encoder.load_state_dict(part("encoder"))
+        self.adversarial.discriminators.load_state_dict(part("discriminators"))
+        for index, value in part("average").items():
+            self.average[int(index)].copy_(value)
+            self.parameters[int(index)].copy_(value)
+        for name, optimizer in self._optimizers().items():
+            given = optimizer.state_dict()
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for index, squares in part(name).items():
+                given["state"][int(index)] = {
+                    "step": torch.tensor(RESUMED_STEP, device=self.device),
+                    "exp_avg": torch.zeros_like(parameters[int(index)]),
+                    "exp_avg_sq": squares,
+                }
+            optimizer.load_state_dict(given)
+        self.steps, self.seconds = int(state["progress"][0]), float(state["progress"][1])
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"generator": self.optimizer, "critic": self.adversarial.optimizer}
 
     @torch.no_grad()
     def encode(self, chunk: int = 1024) -> np.ndarray:
@@ -168,7 +248,8 @@ class CodecTraining:
             samples = self.sound.samples[low * FRAME : high * FRAME].float()[None] / 32767
             edges = ((low - first + MARGIN) * FRAME, (last + MARGIN - high) * FRAME)
             samples = nn.functional.pad(samples, edges)
-            made.append(self.encoder(self.sound.windows[None, first:last], samples).codes[0].cpu().numpy())
+            units, source = self.sound.windows[None, first:last], self.sound.source[None, first:last]
+            made.append(self.encoder(units, source, samples).codes[0].cpu().numpy())
         return np.concatenate(made).astype(np.uint16)
 
     @torch.no_grad()
@@ -210,17 +291,23 @@ class CodecTraining:
         )
 
     def save(self, out: Path) -> None:
-        for name, model in (("decoder", self.decoder), ("encoder", self.encoder)):
-            tensors = {key: value.detach().half().cpu().contiguous() for key, value in model.state_dict().items()}
-            save_file(tensors, out / f"{name}.safetensors")
+        """Write the averaged decoder and the encoder for later stages, and the state of training."""
+        self.copy_codebooks()
+        self.swap()
+        save_parts(self.decoder.state_dict(), out, "decoder")
+        self.swap()
+        save_parts(self.encoder.state_dict(), out, "encoder")
+        save_parts(self.state(), out, STATE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=4.5)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--resume", type=Path, help="folder of the state of an earlier run; by default --out")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of training, earlier runs included")
+    parser.add_argument("--run-minutes", type=float, default=math.inf, help="maximum minutes of this run")
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--plain-steps", type=int, default=PLAIN_STEPS)
     parser.add_argument("--start-batches", type=int, default=24)
     arguments = parser.parse_args()
@@ -229,23 +316,18 @@ def main() -> None:
     torch.backends.cudnn.benchmark_limit = 4
     torch.manual_seed(1)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with kernels.disabled():  # kernels have no backward pass
-        train(arguments, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        train(arguments, device)
 
 
 def train(arguments: argparse.Namespace, device: torch.device) -> None:
     training = CodecTraining(arguments, device)
     training.log(phase="data", utterances=str(len(training.sound.frames)), frames=str(training.sound.frames.sum()))
-    state = arguments.work / "codec.pt"
-    if state.exists():
-        found = torch.load(state, map_location=device)
-        training.decoder.load_state_dict(found["decoder"])
-        training.encoder.load_state_dict(found["encoder"])
-    else:
-        training.train(arguments.minutes)
-        half = state.with_suffix(".half")
-        torch.save({"decoder": training.decoder.state_dict(), "encoder": training.encoder.state_dict()}, half)
-        half.replace(state)
+    state = load_parts(arguments.resume or arguments.out, STATE)
+    if state:
+        training.resume(state)
+    training.train(arguments.minutes, arguments.run_minutes)
     training.save(arguments.out)
     codes = training.encode()
     texts, frames, firsts = training.encode_timed()

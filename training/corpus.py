@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the corpus: texts and phonemes, then phoneme durations and audio from the teacher.
 
-    python -m training.corpus texts --wordnet DIR --out DIR        # CPU; needs kokoro-onnx for phonemes
+    python -m training.corpus texts --wordnet DIR --out DIR        # CPU
     python -m training.corpus durations --work DIR --minutes M     # GPU; durations only, much cheaper
     python -m training.corpus speech --work DIR --minutes M        # GPU; durations and audio
 
@@ -22,8 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.symbols import to_ids, to_phonemes
 from training.teacher import Teacher
-from training.units import FRAME, SAMPLE_RATE, UNITS_PER_FRAME, Span, cut, speech_span, timed_span, without_tones
+from training.units import (
+    FRAME,
+    SAMPLE_RATE,
+    UNITS_PER_FRAME,
+    Span,
+    cut,
+    first_unit,
+    speech_span,
+    timed_span,
+    without_tones,
+)
 
 VOICES = ("af_heart", "am_michael")
 STYLES = 256
@@ -35,11 +46,12 @@ BYTES = 2  # of a sample
 
 @dataclass(frozen=True, slots=True)
 class TimedUtterance:
-    """One utterance: text index, duration of each phoneme in units, and the span that is kept."""
+    """One utterance: text index, duration of each phoneme in units, the kept span and, with audio, its pitch."""
 
     index: int
     durations: np.ndarray
     span: Span
+    advance: np.ndarray | None = None  # phase steps of each frame
 
 
 def main() -> None:
@@ -66,15 +78,13 @@ def main() -> None:
 
 def write_texts(wordnet: Path, out: Path, count: int) -> None:
     """Write texts.txt, one per line, and phonemes.npz: phoneme ids and a voice for each text."""
-    from kokoro_onnx.tokenizer import Tokenizer
-
+    from polyvox.text.phonemes import phonemize
     from training.texts import sentences
 
-    tokenizer = Tokenizer()
     pick = np.random.default_rng(1)
     kept, phonemes = [], []
     for text in sentences(wordnet, count):
-        ids = tokenizer.tokenize(tokenizer.phonemize(text, "en-us"))
+        ids = to_ids(phonemize(text))
         if 2 <= len(ids) <= MAX_PHONEMES:
             kept.append(text)
             phonemes.append(ids)
@@ -102,13 +112,20 @@ class Phonemes:
     def __getitem__(self, index: int) -> np.ndarray:
         return self._ids[self._ends[index - 1] if index else 0 : self._ends[index]]
 
+    def text(self, index: int) -> str:
+        """The phoneme string of a text, which is the talker's input."""
+        return to_phonemes(self[index])
+
 
 def read_timed(folder: Path, kind: str) -> Iterator[tuple[TimedUtterance, Path]]:
     """All utterances of one kind ("durations" or "speech") and, for speech, the file with the audio."""
     for path in sorted(folder.glob(f"{kind}-*.jsonl")):
         for line in path.read_text().splitlines():
-            index, start, units, durations = json.loads(line)
-            yield TimedUtterance(index, np.array(durations), Span(start, units)), path.with_suffix(".i16")
+            index, start, units, durations, advance = json.loads(line)
+            yield (
+                TimedUtterance(index, np.array(durations), Span(start, units), _array(advance)),
+                path.with_suffix(".i16"),
+            )
 
 
 def speak(arguments: argparse.Namespace) -> None:
@@ -145,7 +162,8 @@ def _work(arguments: argparse.Namespace, number: int, deadline: float) -> None:
             for timed, samples in worker.utterances(block, deadline):
                 if samples is not None:
                     audio.write(samples.tobytes())
-                row = [timed.index, timed.span.start, timed.span.units, timed.durations.tolist()]
+                advance = None if timed.advance is None else timed.advance.tolist()
+                row = [timed.index, timed.span.start, timed.span.units, timed.durations.tolist(), advance]
                 log.write(json.dumps(row) + "\n")
                 seconds += timed.span.frames * FRAME / SAMPLE_RATE
                 if time.time() - logged > PROGRESS:
@@ -169,7 +187,7 @@ def recover(lines: Path) -> set[int]:
     for line in lines.read_text().splitlines(keepends=True):
         if not line.endswith("\n"):
             break
-        index, _, units, _ = json.loads(line)
+        index, _, units, *_ = json.loads(line)
         length = units // UNITS_PER_FRAME * FRAME * BYTES if sound else 0
         if size + length > there:
             break
@@ -224,11 +242,15 @@ class Worker:
             if time.time() > deadline:
                 return
             spread = [torch.from_numpy(durations[index]).to(self.device) for index in group]
-            sounds = self.teacher.sound(spread, [known.pop(index) for index in group], self._style(group))
-            for index, samples in zip(group, sounds, strict=True):
+            starts = torch.tensor([first_unit(durations[index]) for index in group])
+            voices = torch.from_numpy(self.phonemes.voices[group].astype(np.int64))
+            features = [known.pop(index) for index in group]
+            sounds, pitch = self.teacher.sound(spread, features, self._style(group), starts, voices)
+            for index, samples, advance in zip(group, sounds, pitch.cpu().numpy(), strict=True):
                 span = speech_span(durations[index], samples)
                 kept = (without_tones(cut(samples, span)).clamp(-1, 1) * 32767).round().to(torch.int16)
-                yield TimedUtterance(index, durations[index], span), kept.cpu().numpy()
+                locked = np.pad(advance, (0, span.frames), mode="edge")[: span.frames]
+                yield TimedUtterance(index, durations[index], span, locked), kept.cpu().numpy()
 
     def _style(self, group: list[int]) -> Tensor:
         voices = torch.from_numpy(self.phonemes.voices[group].astype(np.int64))
@@ -244,6 +266,10 @@ def alike(texts: list[int], sizes: dict[int, int], batch: int) -> Iterator[list[
     batches = [group[at : at + batch] for group in by_size.values() for at in range(0, len(group), batch)]
     random.Random(len(texts)).shuffle(batches)
     yield from batches
+
+
+def _array(values: list[int] | None) -> np.ndarray | None:
+    return None if values is None else np.array(values)
 
 
 def _print(text: str) -> None:

@@ -70,20 +70,19 @@ class Discriminators(nn.Module):
     def forward(self, samples: Tensor) -> list[DiscriminatorOutput]:
         return [discriminator(samples) for discriminator in self.all]
 
-    def loss(self, real: Tensor, made: Tensor) -> Tensor:
-        """Least-squares discriminator loss on samples [B,N]; `made` must be detached."""
+    def losses(self, real: Tensor, made: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+        """Least-squares discriminator loss on samples [B,N], and the features of the real ones; `made` is detached."""
+        outputs = self(real)
         terms = [
             (1 - a.float()).square().mean() + b.float().square().mean()
-            for (a, _), (b, _) in zip(self(real), self(made), strict=True)
+            for (a, _), (b, _) in zip(outputs, self(made), strict=True)
         ]
-        return torch.stack(terms).mean()
+        return torch.stack(terms).mean(), [[one.detach() for one in features] for _, features in outputs]
 
-    def generator_losses(self, real: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
-        """The generator's adversarial loss and feature-matching loss."""
-        with torch.no_grad():
-            targets = self(real)
+    def generator_losses(self, targets: list[list[Tensor]], made: Tensor) -> tuple[Tensor, Tensor]:
+        """The generator's adversarial loss and its distance to the features of the real samples."""
         adversarial, matching = [], []
-        for (_, features), (score, same) in zip(targets, self(made), strict=True):
+        for features, (score, same) in zip(targets, self(made), strict=True):
             adversarial.append((1 - score.float()).square().mean())
             for a, b in zip(features, same, strict=True):
                 a, b = a.float(), b.float()

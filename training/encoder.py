@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The codec's encoder: speech and phonemes to codes. It is used in training only and is not part of the checkpoint.
 
-Code 0 is computed from the teacher's phonemes and their timing alone, so it can be predicted from text. Codes 1 and up
-are a residual quantization of the audio (pitch, loudness, speaker, detail).
+Code 0 is computed from the teacher's phonemes and their timing alone, so it can be predicted from text. Code 1 is the
+harmonic source: voice, pitch and phase (source.py). Codes 2 and up are a residual quantization of the audio (loudness,
+timbre, detail).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.source import SOURCE_CODES, source_table
 from training.spectrum import mel_bank
 from training.units import MAX_UNIT_COUNT, UNIT, UNITS_PER_FRAME
 
@@ -21,6 +24,7 @@ SHIFT = 1  # units by which the predicted phoneme labels are later
 MELS, MEL_SIZE = 80, 1024
 PITCH_BINS, PITCH_SIZE = 40, 2048  # STFT bins up to 470 Hz, for pitch
 MARGIN = 2  # frames of audio context on each side
+SOURCE_SLOTS = 32  # points of a frame at which the phase of a code is given to the decoder
 DECAY = 0.99
 DEAD = 0.1  # entries used less than this share of the mean are re-initialised
 FLOOR = 1e-4
@@ -165,39 +169,45 @@ class Coded:
 
 
 class SpeechEncoder(nn.Module):
-    """Phoneme windows and audio to codes; codebook 0 has its own size."""
+    """Phoneme windows, source codes and audio to codes; codebook 0 has its own size."""
 
     def __init__(self, books: int, first_size: int, rest_size: int, dim: int) -> None:
         super().__init__()
         self.phonemes = PhonemeEncoder(dim)
         self.sound = SoundEncoder()
-        self.rest = nn.Linear(self.sound.norm.normalized_shape[0] + dim, dim)
-        self.books = nn.ModuleList(Codes(first_size if book == 0 else rest_size, dim) for book in range(books))
+        self.source = nn.Embedding(SOURCE_CODES, dim)
+        with torch.no_grad():
+            table = source_table(SOURCE_SLOTS)
+            self.source.weight.zero_()
+            self.source.weight[:, : table.shape[1]] = table
+        self.rest = nn.Linear(self.sound.norm.normalized_shape[0] + 2 * dim, dim)
+        self.first = Codes(first_size, dim)
+        self.books = nn.ModuleList(Codes(rest_size, dim) for _ in range(books - 2))
 
-    def plain(self, window: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+    def plain(self, window: Tensor, source: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Both parts without quantization, for the start of training."""
-        first = self.phonemes(window)
-        return first, self.rest(torch.cat([self.sound(samples), first.detach()], -1))
+        first, harmonic = self.phonemes(window), self.source(source)
+        return first, harmonic + self._detail(samples, first.detach(), harmonic)
 
-    def forward(self, window: Tensor, samples: Tensor, kept: Tensor | None = None, learn: bool = False) -> Coded:
-        """kept [B]: number of codes of each row that the decoder receives; by default all."""
+    def forward(
+        self, window: Tensor, source: Tensor, samples: Tensor, kept: Tensor | None = None, learn: bool = False
+    ) -> Coded:
+        """kept [B]: number of codes of each row that the decoder receives, at least 2; by default all."""
         first = self.phonemes(window)
         flat = first.flatten(0, 1)
-        book = self._book(0)
-        codes = [book.nearest(flat.detach())]
-        chosen = F.embedding(codes[0], book.table()).detach()
+        codes = [self.first.nearest(flat.detach()), source.flatten()]
+        chosen = F.embedding(codes[0], self.first.table()).detach()
         commitment = F.mse_loss(flat, chosen)
         if learn:
-            book.learn(flat.detach(), codes[0])
+            self.first.learn(flat.detach(), codes[0])
         first = (flat + (chosen - flat).detach()).view_as(first)
 
-        rest = self.rest(torch.cat([self.sound(samples), chosen.view_as(first)], -1))
-        residual = left = rest.flatten(0, 1)
-        total = torch.zeros_like(residual)
-        shown = kept if kept is not None else torch.full((len(rest),), len(self.books), device=rest.device)
-        shown = shown[:, None].expand(rest.shape[:2]).flatten()[:, None]
-        for number in range(1, len(self.books)):
-            book = self._book(number)
+        harmonic = self.source(source)
+        detail = self._detail(samples, chosen.view_as(first), harmonic).flatten(0, 1)
+        left, total = detail, torch.zeros_like(detail)
+        shown = kept if kept is not None else torch.full((len(first),), 2 + len(self.books), device=first.device)
+        shown = shown[:, None].expand(first.shape[:2]).flatten()[:, None]
+        for number, book in enumerate(self._books(), 2):
             codes.append(book.nearest(left.detach()))
             chosen = F.embedding(codes[-1], book.table()).detach()
             commitment = commitment + F.mse_loss(left, chosen)
@@ -205,30 +215,36 @@ class SpeechEncoder(nn.Module):
                 book.learn(left.detach(), codes[-1])
             left = left - chosen
             total = total + chosen * (shown > number)
-        visible = residual * (shown > 1)
-        rest = (visible + (total - visible).detach()).view_as(rest)
+        visible = detail * (shown > 2)
+        rest = harmonic + (visible + (total - visible).detach()).view_as(harmonic)
         return Coded(torch.stack(codes, -1).view(*rest.shape[:2], -1), first, rest, commitment)
 
     def first_codes(self, window: Tensor) -> Tensor:
         """Code 0, which needs no audio: [B,T,WINDOW,FEATURES] -> [B,T]"""
-        return self._book(0).nearest(self.phonemes(window).flatten(0, 1)).view(window.shape[:2])
+        return self.first.nearest(self.phonemes(window).flatten(0, 1)).view(window.shape[:2])
 
     @torch.no_grad()
-    def initialise_codebooks(self, window: Tensor, samples: Tensor) -> None:
+    def initialise_codebooks(self, window: Tensor, source: Tensor, samples: Tensor) -> None:
         first = self.phonemes(window)
         flat = first.flatten(0, 1)
-        self._book(0).start(flat)
-        chosen = F.embedding(self._book(0).nearest(flat), self._book(0).table()).view_as(first)
-        left = self.rest(torch.cat([self.sound(samples), chosen], -1)).flatten(0, 1)
-        for number in range(1, len(self.books)):
-            book = self._book(number)
+        self.first.start(flat)
+        chosen = F.embedding(self.first.nearest(flat), self.first.table()).view_as(first)
+        left = self._detail(samples, chosen, self.source(source)).flatten(0, 1)
+        for book in self._books():
             book.start(left)
             left = left - F.embedding(book.nearest(left), book.table())
 
-    def _book(self, number: int) -> Codes:
-        book = self.books[number]
-        assert isinstance(book, Codes)
-        return book
+    def rest_tables(self) -> list[Tensor]:
+        """The entries of codebooks 1 and up."""
+        return [self.source.weight, *(book.table() for book in self._books())]
+
+    def _detail(self, samples: Tensor, first: Tensor, harmonic: Tensor) -> Tensor:
+        return self.rest(torch.cat([self.sound(samples), first, harmonic.detach()], -1))
+
+    def _books(self) -> Iterator[Codes]:
+        for book in self.books:
+            assert isinstance(book, Codes)
+            yield book
 
 
 def samples_with_margin(frames: int) -> int:

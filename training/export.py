@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polyvox.models.layers.linear import checkpoint_tensors
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
+from training.files import load_parts
 from training.layout import CODE_0_SIZE, SAMPLING, initialise, voice_files
 from training.talker import load_talker
 
@@ -74,9 +75,9 @@ def _save(module: nn.Module, prefix: str, path: Path) -> None:
     save_file(kept, path, metadata={"format": "pt"})
 
 
-def load_decoder(path: Path) -> CodecDecoder:
+def load_decoder(folder: Path) -> CodecDecoder:
     decoder = CodecDecoder(parse_config(voice_files(SAMPLING)).codec)
-    decoder.load_state_dict({name: value.float() for name, value in load_file(path).items()})
+    decoder.load_state_dict(load_parts(folder, "decoder"))
     return decoder
 
 
@@ -98,7 +99,7 @@ def main() -> None:
         value = getattr(arguments, name)
         sampling |= {flag: value > 0, name: value or 1.0}
     sampling |= {name: getattr(arguments, name) for name in ("top_k", "subtalker_top_k")}
-    export(talker, load_decoder(arguments.codec / "decoder.safetensors"), arguments.tokenizer, arguments.out, sampling)
+    export(talker, load_decoder(arguments.codec), arguments.tokenizer, arguments.out, sampling)
 
 
 if __name__ == "__main__":

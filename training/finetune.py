@@ -4,9 +4,8 @@
     python -m training.finetune --work DIR --codec DIR --pool pool.npz --talker DIR --minutes 3
 
 Code 0 is always the encoder's, so that samples and codes stay aligned. In half of the segments, codes 1 and up are the
-talker's, predicted with dropout. --codec holds codes.npz and the decoder, which
-is replaced, and receives finetune.jsonl. With --checkpoint instead of --talker, decoder and talker come from a
-checkpoint, whose codes training.search_corpus finds.
+talker's, predicted with dropout. --codec holds codes.npz and the decoder, which is replaced, and receives
+finetune.jsonl.
 """
 
 import argparse
@@ -14,30 +13,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polyvox import kernels
-from polyvox.models.qwen3_tts.checkpoint import load_weights
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
+from training.adversarial import AdversarialLoss
 from training.batches import Batch, Batches, row_count
-from training.codec import SEGMENT
-from training.discriminators import Discriminators
+from training.codec import SEGMENT, SKIPPED
 from training.export import load_decoder
-from training.graph import CapturedStep, half_precision
+from training.files import save_parts
+from training.graph import CapturedStep
 from training.layout import NUM_CODEBOOKS, SAMPLING, initialise, voice_files
 from training.losses import read
 from training.optimizer import adam, set_learning_rate, synchronize
 from training.pool import SPOKEN_FILE, Pool
 from training.schedule import Clock, Log, rate
-from training.spectrum import SpectralLoss
 from training.speech_data import Segments, Sound, load_sound, without_margin
 from training.talker import LENGTHS, add_dropout, load_talker
+from training.units import FRAME
 
-PEAK_RATE, DISCRIMINATOR_RATE = 2e-4, 3e-4
-MATCHING, SPECTRAL = 2.0, 4.0
+PEAK_RATE = 2e-4
 AVERAGE = 0.998  # of the decoder's weights
 RISE = 300  # steps until the discriminators have their full weight
 PREDICTED = 0.5  # share of segments whose codes 1 and up are the talker's
@@ -89,59 +86,37 @@ class DecoderFinetuning:
         self.sound, self.codes, self.batch, self.device = sound, codes, batch, device
         self.decoder = decoder.to(device)
         self.segments = Segments(sound, SEGMENT)
-        self.discriminators = Discriminators().to(device)
-        self.loss = SpectralLoss().to(device)
+        self.adversarial = AdversarialLoss(device)
         self.parameters = [p for n, p in decoder.named_parameters() if "vq" not in n and "input_proj" not in n]
-        self.generator_optimizer = adam(self.parameters, PEAK_RATE, device)
-        self.discriminator_optimizer = adam(self.discriminators.parameters(), DISCRIMINATOR_RATE, device)
+        self.optimizer = adam(self.parameters, PEAK_RATE, device)
         self.average = [parameter.detach().clone() for parameter in self.parameters]
-        self.weight = torch.zeros((), device=device)  # of the discriminators
         self.columns = torch.arange(SEGMENT, device=device)
-        self.seen = {
-            name: torch.zeros((), device=device) for name in ("spectral", "discriminators", "adversarial", "matching")
-        }
 
     def decode(self, starts: Tensor, variants: Tensor) -> Tensor:
         """Samples of the segments that start at these frames, from these variants of their codes."""
         codes = self.codes[variants[:, None], starts[:, None] + self.columns]
-        return self.decoder(codes, self.decoder.initial_state(len(starts)))[0]
+        return self.decoder(codes, self.decoder.initial_state(len(starts)))[0][:, SKIPPED * FRAME :]
+
+    def target(self, starts: Tensor) -> Tensor:
+        return without_margin(self.segments.samples(starts))[:, SKIPPED * FRAME :]
 
     def step(self) -> None:
         starts = self.segments.draw(self.batch)
-        target = without_margin(self.segments.samples(starts))
         variants = (torch.rand(self.batch, device=self.device) < PREDICTED).long() * (len(self.codes) - 1)
+        self.optimizer.zero_grad(set_to_none=True)
         made = self.decode(starts, variants)
-        with half_precision(self.device):
-            self.discriminators.requires_grad_(True)
-            self.discriminator_optimizer.zero_grad(set_to_none=True)
-            discriminator_loss = self.discriminators.loss(target, made.detach())
-        discriminator_loss.backward()
-        nn.utils.clip_grad_norm_(self.discriminators.parameters(), 5.0)
-        self.discriminator_optimizer.step()
-        with half_precision(self.device):
-            self.discriminators.requires_grad_(False)
-            self.generator_optimizer.zero_grad(set_to_none=True)
-            adversarial, matching = self.discriminators.generator_losses(target, made)
-        spectral = self.loss(made, target)
-        (SPECTRAL * spectral + self.weight * (adversarial + MATCHING * matching)).backward()
+        made.backward(self.adversarial.gradient(made, self.target(starts)))
         nn.utils.clip_grad_norm_(self.parameters, 5.0)
-        self.generator_optimizer.step()
+        self.optimizer.step()
         torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - AVERAGE)
-        for name, value in (
-            ("spectral", spectral),
-            ("discriminators", discriminator_loss),
-            ("adversarial", adversarial),
-        ):
-            self.seen[name].copy_(value.detach())
-        self.seen["matching"].copy_(matching.detach())
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Spectral distance on held-out speech, from the encoder's codes and from predicted ones."""
         starts = self.sound.validation
-        target = without_margin(self.segments.samples(starts))
+        target, distance = self.target(starts), self.adversarial.spectral
         return {
-            f"valid_{name}": float(self.loss(self.decode(starts, torch.full_like(starts, variant)), target))
+            f"valid_{name}": float(distance(self.decode(starts, torch.full_like(starts, variant)), target))
             for variant, name in zip(range(len(self.codes)), ("encoded", "predicted"), strict=False)
         }
 
@@ -150,16 +125,16 @@ class DecoderFinetuning:
         run = CapturedStep(self.step, self.device)
         clock, number, logged = Clock(minutes), 0, 0.0
         while not clock.over:
-            set_learning_rate(self.generator_optimizer, rate(PEAK_RATE, number, clock.part, floor=0.1))
-            self.weight.fill_(min(1.0, number / RISE))
+            fall = rate(1.0, number, clock.part, floor=0.1)
+            set_learning_rate(self.optimizer, PEAK_RATE * fall)
+            self.adversarial.schedule(fall, 1.0, min(1.0, number / RISE))
             run()
             number += 1
             if number % CHECK == 0:
                 synchronize(self.device)
                 if clock.seconds - logged > LOG_SECONDS:
                     logged = clock.seconds
-                    seen = {name: float(value) for name, value in self.seen.items()}
-                    log(phase="finetune", step=number, **seen, **self.validate())
+                    log(phase="finetune", step=number, **self.adversarial.values(), **self.validate())
         with torch.no_grad():
             for parameter, mean in zip(self.parameters, self.average, strict=True):
                 parameter.copy_(mean)
@@ -168,11 +143,8 @@ class DecoderFinetuning:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("work", "codec", "pool"):
+    for name in ("work", "codec", "pool", "talker"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--talker", type=Path, help="folder of the talker's weights")
-    source.add_argument("--checkpoint", type=Path, help="checkpoint to take decoder and talker from")
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--rows", type=int, default=16_384, help="rows of one talker batch")
@@ -190,7 +162,9 @@ def finetune(arguments: argparse.Namespace, device: torch.device) -> None:
     sound = load_sound(arguments.work, SEGMENT, device)
     with np.load(arguments.codec / SPOKEN_FILE) as arrays:
         true, texts = arrays["codes"].astype(np.int64), arrays["texts"]
-    talker, decoder = load_models(arguments)
+    talker, decoder = Talker(config), load_decoder(arguments.codec)
+    initialise(talker)
+    load_talker(talker, arguments.talker)
     add_dropout(talker)
     talker.to(device)
     codes = torch.from_numpy(true).to(device)
@@ -199,19 +173,7 @@ def finetune(arguments: argparse.Namespace, device: torch.device) -> None:
     same = (predicted == codes).float().mean(0).tolist()
     log(phase="predicted", **{f"same_{book}": value for book, value in enumerate(same)})
     DecoderFinetuning(sound, torch.stack([codes, predicted]), decoder, arguments.batch).run(arguments.minutes, log)
-    tensors = {key: value.detach().half().cpu().contiguous() for key, value in decoder.state_dict().items()}
-    save_file(tensors, arguments.codec / "decoder.safetensors")
-
-
-def load_models(arguments: argparse.Namespace) -> tuple[Talker, CodecDecoder]:
-    """Talker and decoder, from a checkpoint or from the outputs of training."""
-    if arguments.checkpoint:
-        model = load_weights(arguments.checkpoint, torch.device("cpu"), torch.float32)
-        return model.talker, model.codec.requires_grad_(True)
-    talker = Talker(parse_config(voice_files(SAMPLING)))
-    initialise(talker)
-    load_talker(talker, arguments.talker)
-    return talker, load_decoder(arguments.codec / "decoder.safetensors")
+    save_parts(decoder.state_dict(), arguments.codec, "decoder")
 
 
 if __name__ == "__main__":

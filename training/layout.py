@@ -13,9 +13,9 @@ from polyvox.models.qwen3_tts.config import CODEC_FILE, CONTROL_IDS, GENERATION_
 from training.tokens import SPECIAL, VOCABULARY
 from training.units import FRAME, SAMPLE_RATE
 
-NUM_CODEBOOKS = 4
+NUM_CODEBOOKS = 5
 CODE_0_SIZE, RESIDUAL_SIZE = 1024, 512
-CODE_DIM = 64  # of a codebook entry; the decoder's codebook_dim is twice that
+CODE_DIM = 128  # of a codebook entry; the decoder's codebook_dim is twice that
 CONTROLS = {"pad": 0, "bos": 1, "eos_token": 2, "think": 3, "nothink": 4, "think_bos": 5, "think_eos": 6}
 ENGLISH = 10
 SPEAKERS = {"heart": 20, "michael": 21}
@@ -112,18 +112,18 @@ def decoder_config() -> dict[str, Any]:
         **ATTENTION,
         "codebook_size": CODE_0_SIZE,
         "codebook_dim": 2 * CODE_DIM,
-        "latent_dim": 192,
-        "hidden_size": 192,
+        "latent_dim": 256,
+        "hidden_size": 256,
         "intermediate_size": 512,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "head_dim": 64,
         "sliding_window": 16,
         "num_quantizers": NUM_CODEBOOKS,
-        "upsample_rates": [8, 5, 4, 3],
-        "upsampling_ratios": [2, 2],
-        "decoder_dim": 320,
+        "upsample_rates": [5, 4, 4, 3],
+        "upsampling_ratios": [2, 4],
+        "decoder_dim": 512,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000,
         "max_position_embeddings": 8000,

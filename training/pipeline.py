@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Time budget of a stage in minutes on one H200; other stages run to their end.
-MINUTES = {"durations": 2.0, "speech": 4.0, "codec": 4.5, "talker": 8.0, "finetune": 3.0}
+MINUTES = {"durations": 2.0, "speech": 4.0, "codec": 20.0, "talker": 8.0, "finetune": 3.0}
 STAGES = ("durations", "speech", "codec", "pool", "talker", "finetune")
 # Files copied to --out; the second list only until the talker is trained.
 KEPT = (
-    "codec/decoder.safetensors", "codec/encoder.safetensors", "codec/codec.jsonl", "codec/finetune.jsonl",
-    "talker/talker-0.safetensors", "talker/talker-1.safetensors", "talker/talker.jsonl",
+    "codec/decoder-*.safetensors", "codec/encoder-*.safetensors", "codec/codec.jsonl", "codec/finetune.jsonl",
+    "talker/talker-*.safetensors", "talker/talker.jsonl",
 )  # fmt: skip
 UNTIL_TALKER = ("codec/codes.npz", "codec/timed.npz")
 REPORT = "stages.jsonl"
@@ -71,11 +71,12 @@ class Run:
     def collect(self) -> None:
         """Copy the results to --out."""
         for name in (*KEPT, *UNTIL_TALKER, REPORT):
-            made, kept = self.work / name, self.out / Path(name).name
-            if name in UNTIL_TALKER and "talker" in self.done():
-                kept.unlink(missing_ok=True)
-            elif made.exists():
-                shutil.copyfile(made, kept)
+            for made in self.work.glob(name):
+                kept = self.out / made.name
+                if name in UNTIL_TALKER and "talker" in self.done():
+                    kept.unlink(missing_ok=True)
+                else:
+                    shutil.copyfile(made, kept)
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pack texts as tokens and speech as codes into one file, the talker's training data.
+"""Pack phoneme strings as tokens and speech as codes into one file, the talker's training data.
 
     python -m training.pool --corpus DIR --codes DIR --tokenizer DIR --out pool.npz
 
@@ -120,8 +120,8 @@ class Packing:
 
 def pack(corpus: Path, codes: Path, tokenizer: Path, seed: int = 1) -> Pool:
     """The pool of a corpus folder and a folder of codes."""
-    texts = (corpus / "texts.txt").read_text().splitlines()
     phonemes = Phonemes(corpus)
+    texts = [phonemes.text(index) for index in range(len(phonemes))]
     voices = phonemes.voices
     tokenizers = [load_tokenizer(tokenizer, dropout) for dropout in (None, *[DROPOUT] * (NUM_TOKENIZATIONS - 1))]
     packing = Packing(tokenizers)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from polyvox.bench.wer import WordErrors, word_errors
@@ -25,6 +24,7 @@ from training.batches import Batches, row_count
 from training.corpus import STYLES, VOICES, TimedUtterance
 from training.encoder import MARGIN, SpeechEncoder
 from training.export import load_decoder
+from training.files import load_parts
 from training.finetune import talker_codes
 from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
 from training.losses import read
@@ -102,9 +102,8 @@ def main() -> None:
     torch.set_num_threads(2)
     teacher, recogniser = OnnxTeacher(arguments.onnx, arguments.voices), Recogniser(arguments.asr)
     encoder = SpeechEncoder(NUM_CODEBOOKS, CODE_0_SIZE, RESIDUAL_SIZE, CODE_DIM).eval()
-    weights = load_file(arguments.codec / "encoder.safetensors")
-    encoder.load_state_dict({name: value.float() for name, value in weights.items()})
-    decoder = load_decoder(arguments.codec / "decoder.safetensors").eval()
+    encoder.load_state_dict(load_parts(arguments.codec, "encoder"))
+    decoder = load_decoder(arguments.codec).eval()
     prompted = TeacherForcedTalker(arguments.talker, arguments.tokenizer) if arguments.talker else None
     found: dict[str, list[WordErrors]] = {}
     for number, text in enumerate(TEST[: arguments.sentences]):

@@ -8,24 +8,45 @@ With two folders, also their difference on the same sentences, RECORDINGS minus 
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from polyvox.bench.wer import WordErrors, word_errors
+from polyvox.bench.wer import WordErrors, normalise, word_errors
 from training.asr import Recogniser
 from training.rates import ErrorRate, difference, error_rate
 from training.recordings import Recording, load_recordings
 
+END_WORDS = 3
 
-def errors_of(recogniser: Recogniser, recordings: list[Recording], rate: int, name: str) -> list[WordErrors]:
-    """Word errors of each recording; sentences with errors are printed."""
-    found: list[WordErrors] = []
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A recorded text, what the recogniser hears, and the word errors."""
+
+    text: str
+    heard: str
+    errors: WordErrors
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the last three words are heard at the end; one of them may be misheard."""
+        expected, found = normalise(self.text)[-END_WORDS:], normalise(self.heard)[-END_WORDS - 2 :]
+        return sum(word in found for word in expected) >= max(1, len(expected) - 1)
+
+
+def transcripts(recogniser: Recogniser, recordings: list[Recording], rate: int, name: str) -> list[Transcript]:
+    """Transcripts of all recordings; sentences with errors are printed."""
+    found: list[Transcript] = []
     for one in recordings:
         heard = recogniser(one.samples, rate)
-        found.append(word_errors(one.text, heard))
-        if found[-1].errors:
+        found.append(Transcript(one.text, heard, word_errors(one.text, heard)))
+        if found[-1].errors.errors:
             report(f"  {name}: {one.text} | {heard}")
     return found
+
+
+def errors_of(recogniser: Recogniser, recordings: list[Recording], rate: int, name: str) -> list[WordErrors]:
+    return [one.errors for one in transcripts(recogniser, recordings, rate, name)]
 
 
 def recordings_in(folder: Path) -> dict[str, tuple[list[Recording], int]]:

@@ -307,3 +307,27 @@ He shook his head and said nothing.
 The bottle rolled under the bed.
 Try to get some sleep before the trip.
 """.strip().splitlines()
+
+# Running prose: four paragraphs, spoken sentence by sentence.
+PROSE = (
+    """
+The ferry left the harbor a little after sunrise. Most of the passengers stayed inside, drinking coffee and reading,
+but two children ran to the rail and counted the gulls. Their mother called them back twice. When the wind grew
+stronger, the captain announced that the crossing would take an hour longer than usual, and nobody seemed to mind.
+
+My uncle repairs clocks for a living. His workshop is behind the bakery, so it always smells of bread and machine oil.
+People bring him watches that belonged to their parents, and he listens to each one before he opens it. He says that
+every clock has its own temper: some are patient, some are proud, and a few simply want to be left alone.
+
+Growing tomatoes on a balcony is easier than it sounds. You need a deep pot, six hours of sun, and a stick to tie the
+plant to. Water it in the morning, never at noon. If the lower leaves turn yellow, cut them off. By the end of July you
+will have more fruit than you can eat, and your neighbors will be glad of it.
+
+The library closes at eight, but the reading room stays open until midnight during exams. Bring your card, because the
+door locks behind you. Food is not allowed, though water is. Last winter someone left a violin under a desk for three
+weeks; the guard kept it in his office, next to the lost umbrellas, until its owner came back.
+""".strip()
+    .replace("\n\n", "|")
+    .replace("\n", " ")
+    .split("|")
+)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-resolution spectral loss on magnitudes, without phase."""
+"""Multi-resolution spectral losses, on magnitudes and on complex values."""
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ def mel_bank(size: int, bands: int) -> Tensor:
 
 
 class SpectralLoss(nn.Module):
-    """Log-mel distance, log-magnitude distance and spectral convergence, averaged over scales."""
+    """Distances of short-time spectra, averaged over scales."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,18 +31,26 @@ class SpectralLoss(nn.Module):
             self.register_buffer(f"mels_{size}", mel_bank(size, bands), persistent=False)
 
     def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
-        """The loss between samples [B,N]."""
-        total = made.new_zeros(())
-        for size, hop, _ in SCALES:
-            a, b = (self._magnitudes(x, size, hop) for x in (made, wanted))
-            bank = getattr(self, f"mels_{size}")
-            total = total + F.l1_loss((bank @ a).clamp(min=1e-3).log(), (bank @ b).clamp(min=1e-3).log())
-            total = total + 0.5 * F.l1_loss((a + 1e-2).log(), (b + 1e-2).log())
-            total = total + 0.5 * (b - a).norm() / (b.norm() + 1e-3)
-        return total / len(SCALES)
+        """Log-mel distance, log-magnitude distance and spectral convergence between samples [B,N], without phase."""
+        return self.both(made, wanted)[0]
 
-    def _magnitudes(self, samples: Tensor, size: int, hop: int) -> Tensor:
-        spectrum = torch.stft(
-            samples, size, hop, size, getattr(self, f"window_{size}"), pad_mode="constant", return_complex=True
-        )
-        return (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()
+    def both(self, made: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """The distance without phase, and the distance of complex values relative to the wanted ones."""
+        plain, waves = made.new_zeros(()), made.new_zeros(())
+        for size, hop, _ in SCALES:
+            x, y = (self._spectrum(samples, size, hop) for samples in (made, wanted))
+            a, b = _magnitudes(x), _magnitudes(y)
+            bank = getattr(self, f"mels_{size}")
+            plain = plain + F.l1_loss((bank @ a).clamp(min=1e-3).log(), (bank @ b).clamp(min=1e-3).log())
+            plain = plain + 0.5 * F.l1_loss((a + 1e-2).log(), (b + 1e-2).log())
+            plain = plain + 0.5 * (b - a).norm() / (b.norm() + 1e-3)
+            waves = waves + _magnitudes(x - y).mean() / (b.mean() + 1e-3)
+        return plain / len(SCALES), waves / len(SCALES)
+
+    def _spectrum(self, samples: Tensor, size: int, hop: int) -> Tensor:
+        window = getattr(self, f"window_{size}")
+        return torch.stft(samples, size, hop, size, window, pad_mode="constant", return_complex=True)
+
+
+def _magnitudes(spectrum: Tensor) -> Tensor:
+    return (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from training.corpus import Phonemes, TimedUtterance, read_timed
 from training.encoder import AFTER, BEFORE, MARGIN, WINDOW
+from training.source import source_codes
 from training.units import FRAME, UNITS_PER_FRAME, unit_features
 
 HELD_OUT = 64  # one utterance in HELD_OUT is used for validation only
@@ -19,6 +20,7 @@ HELD_OUT = 64  # one utterance in HELD_OUT is used for validation only
 class Sound:
     samples: Tensor  # [frames × FRAME], int16
     windows: Tensor  # [frames, WINDOW, FEATURES], uint8
+    source: Tensor  # [frames]: code 1
     frames: np.ndarray  # of each utterance
     index: np.ndarray  # of each utterance's text
     training: Tensor  # frames at which a training segment may start
@@ -32,6 +34,12 @@ def windows(phonemes: np.ndarray, timed: TimedUtterance) -> np.ndarray:
     return views.transpose(0, 2, 1).copy()
 
 
+def utterance_source(timed: TimedUtterance, voice: int) -> Tensor:
+    """Code 1 of each frame."""
+    assert timed.advance is not None
+    return source_codes(torch.from_numpy(timed.advance), voice)
+
+
 def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
     """Load the output of `corpus speech`; `segment` is the segment length in frames."""
     phonemes = Phonemes(work)
@@ -41,6 +49,7 @@ def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
     samples = np.concatenate([np.fromfile(path, np.int16) for path in paths])
     assert len(samples) == frames.sum() * FRAME, (len(samples), frames.sum() * FRAME)
     rows = np.concatenate([windows(phonemes[timed.index], timed) for timed, _ in found])
+    source = torch.cat([utterance_source(timed, int(phonemes.voices[timed.index])) for timed, _ in found])
     index = np.array([timed.index for timed, _ in found])
 
     held_out = np.repeat(index % HELD_OUT == 0, frames)
@@ -54,6 +63,7 @@ def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
     return Sound(
         torch.from_numpy(samples).to(device),
         torch.from_numpy(rows).to(device),
+        source.to(device),
         frames,
         index,
         torch.from_numpy(starts[touched == 0]).to(device),
@@ -76,6 +86,9 @@ class Segments:
 
     def windows(self, starts: Tensor) -> Tensor:
         return self.sound.windows[starts[:, None] + self._frames]
+
+    def source(self, starts: Tensor) -> Tensor:
+        return self.sound.source[starts[:, None] + self._frames]
 
     def samples(self, starts: Tensor) -> Tensor:
         """Samples with the encoder's margin on both sides."""

@@ -3,7 +3,7 @@
 
     python -m training.talker --pool pool.npz --out DIR --minutes 6.5
 
---out receives the best weights so far (talker-0.safetensors and talker-1.safetensors) and talker.jsonl. A run that
+--out receives the best weights so far (talker-*.safetensors) and talker.jsonl. A run that
 finds weights there resumes from them. The learning rate falls to zero over --minutes; a run without improvement
 ends early.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,7 +20,8 @@ from polyvox import kernels
 from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
 from polyvox.models.qwen3_tts.talker import Talker
-from training.batches import Batches, row_count
+from training.batches import Batch, Batches, row_count
+from training.files import load_parts, save_parts
 from training.graph import CapturedStep, half_precision
 from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
 from training.losses import code_0_loss, read, residual_loss
@@ -36,14 +36,15 @@ LAYOUTS = {"whole": False, "live": True}
 TIMED = 0.5  # share of a step's entries that have only code 0
 LIVE, AUTO = 0.5, 0.25  # share of entries in the live layout; without a language
 DROPOUT = {"talker": 0.1, "predictor": 0.1}
-MASKED_FRAMES, MASKED_ENTRIES = 0.08, 0.15  # share of frames, of entries whose codes 1 and up are masked in the input
-WRONG_FIRST, WRONG_REST = 0.03, 0.05  # share of input codes that are replaced at random
+# Share of frames, of entries whose codes 2 and up are masked in the input. Code 1 stays: it has the phase.
+MASKED_FRAMES, MASKED_ENTRIES = 0.25, 0.25
+WRONG = (0.02, 0.01, 0.05)  # share of input codes 0, 1 and others that are replaced at random
+OWN = 0.2  # share of input codes 0 that are the talker's own, drawn after the true ones
 PREDICTED = 8_000  # frames per step on which the code predictor is trained
 PEAK_RATE, AVERAGE, CLIP = 1.2e-3, 0.999, 1.0
 BOOK_WEIGHTS = {"first": 1.0, "1": 0.5}  # for model selection: word errors depend on codes 0 and 1
 MAX_STALE = 0.3  # share of a run without improvement after which it ends
 LOG_SECONDS, CHECK = 20.0, 10
-FILE_BYTES = 15_000_000
 
 
 class TalkerTraining:
@@ -59,7 +60,7 @@ class TalkerTraining:
         self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer = adam(self.parameters, PEAK_RATE, device, mean=0.9, decay=0.02)
         self.seen = {name: torch.zeros((), device=device) for name in ("first", "rest", "right")}
-        self.wrong = torch.tensor([WRONG_FIRST] + [WRONG_REST] * (NUM_CODEBOOKS - 1), device=device)
+        self.wrong = torch.tensor([*WRONG[:2], *[WRONG[2]] * (NUM_CODEBOOKS - 2)], device=device)
         rows, usable = row_count(pool), ~pool.held_out
         self.choices: list[tuple[int, Tensor, Tensor]] = []
         shares = []
@@ -85,7 +86,7 @@ class TalkerTraining:
         batch = self.batches.rows(entry, live, auto, length)
         self.optimizer.zero_grad(set_to_none=True)
         with half_precision(self.device):
-            hidden = read(self.model, batch, self._disturbed(batch.frames))
+            hidden = read(self.model, batch, self._disturbed(self._with_own(batch)))
             first, right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
             rest = residual_loss(self.model, hidden, batch, min(PREDICTED, self.arguments.rows // 2)).sum()
         (first + rest).backward()
@@ -98,6 +99,15 @@ class TalkerTraining:
     def _some(self, entries: Tensor, count: int) -> Tensor:
         return entries[torch.randint(len(entries), (count,), device=self.device)]
 
+    @torch.no_grad()
+    def _with_own(self, batch: Batch) -> Tensor:
+        """Input frames, some with a code 0 that the talker draws after the true frames."""
+        scores = self.model.codec_head(read(self.model, batch, batch.frames))[..., :CODE_0_SIZE].float()
+        noise = torch.rand_like(scores).clamp(min=1e-9).log().neg().log()  # of a Gumbel distribution, negative
+        own = (scores - noise).argmax(-1).roll(1, 1)
+        chosen = (torch.rand(own.shape, device=self.device) < OWN) & (batch.frames[..., 0] >= 0)
+        return torch.cat([torch.where(chosen, own, batch.frames[..., 0])[..., None], batch.frames[..., 1:]], -1)
+
     def _disturbed(self, frames: Tensor) -> Tensor:
         """Input frames with the errors of inference: some codes replaced, some masked."""
         chance = torch.rand(frames.shape, device=self.device)
@@ -106,8 +116,8 @@ class TalkerTraining:
         frames = torch.where((chance < self.wrong) & (frames >= 0), other, frames)
         masked_entry = torch.rand(len(frames), 1, device=self.device) < MASKED_ENTRIES
         masked = masked_entry | (torch.rand(frames.shape[:2], device=self.device) < MASKED_FRAMES)
-        rest = torch.where(masked[..., None], -1, frames[..., 1:])
-        return torch.cat([frames[..., :1], rest], -1)
+        rest = torch.where(masked[..., None], -1, frames[..., 2:])
+        return torch.cat([frames[..., :2], rest], -1)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -163,17 +173,9 @@ class TalkerTraining:
             mean.copy_(kept)
 
     def save(self, out: Path) -> None:
-        """Write the averaged weights in files of at most FILE_BYTES."""
+        """Write the averaged weights."""
         names = [name for name, _ in self.model.named_parameters()]
-        parts: list[dict[str, Tensor]] = [{}, {}]
-        size = 0
-        for name, value in zip(names, self.average, strict=True):
-            size += 2 * value.numel()
-            parts[size > FILE_BYTES][name] = value.half().cpu().contiguous()
-        for number, part in enumerate(parts):
-            save_file(part, out / f".talker-{number}")
-        for number in range(len(parts)):
-            (out / f".talker-{number}").replace(out / f"talker-{number}.safetensors")
+        save_parts(dict(zip(names, self.average, strict=True)), out, "talker")
 
     def run(self, minutes: float, out: Path) -> None:
         log, best = Log(out / "talker.jsonl"), BestValue(MAX_STALE)
@@ -242,10 +244,7 @@ def add_dropout(model: Talker) -> None:
 
 
 def load_talker(model: Talker, folder: Path) -> None:
-    weights: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("talker-*.safetensors")):
-        weights |= load_file(path)
-    model.load_state_dict({name: value.float() for name, value in weights.items()})
+    model.load_state_dict(load_parts(folder, "talker"))
 
 
 def _on(values: np.ndarray, device: torch.device) -> Tensor:

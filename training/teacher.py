@@ -8,7 +8,7 @@ batch, texts with equal unit counts are synthesised in one batch.
 
 import argparse
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.operators import ARITHMETIC, ON_HOST, OPERATORS
+from training.source import lock, locked_pitch, phase
 
 GROUP, LEVELS = 64, 47
 FIRST_PART_BYTES = 30_000_000
@@ -30,9 +31,18 @@ SPREAD = ("/encoder/MatMul_output_0", "/encoder/MatMul_1_output_0")  # hidden st
 STYLE_AS_ROWS = "/encoder/predictor/text_encoder/Expand_output_0"
 SOURCE, PADDED_SOURCE = "/decoder/decoder/generator/Reshape_output_0", "/decoder/decoder/generator/Reshape_3_output_0"
 FIRST_SAMPLES = "/decoder/decoder/generator/istft/stft/ScatterND_output_0"
+PITCH = "/encoder/Squeeze_output_0"  # Hz, two values for each unit
+PHASE = "/decoder/decoder/generator/m_source/l_sin_gen/Transpose_3_output_0"  # of each harmonic at each sample
+STARTS, VOICES, ADVANCE = "starts", "voices", "advance"  # added values: see source.py
 ROWS = "/encoder/Constant_20_output_0"  # the shape [1, -1], replaced by [0, -1] to keep the batch dimension
 AXIS = "axis"  # an added constant: the axis after the batch
 WAVEFORM = "waveform"
+
+SOURCE_OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "Lock": lock,
+    "LockedPitch": locked_pitch,
+    "Phase": lambda advance, starts, pitch: phase(advance, starts, pitch.shape[1]),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ def needed(nodes: list[Node], outputs: list[str], given: Collection[str] = ()) -
 
 
 def for_many(nodes: list[Node]) -> list[Node]:
-    """Rewrite the graph for batches: each row has its own style and samples."""
+    """Rewrite the graph for batches, in which each row has its own style and samples, and lock the harmonic source."""
     made: list[Node] = []
     for node in nodes:
         name = node.outputs[0]
@@ -118,6 +128,12 @@ def for_many(nodes: list[Node]) -> list[Node]:
             made.append(Node("Unsqueeze", [node.inputs[0], AXIS], node.outputs, {}))
         elif name == PADDED_SOURCE:
             made.append(Node(node.kind, [node.inputs[0], ROWS], node.outputs, node.settings))
+        elif name == PITCH:
+            made.append(Node(node.kind, node.inputs, ["free pitch"], node.settings))
+            made.append(Node("Lock", ["free pitch", STARTS, VOICES], [ADVANCE], {}))
+            made.append(Node("LockedPitch", ["free pitch", ADVANCE, STARTS], [PITCH], {}))
+        elif name == PHASE:
+            made.append(Node("Phase", [ADVANCE, STARTS, PITCH], [PHASE], {}))
         elif name == FIRST_SAMPLES:  # scales the first 20 samples, which are zero
             made.append(Node("Identity", node.inputs[:1], node.outputs, {}))
         else:
@@ -169,7 +185,7 @@ class Teacher:
         self._lstms: dict[str, torch.nn.LSTM] = {}
         self._time = self._steps(nodes, [TIMES, *KNOWN] if sound else [TIMES], set())
         if sound:
-            self._sound = self._steps(nodes, [WAVEFORM], set(SPREAD))
+            self._sound = self._steps(nodes, [WAVEFORM, ADVANCE], {*SPREAD, STARTS, VOICES})
 
     def _steps(self, nodes: list[Node], outputs: list[str], given: set[str]) -> Steps:
         """The nodes for these outputs, and the values to free after each node."""
@@ -207,20 +223,29 @@ class Teacher:
         return Timing(durations, tuple(known))
 
     @torch.no_grad()
-    def sound(self, durations: list[Tensor], known: list[tuple[Tensor, ...]], styles: Tensor) -> Tensor:
-        """Samples [B, units × UNIT] of texts with equal unit counts; known is [size, phonemes + 2] for each."""
+    def sound(
+        self, durations: list[Tensor], known: list[tuple[Tensor, ...]], styles: Tensor, starts: Tensor, voices: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Samples [B, units × TEACHER_UNIT] and phase steps of each frame, of texts with equal unit counts.
+
+        known is [size, phonemes + 2] for each text; starts [B] are the units at which their frames begin.
+        """
         spread = [
             torch.stack([each[part].repeat_interleave(times, 1) for each, times in zip(known, durations, strict=True)])
             for part in range(len(SPREAD))
         ]
-        values = {"style": styles.to(self.device), **dict(zip(SPREAD, spread, strict=True))}
-        return self._run(self._sound, values)[0]
+        given = {STARTS: starts, VOICES: voices, "style": styles}
+        values = {name: value.to(self.device) for name, value in given.items()} | dict(zip(SPREAD, spread, strict=True))
+        samples, advance = self._run(self._sound, values)
+        return samples, advance
 
     def _run(self, steps: Steps, values: dict[str, Tensor]) -> list[Tensor]:
         for index, node in enumerate(steps.nodes):
             given = [None if not n else self.weights[n] if n in self.weights else values[n] for n in node.inputs]
             if node.kind == "LSTM":
                 values[node.outputs[0]] = self._lstm(node, given)
+            elif node.kind in SOURCE_OPERATORS:
+                values[node.outputs[0]] = SOURCE_OPERATORS[node.kind](*given)
             else:
                 values[node.outputs[0]] = OPERATORS[node.kind](node.settings, *self._together(node.kind, given))
             for name in steps.drop.get(index, ()):

@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from polyvox.text import split_sentences
 from training.carriers import carriers, frequent_words
 from training.everyday import Everyday
-from training.sentences import DEVELOPMENT, TEST
+from training.sentences import DEVELOPMENT, PROSE, TEST
 
 PARTS = ("noun", "verb", "adj", "adv")
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9 ,;:'!?.-]*")
 MAX_CHARACTERS = 130  # about 9 s
 # Percentage of each kind, without carriers of frequent words.
-MIX = {"example": 38, "two examples": 10, "definition": 15, "words": 10, "everyday": 24, "phrase": 3}
+MIX = {"example": 34, "two examples": 10, "clauses": 8, "definition": 12, "words": 9, "everyday": 24, "phrase": 3}
+CARRIED = 0.3  # carriers of frequent words, relative to the other sentences
+JOINTS = (": ", ": ", "; ", " — ", "… ", ", and ", ", but ")  # between two clauses
 
 
 def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
@@ -30,13 +33,16 @@ def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
     pick.shuffle(definitions)
     example, definition = _forever(examples), _forever(definitions)
     made: list[str] = []
-    seen = {key(text) for text in (*TEST, *DEVELOPMENT)}
+    seen = {key(text) for text in (*TEST, *DEVELOPMENT, *(one for text in PROSE for one in split_sentences(text)))}
     while len(made) < count:
         kind = pick.choices(list(MIX), list(MIX.values()))[0]
         if kind == "example":
             text = next(example)
         elif kind == "two examples":
             text = f"{next(example)} {next(example)}"
+        elif kind == "clauses":
+            one, other = next(example), next(example)
+            text = one.rstrip(".!?") + pick.choice(JOINTS) + other[0].lower() + other[1:]
         elif kind == "definition":
             text = next(definition)
         elif kind == "words":
@@ -50,7 +56,8 @@ def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
         if len(text) <= MAX_CHARACTERS and key(text) not in seen:
             seen.add(key(text))
             made.append(text)
-    made += [text for text in carriers(made, words, wordnet, seed) if key(text) not in seen]
+    carried = [text for text in carriers(made, words, wordnet, seed) if key(text) not in seen]
+    made += pick.sample(carried, min(len(carried), int(CARRIED * len(made))))
     pick.shuffle(made)
     return made
 

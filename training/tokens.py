@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the text vocabulary: a small byte-level BPE with Qwen2's pattern, so that one token per frame outpaces speech.
 
-python -m training.tokens TEXTS OUT
+python -m training.tokens CORPUS OUT
 """
 
 import argparse
@@ -16,6 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
 from polyvox.models.qwen3_tts.tokenizer import QWEN2_PATTERN
+from training.corpus import Phonemes
 
 VOCABULARY = 768
 ROLE = "assistant"  # must be one token: every prompt begins with it
@@ -24,11 +25,13 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_tex
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path)
+    parser.add_argument("corpus", type=Path, help="folder with phonemes.npz")
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, content in tokenizer_files(arguments.texts.read_text().splitlines()).items():
+    phonemes = Phonemes(arguments.corpus)
+    texts = [phonemes.text(index) for index in range(len(phonemes))]
+    for name, content in tokenizer_files(texts).items():
         text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
         (arguments.out / name).write_text(text, encoding="utf-8")
 

@@ -43,9 +43,14 @@ class Span:
         return self.units // UNITS_PER_FRAME
 
 
+def first_unit(durations: np.ndarray) -> int:
+    """The unit at which the span of speech starts."""
+    return max(0, int(durations[0]) - LEAD)
+
+
 def speech_span(durations: np.ndarray, samples: Tensor) -> Span:
     """The span of speech, by the timing of the first phoneme and the energy of the audio."""
-    start = max(0, int(durations[0]) - LEAD)
+    start = first_unit(durations)
     energy = samples[: len(samples) // TEACHER_UNIT * TEACHER_UNIT].view(-1, TEACHER_UNIT).square().mean(1).sqrt()
     loud = (energy > QUIET * energy.max()).nonzero()
     end = max(int(loud[-1]) + 1 + TAIL if len(loud) else 0, start + UNITS_PER_FRAME)
@@ -54,7 +59,7 @@ def speech_span(durations: np.ndarray, samples: Tensor) -> Span:
 
 def timed_span(durations: np.ndarray, voice: int) -> Span:
     """The span of speech without audio: it ends near the start of the last phoneme."""
-    start = max(0, int(durations[0]) - LEAD)
+    start = first_unit(durations)
     end = int(durations[:-3].sum()) + LAST[voice] + TAIL
     return Span(start, -(-(end - start) // UNITS_PER_FRAME) * UNITS_PER_FRAME)
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The teacher's harmonic source, aligned with the codec's frames so that its phase can be coded.
+
+The teacher excites its filters with harmonics of a pitch curve; their phase is the integral of the curve. Here the
+pitch is constant within a frame and a multiple of a quarter cycle per frame. The phase at the start of each frame is
+then one of four classes, and class and pitch together determine the excitation of the whole frame. Code 1 of a frame is
+this pair, with the voice.
+"""
+
+import torch
+from torch import Tensor
+
+from training.units import UNITS_PER_FRAME
+
+CLASSES = 4  # phases at the start of a frame: multiples of a quarter cycle, the step of all phases
+POINTS = 2  # pitch values of a unit
+FRAME_POINTS = POINTS * UNITS_PER_FRAME
+POINT_SAMPLES = 300  # teacher samples of a pitch value
+TEACHER_RATE = 24_000
+STEPS_PER_HZ = CLASSES * FRAME_POINTS * POINT_SAMPLES / TEACHER_RATE  # phase steps of a frame at 1 Hz
+MIN_VOICED = 10.0  # Hz, as in the teacher
+HARMONICS = 9
+# Smallest number of phase steps of a frame of each voice, and the number of different ones.
+LOWEST, RANGE = (31, 16), 64
+SOURCE_CODES = len(LOWEST) * RANGE * CLASSES
+SILENT_PITCH = (200.0, 110.0)  # Hz, for utterances without a voiced sound
+
+
+def lock(pitch: Tensor, starts: Tensor, voices: Tensor) -> Tensor:
+    """Phase steps of each frame, [B,frames].
+
+    pitch [B,points] in Hz, not voiced up to MIN_VOICED; starts [B]: unit at which frame 0 begins. Frames without
+    voiced sound have the pitch between their neighbours.
+    """
+    frame = frame_of_points(pitch.shape[1], starts)
+    lowest = torch.tensor(LOWEST, device=pitch.device)[voices][:, None]
+    voiced = (pitch * STEPS_PER_HZ > lowest).to(pitch.dtype)  # the curve falls to zero at the edges of voiced sounds
+    empty = pitch.new_zeros(len(pitch), num_frames(pitch.shape[1]))
+    count = empty.scatter_add(1, frame, voiced)
+    mean = empty.scatter_add(1, frame, pitch * voiced) / count.clamp(min=1)
+    silent = pitch.new_tensor(SILENT_PITCH)[voices][:, None]
+    advance = (_filled(mean, count > 0, silent) * STEPS_PER_HZ).round().long()
+    return advance.clamp(min=lowest, max=lowest + RANGE - 1)
+
+
+def num_frames(points: int) -> int:
+    return -(-points // FRAME_POINTS)
+
+
+def frame_of_points(points: int, starts: Tensor) -> Tensor:
+    """The frame of each pitch value, [B,points]; values before the first frame belong to it."""
+    point = torch.arange(points, device=starts.device)[None] - POINTS * starts[:, None]
+    return point.div(FRAME_POINTS, rounding_mode="floor").clamp(min=0)
+
+
+def locked_pitch(pitch: Tensor, advance: Tensor, starts: Tensor) -> Tensor:
+    """The pitch curve with the locked pitch where it is voiced."""
+    level = advance.gather(1, frame_of_points(pitch.shape[1], starts)).to(pitch.dtype) / STEPS_PER_HZ
+    return torch.where(pitch > MIN_VOICED, level, pitch)
+
+
+def phase(advance: Tensor, starts: Tensor, points: int) -> Tensor:
+    """Phase of all harmonics at each sample in radians, [B, samples, HARMONICS]; zero at the start of frame 0."""
+    time = torch.arange(points * POINT_SAMPLES, device=starts.device, dtype=torch.float64)[None]
+    position = (time + 0.5) / (FRAME_POINTS * POINT_SAMPLES) - starts[:, None].double() / UNITS_PER_FRAME
+    frame = position.floor().long().clamp(min=0, max=advance.shape[1] - 1)
+    before = advance.cumsum(1) - advance
+    cycles = (before.gather(1, frame) + advance.gather(1, frame) * (position - frame)) / CLASSES
+    harmonics = torch.arange(1, HARMONICS + 1, device=starts.device, dtype=torch.float64)
+    return (2 * torch.pi * (cycles[..., None] * harmonics % 1)).float()
+
+
+def source_codes(advance: Tensor, voice: int) -> Tensor:
+    """Code 1 of each frame [frames] of an utterance: voice, pitch and phase class."""
+    start = (advance.cumsum(0) - advance) % CLASSES
+    return (voice * RANGE + advance - LOWEST[voice]) * CLASSES + start
+
+
+def source_table(slots: int) -> Tensor:
+    """Features of each code, [SOURCE_CODES, 2 slots + 2]: the phasor at equal steps of the frame, pitch and voice."""
+    code = torch.arange(SOURCE_CODES)
+    voice = code // (RANGE * CLASSES)
+    advance = code // CLASSES % RANGE + torch.tensor(LOWEST)[voice]
+    time = torch.arange(slots) / slots
+    angle = 2 * torch.pi * (code[:, None] % CLASSES + advance[:, None] * time) / CLASSES
+    return torch.cat([angle.cos(), angle.sin(), advance[:, None] / 40 - 1.5, 2.0 * voice[:, None] - 1], 1)
+
+
+def _filled(values: Tensor, known: Tensor, otherwise: Tensor) -> Tensor:
+    """Values [B,N] with unknown ones interpolated linearly between known ones."""
+    position = torch.arange(values.shape[1], device=values.device)[None].expand_as(values)
+    far = 10 * values.shape[1]
+    left = torch.where(known, position, -far).cummax(1).values
+    right = torch.where(known, position, far).flip(1).cummin(1).values.flip(1)
+    has_left, has_right = left >= 0, right < far
+    low = values.gather(1, torch.where(has_left, left, right.clamp(max=values.shape[1] - 1)))
+    high = values.gather(1, torch.where(has_right, right, left.clamp(min=0)))
+    share = ((position - left) / (right - left).clamp(min=1)).to(values.dtype)
+    filled = torch.where(has_left & has_right, low + share * (high - low), torch.where(has_left, low, high))
+    return torch.where(known.any(1, keepdim=True), filled, otherwise)
