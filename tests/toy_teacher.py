@@ -9,12 +9,12 @@ import numpy as np
 
 from training.corpus import STYLES, VOICES
 from training.encoder import PHONEMES
-from training.teacher import KNOWN, ROWS, SPREAD, STYLE_AS_ROWS, TIMES, WAVEFORM
+from training.symbols import IDS, to_ids
+from training.teacher import KNOWN, PITCH, ROWS, SPREAD, STYLE_AS_ROWS, TIMES, WAVEFORM
 from training.units import TEACHER_UNIT
-from training.word_frequency import SPACE
 
 FULL_STOP = 4
-LETTERS = 50  # the phoneme of "a"
+LETTERS = 50  # the first phoneme that is a tone
 ROWS_OF_STYLES = 64
 
 
@@ -35,12 +35,22 @@ def write_teacher(folder: Path) -> None:
         ("Transpose", ["sum"], ["units"], {"perm": [0, 2, 1]}),
         ("Mul", ["units", STYLE_AS_ROWS], ["loud"], {}),
         ("Reshape", ["loud", ROWS], [WAVEFORM], {}),
+        ("Slice", ["units", "none", "two", "two"], ["points"], {}),
+        ("Mul", ["points", "hertz"], ["pitches"], {}),
+        ("Reshape", ["pitches", ROWS], [PITCH], {}),
     ]
     folder.mkdir(parents=True)
     (folder / "graph.json").write_text(json.dumps(nodes))
     numbers = np.arange(PHONEMES)
     times = np.where(numbers == 0, 8, np.where(numbers < LETTERS, 1, 2 + numbers % 4))
-    constants = {"none": np.array([0]), "one": np.array([1]), "shape": np.array([1, 1, 1]), ROWS: np.array([1, -1])}
+    constants = {
+        "none": np.array([0]),
+        "one": np.array([1]),
+        "two": np.array([2]),
+        "hertz": np.array(1e4, np.float32),
+        "shape": np.array([1, 1, 1]),
+        ROWS: np.array([1, -1]),
+    }
     np.savez(folder / "weights-0.npz", times=times, **constants)  # type: ignore[arg-type]
     np.savez(
         folder / "weights-1.npz",
@@ -52,12 +62,12 @@ def write_teacher(folder: Path) -> None:
 
 
 def write_corpus(folder: Path, count: int) -> None:
-    """Texts of invented words, a phoneme a letter."""
+    """Texts of invented words."""
     pick = np.random.default_rng(0)
-    words = ["".join(map(chr, pick.integers(97, 117, pick.integers(2, 6)))) for _ in range(40)]
+    symbols = [symbol for symbol, number in IDS.items() if number >= LETTERS][:20]
+    words = ["".join(pick.choice(symbols, pick.integers(2, 6))) for _ in range(40)]
     texts = [" ".join(pick.choice(words, pick.integers(4, 9))) + "." for _ in range(count)]
-    special = {" ": SPACE, ".": FULL_STOP}
-    ids = [[special.get(letter, ord(letter) - 97 + LETTERS) for letter in text] for text in texts]
+    ids = [to_ids(text) for text in texts]
     folder.mkdir(parents=True)
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
     np.savez(

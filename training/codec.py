@@ -3,9 +3,9 @@
 
     python -m training.codec --work DIR --out DIR --minutes 20 [--run-minutes 7] [--resume DIR]
 
---work holds the corpus. A run resumes from the state in --resume or --out. --out receives decoder-*.safetensors, encoder-*.safetensors, codes.npz (all codes of the
-synthesised texts), timed.npz (code 0 of texts that were only timed), codec.jsonl (losses) and state-*.safetensors, from
-which a later run resumes. Once a talker is trained, training.finetune trains the decoder further.
+--work holds the corpus. --out receives decoder-*.safetensors, encoder-*.safetensors, codes.npz (all codes of the
+synthesised texts), timed.npz (code 0 of texts that were only timed), codec.jsonl (losses) and state-*.safetensors. A
+run resumes from the state in --resume or --out. Once a talker is trained, training.finetune trains the decoder further.
 """
 
 import argparse
@@ -121,7 +121,7 @@ class CodecTraining:
         torch._foreach_lerp_(self.average, trained, 1 - AVERAGE)
 
     def train(self, minutes: float, run_minutes: float) -> None:
-        """Train for `minutes` in all, of which `run_minutes` at most in this run; the state is saved from time to time."""
+        """Train for `minutes` in all, at most `run_minutes` of them in this run; save the state from time to time."""
         before, plain_steps = self.seconds, self.arguments.plain_steps
         run = self._captured()
         self.log(phase="captured", step=self.steps)

@@ -117,6 +117,11 @@ class Phonemes:
         return to_phonemes(self[index])
 
 
+def frames_of(advance: np.ndarray, span: Span) -> np.ndarray:
+    """The phase steps of the frames of a span, of which the last may be after the end of the audio."""
+    return np.pad(advance, (0, span.frames), mode="edge")[: span.frames]
+
+
 def read_timed(folder: Path, kind: str) -> Iterator[tuple[TimedUtterance, Path]]:
     """All utterances of one kind ("durations" or "speech") and, for speech, the file with the audio."""
     for path in sorted(folder.glob(f"{kind}-*.jsonl")):
@@ -249,8 +254,7 @@ class Worker:
             for index, samples, advance in zip(group, sounds, pitch.cpu().numpy(), strict=True):
                 span = speech_span(durations[index], samples)
                 kept = (without_tones(cut(samples, span)).clamp(-1, 1) * 32767).round().to(torch.int16)
-                locked = np.pad(advance, (0, span.frames), mode="edge")[: span.frames]
-                yield TimedUtterance(index, durations[index], span, locked), kept.cpu().numpy()
+                yield TimedUtterance(index, durations[index], span, frames_of(advance, span)), kept.cpu().numpy()
 
     def _style(self, group: list[int]) -> Tensor:
         voices = torch.from_numpy(self.phonemes.voices[group].astype(np.int64))

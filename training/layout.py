@@ -10,6 +10,7 @@ from polyvox.models.layers.linear import Linear, StackedWeights
 from polyvox.models.layers.norm import LayerScale, RMSNorm
 from polyvox.models.qwen3_tts.codec import Codebook, ConvNeXt, SnakeBeta
 from polyvox.models.qwen3_tts.config import CODEC_FILE, CONTROL_IDS, GENERATION_FILE, MODEL_FILE
+from polyvox.text.phonemes import ALPHABET
 from training.tokens import SPECIAL, VOCABULARY
 from training.units import FRAME, SAMPLE_RATE
 
@@ -89,6 +90,8 @@ def voice_files(sampling: dict[str, Any]) -> dict[str, Any]:
         "tts_pad_token_id": special["tts_pad"],
         "tts_bos_token_id": special["tts_text_bos"],
         "tts_eos_token_id": special["tts_text_eod"],
+        "text_input": "phonemes",
+        "phoneme_alphabet": ALPHABET,
         "talker_config": talker,
         "transformers_version": "4.57.3",
     }

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attribute word errors to codec and talker: reconstruct the teacher's speech from codes and transcribe it.
 
-    python -m training.reconstruction --onnx kokoro-fp32.onnx --voices DIR --codec DIR --asr DIR
-        [--talker DIR --tokenizer DIR] [--samples DIR]
+    python -m training.reconstruction --teacher DIR --codec DIR --asr DIR [--talker DIR --tokenizer DIR] [--samples DIR]
 
 Without a talker, this measures the codec alone. With a talker, also: codes 1 and up by the talker, which reads its own;
 and all codes by the talker, teacher-forced.
@@ -10,7 +9,6 @@ and all codes by the talker, teacher-forced.
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +17,10 @@ from torch import Tensor
 from polyvox.bench.wer import WordErrors, word_errors
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
+from polyvox.text.phonemes import phonemize
 from training.asr import Recogniser
 from training.batches import Batches, row_count
-from training.corpus import STYLES, VOICES, TimedUtterance
+from training.corpus import STYLES, VOICES, TimedUtterance, frames_of
 from training.encoder import MARGIN, SpeechEncoder
 from training.export import load_decoder
 from training.files import load_parts
@@ -31,35 +30,32 @@ from training.losses import read
 from training.pool import Packing, Utterance
 from training.rates import error_rate
 from training.sentences import TEST
-from training.speech_data import windows
+from training.speech_data import utterance_source, windows
+from training.symbols import to_ids
 from training.talker import load_talker
-from training.teacher import DURATIONS
+from training.teacher import Teacher
 from training.tokens import load_tokenizer
-from training.units import FRAME, SAMPLE_RATE, cut, speech_span
+from training.units import FRAME, SAMPLE_RATE, cut, first_unit, speech_span, without_tones
 
 
-class OnnxTeacher:
-    """The published ONNX teacher on the CPU, with durations as a second output."""
+class SentenceTeacher:
+    """The teacher on the CPU, for single texts."""
 
-    def __init__(self, onnx_file: Path, voices: Path) -> None:
-        import onnx
-        import onnxruntime
-        from kokoro_onnx.tokenizer import Tokenizer
+    def __init__(self, folder: Path) -> None:
+        self._teacher = Teacher(folder, torch.device("cpu"))
+        self._voices = [np.fromfile(folder / f"{name}.bin", np.float32).reshape(-1, STYLES) for name in VOICES]
 
-        graph = onnx.load(onnx_file)
-        graph.graph.output.append(onnx.helper.make_tensor_value_info(DURATIONS, onnx.TensorProto.INT64, None))
-        timed = onnx_file.with_name("timed.onnx")
-        onnx.save(graph, timed)
-        self._session: Any = onnxruntime.InferenceSession(timed)
-        self._tokenizer = Tokenizer()
-        self._voices = [np.fromfile(voices / f"{name}.bin", np.float32).reshape(-1, STYLES) for name in VOICES]
-
-    def __call__(self, text: str, voice: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Phonemes, durations, samples."""
-        ids = self._tokenizer.tokenize(self._tokenizer.phonemize(text, "en-us"))
-        given = {"input_ids": np.array([[0, *ids, 0]]), "style": self._voices[voice][len(ids)][None]}
-        samples, durations = self._session.run(None, given | {"speed": np.ones(1, np.float32)})
-        return np.array(ids), durations.ravel(), samples.ravel()
+    def __call__(self, text: str, voice: int) -> tuple[np.ndarray, TimedUtterance, Tensor]:
+        """Phonemes, timing and pitch, and the samples of the kept span."""
+        ids = to_ids(phonemize(text))
+        style = torch.from_numpy(self._voices[voice][len(ids)])[None]
+        timing = self._teacher.time(torch.tensor([ids]), style)
+        durations, known = timing.durations[0], tuple(part[0] for part in timing.known)
+        start, speaker = torch.tensor([first_unit(durations.numpy())]), torch.tensor([voice])
+        samples, advance = self._teacher.sound([durations], [known], style, start, speaker)
+        span = speech_span(durations.numpy(), samples[0])
+        timed = TimedUtterance(0, durations.numpy(), span, frames_of(advance[0].numpy(), span))
+        return np.array(ids), timed, without_tones(cut(samples[0], span))
 
 
 class TeacherForcedTalker:
@@ -76,7 +72,7 @@ class TeacherForcedTalker:
     def __call__(self, text: str, voice: int, codes: Tensor) -> dict[str, Tensor]:
         """Codes [frames,NUM_CODEBOOKS] by the source of each code."""
         talker, packing = self._talker, Packing([self._cutter])
-        packing.add(Utterance(text, codes.numpy().astype(np.uint16), voice, 0, True, True))
+        packing.add(Utterance(phonemize(text), codes.numpy().astype(np.uint16), voice, 0, True, True))
         pool = packing.pool()
         live = torch.zeros(1, dtype=torch.bool)
         batches = Batches(pool, self._config, torch.device("cpu"))
@@ -90,7 +86,7 @@ class TeacherForcedTalker:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("onnx", "voices", "codec", "asr"):
+    for name in ("teacher", "codec", "asr"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--talker", type=Path, help="folder of the talker's weights")
     parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer")
@@ -100,7 +96,7 @@ def main() -> None:
     if (arguments.talker is None) != (arguments.tokenizer is None):
         parser.error("--talker and --tokenizer must be given together")
     torch.set_num_threads(2)
-    teacher, recogniser = OnnxTeacher(arguments.onnx, arguments.voices), Recogniser(arguments.asr)
+    teacher, recogniser = SentenceTeacher(arguments.teacher), Recogniser(arguments.asr)
     encoder = SpeechEncoder(NUM_CODEBOOKS, CODE_0_SIZE, RESIDUAL_SIZE, CODE_DIM).eval()
     encoder.load_state_dict(load_parts(arguments.codec, "encoder"))
     decoder = load_decoder(arguments.codec).eval()
@@ -108,13 +104,10 @@ def main() -> None:
     found: dict[str, list[WordErrors]] = {}
     for number, text in enumerate(TEST[: arguments.sentences]):
         voice = number % 2
-        phonemes, durations, samples = teacher(text, voice)
-        wave = torch.from_numpy(samples)
-        span = speech_span(durations, wave)
-        kept = cut(wave, span)
+        phonemes, timed, kept = teacher(text, voice)
         padded = torch.nn.functional.pad(kept, (MARGIN * FRAME, MARGIN * FRAME))[None]
-        units = torch.from_numpy(windows(phonemes, TimedUtterance(number, durations, span)))[None]
-        codes = encoder(units, padded).codes[0]
+        units, source = torch.from_numpy(windows(phonemes, timed))[None], utterance_source(timed, voice)[None]
+        codes = encoder(units, source, padded).codes[0]
         ways = {"codec": codes} | (prompted(text, voice, codes) if prompted else {})
         made = {name: decoder(way[None], decoder.initial_state(1))[0][0] for name, way in ways.items()}
         for name, sound in ({"teacher": kept} | made).items():

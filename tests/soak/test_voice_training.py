@@ -45,14 +45,15 @@ def test_all_training_stages_run_and_give_a_voice(tmp_path: Path) -> None:
     assert sorted(timed.index for timed, _ in read_timed(work / "corpus", "durations")) == list(range(TEXTS))
     assert sorted(timed.index for timed, _ in read_timed(work / "corpus", "speech")) == list(range(SPOKEN))
     assert {path.name for path in out.iterdir()} == {
-        "decoder.safetensors", "encoder.safetensors", "codec.jsonl", "codes.npz", "timed.npz", "stages.jsonl",
+        "decoder-0.safetensors", "decoder-1.safetensors", "encoder-0.safetensors", "codec.jsonl", "codes.npz",
+        "timed.npz", "stages.jsonl",
     }  # fmt: skip
-    before = (out / "decoder.safetensors").read_bytes()
+    before = (out / "decoder-0.safetensors").read_bytes()
 
     run("pipeline", *given)  # resumes
     assert [row["stage"] for row in lines(out / "stages.jsonl")] == list(STAGES)
-    assert len(list(out.iterdir())) == 8
-    assert (out / "decoder.safetensors").read_bytes() != before
+    assert len(list(out.iterdir())) == 9
+    assert (out / "decoder-0.safetensors").read_bytes() != before
     pool = Pool.load(work / "pool.npz")
     assert set(pool.text.tolist()) == {-1, *range(TEXTS)}
     assert np.array_equal(pool.spoken[pool.text >= 0], pool.text[pool.text >= 0] < SPOKEN)

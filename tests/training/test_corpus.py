@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from training.carriers import MIN_COUNTS, MIN_FORM_COUNTS, spoken_words
+from polyvox.text import split_sentences
+from training.carriers import MIN_COUNTS, MIN_FORM_COUNTS, carriers, frequent_words, spoken_words
 from training.corpus import Phonemes, TimedUtterance, alike, recover
 from training.everyday import PHRASES, Everyday
 from training.pool import UNKNOWN, Packing, Utterance
-from training.sentences import DEVELOPMENT, TEST
+from training.sentences import DEVELOPMENT, PROSE, TEST
 from training.speech_data import windows
-from training.texts import key, sentence, sentences
+from training.texts import CARRIED, key, sentence, sentences
 from training.tokens import SPECIAL, VOCABULARY, tokenizer_files
 from training.units import (
     LAST,
@@ -53,7 +54,9 @@ def wordnet(tmp_path: Path) -> Path:
 def test_no_evaluation_sentence_is_in_the_training_text(wordnet: Path) -> None:
     made = {key(text) for text in sentences(wordnet, 300)}
     assert key("The bread is still warm from the oven.") not in made  # in WordNet and in the list
-    assert not made & {key(text) for text in (*TEST, *DEVELOPMENT)}
+    prose = [sentence for paragraph in PROSE for sentence in split_sentences(paragraph)]
+    assert len(PROSE) == 4
+    assert not made & {key(text) for text in (*TEST, *DEVELOPMENT, *prose)}
     assert len(TEST) == 100
     assert not {key(text) for text in TEST} & {key(text) for text in DEVELOPMENT}
 
@@ -63,12 +66,18 @@ def test_the_same_seed_gives_the_same_texts(wordnet: Path) -> None:
 
 
 def test_every_frequent_word_and_its_forms_occur_often(wordnet: Path) -> None:
-    counts = Counter(word for text in sentences(wordnet, 20) for word in spoken_words(text))
+    made = carriers(["The bread is warm."], frequent_words(wordnet), wordnet, 1)
+    counts = Counter(word for text in made for word in spoken_words(text))
     for word in ("bread", "warm", "oven", "carry", "bake", "daily"):
         assert counts[word] >= MIN_COUNTS[0], word
     for form in ("loaves", "breads", "carries", "carried", "carrying", "bakes", "baked", "baking", "cutting", "cut"):
         assert counts[form] >= MIN_FORM_COUNTS[0], form
     assert not counts.keys() & {"loafs", "cutted", "bakeed", "carryed", "bakeing"}
+
+
+def test_carriers_are_a_limited_share_of_the_texts(wordnet: Path) -> None:
+    made = sentences(wordnet, 40)
+    assert 40 < len(made) <= (1 + CARRIED) * 40
 
 
 def test_every_template_is_filled() -> None:

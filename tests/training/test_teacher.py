@@ -25,13 +25,17 @@ def test_a_text_in_a_batch_equals_the_text_alone(teacher: Teacher) -> None:
     both = teacher.time(texts, styles)
     assert both.durations.tolist() == [[8, 4, 5, 1, 8], [8, 5, 4, 1, 8]]
     rows = [tuple(part[row] for part in both.known) for row in range(2)]
-    sound = teacher.sound(list(both.durations), rows, styles)
+    starts, voices = torch.tensor([3, 3]), torch.tensor([0, 1])
+    sound, advance = teacher.sound(list(both.durations), rows, styles, starts, voices)
     assert sound.shape == (2, 26 * TEACHER_UNIT)
     for row in range(2):
         alone = teacher.time(texts[row : row + 1], styles[row : row + 1])
         assert torch.equal(alone.durations[0], both.durations[row])
         known = [tuple(part[0] for part in alone.known)]
-        assert torch.equal(teacher.sound([alone.durations[0]], known, styles[row : row + 1])[0], sound[row])
+        one = slice(row, row + 1)
+        again, steps = teacher.sound([alone.durations[0]], known, styles[one], starts[one], voices[one])
+        assert torch.equal(again[0], sound[row])
+        assert torch.equal(steps[0], advance[row])
     assert not sound[0, : 8 * TEACHER_UNIT].any()
     loudest = sound.abs().amax(1)
     assert loudest[1] == pytest.approx(float(loudest[0]) / 2, rel=0.01)
