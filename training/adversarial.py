@@ -17,8 +17,8 @@ from training.spectrum import SpectralLoss
 
 DISCRIMINATOR_RATE = 3e-4
 MATCHING = 2.0  # weight of feature matching relative to the adversarial loss
-# Shares of the gradients at the start and at the end of training. Phase is learned first; where it cannot be predicted,
-# the distance of complex values only removes energy.
+# Weights of the gradients at the start and at the end of training. Phase is learned first; where it cannot be
+# predicted, the distance of complex values only removes energy.
 SHARES = {"spectral": (1.0, 1.0), "waves": (1.5, 0.4), "adversarial": (1.5, 2.0)}
 DECAY = 0.99  # of the running gradient norms
 

@@ -57,18 +57,18 @@ def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
                 more = speak(tts, MORE[: 4 * sentences], voice, layout) if layout == "whole" else []
                 found["spoken"] += len(made) + len(more)
                 found["off"] += [(off, name, one.text) for one in (*made, *more) if (off := length_off(one, rate))]
-                heard = transcripts(recogniser, made, rate, name)
-                found["lost ends"] += [(name, one.text, one.heard) for one in heard if not one.has_end]
-                voices.append([one.errors for one in heard])
+                recognised = transcripts(recogniser, made, rate, name)
+                found["lost ends"] += [(name, one.text, one.recognised) for one in recognised if not one.has_end]
+                voices.append([one.errors for one in recognised])
                 add_rate(found, name, voices[-1])
                 if layout == "whole":
                     samples[voice] = [one.samples for one in made[:40]]
                     prose = speak(
                         tts, PROSE_SENTENCES[: max(1, len(PROSE_SENTENCES) * sentences // len(TEST))], voice, layout
                     )
-                    heard = transcripts(recogniser, prose, rate, f"prose {voice}")
-                    found["lost ends"] += [("prose", one.text, one.heard) for one in heard if not one.has_end]
-                    add_rate(found, f"prose {voice}", [one.errors for one in heard])
+                    recognised = transcripts(recogniser, prose, rate, f"prose {voice}")
+                    found["lost ends"] += [("prose", one.text, one.recognised) for one in recognised if not one.has_end]
+                    add_rate(found, f"prose {voice}", [one.errors for one in recognised])
             # Errors of the two voices on one sentence are correlated: a pair is one sample.
             pairs = [
                 WordErrors(sum(e.errors for e in one), sum(e.words for e in one)) for one in zip(*voices, strict=True)

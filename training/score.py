@@ -24,13 +24,13 @@ class Transcript:
     """A recorded text, what the recogniser hears, and the word errors."""
 
     text: str
-    heard: str
+    recognised: str
     errors: WordErrors
 
     @property
     def has_end(self) -> bool:
-        """Whether the last three words are heard at the end; one of them may be misheard."""
-        expected, found = normalise(self.text)[-END_WORDS:], normalise(self.heard)[-END_WORDS - 2 :]
+        """Whether the last three words are recognised at the end; one of them may be recognised wrongly."""
+        expected, found = normalise(self.text)[-END_WORDS:], normalise(self.recognised)[-END_WORDS - 2 :]
         return sum(word in found for word in expected) >= max(1, len(expected) - 1)
 
 
@@ -38,10 +38,10 @@ def transcripts(recogniser: Recogniser, recordings: list[Recording], rate: int, 
     """Transcripts of all recordings; sentences with errors are printed."""
     found: list[Transcript] = []
     for one in recordings:
-        heard = recogniser(one.samples, rate)
-        found.append(Transcript(one.text, heard, word_errors(one.text, heard)))
+        recognised = recogniser(one.samples, rate)
+        found.append(Transcript(one.text, recognised, word_errors(one.text, recognised)))
         if found[-1].errors.errors:
-            report(f"  {name}: {one.text} | {heard}")
+            report(f"  {name}: {one.text} | {recognised}")
     return found
 
 

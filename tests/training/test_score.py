@@ -12,7 +12,7 @@ TEXT = "The meeting is in room twelve at nine."
 
 
 @pytest.mark.parametrize(
-    ("heard", "has_end"),
+    ("recognised", "has_end"),
     [
         ("The meeting is in room 12 at 9.", True),
         ("The meeting is in room twelve at night.", True),
@@ -22,11 +22,11 @@ TEXT = "The meeting is in room twelve at nine."
         ("", False),
     ],
 )
-def test_a_sentence_has_its_end_if_two_of_the_last_three_words_are_heard(heard: str, has_end: bool) -> None:
-    assert Transcript(TEXT, heard, WordErrors(0, 8)).has_end == has_end
+def test_a_sentence_has_its_end_if_two_of_the_last_three_words_are_recognised(recognised: str, has_end: bool) -> None:
+    assert Transcript(TEXT, recognised, WordErrors(0, 8)).has_end == has_end
 
 
-def test_a_text_of_one_word_must_be_heard() -> None:
+def test_a_text_of_one_word_must_be_recognised() -> None:
     assert Transcript("Yes.", "Yes!", WordErrors(0, 1)).has_end
     assert not Transcript("Yes.", "Less.", WordErrors(1, 1)).has_end
 
