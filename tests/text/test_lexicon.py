@@ -2,6 +2,7 @@
 """Pronunciation lexicons: matching, files and the order of precedence."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -117,6 +118,14 @@ def test_a_file_has_one_word_per_line_and_comments(tmp_path: Path) -> None:
         Pronunciation("An Lushan", "ahn loo-shahn"),
         Pronunciation("tomato", phonemes="təˈmɑːtoʊ"),
     )
+
+
+def test_the_file_of_the_documentation_is_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/text.md").read_text()
+    (text,) = re.findall(r"^```\n(SQL = .*?)^```", page, re.DOTALL | re.MULTILINE)
+    lexicon = load_lexicon(write(tmp_path, "lexicon.txt", text))
+    assert speak("SQL in New York", lexicon) == "sequel in Noo Yawk"
+    assert lexicon.pronunciations[-1] == Pronunciation("tomato", phonemes="təˈmɑːtoʊ")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ MAX_CHANNELS = 16
 MAX_DAMAGED_PACKETS = 100
 MIN_DAMAGED_SECONDS = 0.5  # a damaged file is accepted if at least this much of it decodes
 SUPPORTED = "supported formats are wav, flac, mp3, ogg (opus, vorbis), aac, m4a, mp4, webm, mkv, aiff, caf, au or amr"
-# None of these opens a second file. Playlists, image sequences and devices are excluded.
 # Files of supported formats start with these bytes.
 SIGNATURES = {
     b"RIFF": "wav",
@@ -43,6 +42,7 @@ SIGNATURES = {
     b"#!AMR": "amr",
 }
 MIN_MIX_ENERGY = 0.1  # of the first channel's; below it the channels cancel each other
+# None of these opens a second file. Playlists, image sequences and devices are excluded.
 DEMUXERS = "wav,w64,flac,mp3,ogg,aac,mov,matroska,aiff,caf,au,amr"
 
 

@@ -7,14 +7,14 @@ from polyvox.audio.samples import Samples
 from polyvox.audio.silence import SILENCE_LEVEL, trim_silence, window_samples
 
 MIN_PAUSE_SECONDS = 0.1  # an excerpt starts and ends in a pause of this length, if it can
-CLIPPED_LEVEL = 0.99  # of the peak; a window with samples above it may be clipped
+CLIPPED_LEVEL = 0.99  # of full scale; a window with samples above it may be clipped
 
 
 def fit_recording(samples: Samples, sample_rate: int, max_seconds: float) -> tuple[Samples, str | None]:
     """A recording of at most `max_seconds`, and a notice if speech was cut off."""
     max_samples = round(max_seconds * sample_rate)
     peak = float(np.abs(samples).max(initial=0.0))
-    if len(samples) <= max_samples or not 0.0 < peak < np.inf:  # not a number is neither
+    if len(samples) <= max_samples or not 0.0 < peak < np.inf:  # silence, NaN and infinity are rejected later
         return samples, None
     samples = trim_silence(samples, sample_rate, SILENCE_LEVEL * peak)
     if len(samples) <= max_samples:

@@ -65,7 +65,7 @@ def say(
     content = _read_text(text, file)
     sentences, notes = split_text(content, rules)  # fails before the model is loaded
     if show_text:
-        _print_notes(notes)
+        _print_notes(notes, hint="Use --as-is to disable normalisation.")
         _print_text(sentences)
         return
     with load(model, device, dtype, vocoder_device=vocoder_device) as tts, ExitStack() as stack:
@@ -74,7 +74,7 @@ def say(
         keep = Path(f"{output}.parts") if resumable else None
         reader = tts.read(content, voice, language, instructions, seed, None, speed, rules, keep)
         _print_resumed(reader)
-        _print_notes(reader.notes)
+        _print_notes(reader.notes, hint="Use --show-text to see the spoken text, --as-is to disable normalisation.")
         sinks: list[AudioSink] = []
         if output is not None:
             sinks.append(stack.enter_context(FileOutput(output, tts.sample_rate, rate)))
@@ -203,12 +203,11 @@ def _print_resumed(reader: LongFormReader) -> None:
         console.print(f"Resuming: {len(reader.store)} of {len(reader.sentences)} sentences are already done.")
 
 
-def _print_notes(notes: list[Note]) -> None:
+def _print_notes(notes: list[Note], hint: str) -> None:
     """Print what was changed or left out of the text."""
     kinds = Counter(note.kind for note in notes)
     if kinds:
         summary = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
-        hint = "Use --show-text to see the spoken text, --as-is to disable normalisation."
         console.print(f"Changed or left out of the text: {summary}. {hint}", soft_wrap=True)
 
 
