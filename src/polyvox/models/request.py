@@ -68,8 +68,8 @@ class Request:
     first_chunk: frames of the first chunk. trim_silence: drop leading silence. guard: end speech that exceeds what its
     text can need. segment: index of this part of a longer text; each part has its own noise for the same seed.
     utterance_id: the same for all parts of a text that is played as one; 0 if there is only one. following_bytes: of
-    text in later parts, as far as it is known. owner: utterances of different owners get their turns. fingerprint: the same when a rejected request is sent again; 0 if
-    unknown.
+    text in later parts, as far as it is known. owner: utterances of different owners get their turns. fingerprint: the
+    same when a rejected request is sent again; 0 if unknown.
     """
 
     text: str
