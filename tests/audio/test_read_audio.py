@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from audio.signals import speech
 from polyvox import InvalidRequest
 from polyvox.audio import decode as decoder
-from polyvox.audio import sandbox
+from polyvox.audio import read, sandbox
 from polyvox.audio.decode import UnreadableAudio, decode
 from polyvox.audio.formats import encode
 from polyvox.audio.pcm import to_pcm
@@ -406,9 +406,14 @@ def test_a_movie_does_not_open_the_file_it_refers_to(
 
 
 ATTEMPTS = """
-import os, socket, subprocess, sys
+import ctypes, os, socket, subprocess, sys, threading
 from polyvox.audio import decode
 results = {}
+libc, thread = ctypes.CDLL(None, use_errno=True), threading.get_native_id()
+
+def signal_thread():
+    if libc.tgkill(os.getpid(), thread, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 def attempt(name, work):
     try:
@@ -425,7 +430,8 @@ def attack(*_):
     attempt("remove a file", lambda: os.unlink(sys.argv[2]))
     attempt("start a process", os.fork)
     attempt("start a program", lambda: os.execv("/bin/true", ["true"]))
-    attempt("signal a process", lambda: os.kill(os.getppid(), 0))
+    attempt("signal a process", lambda: os.kill(os.getpid(), 0))
+    attempt("signal a thread", signal_thread)
     raise decode.UnreadableAudio(repr(results))
 
 decode.decode = attack
@@ -443,7 +449,7 @@ def test_a_decoder_cannot_open_sockets_or_files_or_start_processes(tmp_path: Pat
     if header["isolation"] != "system call filter":
         pytest.skip(header["isolation"])  # the kernel refuses filters
     results = ast.literal_eval(header["error"])
-    assert len(results) == 8
+    assert len(results) == 9
     assert set(results.values()) == {"Operation not permitted"}
     assert [*tmp_path.iterdir()] == [kept]
 
@@ -465,7 +471,12 @@ def test_a_kernel_without_filters_and_namespaces_is_reported(monkeypatch: pytest
     assert sandbox.isolate().startswith("none (no system call filter: not supported on Linux riscv64")
 
 
-def test_the_isolation_of_a_decoder_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "polyvox.audio.read"):
-        read_audio(encode(speech(0.5), RATE, "wav"), RATE)
-    assert "audio decoded isolation=" in caplog.text
+def test_the_isolation_of_decoders_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    read._log_isolation.cache_clear()
+    with caplog.at_level(logging.INFO, "polyvox.audio.read"):
+        for _ in range(2):
+            read_audio(encode(speech(0.5), RATE, "wav"), RATE)
+        read._log_isolation("none (no system call filter: not supported)")
+    first, second = caplog.records
+    assert "audio decoder started isolation=" in first.getMessage()
+    assert second.levelno == logging.WARNING

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -79,7 +80,14 @@ def _decode(data: bytes, max_seconds: float) -> tuple[Samples, int]:
         log.warning("audio decoder failed status=%d stderr=%r", process.returncode, stderr)
         raise InvalidRequest("audio", NOT_SHOWN, "decoding exceeded its memory or time limit")
     result = json.loads(header)
-    log.debug("audio decoded isolation=%r", result["isolation"])
+    _log_isolation(result["isolation"])
     if "error" in result:
         raise InvalidRequest("audio", NOT_SHOWN, result["error"])
     return np.frombuffer(body, np.float32), result["rate"]
+
+
+@cache
+def _log_isolation(isolation: str) -> None:
+    """Logs how decoders are isolated, once."""
+    level = logging.WARNING if isolation.startswith("none") else logging.INFO
+    log.log(level, "audio decoder started isolation=%r", isolation)

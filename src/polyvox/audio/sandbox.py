@@ -24,7 +24,7 @@ ALLOWED = {
     "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "madvise": (28, 233),
     "brk": (12, 214), "futex": (202, 98), "sched_yield": (24, 124), "sched_getaffinity": (204, 123),
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
-    "restart_syscall": (219, 128), "tgkill": (234, 131), "getpid": (39, 172), "gettid": (186, 178),
+    "restart_syscall": (219, 128), "getpid": (39, 172), "gettid": (186, 178),
     "nanosleep": (35, 101), "clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "getrusage": (98, 165),
     "getrandom": (318, 278), "set_robust_list": (273, 99), "rseq": (334, 293), "membarrier": (324, 283),
     "exit": (60, 93), "exit_group": (231, 94),

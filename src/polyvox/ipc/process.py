@@ -102,7 +102,7 @@ def run_engine_process(
         except Exception as error:
             with suppress(OSError):  # the supervisor has ended
                 supervisor.send(start_error(error))
-            return
+            os._exit(1)  # as below
         asyncio.run(_serve(engine, listener, stop, supervisor, config))
     engine.close()
     os._exit(0)  # all is closed; a regular exit of a process with torch takes most of the shutdown timeout
