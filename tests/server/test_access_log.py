@@ -135,3 +135,14 @@ def test_an_utterance_of_a_websocket_has_one_line_with_its_end(
         websocket.until("audio.start")
     (line,) = lines(caplog)
     assert (line.getMessage(), line.finish_reason, line.levelname) == ("request aborted", "cancelled", "INFO")
+
+
+def test_a_client_that_reads_nothing_has_one_line(engine: PausableEngine, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(engine, Settings(reader_timeout=0.3)) as server:
+        caplog.clear()
+        with begin(server, "One sentence here. " * 500, receive_buffer=4096):
+            (line,) = lines(caplog)
+        eventually(lambda: not server.state.synthesis.active)
+    assert (line.getMessage(), line.levelname) == ("request aborted", "WARNING")
+    assert line.reason in ("reader", "reader_slow")
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]

@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,7 +23,7 @@ from polyvox.server import recordings
 from polyvox.server.recordings import RecordingReader, is_public
 from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
-from server.live_server import serving
+from server.live_server import RunningServer, serving
 from server.websocket_clients import connect_websocket
 
 pytestmark = pytest.mark.slow
@@ -103,6 +103,27 @@ def test_a_body_that_is_too_large_or_too_slow_is_rejected(engine: PausableEngine
             slow.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
         assert 'polyvox_timeouts_total{kind="body"} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("begin", [b"GET /", b"GET / HTTP/1.1\r\nhost: x\r\nx: ", b"GET / HTTP/1.1\r\n"])
+def test_headers_that_are_too_large_are_rejected(
+    begin: bytes, server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    part = b"x: y\r\n" * 5000 if begin.endswith(b"\n") else b"x" * 30_000
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.settimeout(20)
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\ncookie: " + part[:30_000].strip() + b"\r\n\r\n")
+        while b"alive" not in connection.recv(1000):  # one request with large headers is served
+            pass
+        connection.sendall(begin)
+        with suppress(ConnectionError):  # the server closes the connection
+            for _ in range(500):
+                connection.sendall(part)
+                threading.Event().wait(0.01)
+            pytest.fail("The server read 15 MB of headers.")
+    rejected = [record for record in caplog.records if record.getMessage() == "request rejected"]
+    assert [(record.status, record.client) for record in rejected] == [(431, "127.0.0.1")]
 
 
 def test_a_connection_without_complete_headers_times_out(engine: PausableEngine) -> None:

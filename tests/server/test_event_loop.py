@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from ipc.engine_processes import eventually
@@ -22,6 +23,7 @@ from polyvox.server.workers import create_server
 from server import live_server
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
+from server.websocket_clients import connect_websocket
 
 MODULES = (".py", ".pyc", ".so")  # imports
 
@@ -70,6 +72,17 @@ def test_no_file_is_opened_by_the_event_loop(
             OPENED.thread = None
     assert OPENED.paths == []
     assert list(records.iterdir())
+
+
+def test_a_body_that_would_take_long_to_parse_is_rejected(server: RunningServer, client: httpx.Client) -> None:
+    """A thread does not help: the parser holds the GIL. 16 MB of empty lists took seconds."""
+    empty_lists = b'{"input": "Hello.", "ignored": [' + b"[]," * 1_000_000 + b"[]]}"
+    rejected = client.post("/v1/audio/speech", content=empty_lists)
+    assert (rejected.status_code, rejected.json()["error"]["code"]) == (413, "too_large")
+    assert server.speak(client, ignored=[0.5] * 65_536).status_code == 200
+    with connect_websocket(server, "/v1/audio/speech/stream") as websocket:
+        websocket.send(type="session.config", ref_audio="", ignored=[[]] * 100_000)
+        assert "JSON values" in str(websocket.receive_json())
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -196,7 +197,7 @@ def test_slow_readers_do_not_keep_others_from_being_served() -> None:
 
 
 def test_the_unread_rest_of_a_failed_response_is_reset_after_the_reader_timeout(
-    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
+    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
         serving(engine, Settings(reader_timeout=0.5)) as server,
@@ -219,6 +220,7 @@ def test_the_unread_rest_of_a_failed_response_is_reset_after_the_reader_timeout(
         eventually(lambda: not server.server.server_state.connections)
         with pytest.raises(ConnectionResetError):
             read_to_end(stalled)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == ["request failed"]
 
 
 def test_the_unread_rest_of_a_complete_response_is_reset_after_the_reader_timeout(

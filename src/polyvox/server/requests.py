@@ -22,6 +22,8 @@ from polyvox.server.validation import field_error
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 THREAD_PARSE_BYTES = 100_000  # JSON of this size takes about 5 ms; larger bodies are parsed in a thread
+# A thread does not release the GIL while it parses, so the time is limited too: a long string takes little of it.
+MAX_JSON_VALUES = 100_000
 MAX_LISTED_FIELDS, MAX_FIELD_NAME = 20, 60  # of the header x-polyvox-ignored
 
 STRICT = Query(default="", description="1: reject unknown fields.")
@@ -126,6 +128,10 @@ async def parse_json(text: str | bytes, name: str) -> dict[str, Any]:
 
 
 def _parse_json(text: str | bytes, name: str) -> dict[str, Any]:
+    # Every value but the first follows one of these, which strings may contain too.
+    num_values = sum(text.count(mark) if isinstance(text, str) else text.count(mark.encode()) for mark in ",[{")
+    if num_values > MAX_JSON_VALUES:
+        raise APIError(413, "too_large", f"The {name} must have at most {MAX_JSON_VALUES:,} JSON values.")
     try:
         found = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:

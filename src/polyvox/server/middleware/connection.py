@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connection-level timeouts that ASGI cannot express: late request headers, and clients that stop reading."""
+"""Connection-level limits that ASGI cannot express: large or late request headers, and clients that stop reading."""
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import Callable
@@ -15,9 +16,22 @@ from websockets.http11 import Request
 from polyvox.server.metrics import TimeoutKind
 from polyvox.server.synthesis.reader import WRITE_BUFFER
 
-# ASGI scope entry: resets the connection without sending what is buffered; on a WebSocket optionally after a delay.
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 * 1024  # of a request's line and headers; the parser has no limit
+HEADERS_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+# ASGI scope entry: resets the connection without sending what is buffered, at once or after a delay.
 RESET = "polyvox.reset"
 NO_LINGER = struct.pack("ii", 1, 0)  # closing discards what the kernel has not sent, and sends a reset
+
+
+def close_and_reset(transport: asyncio.Transport, delay: float) -> None:
+    """Closes a connection, and resets it after a delay if the client has not read everything by then."""
+    if delay:
+        transport.close()
+        asyncio.get_running_loop().call_later(delay, reset, transport)
+    else:
+        reset(transport)
 
 
 def reset(transport: asyncio.Transport) -> None:
@@ -29,8 +43,8 @@ def reset(transport: asyncio.Transport) -> None:
 
 
 class TimeoutProtocol(HttpToolsProtocol):
-    """Closes connections whose request headers do not arrive within `header_timeout` seconds, and resets connections
-    whose client has not read a complete response `reader_timeout` seconds after its end.
+    """Closes connections whose request headers do not arrive within `header_timeout` seconds or are too large, and
+    resets connections whose client has not read a complete response `reader_timeout` seconds after its end.
 
     Only methods of asyncio.Protocol and callbacks of httptools' parser are overridden. The time between two requests
     of one connection is limited by uvicorn's `timeout_keep_alive`. on_timeout: called with the kind of each timeout.
@@ -49,6 +63,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._num_active = 0  # requests without a complete response
+        self._in_headers, self._header_bytes = False, 0  # of the request that arrives; without its first packet
 
     @property
     def busy(self) -> bool:
@@ -61,7 +76,13 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._update_timer()
 
     def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._header_bytes += len(data)
         super().data_received(data)
+        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
+            log.info("request rejected", extra={"status": 431, "client": self.client[0] if self.client else None})
+            self.transport.write(HEADERS_TOO_LARGE)
+            self.transport.close()
         self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -71,9 +92,14 @@ class TimeoutProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
 
+    def on_message_begin(self) -> None:
+        self._in_headers, self._header_bytes = True, 0
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
+        self._in_headers = False
         self._num_active += 1
-        self.scope[RESET] = partial(reset, self.transport)  # type: ignore[literal-required]
+        self.scope[RESET] = partial(close_and_reset, self.transport)  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def handle_websocket_upgrade(self) -> None:

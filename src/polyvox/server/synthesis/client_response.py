@@ -5,6 +5,7 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -17,6 +18,7 @@ from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.synthesis.spool import SpooledFile
 
 FILE_PART = 48 * 1024  # bytes that are read from a file at once; a multiple of 3, for base64
+RESET_TIMEOUT = 1.0  # seconds for a connection to end after its reset
 
 
 class ResponseWriter:
@@ -83,19 +85,29 @@ class ClientResponse(Response):
             aborts.labels("timeout").inc()
             self._state.metrics.count_timeout(error.problem)
             log_request("request aborted", self._request_id, {"reason": error.problem}, logging.WARNING)
-            if (reset := scope.get(RESET)) is not None:
-                reset()
+            await _end_connection(scope, receive)
         elif error is not None:
             raise error
-        elif write.incomplete and not responding.cancelled() and (reset := scope.get(RESET)) is not None:
-            # It failed. The server closes the connection when the client has read the rest.
-            asyncio.get_running_loop().call_later(self._state.settings.reader_timeout, reset)
+        elif write.incomplete and not responding.cancelled():  # it failed: a body without its end shows it
+            await _end_connection(scope, receive, self._state.settings.reader_timeout)
 
 
 async def read_parts(file: SpooledFile, synthesis: SynthesisService) -> AsyncGenerator[bytes]:
     """The rest of a file. It is read in a thread."""
     while part := await synthesis.in_thread(file.read, FILE_PART):
         yield part
+
+
+async def _end_connection(scope: Scope, receive: Receive, delay: float = 0.0) -> None:
+    """Closes the connection, and resets it after a delay if the client has not read the rest by then.
+
+    Waits for the end, because uvicorn logs an error for an incomplete response of an open connection.
+    """
+    if (reset := scope.get(RESET)) is not None:
+        reset(delay)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay + RESET_TIMEOUT):
+                await _disconnected(receive)
 
 
 async def _disconnected(receive: Receive) -> None:
