@@ -34,7 +34,8 @@ def speak(text: str) -> str:
         ("<speak><!-- secret -->Hi <![CDATA[a < b]]></speak>", "Hi a less than b"),
         ('<speak><sub alias="World Wide Web">WWW</sub> is old.</speak>', "World Wide Web is old."),
         ("<speak>It is <emphasis>5</emphasis> km</speak>", "It is five kilometers"),
-        ("<speak>One.</speak><speak>Two.</speak>", "One.Two."),
+        ("<speak>One.</speak><speak>Two.</speak>", "One. Two."),
+        ("\ufeff<speak>a<desc>b</desc></speak>", "a"),
         ("<speak>One.</speak> And 2.", "One. And two."),
         ("<speak/>Yes", "Yes"),
         ('<!DOCTYPE speak PUBLIC "-//W3C//DTD SYNTHESIS 1.0//EN" "x.dtd"><speak>Hi.</speak>', "Hi."),
@@ -59,6 +60,7 @@ def test_a_document_is_spoken(document: str, spoken: str) -> None:
         ('interpret-as="date" format="mdy"', "3/4/2026", "March fourth, twenty twenty-six"),
         ('interpret-as="date" format="dmy"', "3/4/2026", "April third, twenty twenty-six"),
         ('interpret-as="date" format="ymd"', "20260304", "March fourth, twenty twenty-six"),
+        ('interpret-as="date" format="yyyymmdd"', "20260304", "March fourth, twenty twenty-six"),
         ('interpret-as="date" format="md"', "12-25", "December twenty-fifth"),
         ('interpret-as="date" format="my"', "Mar 1999", "March nineteen ninety-nine"),
         ('interpret-as="date" format="y"', "1905", "nineteen oh five"),
@@ -158,6 +160,8 @@ def test_plain_text_with_signs_is_unchanged_by_ssml() -> None:
         ("<speak " + "a" * 5000, "4,096"),
         ("<speak>" + "<x>" * 64, "64 nested"),
         ("<speak><sub alias='x'>" + "a" * 300 + "</sub></speak>", "240 characters"),
+        ("<speak><sub alias='" + "a" * 300 + "'/></speak>", "<sub> has at most 240 characters"),
+        ("<speak><break time='" + "1" * 300 + "'/></speak>", "<break> has at most 240 characters"),
     ],
 )
 def test_a_malformed_document_is_rejected_with_the_position(document: str, message: str) -> None:

@@ -7,7 +7,9 @@ from xml.parsers import expat
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 
 MAX_DEPTH = 64  # of nested elements
-MAX_ELEMENT = 240  # characters of <sub>, <say-as> or <phoneme> with its attributes; less than split_points.MAX_SPAN
+MAX_ELEMENT = (
+    240  # characters of a tag that is read, with the content of <sub>, <say-as> or <phoneme>; < split_points.MAX_SPAN
+)
 MAX_PROLOG = 512  # characters before <speak>
 MAX_TAG = 4096  # characters from < to the next >
 _ROOT, _XML, _DOCTYPE = "<speak", "<?xml", "<!DOCTYPE speak"
@@ -77,17 +79,18 @@ class SsmlReader:
                     self._is_plain = True
                     found.append(text)
                     break
-                self._document, text = _Document(), text.lstrip()
+                self._document, text = _Document(), _without_space(text)
             text = self._document.feed(text)
             found.append(self._document.take())
             if self._document.is_complete:
                 self._document = None
+                found.append(" ")  # text that follows is not joined to it
         return "".join(found)
 
 
 def _starts_document(text: str) -> bool | None:
     """Whether a text starts with <speak>; None if it depends on more text."""
-    text = text.lstrip()
+    text = _without_space(text)
     if text.startswith(_XML) and len(text) < MAX_PROLOG:
         end = text.find("?>")
         return None if end < 0 else _starts_document(text[end + 2 :])
@@ -95,6 +98,11 @@ def _starts_document(text: str) -> bool | None:
         if text.startswith(start) and len(text) > len(start):
             return text[len(start)] in " \t\r\n>/["
     return None if any(start.startswith(text) for start in (_ROOT, _XML, _DOCTYPE)) else False
+
+
+def _without_space(text: str) -> str:
+    """The text without white space and byte order marks before it."""
+    return text.lstrip("\ufeff").lstrip()
 
 
 class _Document:
@@ -171,8 +179,11 @@ class _Document:
         if name in _CONTENT_ELEMENTS:
             self._content_tag = _tag(name, attributes, _CONTENT_ELEMENTS[name])
             self._content, self._content_depth = [], len(self._open)
+            self._check_size(name, self._content_tag)
         elif name in _MARKERS:
-            self._out.append(_tag(name, attributes, _MARKERS[name]))
+            tag = _tag(name, attributes, _MARKERS[name])
+            self._check_size(name, tag)
+            self._out.append(tag)
         elif name in _RENAMED:
             self._out.append(f"<{_RENAMED[name]}>")
 
@@ -190,8 +201,11 @@ class _Document:
         if self._num_hidden:
             return
         (self._content if self._content_tag else self._out).append(text.translate(_CHARACTERS))
-        if self._content_tag and self.num_pending > MAX_ELEMENT:
-            name = self._open[self._content_depth - 1]
+        if self._content_tag:
+            self._check_size(self._open[self._content_depth - 1], self._content_tag, *self._content)
+
+    def _check_size(self, name: str, *pieces: str) -> None:
+        if sum(map(len, pieces)) > MAX_ELEMENT:
             raise self._error(f"must be SSML in which <{name}> has at most {MAX_ELEMENT} characters")
 
 

@@ -76,7 +76,8 @@ def _number(text: str) -> str | None:
 
 
 def _date(text: str, format: str) -> str | None:
-    """A date in the order of `format`: mdy, dmy, ymd, md, dm, ym, my, d, m or y."""
+    """A date in the order of `format`: mdy, dmy, ymd, md, dm, ym, my, d, m or y; "yyyymmdd" is ymd."""
+    format = re.sub(r"(.)\1+", r"\1", format)
     if not format or set(format) - set("ymd") or len(set(format)) != len(format):
         return None
     pattern = r"[ ./,-]*".join(f"(?P<{part}>{_DATE_PARTS[part]})" for part in format)
