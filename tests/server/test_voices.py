@@ -107,6 +107,12 @@ def test_a_voice_can_be_an_embedding_in_json_or_in_a_form(client: httpx.Client) 
     assert [voice["name"] for voice in client.get("/v1/audio/voices").json()["voices"]] == ["form", "json", "numbers"]
 
 
+@pytest.mark.parametrize(("embedding", "status"), [("[" * 50_000, 400), ("[]," * 100_000, 413), ("[NaN]", 400)])
+def test_an_embedding_in_a_form_is_limited(client: httpx.Client, embedding: str, status: int) -> None:
+    files = {"name": (None, "form"), "speaker_embedding": (None, embedding)}
+    assert client.post("/v1/audio/voices", files=files).status_code == status
+
+
 def test_an_existing_voice_is_replaced_only_on_request(client: httpx.Client) -> None:
     body: dict[str, Any] = {"name": "anna", "speaker_embedding": [1, 2, 3, 4]}
     first = client.post("/v1/audio/voices", json=body).json()

@@ -128,17 +128,25 @@ async def parse_json(text: str | bytes, name: str) -> dict[str, Any]:
 
 
 def _parse_json(text: str | bytes, name: str) -> dict[str, Any]:
+    try:
+        found = load_json(text, name)
+    except ValueError as error:
+        raise APIError(400, "invalid_json", f"The {name} must be JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise APIError(400, "invalid_json", f"The {name} must be a JSON object.")
+    return found
+
+
+def load_json(text: str | bytes, name: str) -> Any:
+    """Raises ValueError for anything but JSON, APIError if it would take long to parse. name: what the text is."""
     # Every value but the first follows one of these, which strings may contain too.
     num_values = sum(text.count(mark) if isinstance(text, str) else text.count(mark.encode()) for mark in ",[{")
     if num_values > MAX_JSON_VALUES:
         raise APIError(413, "too_large", f"The {name} must have at most {MAX_JSON_VALUES:,} JSON values.")
     try:
-        found = json.loads(text, parse_constant=_reject_constant)
-    except (ValueError, RecursionError) as error:
-        raise APIError(400, "invalid_json", f"The {name} must be JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise APIError(400, "invalid_json", f"The {name} must be a JSON object.")
-    return found
+        return json.loads(text, parse_constant=_reject_constant)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 def _reject_constant(name: str) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The voice library over HTTP: list voices, add one from a recording or an embedding, remove one."""
 
-import json
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -16,7 +15,15 @@ from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
 from polyvox.server.api.openai import NOTICE_HEADER, embedded_voice
 from polyvox.server.app_state import AppState, State
-from polyvox.server.requests import RequestModel, check_unknown, parse_json, read_body, request_id_of, validate
+from polyvox.server.requests import (
+    RequestModel,
+    check_unknown,
+    load_json,
+    parse_json,
+    read_body,
+    request_id_of,
+    validate,
+)
 from polyvox.server.responses import APIError
 from polyvox.server.settings import Settings
 from polyvox.server.voice_catalog import built_in_voice, library_voice
@@ -174,7 +181,7 @@ async def _parse_form(
         await form.close()
     if "speaker_embedding" in fields:
         try:
-            fields["speaker_embedding"] = json.loads(fields["speaker_embedding"])
+            fields["speaker_embedding"] = load_json(fields["speaker_embedding"], "field speaker_embedding")
         except ValueError:
             requirement = "must be a JSON list of numbers"
             raise InvalidRequest("speaker_embedding", fields["speaker_embedding"], requirement) from None
