@@ -14,7 +14,8 @@ from polyvox.text.phonemes.notations import from_arpabet, from_ipa
 MARK_OPEN, MARK_MIDDLE, MARK_CLOSE = "\ue100", "\ue101", "\ue102"
 # Names of SSML's alphabet attribute.
 Notation = Literal["ipa", "cmu-arpabet", "kokoro-en-us"]
-_MARKED = re.compile(f"{MARK_OPEN}([^{MARK_MIDDLE}{MARK_CLOSE}]*){MARK_MIDDLE}[^{MARK_CLOSE}]*{MARK_CLOSE}")
+_NOT_MARK = f"[^{MARK_OPEN}{MARK_MIDDLE}{MARK_CLOSE}]*"
+_MARKED = re.compile(f"{MARK_OPEN}({_NOT_MARK}){MARK_MIDDLE}{_NOT_MARK}{MARK_CLOSE}")
 _MARKS = re.compile(f"[{MARK_OPEN}{MARK_MIDDLE}{MARK_CLOSE}]")
 
 
