@@ -35,7 +35,7 @@ def test_silence_at_the_ends_is_trimmed_first() -> None:
 def test_a_long_recording_is_cut_at_pauses_with_a_notice() -> None:
     words = [part for seed in range(20) for part in (noise(2.0, seed=seed), silence(0.5))]
     fitted, notice = fit_recording(np.concatenate(words), RATE, 30)
-    assert notice == "The recording has 49.5 s of speech; its best 30 s are used."
+    assert notice == "The recording has 49.5 s of speech; its best 29.5 s are used."
     assert 25 < len(fitted) / RATE <= 30
     assert len(fitted) / RATE % 2.5 == pytest.approx(2.0, abs=0.1)  # whole words
 

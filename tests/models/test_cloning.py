@@ -165,7 +165,7 @@ def test_a_long_recording_is_cut_with_a_notice_and_without_its_transcript(
 ) -> None:
     voice = tts.clone(signal("noise", 31 * RATE), "hello")
     assert voice.codes is None
-    assert "its best 30 s are used" in caplog.text
+    assert "its best 30.0 s are used" in caplog.text
 
 
 def silence_then(count: int) -> Samples:

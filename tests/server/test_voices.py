@@ -60,7 +60,7 @@ def test_a_long_recording_is_cut_with_a_notice(tmp_path: Path) -> None:
     ):
         added = client.post("/v1/audio/voices", data={"name": "Long", "ref_text": "What is said."}, files=sample)
     assert added.status_code == 201
-    assert added.headers["x-polyvox-notice"].endswith("its best 3 s are used. The transcript is ignored.")
+    assert added.headers["x-polyvox-notice"].endswith("its best 3.0 s are used. The transcript is ignored.")
     assert added.json()["seconds"] == pytest.approx(3.0, abs=0.1)
     assert added.json()["ref_text"] is None
 

@@ -19,8 +19,9 @@ def fit_recording(samples: Samples, sample_rate: int, max_seconds: float) -> tup
     samples = trim_silence(samples, sample_rate, SILENCE_LEVEL * peak)
     if len(samples) <= max_samples:
         return samples, None
-    notice = f"The recording has {len(samples) / sample_rate:.1f} s of speech; its best {max_seconds:g} s are used."
-    return trim_silence(_best_excerpt(samples, sample_rate, max_samples), sample_rate, SILENCE_LEVEL * peak), notice
+    best = trim_silence(_best_excerpt(samples, sample_rate, max_samples), sample_rate, SILENCE_LEVEL * peak)
+    seconds, best_seconds = len(samples) / sample_rate, len(best) / sample_rate
+    return best, f"The recording has {seconds:.1f} s of speech; its best {best_seconds:.1f} s are used."
 
 
 def _best_excerpt(samples: Samples, sample_rate: int, max_samples: int) -> Samples:
