@@ -132,7 +132,7 @@ def test_the_playground_works_behind_a_proxy_that_rewrites_the_host(engine: Paus
         b"content-length: 5, 5\r\n",
         b"transfer-encoding: chunked, identity\r\n",
         b"transfer-encoding : chunked\r\n",
-        b"host: other\r\ncontent-length: 5\r\nconnection: close\r\n",
+        b"host: other\r\ncontent-length: 5\r\n",
     ],
 )
 def test_a_request_with_an_ambiguous_length_or_host_is_rejected_and_its_connection_closed(

@@ -109,11 +109,13 @@ def error_response(
 
 
 async def reject(error: PolyvoxError, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-    """Responds to an HTTP request or to the handshake of a WebSocket with an error."""
+    """Responds to an HTTP request or to the handshake of a WebSocket with an error, and closes the connection."""
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
     else:
-        await error_response(error, request_id)(scope, receive, send)
+        response = error_response(error, request_id)
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
 
 
 def validation_error(error: RequestValidationError, model: type[BaseModel] | None) -> APIError:
