@@ -103,7 +103,7 @@ def test_liveness_fails_when_the_engine_is_down_for_longer_than_the_timeout() ->
     assert live_response(down, 300.0, now=400.0).status_code == 200
     failed = live_response(down, 300.0, now=400.1)
     assert failed.status_code == 503
-    assert bytes(failed.body).decode() == "The engine is down for 300 s: its process died\n"
+    assert bytes(failed.body).decode() == "The engine has been down for 300 s: its process died\n"
     assert live_response(EngineStatus(EngineState.STARTING), 1.0, now=400.0).status_code == 200
 
 

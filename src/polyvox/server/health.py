@@ -34,7 +34,7 @@ def live_response(status: EngineStatus, timeout: float, now: float) -> PlainText
     down = status.down_seconds(now)
     if down <= timeout:
         return PlainTextResponse("alive\n")
-    return PlainTextResponse(f"The engine is down for {down:.0f} s: {status.reason}\n", status_code=503)
+    return PlainTextResponse(f"The engine has been down for {down:.0f} s: {status.reason}\n", status_code=503)
 
 
 def starting_response(status: EngineStatus, now: float) -> JSONResponse:

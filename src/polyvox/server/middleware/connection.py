@@ -63,7 +63,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._num_active = 0  # requests without a complete response
-        self._in_headers, self._header_bytes = False, 0  # of the request that arrives; without its first packet
+        self._header_bytes = 0  # received since the last event of the parser: headers, or trailers after a body
 
     @property
     def busy(self) -> bool:
@@ -76,12 +76,12 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._update_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self._in_headers:
-            self._header_bytes += len(data)
+        self._header_bytes += len(data)
         super().data_received(data)
-        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
+        if self._header_bytes > MAX_HEADER_BYTES:
             log.info("request rejected", extra={"status": 431, "client": self.client[0] if self.client else None})
-            self.transport.write(HEADERS_TOO_LARGE)
+            if not self._num_active:
+                self.transport.write(HEADERS_TOO_LARGE)
             self.transport.close()
         self._update_timer()
 
@@ -93,14 +93,22 @@ class TimeoutProtocol(HttpToolsProtocol):
                 timer.cancel()
 
     def on_message_begin(self) -> None:
-        self._in_headers, self._header_bytes = True, 0
+        self._header_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_headers = False
+        self._header_bytes = 0
         self._num_active += 1
         self.scope[RESET] = partial(close_and_reset, self.transport)  # type: ignore[literal-required]
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._header_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._header_bytes = 0
+        super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         """After it another protocol has the connection. The parser refers to this one, and this one to the parser."""
