@@ -64,10 +64,11 @@ def test_say_reads_stdin_and_writes_audio_and_subtitles(tmp_path: Path) -> None:
 
 
 def test_say_shows_the_text_and_speaks_nothing(tmp_path: Path) -> None:
-    text = "Dr. Grey paid $3. 😀\n\nThen <break time='2s'/> she left."
+    text = "Dr. Grey paid $3. 😀\n\nThen <break time='2s'/> <prosody rate='slow'>she left.</prosody>"
     command = [sys.executable, "-m", "polyvox", "say", "-o", "a.wav", "--model", "/nowhere", "--show-text", text]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    lines = ["Doctor Grey paid three dollars.", "Grinning face", "Then [pause:2s]", "she left."]
+    lines = ["Doctor Grey paid three dollars.", "Grinning face", "Then [pause:2s]"]
+    lines.append('<prosody rate="0.75">she left.</prosody>')
     assert done.stdout.splitlines() == lines
     assert list(tmp_path.iterdir()) == []
 

@@ -192,10 +192,13 @@ def _check_folder(field: str, path: Path) -> None:
 
 
 def _print_text(sentences: list[Sentence]) -> None:
-    """Print each sentence to stdout, with pauses that are not those between sentences."""
+    """Print each sentence to stdout, with its speaking rate, and pauses that are not those between sentences."""
     for sentence in sentences:
+        text = unmark_phonemes(sentence.text)
+        if text and sentence.rate != 1.0:
+            text = f'<prosody rate="{sentence.rate:g}">{text}</prosody>'
         pause = "" if sentence.pause in (0.0, *DEFAULT_PAUSES) else f"[pause:{sentence.pause:g}s]"
-        typer.echo(f"{unmark_phonemes(sentence.text)} {pause}".strip())
+        typer.echo(f"{text} {pause}".strip())
 
 
 def _print_resumed(reader: LongFormReader) -> None:
