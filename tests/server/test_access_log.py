@@ -146,3 +146,20 @@ def test_a_client_that_reads_nothing_has_one_line(engine: PausableEngine, caplog
     assert (line.getMessage(), line.levelname) == ("request aborted", "WARNING")
     assert line.reason in ("reader", "reader_slow")
     assert not [record for record in caplog.records if record.levelno > logging.WARNING]
+
+
+def test_texts_of_rejected_requests_are_not_logged(engine: PausableEngine, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(engine, Settings(max_text_chars=30)) as server, server.client() as client:
+        caplog.clear()
+        for body in ({"input": "A private text\n(got it). " * 5}, {"input": ["A private text."]}):
+            assert "private" in client.post("/v1/audio/speech", json=body).json()["error"]["message"]
+        with connect_websocket(server, "/v1/audio/speech/stream") as websocket:
+            websocket.send(type="session.config", response_format="pcm")
+            websocket.send(type="input.text", text="A private text. " * 5)
+            assert "private" in websocket.until("error")[0][-1]["message"]
+    found = [record for record in caplog.records if record.getMessage() == "request rejected"]
+    assert {record.error.partition(":")[0] for record in found} == {
+        "Invalid value for 'text'",
+        "Invalid value for 'input'",
+    }
+    assert "private" not in str([vars(record) for record in caplog.records])

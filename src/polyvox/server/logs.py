@@ -4,6 +4,7 @@
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from polyvox.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
+# The value in the message of an InvalidRequest, if it is a text of the user.
+_TEXT_FIELDS = "text|input|instructions|pronunciations?|transcript|ref_text"
+_TEXT_VALUE = re.compile(rf"(Invalid value for '(?:{_TEXT_FIELDS})': .*?) \(got .*", re.DOTALL)
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 
 
@@ -65,8 +69,11 @@ current_line: ContextVar[RequestLine | None] = ContextVar("polyvox_request_line"
 def log_request(event: str, request_id: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
     """Adds to the line of the current HTTP request.
 
-    Parts of it, such as an item of a batch or an utterance of a WebSocket, have an id and a line of their own.
+    Parts of it, such as an item of a batch or an utterance of a WebSocket, have an id and a line of their own. Texts in
+    an error are not logged.
     """
+    if "error" in fields:
+        fields = {**fields, "error": _TEXT_VALUE.sub(r"\1.", str(fields["error"]))}
     if (line := _line_of(request_id)) is not None:
         line.add(event, fields, level)
     else:
