@@ -2,6 +2,7 @@
 """Utterances in the queue: their share of the capacity, the deadlines of their sentences, and times for retries."""
 
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import pytest
@@ -64,6 +65,31 @@ def test_the_capacity_is_free_again_if_no_sentence_follows_in_time() -> None:
     complete(engine, one, 1.0)
     assert engine.admission.admit(1.0 + 0.9 * KEEP_SECONDS) == []
     assert engine.admission.admit(1.0 + 1.1 * KEEP_SECONDS) == [other]
+
+
+def test_the_last_sentence_frees_the_capacity_at_once_if_it_ends_soon_after_the_one_before() -> None:
+    engine = build(num_slots=1, max_queue_seconds=100.0)
+    one, other, following = first(), first(utterance_id=2), later()
+    engine.admit_all(one)
+    engine.admission.enqueue(other, 0.0)
+    complete(engine, one, 1.0)
+    engine.admission.enqueue(following, 1.01)
+    assert engine.admission.admit(1.01) == [following]
+    complete(engine, following, 1.02)
+    assert engine.admission.admit(1.02) == [other]
+
+
+def test_an_idle_engine_admits_a_queued_request_when_kept_capacity_expires() -> None:
+    engine = build(num_slots=1, max_queue_seconds=100.0)
+    one, other = first(), first(utterance_id=2)
+    engine.admit_all(one)
+    engine.admission.enqueue(other, 0.0)
+    complete(engine, one, 1.0)
+    assert engine.admission.admit(1.0) == []
+    moment = engine.admission.next_change(1.0)
+    assert moment == 1.0 + KEEP_SECONDS
+    assert engine.admission.admit(moment) == [other]
+    assert engine.admission.next_change(moment) == inf
 
 
 def test_a_cancelled_utterance_leaves_its_capacity_at_once() -> None:

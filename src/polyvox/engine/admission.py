@@ -9,7 +9,7 @@ the clock an argument.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from typing import Generic
 
 from polyvox.engine.load import LoadModel
@@ -175,6 +175,15 @@ class Admission(Generic[S]):
         stream.allocation = None
         self.load.invalidate()
         self.estimate.invalidate()
+
+    def next_change(self, now: float) -> float:
+        """When a queued stream may be admitted, or times out, though nothing else happens; infinite without a queue."""
+        queued = self.streams[StreamStatus.QUEUED]
+        if not queued:
+            return inf
+        promised = [stream.arrived_at + self.load.limits.max_queue_seconds for stream in queued]
+        timeouts = [stream.arrived_at + self.max_wait for stream in queued]
+        return min(self.utterances.next_expiry(), *timeouts, *(moment for moment in promised if moment > now))
 
     @property
     def max_wait(self) -> float:

@@ -194,12 +194,11 @@ class StreamManager:
         return found if found is not None and behind[found] > MAX_READER_DELAY else None
 
     def next_timeout(self, now: float) -> float | None:
-        """Seconds until the next timeout; None if there is none."""
-        queued = self._streams[StreamStatus.QUEUED]
-        moments = [stream.arrived_at + self._admission.max_wait for stream in queued]
+        """Seconds until something happens without a call: a timeout or an admission; None if nothing will."""
+        moments = [self._admission.next_change(now)]
         for status in TIMED_STATUSES:
             moments += [min(stream.reader_deadline, stream.text_deadline) for stream in self._streams[status]]
-        first = min(moments, default=inf)
+        first = min(moments)
         return max(first - now, 0.0) + 0.001 if first < inf else None
 
     # Audio

@@ -93,6 +93,7 @@ class UtteranceTable(Generic[S]):
             self.num_by_owner[stream.owner] += 1
             self.add_segment(stream)
         self._idle.pop(key, None)
+        utterance.kept_until = -inf
         if stream.live:
             stream.plays_at = utterance.played_until
             for before in utterance.active:
@@ -135,6 +136,10 @@ class UtteranceTable(Generic[S]):
                 del self._idle[key]
                 self._remove(key)
         return list(self._idle.values())
+
+    def next_expiry(self) -> float:
+        """When the capacity of the next utterance is no longer kept for a segment to come; infinite if none is."""
+        return min((one.kept_until for one in self._idle.values() if one.kept_until > -inf), default=inf)
 
     def _remove(self, key: int | S) -> None:
         owner = self._utterances.pop(key).owner
