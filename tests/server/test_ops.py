@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -213,6 +214,17 @@ def test_the_request_log_is_bounded_and_shared_between_processes(tmp_path: Path)
         assert found["request_id"] == "c"
         assert (asyncio.run(other.get("", "c")) is not None) == (folder is not None)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_stalled_disk_does_not_keep_a_response_from_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalled = threading.Event()
+    monkeypatch.setattr(Path, "write_text", lambda *_: stalled.wait(30))
+    request_log = RequestLog(tmp_path)
+    request_log.put(RequestRecord("a", "model", 0.0, seed=1))
+    start = time.monotonic()
+    asyncio.run(request_log.flush())
+    stalled.set()
+    assert time.monotonic() - start < 10
 
 
 def test_log_lines_have_keys_and_values() -> None:

@@ -15,6 +15,7 @@ from polyvox.audio.clip import FinishReason
 from polyvox.engine.interface import Result
 
 MAX_RECORDS = 1000  # per server process
+FLUSH_TIMEOUT = 1.0  # seconds
 
 
 @dataclass(slots=True)
@@ -87,9 +88,11 @@ class RequestLog:
         return await asyncio.get_running_loop().run_in_executor(self._files, self._read, name)
 
     async def flush(self) -> None:
-        """Returns when all records can be read by other processes."""
+        """Returns when all records can be read by other processes, or after FLUSH_TIMEOUT: a disk may stall."""
         if self._folder is not None:
-            await asyncio.get_running_loop().run_in_executor(self._files, lambda: None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_TIMEOUT):
+                    await asyncio.get_running_loop().run_in_executor(self._files, lambda: None)
 
     def close(self) -> None:
         self._files.shutdown(wait=False)
