@@ -17,8 +17,9 @@ from polyvox.engine.stream_status import StreamStatus
 FRAMES_PER_BYTE = 0.9  # of text, until streams have ended
 INITIAL_BYTES = 200  # weight of the initial figure
 MEMORY_STREAMS = 50  # ended streams that the averages remember
-# A stream longer than its text suggests is expected to last for this share of its estimated length.
-MIN_REMAINING_SHARE = 0.15
+# A stream longer than its text suggests is expected to last for this share of its estimated length, until some ended.
+OVERRUN_SHARE = 0.15
+INITIAL_OVERRUNS = 10  # weight of the initial figure
 MIN_SPEED = 0.5  # audio seconds per second; slower utterances wait for their text or their reader
 # Seconds for which the capacity of an utterance is kept when a segment has ended and the next one is still to come.
 KEEP_SECONDS = 1.0
@@ -69,6 +70,11 @@ class UtteranceTable(Generic[S]):
         self.num_by_owner: Counter[str] = Counter()
         self.num_overlapping = 0  # live segments that run beside the one before them
         self._frames_per_byte = Average(FRAMES_PER_BYTE * INITIAL_BYTES, INITIAL_BYTES)
+        # How much longer than estimated the streams were that were longer, as a share of the estimate.
+        self._overrun = Average(OVERRUN_SHARE * INITIAL_OVERRUNS, INITIAL_OVERRUNS)
+        # Ended streams tell the length of the others only if as many have ended as were in progress at once: after a
+        # burst, the short ones end first.
+        self._num_ended, self._max_active = 0, 0
         # Audio seconds per second of an utterance, by live.
         self._speeds = {True: Average(0.0, 0.0), False: Average(0.0, 0.0)}
 
@@ -101,6 +107,7 @@ class UtteranceTable(Generic[S]):
                     stream.plays_at = max(stream.plays_at, before.deadline + self._segment_remaining(before))
         self.num_overlapping += bool(utterance.active) and stream.live
         utterance.active[stream] = None
+        self._max_active = max(self._max_active, len(self._utterances) - len(self._idle))
 
     def release(self, stream: S, now: float, completed: bool) -> None:
         """Records the end of an active segment. completed: it was not cancelled and did not fail."""
@@ -110,7 +117,11 @@ class UtteranceTable(Generic[S]):
         del utterance.active[stream]
         self.num_overlapping -= bool(utterance.active) and stream.live
         seconds = stream.generated * self._frame_seconds
+        self._num_ended += 1
         if completed and seconds:
+            expected = self._segment_seconds(stream)
+            if 0 < expected < seconds:
+                self._overrun.add(seconds / expected - 1, 1)
             self._frames_per_byte.add(stream.generated, stream.text_bytes)
             self._speeds[stream.live].add(seconds, now - utterance.measured_at)
             utterance.measured_at = now
@@ -153,7 +164,9 @@ class UtteranceTable(Generic[S]):
 
     def seconds(self, num_bytes: int) -> float:
         """Expected seconds of speech of a text."""
-        return num_bytes * self._frames_per_byte.value * self._frame_seconds
+        measured = self._frames_per_byte.value
+        share = min(1.0, self._num_ended / max(self._max_active, 1))
+        return num_bytes * (share * measured + (1 - share) * max(measured, FRAMES_PER_BYTE)) * self._frame_seconds
 
     def total(self, stream: S) -> float:
         """Expected seconds of speech of an utterance, by its first segment."""
@@ -176,7 +189,7 @@ class UtteranceTable(Generic[S]):
         if stream.ended:
             return 0.0
         expected = self._segment_seconds(stream)
-        return max(expected - stream.generated * self._frame_seconds, MIN_REMAINING_SHARE * expected)
+        return max(expected - stream.generated * self._frame_seconds, self._overrun.value * expected)
 
 
 def _key(stream: S) -> int | S:
