@@ -21,6 +21,7 @@ from polyvox.audio.excerpt import fit_recording
 from polyvox.audio.read import read_audio
 from polyvox.audio.samples import Samples
 from polyvox.audio.time_stretch import check_speed
+from polyvox.caches import set_up_triton_cache
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Result
@@ -308,8 +309,10 @@ def _voice_key(voice: str | ClonedVoice | None) -> object:
 
 
 def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """The torch device and dtype for the arguments of `load`."""
+    """The torch device and dtype for the arguments of `load`. On a GPU, compiled kernels go to the cache folder."""
     target = _parse_device(device)
+    if target.type == "cuda":
+        set_up_triton_cache()
     if dtype == "auto":
         dtype = "bfloat16" if target.type == "cuda" else "float32"
     if not isinstance(dtype, str) or dtype not in DTYPES:

@@ -8,6 +8,7 @@ happens to other streams. A stream that is cut short has a prefix of them. So no
 import logging
 from collections import Counter
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from math import inf
 from typing import Any
 from unittest import mock
@@ -24,7 +25,7 @@ from engine.stepped_engine import Injected, SteppedEngine, small_text_ring, with
 from engine.synthesis import TIMEOUT, SoloRun, assert_idle, request, run_alone
 from polyvox.audio.samples import Samples
 from polyvox.audio.silence import SILENCE_LEVEL
-from polyvox.engine.admission import QUEUE_GRACE_SECONDS
+from polyvox.engine.admission import QUEUE_GRACE_SECONDS, Demand
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Result
 from polyvox.engine.kv_cache import SCRATCH_PAGE
@@ -127,7 +128,9 @@ class EngineMachine(RuleBasedStateMachine):
         with engine.lock:
             before = [list(engine.streams[status]) for status in (StreamStatus.AWAITING_TEXT, StreamStatus.QUEUED)]
             pages = engine.load.limits.num_pages  # the maximum of one stream
-            wait = engine.admission.estimate_wait(not wanted.whole_file, pages, engine.now)
+            admission, demand = engine.admission, replace(Demand.of(wanted), num_pages=pages)
+            wait = admission.estimate.upper_bound(admission.estimate_wait(demand, engine.now))
+            wait = max(wait, admission.estimate.turn(demand.live, admission._max_utterances(demand.live), engine.now))
             try:
                 on_ready = None if client.reader == "none" else client.on_ready
                 client.stream = engine.submit(wanted, on_ready)

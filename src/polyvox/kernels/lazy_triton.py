@@ -4,8 +4,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from polyvox.caches import set_up_triton_cache
-
 
 class Kernel:
     """A function in Triton's language; Triton is imported at its first launch or compilation.
@@ -28,7 +26,6 @@ class Kernel:
     def jit(self) -> Any:
         """The compiled function of Triton."""
         if self._jit is None:
-            set_up_triton_cache()
             import triton
             import triton.language
 
