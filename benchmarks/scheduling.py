@@ -165,7 +165,7 @@ class FirstComeAdmission(Admission[StreamState]):
             self.streams.transition(stream, StreamStatus.PREFILL, now)
         return admitted
 
-    def release(self, stream: StreamState, now: float) -> None:
+    def release(self, stream: StreamState, now: float, completed: bool = True) -> None:  # noqa: ARG002
         self.streams.transition(stream, StreamStatus.FINISHED, now)
 
 

@@ -65,9 +65,10 @@ def test_live_text_has_the_ids_of_the_whole_text_in_any_fragmentation(words: lis
 
 def test_live_words_are_tokenized_at_the_space_after_them() -> None:
     stream = Qwen3StreamingTokenizer(PHONEMES)
-    assert not stream.begun
+    begun = [stream.begun]
     assert stream.append("Hel") == []
-    assert stream.begun
+    begun.append(stream.begun)
+    assert begun == [False, True]
     assert stream.append("lo ") == PHONEMES.text("Hello")
     assert stream.append("the ") == []
     assert stream.append("end ") == PHONEMES.text("Hello the end")[len(PHONEMES.text("Hello")) :]

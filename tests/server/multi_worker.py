@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 
 from ipc.engine_processes import QUICK_RESTARTS, engine_stats, eventually
-from polyvox.engine.interface import InProcessEngine
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server.settings import Settings
@@ -90,7 +89,7 @@ def _open_files(pid: int) -> list[str]:
 
 
 @contextmanager
-def running_workers(factory: Callable[[], InProcessEngine], settings: Settings) -> Iterator[RunningWorkers]:
+def running_workers(factory: Callable[[], Any], settings: Settings) -> Iterator[RunningWorkers]:
     """factory: the engine, built in its own process."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2048) as listener,

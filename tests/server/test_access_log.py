@@ -7,6 +7,7 @@ import socket
 import threading
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -30,10 +31,10 @@ def _levels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def lines(caplog: pytest.LogCaptureFixture, count: int = 1) -> list[logging.LogRecord]:
+def lines(caplog: pytest.LogCaptureFixture, count: int = 1) -> list[Any]:
     """The lines of requests, once there are as many as expected."""
 
-    def found() -> list[logging.LogRecord]:
+    def found() -> list[Any]:
         return [record for record in [*caplog.records] if record.getMessage() in EVENTS]
 
     with suppress(AssertionError):
@@ -106,7 +107,7 @@ def test_a_refused_websocket_is_logged_at_level_info(engine: PausableEngine, cap
         caplog.clear()
         with pytest.raises(InvalidStatus), connect_websocket(server, "/v1/audio/speech/stream"):
             pass
-    refused = [record for record in caplog.records if record.getMessage() == "request rejected"]
+    refused: list[Any] = [record for record in caplog.records if record.getMessage() == "request rejected"]
     assert [(record.levelname, record.status) for record in refused] == [("INFO", 401)]
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
@@ -116,8 +117,8 @@ def test_a_websocket_has_a_line_when_it_is_closed(server: RunningServer, caplog:
     with connect_websocket(server, "/v1/audio/speech/stream") as websocket:
         websocket.connection.send(json.dumps({"type": "session.config"}))
     eventually(lambda: any(record.getMessage() == "websocket closed" for record in caplog.records))
-    (line,) = [record for record in caplog.records if record.getMessage() == "websocket closed"]
-    assert (line.path, line.code) == ("/v1/audio/speech/stream", 1000)
+    (line,) = [vars(record) for record in caplog.records if record.getMessage() == "websocket closed"]
+    assert (line["path"], line["code"]) == ("/v1/audio/speech/stream", 1000)
 
 
 def test_an_utterance_of_a_websocket_has_one_line_with_its_end(
@@ -157,7 +158,7 @@ def test_texts_of_rejected_requests_are_not_logged(engine: PausableEngine, caplo
             websocket.send(type="session.config", response_format="pcm")
             websocket.send(type="input.text", text="A private text. " * 5)
             assert "private" in websocket.until("error")[0][-1]["message"]
-    found = [record for record in caplog.records if record.getMessage() == "request rejected"]
+    found: list[Any] = [record for record in caplog.records if record.getMessage() == "request rejected"]
     assert {record.error.partition(":")[0] for record in found} == {
         "Invalid value for 'text'",
         "Invalid value for 'input'",

@@ -128,7 +128,7 @@ def test_headers_that_are_too_large_are_rejected(
                 threading.Event().wait(0.01)
             pytest.fail("The server read 15 MB of headers.")
     events = [record for record in caplog.records if getattr(record, "status", None) == 431]
-    assert [(record.getMessage(), record.client) for record in events] == [("request rejected", "127.0.0.1")]
+    assert [(record.getMessage(), vars(record)["client"]) for record in events] == [("request rejected", "127.0.0.1")]
 
 
 def test_a_connection_without_complete_headers_times_out(engine: PausableEngine) -> None:

@@ -102,7 +102,7 @@ def test_a_cancelled_response_is_cancelled_and_frees_its_slot(
             pass
 
         limiter = ConcurrencyLimiter(state.engine, Caller("", ""), state.settings)
-        response = SpeechResponse(state, options, "cancelled")(  # type: ignore[func-returns-value]
+        response = SpeechResponse(state, options, "cancelled")(
             {"type": "http", "path": "/v1/audio/speech", LIMITER: limiter}, receive, send
         )
         task = asyncio.ensure_future(response)

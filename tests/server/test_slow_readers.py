@@ -116,8 +116,8 @@ def begin_events(server: RunningServer) -> socket.socket:
 
 def begin_websocket(server: RunningServer) -> socket.socket:
     config = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
-    messages = ({"type": "input.text", "text": LONG_TEXT}, {"type": "input.done"})
-    return open_websocket(server, "/v1/audio/speech/stream", config, *messages)
+    text: dict[str, object] = {"type": "input.text", "text": LONG_TEXT}
+    return open_websocket(server, "/v1/audio/speech/stream", config, text, {"type": "input.done"})
 
 
 def begin_elevenlabs(server: RunningServer) -> socket.socket:

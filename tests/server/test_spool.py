@@ -5,16 +5,17 @@ import base64
 import errno
 import gc
 import os
+import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from ipc.engine_processes import eventually
 from polyvox.server.settings import Settings, load_settings
-from polyvox.server.synthesis import spool
 from polyvox.server.synthesis.spool import Spool, SpooledFile, SpoolFull
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
@@ -82,7 +83,7 @@ def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(spool.tempfile, "SpooledTemporaryFile", lambda *_, **__: FullFile())
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", lambda *_, **__: FullFile())
     with (
         pytest.raises(SpoolFull, match="cannot be stored: No space left on device"),
         SpooledFile(Spool(None, 9)) as file,
@@ -123,7 +124,7 @@ def test_a_whole_file_has_the_samples_of_a_stream(files: RunningServer) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
 def test_a_client_that_disconnects_leaves_no_file(path: str, files: RunningServer, tmp_path: Path) -> None:
-    fields = {"stream": False, "max_new_tokens": NUM_CHUNKS, "response_format": "wav"}
+    fields: dict[str, Any] = {"stream": False, "max_new_tokens": NUM_CHUNKS, "response_format": "wav"}
     if path.endswith("batch"):
         fields |= {"items": [{}]}
     with begin(files, path=path, receive_buffer=4096, **fields) as connection:
@@ -134,7 +135,7 @@ def test_a_client_that_disconnects_leaves_no_file(path: str, files: RunningServe
 
 def test_a_client_that_stops_reading_a_file_leaves_none(engine: PausableEngine, tmp_path: Path) -> None:
     with serving(engine, Settings(spool_dir=tmp_path, reader_timeout=0.3)) as server:
-        fields = {"stream": False, "response_format": "wav", "max_new_tokens": 1200}
+        fields: dict[str, Any] = {"stream": False, "response_format": "wav", "max_new_tokens": 1200}
         with begin(server, receive_buffer=4096, **fields) as stalled:
             stalled.recv(1000)
             assert len(open_files(tmp_path)) == 1

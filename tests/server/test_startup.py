@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -123,7 +124,7 @@ def test_an_engine_that_cannot_be_restarted_fails_liveness_until_it_can(tmp_path
         assert (ready.status_code, ready.json()["status"]) == (503, "restarting")
         assert "the checkpoint is missing" in ready.json()["problem"]
         assert int(ready.headers["retry-after"]) > 0
-        voice = {"speaker_embedding": [0.1] * ABOUT.hidden_size}
+        voice: dict[str, Any] = {"speaker_embedding": [0.1] * ABOUT.hidden_size}
         assert server.speak(client, **voice).status_code == 503
         flag.unlink()
         await_another(process, killed)
@@ -143,6 +144,10 @@ class BreakableEngine(FakeEngine):
         return super().submit(request, on_ready)
 
 
+def has_restarted(engine: RestartingEngine, times: int) -> bool:
+    return engine.status().num_restarts == times and engine.status().running
+
+
 def test_an_engine_in_the_server_process_is_restarted() -> None:
     built: list[BreakableEngine] = []
 
@@ -160,7 +165,7 @@ def test_an_engine_in_the_server_process_is_restarted() -> None:
     ):
         for restarts in (1, 3):
             built[-1].broken = "the engine has stopped: CUDA error"
-            eventually(lambda n=restarts: engine.status().num_restarts == n and engine.status().running)
+            eventually(partial(has_restarted, engine, restarts))
             eventually(lambda: client.get("/readyz").status_code == 200)
             stream = engine.submit(Request("hello", max_frames=3))
             assert len(list(stream.chunks(TIMEOUT))) == 3

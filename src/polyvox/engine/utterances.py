@@ -72,7 +72,7 @@ class UtteranceTable(Generic[S]):
         self._frames_per_byte = Average(FRAMES_PER_BYTE * INITIAL_BYTES, INITIAL_BYTES)
         # How much longer than estimated the streams were that were longer, as a share of the estimate.
         self._overrun = Average(OVERRUN_SHARE * INITIAL_OVERRUNS, INITIAL_OVERRUNS)
-        # Ended streams tell the length of the others only if as many have ended as were in progress at once: after a
+        # Ended streams show the length of the others only if as many have ended as were in progress at once: after a
         # burst, the short ones end first.
         self._num_ended, self._max_active = 0, 0
         # Audio seconds per second of an utterance, by live.
