@@ -33,7 +33,8 @@ from ipc.fake_engine import BUFFER, FakeEngine, gated, mortal, staged, unbuildab
 from polyvox.engine.engine_status import EngineState
 from polyvox.engine.lifecycle import RestartPolicy
 from polyvox.errors import EngineDown, Overloaded, StreamFailed
-from polyvox.ipc.client import CREDIT, AsyncRemoteEngine
+from polyvox.ipc.client import CREDIT, AsyncRemoteEngine, _EngineConnection
+from polyvox.ipc.endpoint import EngineEndpoint
 from polyvox.ipc.process import HEARTBEATS, EngineProcessConfig
 from polyvox.ipc.status_file import StatusFile
 from polyvox.ipc.supervisor import EngineProcess
@@ -61,6 +62,26 @@ async def test_an_engine_that_is_killed_twenty_times_under_load_serves_the_next_
             assert_complete(await read(await engine.submit(request(18))), seed=18, count=10)
             await engine.close()
     assert children() == before
+
+
+async def test_a_server_connects_again_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_connection, errors = _EngineConnection.open, [ValueError("not a message"), OSError("not reachable")]
+
+    async def fail_twice(connection: _EngineConnection, endpoint: EngineEndpoint) -> None:
+        if errors:
+            raise errors.pop(0)
+        await open_connection(connection, endpoint)
+
+    monkeypatch.setattr(_EngineConnection, "open", fail_twice)
+    with EngineProcess(FakeEngine) as process:
+        engine = AsyncRemoteEngine(process.endpoint)
+        with pytest.raises(EngineDown):
+            await engine.submit(request(1))
+        async with asyncio.timeout(TIMEOUT):
+            while engine._connection is None:
+                await asyncio.sleep(0.01)
+        assert_complete(await read(await engine.submit(request(1))), seed=1, count=10)
+        await engine.close()
 
 
 @pytest.mark.parametrize("text", ["hangs", "deadlocks"])

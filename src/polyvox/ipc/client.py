@@ -328,8 +328,10 @@ class AsyncRemoteEngine:
             connection = _EngineConnection(self._credit, self._timeout, self._down)
             try:
                 await connection.open(self._endpoint)
-            except OSError as error:
-                log.debug("engine not reachable error=%r", error)
+            except Exception as error:  # this task must not end before the engine does
+                expected = isinstance(error, OSError)
+                log.log(logging.DEBUG if expected else logging.WARNING, "engine not reachable error=%r", error)
+                connection.abort()
                 self._first_attempt.set()
                 await asyncio.sleep(RECONNECT_SECONDS)
                 continue
