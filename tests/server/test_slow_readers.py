@@ -203,16 +203,21 @@ def test_the_unread_rest_of_a_failed_response_is_reset_after_the_reader_timeout(
         serving(engine, Settings(reader_timeout=0.5)) as server,
         begin(server, receive_buffer=SMALL, max_new_tokens=1000) as stalled,
     ):
-        engine.resume(150)
+        engine.resume(20)
         eventually(lambda: bool(server.state.synthesis.active))
         stalled.recv(100)
-        threading.Event().wait(0.3)  # until the buffers have data
+        (connection,) = server.server.server_state.connections
+        num_chunks = 20
+        while not connection.transport.get_write_buffer_size():  # until the kernel takes no more
+            num_chunks += 2
+            engine.resume(num_chunks)
+            threading.Event().wait(0.02)
 
         def fail(_: Utterance, __: object) -> None:
             raise StreamFailed("The engine ended the stream before it was finished.")
 
         monkeypatch.setattr(Utterance, "_add_result", fail)
-        engine.resume(155)
+        engine.resume(num_chunks + 1)
         for utterance in server.state.synthesis.active:
             assert utterance._stream is not None
             utterance._stream.cancel()
