@@ -3,12 +3,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.config_fields import ConfigFields, read_json
+from polyvox.models.layers.decoder_config import ConvDecoderConfig
 from polyvox.models.layers.transformer_config import CodePredictorConfig, TransformerConfig
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig, parse_encoders
 from polyvox.models.request import Sampling
@@ -46,24 +46,11 @@ class TalkerConfig:
     dialects: Mapping[str, str]  # by speaker, for speakers with a dialect
 
 
-@dataclass(frozen=True, slots=True)
-class CodecConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecConfig(ConvDecoderConfig):
     """The codec's decoder: frames of codes to samples."""
 
-    transformer: TransformerConfig
-    latent_dim: int
     codebook_dim: int
-    codebook_size: int
-    quantizers: int
-    decoder_dim: int
-    window: int
-    upsampling_ratios: tuple[int, ...]
-    upsample_rates: tuple[int, ...]
-    sample_rate: int
-
-    @property
-    def samples_per_frame(self) -> int:
-        return prod(self.upsampling_ratios) * prod(self.upsample_rates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyvox.models.layers.conv_decoder import DecoderState
 from polyvox.models.protocol import VocoderContext
-from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
+from polyvox.models.qwen3_tts.codec import CodecDecoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodecContext(VocoderContext):
     """The codec's state after a reference recording, for one stream."""
 
-    state: CodecState
+    state: DecoderState
 
 
 class Qwen3TTSVocoder:
@@ -51,7 +52,7 @@ class Qwen3TTSVocoderState:
     def __init__(self, codec: CodecDecoder, num_slots: int) -> None:
         self.codec = codec
         self.layers = codec.initial_state(num_slots)
-        self._views: list[CodecState | None] = [None] * num_slots
+        self._views: list[DecoderState | None] = [None] * num_slots
 
     @property
     def nbytes(self) -> int:
