@@ -18,12 +18,13 @@ from polyvox.kernels.flags import FRAME_ENDED
 from polyvox.kernels.noise import keyed_noise
 from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import GeneratorNoise, Noise
+from polyvox.models.layers.talker_config import CONTROL_IDS
 from polyvox.models.protocol import PrefillMetadata, PreparedRequest
-from polyvox.models.qwen3_tts.config import CONTROL_IDS
-from polyvox.models.qwen3_tts.generator import NEVER, Qwen3TTSGeneratorState, SamplingPayload
-from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
+from polyvox.models.qwen3_tts.prompt import Reference, build_prompt
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Layout, Sampling
+from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGeneratorState
+from polyvox.models.talker_prompt import Prompt
 from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
 Array = NDArray[Any]
@@ -97,7 +98,7 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
     first: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
-    draws = Qwen3TTSGeneratorState._draws
+    draws = TalkerGeneratorState._draws
 
     def recording_draws(*how: Any) -> Draw:
         draw = draws(*how)
@@ -108,7 +109,7 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
         return recorded
 
-    with mock.patch.object(Qwen3TTSGeneratorState, "_draws", recording_draws):
+    with mock.patch.object(TalkerGeneratorState, "_draws", recording_draws):
         frames, ended = [], []
         batch = Batch(tts.model, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
         for _ in range(199 if case in EMBEDDED else FRAMES):

@@ -294,7 +294,7 @@ class WindowTransformer(Transformer):
         return RingAttention(step.after["keys"], step.after["values"], slots, positions, angles.cos, angles.sin)
 
 
-class ConvDecoder(nn.Module):
+class ConvDecoder(nn.Module, ABC):
     """Transformer, upsampling and convolutions of a codec; a subclass turns codes into features."""
 
     drops_first_block = False
@@ -334,6 +334,14 @@ class ConvDecoder(nn.Module):
         """The type of the layers; the codebooks may have a wider one."""
         return self._like.dtype
 
+    @property
+    def delay_samples(self) -> int:
+        """Samples at the start of a stream that do not exist."""
+        absent = 0
+        for rate in self.config.upsample_rates if self.drops_first_block else ():
+            absent = (absent + 1) * rate
+        return absent
+
     def narrow(self, dtype: torch.dtype) -> None:
         """Converts all weights but those of `wide_part` and of Snakes to this type."""
         for name, module in self.named_modules():
@@ -356,6 +364,14 @@ class ConvDecoder(nn.Module):
         state["keys"], state["values"] = like.new_zeros(past), like.new_zeros(past)
         state["position"] = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return state
+
+    @abstractmethod
+    def forward(self, codes: Tensor, state: DecoderState, slots: Tensor | None = None) -> tuple[Tensor, DecoderState]:
+        """The next frames [B,T,quantizers] of each stream to samples [B, T · samples_per_frame] in [-1, 1].
+
+        Without slots, stream i is row i of the state, and the returned state is new. With slots [B], stream i is row
+        slots[i], and the state is updated in place. The first delay_samples of a stream are zero.
+        """
 
     def start(self, x: Tensor, state: DecoderState, slots: Tensor | None) -> DecoderPass:
         """A call for features x of each stream. Kernels need slots: without them the state is copied."""

@@ -72,7 +72,7 @@ def empty_model(
     if vocoder_device != device:
         model.codec.to_empty(device=vocoder_device)
     if device.type == "cuda":
-        model.talker.model.text_embedding.to_empty(device="cpu")
+        model.talker.text_embedding.to_empty(device="cpu")
     return model.eval().requires_grad_(False)
 
 

@@ -120,11 +120,6 @@ class CodecDecoder(ConvDecoder):
         self.name_states()
 
     def forward(self, codes: Tensor, state: DecoderState, slots: Tensor | None = None) -> tuple[Tensor, DecoderState]:
-        """The next frames [B,T,quantizers] of each stream to samples [B, T · samples_per_frame] in [-1, 1].
-
-        Without slots, stream i is row i of the state, and the returned state is new. With slots [B], stream i is row
-        slots[i], and the state is updated in place.
-        """
         return self.sound(self.quantizer(codes), state, slots)
 
     def sound(self, x: Tensor, state: DecoderState, slots: Tensor | None = None) -> tuple[Tensor, DecoderState]:

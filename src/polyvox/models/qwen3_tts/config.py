@@ -9,6 +9,7 @@ from typing import Literal, cast, get_args
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.config_fields import ConfigFields, read_json
 from polyvox.models.layers.decoder_config import ConvDecoderConfig
+from polyvox.models.layers.talker_config import CONTROL_IDS, TalkerShape
 from polyvox.models.layers.transformer_config import CodePredictorConfig, TransformerConfig
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig, parse_encoders
 from polyvox.models.request import Sampling
@@ -20,23 +21,13 @@ MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CODEC_FILE = "speech_tokenizer/config.json"
 
-# The last 1,024 ids of the talker's vocabulary are control ids; of these only end of speech may be sampled.
-CONTROL_IDS = 1024
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkerConfig(TalkerShape):
+    """The talker, and the ids of its control vocabulary."""
 
-@dataclass(frozen=True, slots=True)
-class TalkerConfig:
-    """The talker: text in, code 0 of each frame out, and the ids of its control vocabulary."""
-
-    transformer: TransformerConfig
-    vocab_size: int
-    text_vocab_size: int
-    text_hidden_size: int
-    code_groups: int
-    max_positions: int
     pad_id: int
     bos_id: int
-    eos_id: int
     think_id: int
     nothink_id: int
     think_bos_id: int

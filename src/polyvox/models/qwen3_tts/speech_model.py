@@ -10,18 +10,18 @@ from torch import Tensor
 
 from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.models.codec_vocoder import CodecContext, CodecVocoder
 from polyvox.models.content_cache import ContentCache
 from polyvox.models.info import Capability, ModelIdentity, ModelInfo
 from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.cloning import MAX_SECONDS, Cloner
 from polyvox.models.qwen3_tts.config import ModelConfig
-from polyvox.models.qwen3_tts.generator import NEVER, Qwen3TTSGenerator, SamplingPayload, frame_limits
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.streaming_tokenizer import MAX_TEXT, Qwen3StreamingTokenizer
 from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
-from polyvox.models.qwen3_tts.vocoder import CodecContext, Qwen3TTSVocoder
 from polyvox.models.request import MAX_CHUNK_FRAMES, SEED_LIMIT, ClonedVoice, Request, Sampling
+from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator, frame_limits
 from polyvox.text.phonemes import unmark_phonemes
 
 # A live text has no length yet: two minutes, unless the request has a limit.
@@ -75,8 +75,8 @@ class Qwen3TTSModel:
 
     def __init__(self, model: Qwen3TTS, tokenizer: TextTokenizer, identity: ModelIdentity) -> None:
         self.model, self.tokenizer, self.config, self.identity = model, tokenizer, model.config, identity
-        self.generator = Qwen3TTSGenerator(model.talker, model.config)
-        self.vocoder = Qwen3TTSVocoder(model.codec)
+        self.generator = TalkerGenerator(model.talker, model.config.talker, model.config.tts_pad_id)
+        self.vocoder = CodecVocoder(model.codec)
         self._contexts: ContentCache[CodecContext] = ContentCache(MAX_CACHED_VOICES)
         self._cloner = Cloner(model.encoders, self.vocoder.sample_rate) if model.encoders else None
 
