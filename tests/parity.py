@@ -21,9 +21,8 @@ from polyvox.models.layers.sampling import GeneratorNoise, Noise
 from polyvox.models.layers.talker_config import CONTROL_IDS
 from polyvox.models.protocol import PrefillMetadata, PreparedRequest
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt
-from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Layout, Sampling
-from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGeneratorState
+from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator, TalkerGeneratorState
 from polyvox.models.talker_prompt import Prompt
 from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
@@ -111,7 +110,7 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
     with mock.patch.object(TalkerGeneratorState, "_draws", recording_draws):
         frames, ended = [], []
-        batch = Batch(tts.model, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
+        batch = Batch(generator, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
         for _ in range(199 if case in EMBEDDED else FRAMES):
             codes, over = batch.frame(noise)
             frames.append(codes)
@@ -139,14 +138,14 @@ class Batch:
 
     def __init__(
         self,
-        speech: Qwen3TTSModel,
+        generator: TalkerGenerator,
         prompts: list[torch.Tensor],
         texts: list[torch.Tensor],
         sampling: Sequence[Sampling],
         seeds: Sequence[int] | None = None,
         frames: int = 200,
     ) -> None:
-        generator, count = speech.generator, len(prompts)
+        count = len(prompts)
         self.max_context = max(len(prompt) for prompt in prompts)
         pages = -(-(self.max_context + frames) // PAGE)
         self.state = generator.new_state(count, max(map(len, texts)), ring_frames=8)

@@ -29,7 +29,7 @@ def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[
     generator = tts.model.generator
     prompts, seeds, sampling = zip(*requests, strict=True)
     batch = Batch(
-        tts.model,
+        tts.model.generator,
         [generator.embed(p)[0] for p in prompts],
         [generator.text_rows(p.trailing) for p in prompts],
         sampling,

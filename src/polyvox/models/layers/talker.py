@@ -19,10 +19,10 @@ from polyvox.models.protocol import Attend
 
 
 class TextProjection(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, inner: int, outputs: int) -> None:
         super().__init__()
-        self.linear_fc1 = Linear(inputs, inputs, bias=True)
-        self.linear_fc2 = Linear(inputs, outputs, bias=True)
+        self.linear_fc1 = Linear(inputs, inner, bias=True)
+        self.linear_fc2 = Linear(inner, outputs, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_fc2(F.silu(self.linear_fc1(x)))
@@ -56,7 +56,7 @@ class BaseTalker(nn.Module, ABC):
         hidden_size = shape.transformer.hidden_size
         self.config = shape.transformer
         self.model = TalkerTransformer(shape)
-        self.text_projection = TextProjection(shape.text_hidden_size, hidden_size)
+        self.text_projection = TextProjection(shape.text_hidden_size, shape.projection_size, hidden_size)
         self.codec_head = Linear(hidden_size, shape.vocab_size)
         self.code_predictor = CodePredictor(predictor, hidden_size, shape.code_groups - 1)
         self.max_positions = shape.max_positions

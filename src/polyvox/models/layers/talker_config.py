@@ -17,6 +17,7 @@ class TalkerShape:
     vocab_size: int
     text_vocab_size: int
     text_hidden_size: int
+    projection_size: int  # inner width of the text projection
     code_groups: int
     max_positions: int
     eos_id: int
