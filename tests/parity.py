@@ -144,6 +144,7 @@ class Batch:
         sampling: Sequence[Sampling],
         seeds: Sequence[int] | None = None,
         frames: int = 200,
+        offsets: Sequence[torch.Tensor | None] | None = None,
     ) -> None:
         count = len(prompts)
         self.max_context = max(len(prompt) for prompt in prompts)
@@ -152,7 +153,7 @@ class Batch:
         self.cache = KVCache(generator.kv_shape, count * pages, count, pages, generator.device, generator.kv_dtype)
         self.slots = torch.arange(count, device=generator.device)
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
-            payload = SamplingPayload(seeds[i] if seeds else 0, 0, params, NEVER)
+            payload = SamplingPayload(seeds[i] if seeds else 0, 0, params, NEVER, offsets[i] if offsets else None)
             # Pages of different streams are interleaved, as in the engine.
             self.cache.set_block_table(i, list(range(i + 1, count * pages + 1, count)))
             self.state.assign(i, PreparedRequest(prompt, text, frames, False, len(text), payload))

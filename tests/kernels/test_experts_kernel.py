@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3}
 types = pytest.mark.parametrize("dtype", CLOSE)
-shapes = pytest.mark.parametrize(("rows", "experts", "chosen"), [(1, 4, 2), (5, 12, 6), (40, 16, 3)])
+shapes = pytest.mark.parametrize(("rows", "experts", "chosen"), [(1, 4, 2), (5, 12, 6), (40, 16, 3), (70, 4, 2)])
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -60,6 +60,20 @@ def test_the_products_equal_their_reference(rows: int, experts: int, chosen: int
     ours = multiply(x, routing, gate_up, down)
     theirs = multiply_reference(x, routing.chosen.long(), routing.weights, gate_up, down)
     torch.testing.assert_close(ours, theirs, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+@types
+def test_all_rows_may_choose_the_same_experts(dtype: torch.dtype) -> None:
+    """One expert then has several tiles, and most have none."""
+    rows, experts, hidden, inner = 50, 16, 32, 16
+    logits = torch.arange(experts).expand(rows, experts).to(dtype)
+    x = random(rows, hidden, dtype=dtype)
+    gate_up = random(experts, 2 * inner, hidden, dtype=dtype, seed=1) / hidden**0.5
+    down = random(experts, hidden, inner, dtype=dtype, seed=2) / inner**0.5
+    routing = route(logits, 3, True)
+    assert routing.counts.tolist() == [0] * 13 + [rows] * 3
+    theirs = multiply_reference(x, routing.chosen.long(), routing.weights, gate_up, down)
+    torch.testing.assert_close(multiply(x, routing, gate_up, down), theirs, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
 def test_a_row_has_the_same_output_alone_and_in_a_batch() -> None:

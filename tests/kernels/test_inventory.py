@@ -41,6 +41,7 @@ PARTS = {
     "decode_attention.load_kv_block": "decode_attention.decode_kernel",
     "decode_attention.attend_block": "decode_attention.decode_kernel",
     "decode_attention.norm_and_rotate": "decode_attention.decode_kernel",
+    "experts.find_tile": "experts.gate_up_kernel",
     "launch_overlap.wait": "small_batch_linear.vector_kernel",
     "ring_attention.attend_block": "ring_attention.ring_kernel",
     "ring_attention.rotated": "ring_attention.ring_kernel",

@@ -13,7 +13,7 @@ IMAGE_GRID = (1, 4, 6)  # patches in time, height and width; 2 × 2 of them are 
 IMAGE_TOKENS = 6
 VIDEO_GRID = (3, 4, 4)
 VIDEO_TOKENS = 12
-SECONDS_PER_GRID = 0.8
+SECONDS_PER_GRID = 0.5  # 6.5 positions
 
 System = (START, SYSTEM, LINE, 30, 31, END, LINE)
 Turn = tuple[int, ...]

@@ -17,6 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import Qwen3OmniMoeForConditionalGeneration
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as code
+
 from omni_cases import (
     AUDIO,
     AUDIO_FRAMES,
@@ -30,8 +33,6 @@ from omni_cases import (
     VIDEO_GRID,
     Conversation,
 )
-from transformers import Qwen3OmniMoeForConditionalGeneration
-from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as code
 
 Arrays = dict[str, np.ndarray]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -120,7 +121,7 @@ def positions(model: Any, case: Conversation, ids: torch.Tensor) -> torch.Tensor
         None if mask is None else mask.sum(1),
         given.get("video_second_per_grid"),
     )
-    return found[:, 0].long()
+    return found[:, 0].float()
 
 
 def converse(model: Any, case: Conversation) -> Arrays:

@@ -6,8 +6,9 @@
     combine:  [N,K,H] + sigmoid(shared gate [N,1]) · shared [N,H] (+ residual [N,H]) -> [N,H]
 
 Pair n·K + k is choice k of row n. Each expert has a list of its pairs, filled with an atomic counter; the order of a
-list changes from run to run and affects nothing, because every pair is computed by itself. A program of a product owns
-up to BLOCK_M pairs of one expert; programs of experts without pairs end at once.
+list changes from run to run and affects nothing, because every pair is computed by itself. A tile of a product has up
+to BLOCK_M pairs of one expert. The grid has as many tiles as any routing of N rows can need; a program finds its expert
+from the counts, and ends at once if there are fewer tiles.
 
 Types: bfloat16, float16, float32; logits likewise.
 Roundings: softmax and weights in float32, the weights rounded to the type of the rows; products summed in float32 and
@@ -34,6 +35,30 @@ if TYPE_CHECKING:
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
 MAX_TILE_ROWS = 64
 COMBINE_COLUMNS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTile:
+    """The tile of a product: rows, columns and depth, and how Triton runs it."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTile:
+    """The tile for this many pairs: narrow while few experts are read, so that all multiprocessors have work."""
+    rows = min(MAX_TILE_ROWS, max(MIN_TILE, power_of_2(-(-num_pairs // num_experts))))
+    if dtype == torch.float32:
+        return ExpertTile(rows, 32, 32, 4, 2)
+    return ExpertTile(rows, 16 if num_pairs < num_experts else 64, 128, 4, 3)
+
+
+def max_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
+    """The most tiles of this many rows that any routing of the pairs needs: each expert may have a partial one."""
+    return min(num_pairs, num_experts + num_pairs // rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,18 +101,21 @@ def multiply(rows: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> T
     num_chosen = routing.chosen.shape[1]
     activated = torch.empty(count * num_chosen, inner, dtype=rows.dtype, device=rows.device)
     out = torch.empty(count, num_chosen, hidden, dtype=rows.dtype, device=rows.device)
-    tile_rows = min(MAX_TILE_ROWS, max(MIN_TILE, power_of_2(-(-count * num_chosen // experts))))
-    columns = 16 if count <= MIN_TILE else 64
+    num_pairs = count * num_chosen
+    tile = expert_tile(num_pairs, experts, rows.dtype)
+    tiles = max_tiles(num_pairs, experts, tile.rows)
     precision = "ieee" if rows.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32 else "tf32"
-    common = {"BLOCK_M": tile_rows, "BLOCK_N": columns, "PRECISION": precision, "num_warps": 4}
-    blocks = -(-count // tile_rows)
-    gate_up_kernel[(experts, blocks, -(-inner // columns))](
+    common = {
+        "EXPERTS": experts, "EXPERTS_BLOCK": power_of_2(experts), "BLOCK_M": tile.rows, "BLOCK_N": tile.columns,
+        "PRECISION": precision, "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
+    gate_up_kernel[(tiles, -(-inner // tile.columns))](
         rows.contiguous(), gate_up, routing.counts, routing.pairs, activated, count, hidden, inner,
-        CHOSEN=num_chosen, BLOCK_K=min(128, max(MIN_TILE, power_of_2(hidden))), **common,
+        CHOSEN=num_chosen, BLOCK_K=min(tile.depth, max(MIN_TILE, power_of_2(hidden))), **common,
     )  # fmt: skip
-    down_kernel[(experts, blocks, -(-hidden // columns))](
+    down_kernel[(tiles, -(-hidden // tile.columns))](
         activated, down, routing.counts, routing.pairs, routing.weights, out, count, hidden, inner,
-        BLOCK_K=min(128, max(MIN_TILE, power_of_2(inner))), **common,
+        BLOCK_K=min(tile.depth, max(MIN_TILE, power_of_2(inner))), **common,
     )  # fmt: skip
     return out
 
@@ -147,23 +175,35 @@ def route_kernel(
         pair = row * CHOSEN + choice
         tl.store(chosen + pair, best.to(tl.int32))
         tl.store(weights + pair, weight.to(weights.dtype.element_ty))
-        place = tl.atomic_add(counts + best, 1)
-        tl.store(pairs + best.to(tl.int64) * rows + place, pair.to(tl.int32))
+        index = tl.atomic_add(counts + best, 1)
+        tl.store(pairs + best.to(tl.int64) * rows + index, pair.to(tl.int32))
+
+
+@Kernel
+def find_tile(counts, tile, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert of a tile, its number of pairs, and the tile's first pair in its list; 0 pairs: no such tile."""
+    index = tl.arange(0, EXPERTS_BLOCK)
+    count = tl.load(counts + index, mask=index < EXPERTS, other=0)
+    tiles = (count + BLOCK_M - 1) // BLOCK_M
+    before = tl.cumsum(tiles, 0) - tiles
+    here = (before <= tile) & (tile < before + tiles)
+    expert = tl.sum(tl.where(here, index, 0), 0)
+    return expert, tl.sum(tl.where(here, count, 0), 0), tl.sum(tl.where(here, tile - before, 0), 0) * BLOCK_M
 
 
 @Kernel
 def gate_up_kernel(
     x, weight, counts, pairs, out, rows, hidden, inner,
-    CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    expert = tl.program_id(0)
-    count = tl.load(counts + expert)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    if tl.program_id(1) * BLOCK_M < count:
+    expert, count, first = find_tile(counts, tl.program_id(0), EXPERTS, EXPERTS_BLOCK, BLOCK_M)
+    m = first + tl.arange(0, BLOCK_M)
+    if count > 0:
         present = m < count
         pair = tl.load(pairs + expert.to(tl.int64) * rows + m, mask=present, other=0)
         source = x + (pair // CHOSEN).to(tl.int64) * hidden
-        n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         gate_rows = weight + (expert.to(tl.int64) * (2 * inner) + n) * hidden
         up_rows = gate_rows + inner.to(tl.int64) * hidden
         gates = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -189,15 +229,15 @@ def gate_up_kernel(
 @Kernel
 def down_kernel(
     x, weight, counts, pairs, scales, out, rows, hidden, inner,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    expert = tl.program_id(0)
-    count = tl.load(counts + expert)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    if tl.program_id(1) * BLOCK_M < count:
+    expert, count, first = find_tile(counts, tl.program_id(0), EXPERTS, EXPERTS_BLOCK, BLOCK_M)
+    m = first + tl.arange(0, BLOCK_M)
+    if count > 0:
         present = m < count
         pair = tl.load(pairs + expert.to(tl.int64) * rows + m, mask=present, other=0).to(tl.int64)
-        n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         lines = weight + (expert.to(tl.int64) * hidden + n) * inner
         sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, inner, BLOCK_K):

@@ -28,7 +28,9 @@ END_PRESSURE = 0.05
 # both.
 EXPECTED_FRAMES, EXPECTED_FRAMES_PER_BYTE = 63, 2
 MAX_FRAMES, MAX_FRAMES_PER_BYTE = 125, 4
+DEFAULT_CONTEXT = 1024  # positions: more than a minute of speech
 NEVER = 2**31  # a frame that no stream reaches
+MAX_OFFSET_ROWS = 4096  # first rows of a prompt whose rotary positions may differ by axis
 
 
 def frame_limits(num_bytes: int) -> tuple[int, int]:
@@ -44,13 +46,19 @@ class SamplingPayload(GeneratorPayload):
     segment: int
     sampling: Sampling
     expected_frames: int  # after which end of speech becomes more likely
+    rotary_offsets: Tensor | None = None  # [rows, 3]: added to the rotary positions of the first rows, by axis
 
 
 class TalkerGenerator:
     """Talker and code predictor of a checkpoint; see protocol.py."""
 
     def __init__(
-        self, talker: BaseTalker, config: TalkerShape, text_pad_id: int, kv_dtype: torch.dtype | None = None
+        self,
+        talker: BaseTalker,
+        config: TalkerShape,
+        text_pad_id: int,
+        default_context: int = DEFAULT_CONTEXT,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.talker, self.config, self.text_pad_id = talker, config, text_pad_id
         weight, shape = talker.codec_head.weight, config.transformer
@@ -58,7 +66,7 @@ class TalkerGenerator:
         self.kv_dtype = kv_dtype or weight.dtype
         self.kv_shape = KVShape(shape.layers, shape.kv_heads, shape.head_dim)
         self.hidden_size, self.max_positions = shape.hidden_size, config.max_positions
-        self.num_codebooks = config.code_groups
+        self.default_context, self.num_codebooks = default_context, config.code_groups
         self.nbytes = sum(tensor.nbytes for tensor in talker.parameters() if tensor.device == self.device)
 
     def parameters(self) -> Iterable[Tensor]:
@@ -147,6 +155,12 @@ class TalkerGeneratorState:
         self.segment = integers()
         self.codes = integers(ring_frames, talker.code_groups)
         self._pad = generator.text_rows([generator.text_pad_id])[0]
+        self._axes: Tensor | None = None
+        if talker.rotary_axes is not None:
+            self._axes = torch.tensor(talker.rotary_axes, device=device)
+            # [S, rows, axes]; rows beyond have the last one, which is always zero.
+            wide = torch.promote_types(dtype, torch.float32)
+            self.rotary_offsets = torch.zeros(num_slots, MAX_OFFSET_ROWS, 3, dtype=wide, device=device)
         self._views: list[_SlotViews | None] = [None] * num_slots
 
     @property
@@ -173,6 +187,10 @@ class TalkerGeneratorState:
         views.input.copy_(prepared.rows[-1])
         views.seen.zero_()
         views.text[: len(text)].copy_(text)
+        if self._axes is not None:
+            self.rotary_offsets[slot].zero_()
+            if payload.rotary_offsets is not None:
+                self.rotary_offsets[slot, : len(payload.rotary_offsets)].copy_(payload.rotary_offsets)
 
     def write_text(self, slot: int, start: int, rows: Tensor) -> None:
         ring = self.text.shape[1]
@@ -197,7 +215,14 @@ class TalkerGeneratorState:
         metadata: PrefillMetadata | None,
     ) -> None:
         view = cache.view(slots, positions, max_context, metadata)
-        self.generator.talker(rows[None], positions[None], view)
+        self.generator.talker(rows[None], self._rotary_positions(slots, positions)[None], view)
+
+    def _rotary_positions(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Positions [N] of prompt rows as they are, or [N, head_dim / 2] where they may differ by axis."""
+        if self._axes is None:
+            return positions
+        offsets = self.rotary_offsets[slots, positions.clamp(max=MAX_OFFSET_ROWS - 1)]
+        return positions[:, None] + offsets[:, self._axes]
 
     def frame(self, slots: Tensor, cache: PagedCache, max_context: int, noise: Noise = keyed_noise) -> Tensor:
         """A slot whose flag is FRAME_ENDED got no frame; a further frame of it writes nothing that is read."""
@@ -265,5 +290,5 @@ class TalkerGeneratorState:
         return [
             self.input, self.position, self.text, self.text_end, self.frame_index, self.seen, self.min_frames,
             self.expected_frames, self.repeats, self.talker_params, self.predictor_params, self.key, self.segment,
-            self.codes,
+            self.codes, *([] if self._axes is None else [self.rotary_offsets]),
         ]  # fmt: skip

@@ -94,8 +94,9 @@ class BaseTalker(nn.Module, ABC):
         return self.codec_head.fused(hidden) if self.codec_head.supports_fused(hidden) else self.codec_head(hidden)
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Rows [B,T,hidden] at positions [B,T] to hidden states after the final norm."""
-        if isinstance(attend, PagedKVView):
+        """Rows [B,T,hidden] at positions [B,T], or [B,T,head_dim / 2], to hidden states after the final norm."""
+        by_row = positions.dim() == 3
+        if isinstance(attend, PagedKVView) and not by_row:
             assert self.rotary is not None, "call precompute() before passes over a PagedKVView"
             return self.model.run(rows, self.rotary, attend)
-        return self.model.run(rows, RotaryEmbedding(positions, self.config, rows.dtype), attend)
+        return self.model.run(rows, RotaryEmbedding(positions, self.config, rows.dtype, by_row), attend)

@@ -21,3 +21,5 @@ class TalkerShape:
     code_groups: int
     max_positions: int
     eos_id: int
+    # Rotary positions of images and video have three axes: the axis of each pair of dimensions of a head.
+    rotary_axes: tuple[int, ...] | None = None

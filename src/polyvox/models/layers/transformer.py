@@ -54,7 +54,7 @@ class Attention(nn.Module):
         if view.decode_only and len(rows) <= MAX_ONE_LAUNCH_ROWS:
             attended = rotary_attention(rows, norms, self.norm_eps, *rotary.table, keys, values, *where)
         else:
-            q = rotary_store(rows, norms, self.norm_eps, *rotary.table, keys, values, *where)
+            q = rotary_store(rows, norms, self.norm_eps, *rotary.table, keys, values, *where, by_row=rotary.by_row)
             attended = paged_attention(q, keys, values, *where)
         return attended.view(*qkv.shape[:-1], -1)
 

@@ -53,6 +53,11 @@ class OmniConfig:
     sampling: Sampling
     max_frames: int
 
+    @property
+    def phoneme_alphabet(self) -> None:
+        """The text of these models is not phonemes."""
+        return None
+
 
 def read_config(folder: Path) -> OmniConfig:
     """Reads config.json of a checkpoint folder; raises CheckpointError with file, field and what is supported."""
@@ -128,6 +133,7 @@ def _talker(fields: ConfigFields, thinker_text: ConfigFields) -> OmniTalkerConfi
         code_groups=fields.size("num_code_groups", 2),
         max_positions=text.size("max_position_embeddings"),
         eos_id=fields.id("codec_eos_token_id"),
+        rotary_axes=_rotary_axes(text),
         pad_id=fields.id("codec_pad_id"),
         bos_id=fields.id("codec_bos_id"),
         nothink_id=fields.id("codec_nothink_id"),
@@ -135,6 +141,19 @@ def _talker(fields: ConfigFields, thinker_text: ConfigFields) -> OmniTalkerConfi
         think_eos_id=fields.id("codec_think_eos_id"),
         speakers=fields.ids("speaker_id"),
     )
+
+
+def _rotary_axes(fields: ConfigFields) -> tuple[int, ...]:
+    """The axis (time, height, width) of each pair of dimensions of a head: interleaved, then the rest is time."""
+    rope = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    sections, pairs = rope.integers("mrope_section"), fields.size("head_dim") // 2
+    if len(sections) != 3 or sum(sections) != pairs:
+        raise rope.unsupported("mrope_section", list(sections), f"three sizes with the sum {pairs}")
+    axes = [0] * pairs
+    for axis in (1, 2):
+        for pair in range(axis, 3 * sections[axis], 3):
+            axes[pair] = axis
+    return tuple(axes)
 
 
 def _code2wav(fields: ConfigFields) -> ConvDecoderConfig:
