@@ -68,11 +68,6 @@ class AppendRows(Message, frozen=True):
     last: bool
 
 
-class AppendTokens(Message, frozen=True):
-    id: Id
-    tokens: list[Id]
-
-
 class FinishText(Message, frozen=True):
     id: Id
 
@@ -111,7 +106,6 @@ ServerMessage = (
     | Clone
     | AppendText
     | AppendRows
-    | AppendTokens
     | FinishText
     | Cancel
     | Consumed

@@ -18,6 +18,7 @@ from polyvox.engine.interface import AsyncEngine
 from polyvox.errors import PolyvoxError
 from polyvox.server.api import (
     batch,
+    chat,
     elevenlabs,
     elevenlabs_websocket,
     openai,
@@ -68,7 +69,7 @@ def create_app(
             request_log.close()
 
     app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=ERROR_RESPONSES)
-    for api in (openai, batch, websocket, elevenlabs, elevenlabs_websocket, voices, ops, playground):
+    for api in (openai, batch, chat, websocket, elevenlabs, elevenlabs_websocket, voices, ops, playground):
         app.include_router(api.router)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthMiddleware, settings=settings)

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from polyvox.engine.interface import AsyncEngine
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.models.info import ModelInfo
+from polyvox.server.conversation.conversation import Conversation
 from polyvox.server.health import HealthMonitor
 from polyvox.server.logs import log_request
 from polyvox.server.metrics import Metrics
@@ -35,6 +36,7 @@ class AppState:
     request_log: RequestLog
     metrics: Metrics
     health: HealthMonitor
+    conversation: Conversation
 
     @classmethod
     async def create(cls, engine: AsyncEngine, settings: Settings, request_log: RequestLog) -> "AppState":
@@ -55,6 +57,7 @@ class AppState:
             request_log,
             metrics,
             HealthMonitor(synthesis, info, metrics),
+            Conversation.create(settings),
         )
         synthesis.on_finished = state.record_finished
         return state

@@ -66,6 +66,15 @@ class Metrics:
         self.audio = Counter("polyvox_audio_seconds", "Audio generated, in seconds.", registry=own)
         self.underruns = Counter("polyvox_playback_underruns", "Playback underruns of finished requests.", registry=own)
         self.characters = Counter("polyvox_characters", "Characters synthesised.", registry=own)
+        self.llm_requests = Counter("polyvox_llm_requests", "Chat completions by outcome.", ["outcome"], registry=own)
+        for outcome in ("finished", "rejected", "failed", "timeout", "cancelled"):
+            self.llm_requests.labels(outcome)
+        self.llm_first_token = Histogram(
+            "polyvox_llm_first_token_seconds",
+            "Seconds until the LLM's first text.",
+            buckets=LATENCY_BUCKETS,
+            registry=own,
+        )
         self.active = Gauge("polyvox_streams_active", "Active requests.", multiprocess_mode="livesum", registry=own)
         self.lag = Gauge(
             "polyvox_event_loop_lag_seconds",

@@ -34,6 +34,12 @@ ELEVENLABS_FIELDS = {
     "bit_rate": "output_format",
     "speed": "voice_settings",
 }
+CHAT_PATH = "/v1/chat/completions"
+CHAT_FIELDS = {
+    name: f"audio.{OPENAI_FIELDS.get(name, name)}"
+    for name in (*OPENAI_FIELDS, "voice", "language", "instructions", "sample_rate", "speed", "seed", "pronunciations")
+    if name != "text"
+} | {"format": "audio.format"}
 
 
 class APIError(PolyvoxError):
@@ -76,6 +82,8 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def field_names(scope: Scope) -> Mapping[str, str]:
     """The field names of the API that was called."""
+    if scope["path"].endswith(CHAT_PATH):
+        return CHAT_FIELDS
     return ELEVENLABS_FIELDS if "/v1/text-to-speech/" in scope["path"] else OPENAI_FIELDS
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
@@ -58,7 +59,9 @@ ENGINE: JsonDict = {"section": "Engine"}
 ACCESS: JsonDict = {"section": "Access"}
 LIMITS: JsonDict = {"section": "Request limits"}
 VOICES: JsonDict = {"section": "Voices"}
+CONVERSATION: JsonDict = {"section": "Conversation"}
 LOGGING: JsonDict = {"section": "Logging"}
+SECRETS = ("api_keys", "llm_key")  # never shown
 
 
 class Settings(BaseSettings):
@@ -118,11 +121,10 @@ class Settings(BaseSettings):
         description="Longest expected queue wait in seconds; requests beyond it are rejected.",
         json_schema_extra=ENGINE,
     )
-    context: int | None = Field(
-        default=None,
+    context: int = Field(
+        default=1024,
         ge=256,
-        description="Average KV positions per stream: prompt rows and frames (12.5 per second). "
-        "By default 1024, and 4607 for Qwen3-Omni.",
+        description="Average KV positions per stream: prompt rows and frames (12.5 per second).",
         json_schema_extra=ENGINE,
     )
     memory_gb: float | None = Field(
@@ -278,6 +280,44 @@ class Settings(BaseSettings):
         default=None, description="Folder that file:// recordings may be read from.", json_schema_extra=VOICES
     )
 
+    llm: str | None = Field(
+        default=None,
+        description="URL of an OpenAI-compatible LLM for /v1/chat/completions, such as http://localhost:11434/v1.",
+        json_schema_extra=CONVERSATION,
+    )
+    llm_model: str | None = Field(
+        default=None,
+        description="Model of the LLM; by default the one that each request names.",
+        json_schema_extra=CONVERSATION,
+    )
+    llm_key: str | None = Field(default=None, description="API key of the LLM.", json_schema_extra=CONVERSATION)
+    llm_connect_timeout: float = Field(
+        default=5.0, gt=0, description="Seconds to connect to the LLM.", json_schema_extra=CONVERSATION
+    )
+    llm_first_token_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds from a request to the LLM's first token.",
+        json_schema_extra=CONVERSATION,
+    )
+    llm_token_timeout: float = Field(
+        default=20.0, gt=0, description="Seconds between two tokens of the LLM.", json_schema_extra=CONVERSATION
+    )
+    llm_timeout: float = Field(
+        default=600.0, gt=0, description="Seconds for a whole answer of the LLM.", json_schema_extra=CONVERSATION
+    )
+    max_llm_requests: int = Field(
+        default=256,
+        ge=1,
+        description="Maximum concurrent requests to the LLM per server process; beyond it status 503.",
+        json_schema_extra=CONVERSATION,
+    )
+    chat_format: Literal["openai", "vllm-omni"] = Field(
+        default="openai",
+        description="Format of streamed audio in chat completions: OpenAI's, or that of vLLM-Omni's clients.",
+        json_schema_extra=CONVERSATION,
+    )
+
     log_format: Literal["text", "json"] = Field(
         default="text", description="Format of log lines.", json_schema_extra=LOGGING
     )
@@ -294,6 +334,13 @@ class Settings(BaseSettings):
             except ValueError:
                 raise ValueError("must be IP addresses or networks such as 10.0.0.0/8") from None
         return networks
+
+    @field_validator("llm")
+    @classmethod
+    def _check_llm(cls, url: str | None) -> str | None:
+        if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+            raise ValueError("must be a URL such as http://localhost:11434/v1")
+        return url
 
     @field_validator("spool_dir")
     @classmethod
@@ -326,7 +373,7 @@ class Settings(BaseSettings):
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
             max_streams=self.max_streams or 0,
-            context=self.context or 0,
+            context=self.context,
             max_queue=self.max_queue,
             max_queue_seconds=self.max_queue_seconds,
             buffer_seconds=self.buffer_seconds,
@@ -347,6 +394,7 @@ class Settings(BaseSettings):
         """All settings as JSON values. API keys are counted, not shown."""
         values = self.model_dump(mode="json")
         values["api_keys"] = [f"({len(self.api_keys)} hidden)"] if self.api_keys else []
+        values["llm_key"] = "(hidden)" if self.llm_key else None
         return values
 
     def to_yaml(self) -> str:
@@ -375,7 +423,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         return Settings(**values)
     except ValidationError as error:
         found = field_error(Settings, error.errors()[0])
-        shown = NOT_SHOWN if found.field == "api_keys" else values[found.field]
+        shown = NOT_SHOWN if found.field in SECRETS else values[found.field]
         raise InvalidRequest(found.field, shown, found.requirement, f"Source: {origins[found.field]}.") from None
 
 

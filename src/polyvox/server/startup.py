@@ -49,6 +49,7 @@ class Startup:
             await self._task
         if self.state is not None:
             await self.state.health.stop()
+            await self.state.conversation.close()
             self.state.synthesis.close()
 
     async def _run(self) -> None:

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
@@ -17,7 +17,7 @@ _OBJECTS = {"dict_type", "model_type", "model_attributes_type"}
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """The first error of a validation: the top-level field, what it must be, and its value (NOT_SHOWN for secrets)."""
+    """The first error of a validation: the field, what it must be, and its value (NOT_SHOWN for secrets)."""
 
     field: str
     missing: bool
@@ -33,11 +33,24 @@ class FieldError:
 
 def field_error(model: type[BaseModel], error: Mapping[str, Any], prefix: int = 0) -> FieldError:
     """Describes one entry of `ValidationError.errors()`. prefix: leading items of its location, such as "body"."""
-    # Only the top-level name: in a union the rest of the location names the type that was tried.
+    # Of the location only the names of objects: in a union the rest of it names the type that was tried.
     name = str(error["loc"][prefix])
     field = model.model_fields.get(name)
+    for inner in error["loc"][prefix + 1 :]:
+        if (nested := _model_of(field)) is None:
+            break
+        name, field = f"{name}.{inner}", nested.model_fields.get(str(inner))
     value = NOT_SHOWN if field is not None and field.repr is False else error["input"]
     return FieldError(name, error["type"] == "missing", _requirement(error, field), value)
+
+
+def _model_of(field: FieldInfo | None) -> type[BaseModel] | None:
+    """The type of a field whose value is an object of one type."""
+    if field is None:
+        return None
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    found = kinds[0] if len(kinds) == 1 else None
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
 
 def _requirement(error: Mapping[str, Any], field: FieldInfo | None) -> str:

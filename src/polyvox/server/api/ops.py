@@ -40,11 +40,11 @@ async def readyz(state: State) -> JSONResponse:
     return JSONResponse(body, status_code=200 if state.health.ready else 503)
 
 
-@router.get("/v1/models", summary="The loaded model.")
+@router.get("/v1/models", summary="The loaded model, and the LLM of chat completions.")
 async def list_models(request: Request, state: State) -> JSONResponse:
     if "xi-api-key" in request.headers:  # ElevenLabs' clients
         return JSONResponse([elevenlabs.model_object(state)])
-    return JSONResponse({"object": "list", "data": [model_object(state)]})
+    return JSONResponse({"object": "list", "data": [model_object(state), *llm_objects(state)]})
 
 
 @router.get("/v1/audio/models", summary="The loaded model, in the format of Open WebUI.")
@@ -52,8 +52,11 @@ async def list_audio_models(state: State) -> JSONResponse:
     return JSONResponse({"models": [model_object(state)]})
 
 
-@router.get("/v1/models/{name:path}", summary="The loaded model, if it has this name.")
+@router.get("/v1/models/{name:path}", summary="The loaded model or the LLM, if it has this name.")
 async def get_model(state: State, name: str) -> JSONResponse:
+    for found in llm_objects(state):
+        if found["id"] == name:
+            return JSONResponse(found)
     if name != state.info.identity.name:
         message = f"Unknown model. The loaded model is {state.info.identity.name}."
         raise APIError(404, "model_not_found", message, "model")
@@ -66,6 +69,12 @@ async def get_metrics(state: State) -> Response:
     stats = {**state.health.stats, "restarts": float(state.engine.status().num_restarts)}
     text = await asyncio.to_thread(state.metrics.render, stats)  # it reads the files of all server processes
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def llm_objects(state: AppState) -> list[dict[str, Any]]:
+    """The model of /v1/chat/completions in OpenAI's format, if it has a name."""
+    name = state.settings.llm_model if state.settings.llm is not None else None
+    return [] if name is None else [{"id": name, "object": "model", "created": 0, "owned_by": "llm"}]
 
 
 def model_object(state: AppState) -> dict[str, Any]:

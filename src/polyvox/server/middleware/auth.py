@@ -26,7 +26,11 @@ PUBLIC_CHOICES = {
     "metrics": ("/metrics",),
     "docs": ("/docs", "/redoc", "/openapi.json"),
 }
-SYNTHESIS_PATHS = ("/v1/audio/speech", "/v1/text-to-speech")  # count towards the concurrency limits
+SYNTHESIS_PATHS = (
+    "/v1/audio/speech",
+    "/v1/text-to-speech",
+    "/v1/chat/completions",
+)  # count towards the concurrency limits
 LATE_KEY_PATH = "/v1/text-to-speech/"  # these WebSockets may send their key in the first message
 # Prefixes of a key among the subprotocols of a WebSocket: ours, and the one of OpenAI's clients.
 KEY_PROTOCOLS = ("polyvox-key.", "openai-insecure-api-key.")

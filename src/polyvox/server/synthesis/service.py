@@ -179,10 +179,14 @@ class SynthesisService:
         for pool in (self._preparation, self._decoding, self._encoding):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _check_admission(self, whole_file: bool) -> None:
-        """Rejects at once, without any work, what would be rejected later."""
+    def check_draining(self) -> None:
+        """Raises Overloaded if the server is shutting down."""
         if self.draining:
             raise Overloaded("The server is shutting down.", retry_after=1)
+
+    def _check_admission(self, whole_file: bool) -> None:
+        """Rejects at once, without any work, what would be rejected later."""
+        self.check_draining()
         recent = self._rejections[whole_file]
         if len(recent) == MAX_REJECTIONS and time.monotonic() < recent[0][0] + REJECTION_SECONDS:
             rejection = recent[-1][1]

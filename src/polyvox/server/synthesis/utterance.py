@@ -56,6 +56,8 @@ class Utterance:
         self._appending: asyncio.Task[None] | None = None  # text of a streaming segment
         self._finish_reason: FinishReason = "stop"  # the most severe of all segments
         self._cancelled = self._closed = False
+        self._prechecked = False  # the engine had capacity before there was any text
+        self.failure: str | None = None  # why its text cannot be completed; for the record of a cancelled utterance
         self.awaiting_text = False  # all text so far is synthesised
         self.playing_seconds = 0.0  # playing time of the audio so far
 
@@ -93,6 +95,16 @@ class Utterance:
         if (first := self._segments.next_ready()) is not None:
             self._next = first, asyncio.create_task(self._submit(first))
             await asyncio.shield(self._next[1])
+
+    async def precheck(self) -> None:
+        """Raises Overloaded if the engine would reject a live utterance now, before there is any text.
+
+        After it the first segment is retried like a later one: the client has been promised an answer.
+        """
+        assert self._request is not None
+        trial = await self._service.submit(replace(self._request, live=True, layout="streaming"))
+        trial.cancel()
+        self._prechecked = True
 
     def append(self, text: str) -> None:
         """More text for a live utterance."""
@@ -280,7 +292,7 @@ class Utterance:
             request = replace(request, fingerprint=_fingerprint(self._options, segment.text))
         if segment.streaming is not None:
             request = replace(request, live=True, layout="streaming")
-        may_retry = self._segment_index > 0
+        may_retry = self._segment_index > 0 or self._prechecked
         self._segment_index += 1
         deadline = time.monotonic() + self._service.settings.max_queue_seconds
         while True:
@@ -325,6 +337,8 @@ class Utterance:
             self.record.first_audio = time.monotonic() - self._start_time
 
     def _record_finished(self, reason: FinishReason, error: str | None = None) -> None:
+        if reason == "cancelled" and self.failure is not None:
+            reason, error = "error", self.failure
         self.record.finish_reason, self.record.error = reason, error
         self.record.seconds = time.monotonic() - self._start_time
         self._service.on_finished(self.record)

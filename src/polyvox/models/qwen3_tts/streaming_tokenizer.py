@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizes text that arrives in pieces: returns tokens as soon as no later text can change them."""
+
+import unicodedata
+
+from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.models.qwen3_tts.tokenizer import NO_WORDS, SILENT_PHONEMES, TextTokenizer
+from polyvox.text.phonemes import PhonemeStream
+
+# Characters; about the text of the longest utterance that a checkpoint allows, 8,191 frames or 11 minutes.
+MAX_TEXT = 10_000
+
+
+class Qwen3StreamingTokenizer:
+    """Returns the token ids of a text whose pieces may have any size, in order and as early as possible.
+
+    Pending are the last pre-token, which more text may extend, trailing whitespace, which may join the next word, and
+    characters before a combining mark. Whitespace around the whole text is not tokenized. If the model's text is
+    phonemes, words whose phonemes depend on the next word are pending too.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, needs_words: bool = True) -> None:
+        self._tokenizer, self._needs_words = tokenizer, needs_words
+        self._phonemes = PhonemeStream() if tokenizer.takes_phonemes else None
+        self._pending = ""
+        self._length = 0
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is any text, even if all of it is pending."""
+        words_pending = self._phonemes is not None and self._phonemes.has_pending
+        return self._begun or words_pending or bool(self._pending.strip())
+
+    def append(self, piece: str) -> list[int]:
+        """The ids that this piece completes. An invalid piece raises and changes nothing."""
+        if self._length + len(piece) > MAX_TEXT:
+            raise InvalidRequest(
+                "text", piece, f"must have at most {MAX_TEXT:,} characters in total", "Start another stream."
+            )
+        if any("\ud800" <= character <= "\udfff" for character in piece):
+            raise InvalidRequest("text", piece, "must be valid Unicode without lone surrogates")
+        self._length += len(piece)
+        if self._phonemes is not None:
+            return self._complete(self._phonemes.append(piece))
+        text = self._pending + piece
+        text = unicodedata.normalize("NFC", text if self._begun else text.lstrip())
+        ids, ends = self._tokenizer.pieces(text)
+        boundaries = sorted({end for end in ends if end <= len(text.rstrip())})
+        while boundaries and (boundaries[-1] == len(text) or unicodedata.combining(text[boundaries[-1]])):
+            boundaries.pop()
+        boundary = boundaries[-1] if boundaries else 0
+        self._pending = text[boundary:]
+        self._begun = self._begun or boundary > 0
+        return ids[: sum(end <= boundary for end in ends)]
+
+    def finish(self) -> list[int]:
+        """The remaining ids; raises InvalidRequest if there was no text."""
+        if self._phonemes is not None:
+            ids = self._complete(self._phonemes.finish())
+            if self._begun or not self._length:
+                return ids if self._begun else self._tokenizer.text("")
+            if self._needs_words:
+                raise InvalidRequest("text", NOT_SHOWN, NO_WORDS)
+            return self._complete(SILENT_PHONEMES)
+        pending, self._pending = self._pending.rstrip(), ""
+        return self._tokenizer.pieces(pending)[0] if pending or self._begun else self._tokenizer.text("")
+
+    def _complete(self, phonemes: str) -> list[int]:
+        """The ids of phonemes. They end after a word or a mark, where a pre-token ends too."""
+        self._begun = self._begun or bool(phonemes)
+        return self._tokenizer.pieces(phonemes)[0]

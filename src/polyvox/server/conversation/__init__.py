@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat completions whose answers are spoken while the LLM writes them."""

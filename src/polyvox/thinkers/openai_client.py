@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thinker behind any server with OpenAI's chat completions: vLLM, SGLang, Ollama, llama.cpp, OpenAI."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from polyvox.errors import shorten
+from polyvox.thinkers.event_stream import EventStreamParser
+from polyvox.thinkers.interface import (
+    ChatBody,
+    Delta,
+    End,
+    PromptTokens,
+    ThinkerEvent,
+    ThinkerFailed,
+    ThinkerOverloaded,
+    ThinkerRejected,
+    ThinkerTimeout,
+    TimeLimit,
+)
+
+log = logging.getLogger(__name__)
+
+PATH = "/chat/completions"
+MAX_ATTEMPTS, RETRY_DELAY = 2, 0.1  # of a request whose connection fails before it has an answer; seconds
+END_TIMEOUT = 0.2  # seconds for the end of the response after the end of the answer
+KEEP_ALIVE = 30.0  # seconds that an idle connection stays open
+READ_BUFFER = 64 * 1024  # bytes that are read ahead of the parser
+MAX_ERROR_BYTES = 64 * 1024  # of the body of an error
+DEFAULT_RETRY_AFTER = 1.0  # seconds, if the server does not say
+DONE = b"[DONE]"
+# Of the keys of a chunk, those that only models that speak by token ids need.
+ID_KEYS = ("prompt_token_ids", "token_ids")
+# Statuses that are the client's to handle. A wrong key or address is a mistake in the server's settings.
+CLIENT_STATUSES = (400, 404, 409, 413, 415, 422)
+
+
+@dataclass(frozen=True, slots=True)
+class LLMConfig:
+    """An OpenAI-compatible server and its limits. Times are in seconds.
+
+    url: with its version, such as http://localhost:11434/v1. model: None for the one that each request names.
+    """
+
+    url: str
+    model: str | None = None
+    key: str | None = None
+    connect_timeout: float = 5.0
+    first_token_timeout: float = 60.0
+    token_timeout: float = 20.0
+    timeout: float = 600.0
+    max_requests: int = 256
+
+
+class OpenAIThinker:
+    """Pooled connections to one server. A failed connection is retried only before the answer has begun."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        self._config = config
+        self._url = config.url.rstrip("/") + PATH
+        self._num_requests = 0
+        headers = {"authorization": f"Bearer {config.key}"} if config.key else {}
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=config.max_requests, keepalive_timeout=KEEP_ALIVE),
+            timeout=aiohttp.ClientTimeout(total=None, connect=config.connect_timeout),
+            read_bufsize=READ_BUFFER,
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in progress."""
+        return self._num_requests
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def answer(self, body: ChatBody, with_ids: bool) -> AsyncGenerator[ThinkerEvent]:
+        """with_ids: asks for token ids, which vLLM and SGLang return; raises ThinkerFailed if there are none."""
+        options = {**(body.get("stream_options") or {}), "include_usage": True}
+        request = {**body, "stream": True, "stream_options": options}
+        if with_ids:
+            request["return_token_ids"] = True
+        reader = AnswerReader(with_ids)
+        async with (
+            self._request(request) as (response, deadline),
+            aclosing(self._events(response, reader, deadline)) as events,
+        ):
+            async for event in events:
+                yield event
+                if isinstance(event, End):
+                    await _read_to_end(response)
+                    return
+
+    @asynccontextmanager
+    async def open(self, body: ChatBody) -> AsyncIterator[tuple[str, AsyncIterator[bytes]]]:
+        """Sends a request unchanged; the content type of the response and its body, as it arrives."""
+        async with self._request(body) as (response, deadline):
+            yield response.headers.get("content-type", "application/json"), self._parts(response, deadline)
+
+    async def _parts(self, response: aiohttp.ClientResponse, deadline: float) -> AsyncIterator[bytes]:
+        while part := await self._read(response, deadline, started=True):
+            yield part
+
+    async def _events(
+        self, response: aiohttp.ClientResponse, reader: "AnswerReader", deadline: float
+    ) -> AsyncGenerator[ThinkerEvent]:
+        parser = EventStreamParser()
+        while part := await self._read(response, deadline, reader.started):
+            try:
+                found = parser.push(part)
+            except ValueError as error:
+                raise ThinkerFailed(f"The LLM sent invalid data: {error}.") from None
+            for data in found:
+                for event in reader.read(data):
+                    yield event
+        raise ThinkerFailed("The LLM ended its answer without a finish reason.")
+
+    async def _read(self, response: aiohttp.ClientResponse, deadline: float, started: bool) -> bytes:
+        """The next bytes; empty at the end."""
+        config = self._config
+        limits: dict[TimeLimit, float] = {"llm_timeout": deadline}
+        if started:
+            limits["llm_token_timeout"] = asyncio.get_running_loop().time() + config.token_timeout
+        else:
+            limits["llm_first_token_timeout"] = deadline - config.timeout + config.first_token_timeout
+        limit = min(limits, key=limits.__getitem__)
+        try:
+            async with asyncio.timeout_at(limits[limit]):
+                return await response.content.readany()
+        except TimeoutError:
+            raise self._timeout(limit) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ThinkerFailed(f"The connection to the LLM failed: {_describe(error)}.") from None
+
+    @asynccontextmanager
+    async def _request(self, body: ChatBody) -> AsyncIterator[tuple[aiohttp.ClientResponse, float]]:
+        """A response with status 200, and the time at which its answer must have ended."""
+        if self._num_requests >= self._config.max_requests:
+            message = f"The limit of {self._config.max_requests} LLM requests is reached (max_llm_requests)."
+            raise ThinkerOverloaded(message, DEFAULT_RETRY_AFTER)
+        self._num_requests += 1
+        try:
+            model = {} if self._config.model is None else {"model": self._config.model}
+            data = json.dumps({**body, **model}).encode()
+            start = asyncio.get_running_loop().time()
+            response = await self._connect(data, start + self._config.first_token_timeout)
+            try:
+                if response.status != 200:
+                    raise await self._rejection(response)
+                yield response, start + self._config.timeout
+            finally:
+                response.close()  # ends the answer if it has not ended; a connection whose answer has is kept
+        finally:
+            self._num_requests -= 1
+
+    async def _connect(self, data: bytes, deadline: float) -> aiohttp.ClientResponse:
+        headers = {"content-type": "application/json"}
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self._session.post(self._url, data=data, headers=headers, allow_redirects=False)
+            except aiohttp.ConnectionTimeoutError:
+                raise self._timeout("llm_connect_timeout") from None
+            except TimeoutError:
+                raise self._timeout("llm_first_token_timeout") from None
+            except (aiohttp.ClientError, OSError) as error:
+                if attempt + 1 == MAX_ATTEMPTS:
+                    message = f"The LLM cannot be reached: {_describe(error)}."
+                    raise ThinkerFailed(message) from None
+                log.info("llm request retried", extra={"error": _describe(error)})
+                await asyncio.sleep(RETRY_DELAY)
+        raise AssertionError
+
+    async def _rejection(self, response: aiohttp.ClientResponse) -> Exception:
+        """The error for a status other than 200."""
+        try:
+            async with asyncio.timeout(self._config.token_timeout):
+                body = await response.content.read(MAX_ERROR_BYTES)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            body = b""
+        message, param = _error_of(body)
+        if response.status in (429, 503):
+            return ThinkerOverloaded(f"The LLM is overloaded: {message}", _retry_after(response), response.status)
+        if response.status in CLIENT_STATUSES:
+            return ThinkerRejected(response.status, f"The LLM rejected the request: {message}", param)
+        return ThinkerFailed(f"The LLM answered with status {response.status}: {message}")
+
+    def _timeout(self, limit: TimeLimit) -> ThinkerTimeout:
+        config = self._config
+        what, seconds = {
+            "llm_connect_timeout": ("The connection to the LLM took longer than", config.connect_timeout),
+            "llm_first_token_timeout": ("The LLM sent no token for", config.first_token_timeout),
+            "llm_token_timeout": ("The LLM sent nothing for", config.token_timeout),
+            "llm_timeout": ("The LLM's answer took longer than", config.timeout),
+        }[limit]
+        return ThinkerTimeout(f"{what} {seconds:g} s", limit)
+
+
+class AnswerReader:
+    """Turns the chunks of one streamed chat completion into events. The End follows `[DONE]`, after the usage."""
+
+    def __init__(self, with_ids: bool) -> None:
+        self._with_ids = with_ids
+        self._finish_reason: str | None = None
+        self._usage: Mapping[str, Any] | None = None
+        self._has_prompt = False
+        self.started = False  # a delta has arrived
+
+    def read(self, data: bytes) -> list[ThinkerEvent]:
+        """The events of one chunk; raises ThinkerFailed if it is not one."""
+        if data.strip() == DONE:
+            if self._finish_reason is None:
+                raise ThinkerFailed("The LLM ended its answer without a finish reason.")
+            return [End(self._finish_reason, self._usage)]
+        try:
+            chunk = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise _invalid(data) from None
+        if not isinstance(chunk, dict):
+            raise _invalid(data)
+        if chunk.get("error"):
+            message, _ = _error_of(data)
+            raise ThinkerFailed(f"The LLM failed: {message}")
+        if isinstance(chunk.get("usage"), dict):
+            self._usage = chunk["usage"]
+        choices = chunk.get("choices") or []
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise _invalid(data)
+        events: list[ThinkerEvent] = []
+        for choice in choices:
+            events += self._read_choice(chunk, choice, data)
+        return events
+
+    def _read_choice(self, chunk: dict[str, Any], choice: dict[str, Any], data: bytes) -> list[ThinkerEvent]:
+        delta = choice.get("delta") or {}
+        text = delta.get("content") if isinstance(delta, dict) else 0
+        if not isinstance(text, str | None):
+            raise _invalid(data)
+        events: list[ThinkerEvent] = []
+        if self._with_ids and not self._has_prompt:
+            events.append(PromptTokens(_ids(chunk.get("prompt_token_ids") or choice.get("prompt_token_ids"), data)))
+            self._has_prompt = True
+        ids = _ids(choice.get("token_ids") or [], data) if self._with_ids else ()
+        if isinstance(choice.get("finish_reason"), str):
+            self._finish_reason = choice["finish_reason"]
+            if self._finish_reason == "length":
+                ids = ids[:-1]  # the reference implementation does not speak the token at which it is cut
+        kept = {key: value for key, value in choice.items() if key not in ID_KEYS}
+        whole = {key: value for key, value in chunk.items() if key not in (*ID_KEYS, "usage")}
+        if ids or delta or choice.get("logprobs"):
+            self.started = self.started or bool(ids or text or delta.keys() - {"role", "content"})
+            shown = {**whole, "choices": [{**kept, "delta": delta, "finish_reason": None}]}
+            events.append(Delta(text or "", ids, shown))
+        return events
+
+
+async def _read_to_end(response: aiohttp.ClientResponse) -> None:
+    """Reads what follows the answer, so that the connection can be used again."""
+    with suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(END_TIMEOUT):
+            while await response.content.readany():
+                pass
+
+
+def _ids(value: object, data: bytes) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+        if value is None:
+            hint = "Start vLLM or SGLang with a version that supports return_token_ids."
+            raise ThinkerFailed(f"The LLM returns no token ids, which the model needs. {hint}")
+        raise _invalid(data)
+    return tuple(value)
+
+
+def _invalid(data: bytes) -> ThinkerFailed:
+    return ThinkerFailed(f"The LLM sent invalid data: {shorten(data.decode(errors='replace'))}.")
+
+
+def _error_of(body: bytes) -> tuple[str, str | None]:
+    """The message and the parameter of an error in OpenAI's format, or the start of any other."""
+    try:
+        error = json.loads(body)["error"]
+        if isinstance(error, str):
+            return error, None
+        param = error.get("param")
+        return str(error["message"]), param if isinstance(param, str) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return shorten(body.decode(errors="replace").strip()), None
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float:
+    try:
+        return min(max(float(response.headers["retry-after"]), 0.0), 3600.0)
+    except (KeyError, ValueError):
+        return DEFAULT_RETRY_AFTER
+
+
+def _describe(error: Exception) -> str:
+    """Without the address: aiohttp's message has it, and it may be internal."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return str(getattr(cause, "strerror", None) or type(cause).__name__)
