@@ -1,4 +1,4 @@
-# Every target sets up its own environment: .venv, .conformance, .oracle or .voice.
+# Every target sets up its own environment: .venv, .conformance, .oracle, .oracle-omni or .voice.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +31,7 @@ lint: $(VENV)/.dev  ## ruff, the vocabulary check, mypy
 docs: $(VENV)/.docs  ## build the documentation site in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-golden: $(VENV)/.dev  ## run the reference package and compare the golden files (ARGS=--write replaces them)
+golden: $(VENV)/.dev  ## run the reference packages and compare the golden files (ARGS=--write replaces them)
 	$(BIN)/python tests/reference/golden.py $(ARGS)
 
 bench: $(VENV)/.runtime  ## time the model calls (ARGS="--model 1.7B --batch 1,8"); for servers: polyvox bench
@@ -41,7 +41,7 @@ voice-check: .voice/.complete  ## word error rate, lengths, pitch and real-time 
 	.voice/bin/python -m training.check --asr .voice/package/models/Xenova/whisper-base $(ARGS)
 
 clean:
-	rm -rf $(VENV) .conformance .oracle .voice build dist
+	rm -rf $(VENV) .conformance .oracle .oracle-omni .voice build dist
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Polyvox needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": set PYTHON=") if sys.version_info < (3, 11) else 0'

@@ -21,7 +21,8 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels import conv, tiles
-from polyvox.models.qwen3_tts.codec import CodecDecoder, Stateful
+from polyvox.models.layers.conv_decoder import Stateful
+from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.family import FAMILY
 
 DEVICE = torch.device("cuda")
@@ -189,7 +190,7 @@ def launches(codec: CodecDecoder) -> Iterator[Launch]:
         recorded.append(launch)
         return conv.causal_conv(x, taps, past, *rest)  # type: ignore[arg-type]
 
-    with patch("polyvox.models.qwen3_tts.codec.causal_conv", record):
+    with patch("polyvox.models.layers.conv_decoder.causal_conv", record):
         codec(random_codes(codec, 1, 1), state, torch.zeros(1, dtype=torch.int64, device=DEVICE))
     yield from recorded
 

@@ -30,9 +30,9 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.pending import PendingAudio
 from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.family import FAMILY
-from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.request import Request, Sampling
+from polyvox.models.talker_generator import TalkerGeneratorState
 from polyvox.tts import TTS, load
 
 Rows = list[tuple[str, str]]
@@ -53,7 +53,7 @@ def rows(size: str) -> Rows:
         """16 frames and their samples of each stream; seed and input belong to the stream, not to its slot."""
         batch = SyntheticBatch(model, 64, 32, 24, 4)
         state = batch.state
-        assert isinstance(state, Qwen3TTSGeneratorState)
+        assert isinstance(state, TalkerGeneratorState)
         state.input.copy_(inputs[streams])
         state.key[:, 0] = torch.tensor(streams, device="cuda")
         order = torch.randperm(64, device="cuda")
@@ -157,7 +157,7 @@ def layers(size: str) -> Rows:
     for name, model in (("narrow", narrow), ("wide", wide)):
         batch = SyntheticBatch(model, 8, 32, 8, 4)
         state = batch.state
-        assert isinstance(state, Qwen3TTSGeneratorState)
+        assert isinstance(state, TalkerGeneratorState)
         state.input.copy_(start)
         with record_layers(model.model, name):
             batch.frame()

@@ -13,6 +13,7 @@ from hypothesis import settings
 
 import polyvox
 from polyvox import kernels
+from polyvox.models.qwen3_omni import synthetic as omni
 from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.qwen3_tts.synthetic import write_tiny
@@ -55,6 +56,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in get_args(Kind):
         write_tiny(folder / kind, cast(Kind, kind))
+    for shape in get_args(omni.Shape):
+        omni.write_tiny(folder / f"omni-{shape}", shape)
     return folder
 
 

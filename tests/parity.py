@@ -18,12 +18,12 @@ from polyvox.kernels.flags import FRAME_ENDED
 from polyvox.kernels.noise import keyed_noise
 from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import GeneratorNoise, Noise
+from polyvox.models.layers.talker_config import CONTROL_IDS
 from polyvox.models.protocol import PrefillMetadata, PreparedRequest
-from polyvox.models.qwen3_tts.config import CONTROL_IDS
-from polyvox.models.qwen3_tts.generator import NEVER, Qwen3TTSGeneratorState, SamplingPayload
-from polyvox.models.qwen3_tts.prompt import Prompt, Reference, build_prompt
-from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
+from polyvox.models.qwen3_tts.prompt import Reference, build_prompt
 from polyvox.models.request import Layout, Sampling
+from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator, TalkerGeneratorState
+from polyvox.models.talker_prompt import Prompt
 from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
 Array = NDArray[Any]
@@ -97,7 +97,7 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
     first: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
-    draws = Qwen3TTSGeneratorState._draws
+    draws = TalkerGeneratorState._draws
 
     def recording_draws(*how: Any) -> Draw:
         draw = draws(*how)
@@ -108,9 +108,9 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
         return recorded
 
-    with mock.patch.object(Qwen3TTSGeneratorState, "_draws", recording_draws):
+    with mock.patch.object(TalkerGeneratorState, "_draws", recording_draws):
         frames, ended = [], []
-        batch = Batch(tts.model, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
+        batch = Batch(generator, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
         for _ in range(199 if case in EMBEDDED else FRAMES):
             codes, over = batch.frame(noise)
             frames.append(codes)
@@ -138,21 +138,22 @@ class Batch:
 
     def __init__(
         self,
-        speech: Qwen3TTSModel,
+        generator: TalkerGenerator,
         prompts: list[torch.Tensor],
         texts: list[torch.Tensor],
         sampling: Sequence[Sampling],
         seeds: Sequence[int] | None = None,
         frames: int = 200,
+        offsets: Sequence[torch.Tensor | None] | None = None,
     ) -> None:
-        generator, count = speech.generator, len(prompts)
+        count = len(prompts)
         self.max_context = max(len(prompt) for prompt in prompts)
         pages = -(-(self.max_context + frames) // PAGE)
         self.state = generator.new_state(count, max(map(len, texts)), ring_frames=8)
         self.cache = KVCache(generator.kv_shape, count * pages, count, pages, generator.device, generator.kv_dtype)
         self.slots = torch.arange(count, device=generator.device)
         for i, (prompt, text, params) in enumerate(zip(prompts, texts, sampling, strict=True)):
-            payload = SamplingPayload(seeds[i] if seeds else 0, 0, params, NEVER)
+            payload = SamplingPayload(seeds[i] if seeds else 0, 0, params, NEVER, offsets[i] if offsets else None)
             # Pages of different streams are interleaved, as in the engine.
             self.cache.set_block_table(i, list(range(i + 1, count * pages + 1, count)))
             self.state.assign(i, PreparedRequest(prompt, text, frames, False, len(text), payload))

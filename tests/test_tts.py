@@ -16,7 +16,7 @@ from conftest import Loaded, LoadedTTS
 from polyvox import Audio, ClonedVoice, InvalidRequest, Request, Sampling
 from polyvox.audio.samples import Samples
 from polyvox.errors import PolyvoxError
-from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
+from polyvox.models.talker_generator import TalkerGeneratorState
 from polyvox.tts import TTS
 
 pytestmark = pytest.mark.slow
@@ -27,15 +27,15 @@ TEXT = "Good morning, how are you?"
 def recorded_frames(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """A list to which the codes of every generated frame are added."""
     recorded: list[torch.Tensor] = []
-    frame = Qwen3TTSGeneratorState.frame
+    frame = TalkerGeneratorState.frame
 
-    def record(state: Qwen3TTSGeneratorState, slots: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def record(state: TalkerGeneratorState, slots: torch.Tensor, *rest: Any) -> torch.Tensor:
         at = state.frame_index[slots] % state.codes.shape[1]
         flags = frame(state, slots, *rest)
         recorded.append(state.codes[slots, at].clone())
         return flags
 
-    monkeypatch.setattr(Qwen3TTSGeneratorState, "frame", record)
+    monkeypatch.setattr(TalkerGeneratorState, "frame", record)
     return recorded
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from polyvox.models.qwen3_tts.config import ModelConfig
-from polyvox.models.qwen3_tts.prompt import NO_CODE, build_prompt
+from polyvox.models.qwen3_tts.prompt import build_prompt
+from polyvox.models.talker_prompt import NO_CODE
 from training.layout import SPEAKERS
 from training.pool import UNKNOWN, Pool
 

@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyvox.models.layers.conv_decoder import ConvNeXt, SnakeBeta
 from polyvox.models.layers.linear import Linear, StackedWeights
 from polyvox.models.layers.norm import LayerScale, RMSNorm
-from polyvox.models.qwen3_tts.codec import Codebook, ConvNeXt, SnakeBeta
-from polyvox.models.qwen3_tts.config import CODEC_FILE, CONTROL_IDS, GENERATION_FILE, MODEL_FILE
+from polyvox.models.layers.talker_config import CONTROL_IDS
+from polyvox.models.qwen3_tts.codec import Codebook
+from polyvox.models.qwen3_tts.config import CODEC_FILE, GENERATION_FILE, MODEL_FILE
 from polyvox.text.phonemes import ALPHABET
 from training.tokens import SPECIAL, VOCABULARY
 from training.units import FRAME, SAMPLE_RATE

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.models.layers.mlp import MLP
 from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
 from polyvox.models.qwen3_tts.talker import Talker
@@ -223,9 +224,10 @@ def scale_for_depth(model: Talker) -> None:
     for stack in (model.model, model.code_predictor.model):
         for layer in stack.layers:
             assert isinstance(layer, TransformerLayer)
+            assert isinstance(layer.mlp, MLP)
             for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
                 weight.mul_((2 * len(stack.layers)) ** -0.5)
-    nn.init.normal_(model.model.text_embedding.weight, std=1.0)
+    nn.init.normal_(model.text_embedding.weight, std=1.0)
     nn.init.normal_(model.model.codec_embedding.weight, std=0.1)
     nn.init.normal_(model.code_predictor.model.codec_embedding.weight, std=0.1)
 

@@ -15,7 +15,7 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from polyvox.models.qwen3_tts.tokenizer import QWEN2_PATTERN
+from polyvox.models.tokenizer import QWEN2_PATTERN
 from training.corpus import Phonemes
 
 VOCABULARY = 768

@@ -24,9 +24,9 @@ from polyvox.bench.model_calls import (
 from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import EngineConfig
+from polyvox.models.hashing_tokenizer import HashingTokenizer
 from polyvox.models.info import ModelIdentity
 from polyvox.models.qwen3_tts import family, synthetic
-from polyvox.models.qwen3_tts.family import HashingTokenizer
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.registry import random_model
 from polyvox.tts import TTS

@@ -23,7 +23,7 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.kernels import sampler
-from polyvox.models.qwen3_tts import generator
+from polyvox.models import talker_generator as generator
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request, Sampling
 

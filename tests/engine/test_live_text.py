@@ -14,9 +14,9 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.errors import Overloaded, StreamFailed
-from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request, Sampling
+from polyvox.models.talker_generator import TalkerGeneratorState
 
 pytestmark = pytest.mark.slow
 
@@ -113,9 +113,9 @@ def test_finished_live_text_has_the_expected_frames_of_whole_text(speech: Qwen3T
         stream = engine.submit(request("hello there", live=True, frames=3))
         stream.finish_text()
         read_all(stream)
-        budget = int(cast(Qwen3TTSGeneratorState, engine._runner.generator.state).expected_frames[0])
+        budget = int(cast(TalkerGeneratorState, engine._runner.generator.state).expected_frames[0])
         read_all(engine.submit(request("hello there", layout="streaming", frames=3)))
-        assert budget == int(cast(Qwen3TTSGeneratorState, engine._runner.generator.state).expected_frames[0])
+        assert budget == int(cast(TalkerGeneratorState, engine._runner.generator.state).expected_frames[0])
     finally:
         engine.close()
 

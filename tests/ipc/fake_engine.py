@@ -81,6 +81,12 @@ class FakeStream(StreamReader[Chunk]):
             self.open = self.open and not last
             self._engine.work.notify_all()
 
+    def append_tokens(self, ids: Sequence[int]) -> None:
+        with self._engine.work:
+            self._engine.made["tokens"] += sum(ids)
+            self.goal += len(ids)
+            self._engine.work.notify_all()
+
     def finish_text(self) -> None:
         with self._engine.work:
             self.open = False

@@ -168,6 +168,18 @@ async def test_rows_travel_as_arrays_and_the_last_ones_finish_the_text(engine: A
     assert (await engine.stats())["rows"] - before == (3 + 2 * 2) * 48
 
 
+async def test_tokens_travel_in_order(engine: AsyncRemoteEngine) -> None:
+    stream = await engine.submit(request(21, text="word", live=True))
+    before = (await engine.stats()).get("tokens", 0)
+    stream.append_tokens([151_643, 7])
+    stream.append_tokens((1,))
+    stream.finish_text()
+    with pytest.raises(InvalidRequest, match="text is not finished"):
+        stream.append_tokens([1])
+    assert_complete(await read(stream), seed=21, count=4)
+    assert (await engine.stats())["tokens"] - before == 151_651
+
+
 # Values and errors
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
 from polyvox.kernels.ring_attention import RingAttention
-from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
+from polyvox.models.layers.conv_decoder import DecoderState
+from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.synthetic import tiny_files
 
@@ -54,7 +55,7 @@ def expected() -> Tensor:
         return decoder()(codes(), decoder().initial_state(2))[0]
 
 
-def decoded(codec: CodecDecoder, state: CodecState, slots: Tensor, sizes: list[int]) -> Tensor:
+def decoded(codec: CodecDecoder, state: DecoderState, slots: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([codec(part, state, slots)[0] for part in codes().split(sizes, dim=1)], dim=1)
 
 

@@ -117,6 +117,17 @@ def test_rotation_gives_a_row_the_same_bits_at_any_index() -> None:
     assert torch.equal(again.nan_to_num(), cache.nan_to_num())
 
 
+def test_angles_by_row_rotate_as_those_of_the_rows_positions() -> None:
+    given, cache = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
+    again, plain = cache.clone(), cache.clone()
+    q = rotary_store(**given, keys=cache[0], values=cache[1])
+    for name in ("cos", "sin"):
+        given[name] = given[name][given["positions"]]
+    assert torch.equal(rotary_store(**given, keys=again[0], values=again[1], by_row=True), q)
+    assert torch.equal(again.nan_to_num(), cache.nan_to_num())
+    assert_close(rotary_store_reference(**given, keys=plain[0], values=plain[1], by_row=True), q, CLOSE[torch.float32])
+
+
 def with_a_past(given: dict[str, Any], cache: Tensor) -> Tensor:
     """A cache that is written before each row's position and NaN after it."""
     page = cache.shape[2]

@@ -32,7 +32,7 @@ def test_streams_with_kernels_sample_the_codes_of_the_reference(
     sampling = [default, replace(default, temperature=0.0, top_k=5)][: len(lengths)]
 
     def speak() -> tuple[list[list[int]], torch.Tensor]:
-        batch = Batch(tts.model, prompts, texts, sampling, seeds=[3, 2**40 + 5], frames=4)
+        batch = Batch(tts.model.generator, prompts, texts, sampling, seeds=[3, 2**40 + 5], frames=4)
         frames = torch.cat([batch.frame()[0] for _ in range(num_frames)], dim=1)
         return frames.tolist(), batch.state.input.clone()
 

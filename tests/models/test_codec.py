@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from conftest import DEVICE, Loaded
 from parity import TOLERANCE, golden, relative_error
-from polyvox.models.qwen3_tts.codec import CodecState
+from polyvox.models.layers.conv_decoder import DecoderState
 from reference.cases import STREAMED_CODEC_FRAMES
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
     codes = torch.from_numpy(expected["short_codes"]).to(DEVICE)
     _, ahead = codec(codes[:1, :21], codec.initial_state(1))
     fresh = codec.initial_state(1)
-    state: CodecState = {key: torch.cat([ahead[key], fresh[key]]) for key in fresh}
+    state: DecoderState = {key: torch.cat([ahead[key], fresh[key]]) for key in fresh}
     together = torch.stack([codes[0, 21:40], codes[1, :19]])
     samples, _ = codec(together, state)
     size = codec.config.samples_per_frame

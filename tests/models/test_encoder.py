@@ -23,11 +23,11 @@ from polyvox.models.qwen3_tts.checkpoint import empty_model
 from polyvox.models.qwen3_tts.cloning import Cloner
 from polyvox.models.qwen3_tts.codec_encoder import EncoderQuantizer, EncoderQuantizerLayer, PaddedConv
 from polyvox.models.qwen3_tts.config import parse_config
-from polyvox.models.qwen3_tts.generator import Qwen3TTSGeneratorState
 from polyvox.models.qwen3_tts.model import Encoders
 from polyvox.models.qwen3_tts.speaker_encoder import mel_bank, mel_spectrogram
 from polyvox.models.qwen3_tts.synthetic import Size, published_files
 from polyvox.models.request import ClonedVoice
+from polyvox.models.talker_generator import TalkerGeneratorState
 from reference.cases import CLONES, CODED_RECORDINGS, FRAMES, LATENTS_OF, MEL_OF, RECORDINGS, Clone
 from reference.signals import signal
 
@@ -109,15 +109,15 @@ def test_speech_cloned_from_a_recording_equals_the_reference(
         np.testing.assert_array_equal(voice.codes, expected["reference0"])
     assert tts.engine.stats()["streams"] == 0  # started, so that its own measurements are not recorded
     spoken: list[NDArray[Any]] = []
-    frame = Qwen3TTSGeneratorState.frame
+    frame = TalkerGeneratorState.frame
 
-    def record(state: Qwen3TTSGeneratorState, slots: Tensor, *rest: Any) -> Tensor:
+    def record(state: TalkerGeneratorState, slots: Tensor, *rest: Any) -> Tensor:
         at = state.frame_index[slots] % state.codes.shape[1]
         flags = frame(state, slots, *rest)
         spoken.append(state.codes[slots, at][0].cpu().numpy())
         return flags
 
-    monkeypatch.setattr(Qwen3TTSGeneratorState, "frame", record)
+    monkeypatch.setattr(TalkerGeneratorState, "frame", record)
     greedy = replace(tts.model.config.sampling, temperature=0.0, predictor_temperature=0.0)
     audio = tts.say(case.text, voice, case.language, layout="streaming", sampling=greedy, max_frames=FRAMES)
     frames = len(expected["codes0"])

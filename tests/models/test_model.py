@@ -7,9 +7,10 @@ from torch.nn import functional as F
 
 from conftest import DEVICE, Loaded, LoadedTTS
 from parity import Batch
-from polyvox.models.qwen3_tts.prompt import NO_CODE, Prompt, Reference, build_prompt
-from polyvox.models.qwen3_tts.talker import look_up
+from polyvox.models.layers.talker import look_up
+from polyvox.models.qwen3_tts.prompt import Reference, build_prompt
 from polyvox.models.request import Layout, Sampling
+from polyvox.models.talker_prompt import NO_CODE, Prompt
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[
     generator = tts.model.generator
     prompts, seeds, sampling = zip(*requests, strict=True)
     batch = Batch(
-        tts.model,
+        tts.model.generator,
         [generator.embed(p)[0] for p in prompts],
         [generator.text_rows(p.trailing) for p in prompts],
         sampling,

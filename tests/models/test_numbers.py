@@ -82,7 +82,7 @@ def test_speech_cannot_end_before_min_frames(min_frames: int, loaded: Loaded) ->
     try:
         greedy = Sampling(temperature=0, predictor_temperature=0, repetition_penalty=1.0)
         batch = Batch(
-            speech,
+            speech.generator,
             [torch.zeros(3, speech.generator.hidden_size, dtype=speech.generator.dtype, device=DEVICE)] * 2,
             [torch.zeros(1, speech.generator.hidden_size, dtype=speech.generator.dtype, device=DEVICE)] * 2,
             [replace(greedy, min_frames=min_frames), replace(greedy, min_frames=7)],

@@ -16,10 +16,10 @@ import torch
 from conftest import DEVICE, Loaded
 from parity import GOLDEN, TOLERANCE, golden, prompt_of, relative_error, run, same_codes
 from polyvox.kernels import sampler
+from polyvox.models import talker_generator as generator
 from polyvox.models.layers import code_predictor
 from polyvox.models.layers.rotary import RotaryEmbedding
-from polyvox.models.qwen3_tts import generator
-from polyvox.models.qwen3_tts.prompt import Prompt
+from polyvox.models.talker_prompt import Prompt
 from polyvox.tts import EMBEDDED_VOICE
 from reference.cases import CASES, EMBEDDED, STREAMED_CODEC_FRAMES, TOKENIZER_TEXTS, Case
 from reference.golden import HERE, SCRIPTS, checkpoint_digests, digest

@@ -16,8 +16,8 @@ from conftest import DEVICE, Loaded
 from polyvox import Request
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import MODEL_FILE, read_config
-from polyvox.models.qwen3_tts.streaming_tokenizer import Qwen3StreamingTokenizer
-from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
+from polyvox.models.streaming_tokenizer import TextStreamTokenizer
+from polyvox.models.tokenizer import TextTokenizer
 from polyvox.text.phonemes import ALPHABET, mark_phonemes, phonemize
 from polyvox.tts import EMBEDDED_VOICE, TTS, load
 
@@ -55,7 +55,7 @@ def test_the_ids_are_those_of_the_phoneme_string() -> None:
 @settings(deadline=None)
 def test_live_text_has_the_ids_of_the_whole_text_in_any_fragmentation(words: list[str], data: st.DataObject) -> None:
     text, at, ids = " ".join(["so", *words]), 0, list[int]()
-    stream = Qwen3StreamingTokenizer(PHONEMES)
+    stream = TextStreamTokenizer(PHONEMES)
     while at < len(text):
         size = data.draw(st.integers(1, 9))
         ids += stream.append(text[at : at + size])
@@ -64,7 +64,7 @@ def test_live_text_has_the_ids_of_the_whole_text_in_any_fragmentation(words: lis
 
 
 def test_live_words_are_tokenized_at_the_space_after_them() -> None:
-    stream = Qwen3StreamingTokenizer(PHONEMES)
+    stream = TextStreamTokenizer(PHONEMES)
     begun = [stream.begun]
     assert stream.append("Hel") == []
     begun.append(stream.begun)
@@ -78,7 +78,7 @@ def test_live_words_are_tokenized_at_the_space_after_them() -> None:
 def test_text_without_a_word_that_can_be_spoken_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest, match="at least one word"):
         PHONEMES.text(text)
-    stream = Qwen3StreamingTokenizer(PHONEMES)
+    stream = TextStreamTokenizer(PHONEMES)
     stream.append(text)
     with pytest.raises(InvalidRequest, match="at least one word"):
         stream.finish()
@@ -86,7 +86,7 @@ def test_text_without_a_word_that_can_be_spoken_is_rejected(text: str) -> None:
 
 def test_a_later_sentence_without_words_is_silent_and_does_not_end_the_utterance() -> None:
     assert PHONEMES.text("日本", needs_words=False) == PLAIN.text("…")
-    stream = Qwen3StreamingTokenizer(PHONEMES, needs_words=False)
+    stream = TextStreamTokenizer(PHONEMES, needs_words=False)
     assert stream.append("日本 語") + stream.finish() == PLAIN.text("…")
 
 

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from conftest import Loaded
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import parse_config
-from polyvox.models.qwen3_tts.prompt import NO_CODE, Prompt, Reference, build_prompt, languages
+from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.synthetic import tiny_files
 from polyvox.models.request import Layout
+from polyvox.models.talker_prompt import NO_CODE, Prompt
 
 CUSTOM = parse_config(tiny_files("custom_voice"))
 BASE = parse_config(tiny_files("base"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conftest import Loaded, LoadedTTS
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import read_config
-from polyvox.models.qwen3_tts.tokenizer import TextTokenizer, _load
+from polyvox.models.tokenizer import TextTokenizer, _load
 from polyvox.tts import EMBEDDED_VOICE
 
 VISIBLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(str.strip)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the reference package again and compare its results with the committed golden files.
+"""Run the reference packages again and compare their results with the committed golden files.
 
     python tests/reference/golden.py [--write]
 
-Builds the reference's environment in .oracle on first use (a few minutes), writes the tiny checkpoints, runs
-oracle.py there, and reports every array that differs. With --write the new files replace the committed ones.
+Builds their environments in .oracle and .oracle-omni on first use (a few minutes), writes the tiny checkpoints, runs
+oracle.py and omni_oracle.py there, and reports every array that differs. With --write the new files replace the
+committed ones.
 """
 
 import argparse
@@ -16,27 +17,31 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
+from polyvox.models.qwen3_omni import synthetic as omni
 from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.synthetic import write_tiny
 from polyvox.tts import EMBEDDED_VOICE
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
-ORACLE = HERE.parents[1] / ".oracle"
-SCRIPTS = ("oracle.py", "cases.py", "signals.py", "golden.py")
+ORACLE, OMNI_ORACLE = HERE.parents[1] / ".oracle", HERE.parents[1] / ".oracle-omni"
+SCRIPTS = ("oracle.py", "cases.py", "signals.py", "golden.py", "omni_oracle.py", "omni_cases.py")
 PACKAGES = (
     ("torch==2.13.0",),
     ("transformers==4.57.3", "accelerate==1.12.0", "librosa==0.11.0", "soundfile==0.14.0", "einops==0.8.2"),
     # Its other dependencies are for its demo and its other codec.
     ("--no-deps", "qwen-tts==0.1.1", "onnxruntime==1.31.1", "sox==1.5.0"),
 )
+OMNI_PACKAGES = (("torch==2.13.0",), ("transformers==5.22.2", "numpy==2.4.6"))
 # The other codec imports torchaudio, which has no build for this torch; nothing that runs here uses it.
 STUBS = {"__init__.py": "__version__ = '0.0'\n", "compliance/__init__.py": "", "compliance/kaldi.py": ""}
+NAMED = ("torch==", "transformers==", "qwen-tts==", "tokenizers==", "numpy==")  # in the manifest
 # The last bits of the reference differ between machines.
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
@@ -45,16 +50,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="replace the committed files")
     write = parser.parse_args().write
-    python = environment()
+    python, omni_python = environment(ORACLE, PACKAGES, STUBS), environment(OMNI_ORACLE, OMNI_PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints, results = Path(scratch, "checkpoints"), Path(scratch, "golden")
         results.mkdir()
         for kind in get_args(Kind):
             write_tiny(checkpoints / kind, kind)
+        write_omni(checkpoints)
         (checkpoints / "embedded").symlink_to(EMBEDDED_VOICE)
-        log(f"Running the reference on {checkpoints}")
+        log(f"Running the references on {checkpoints}")
         subprocess.run([python, HERE / "oracle.py", checkpoints, results], check=True)
-        (results / "manifest.json").write_text(json.dumps(manifest(python, checkpoints), indent=1) + "\n")
+        subprocess.run([omni_python, HERE / "omni_oracle.py", checkpoints, results], check=True)
+        origin = manifest((python, omni_python), checkpoints)
+        (results / "manifest.json").write_text(json.dumps(origin, indent=1) + "\n")
         differences = compare(results)
         if write:
             shutil.rmtree(GOLDEN, ignore_errors=True)
@@ -66,33 +74,40 @@ def main() -> None:
             log("The results equal the committed files.")
 
 
-def environment() -> Path:
-    """The virtual environment of the reference."""
-    python = ORACLE / "bin/python"
-    complete = ORACLE / ".complete"
-    if not complete.exists() or complete.read_text() != repr(PACKAGES):
-        log(f"Building the reference's environment in {ORACLE}")
-        venv.create(ORACLE, clear=True, with_pip=True)
-        for packages in PACKAGES:
+def write_omni(checkpoints: Path) -> None:
+    """The tiny Qwen3-Omni checkpoints."""
+    for shape in get_args(omni.Shape):
+        omni.write_tiny(checkpoints / f"omni-{shape}", shape)
+
+
+def environment(folder: Path, installs: Sequence[Sequence[str]], stubs: Mapping[str, str] | None = None) -> Path:
+    """The virtual environment of a reference, built if it is not complete."""
+    python, complete = folder / "bin/python", folder / ".complete"
+    if not complete.exists() or complete.read_text() != repr(installs):
+        log(f"Building the reference's environment in {folder}")
+        venv.create(folder, clear=True, with_pip=True)
+        for packages in installs:
             log(f"  installing {' '.join(packages)}")
             subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
-        site = next((ORACLE / "lib").glob("python*")) / "site-packages"
-        for name, text in STUBS.items():
+        site = next((folder / "lib").glob("python*")) / "site-packages"
+        for name, text in (stubs or {}).items():
             path = site / "torchaudio" / name
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(text)
-        complete.write_text(repr(PACKAGES))
+        complete.write_text(repr(installs))
     return python
 
 
-def manifest(python: Path, checkpoints: Path) -> dict[str, object]:
+def manifest(pythons: Sequence[Path], checkpoints: Path) -> dict[str, object]:
     """The origin of the files: scripts, weights and versions."""
-    listed = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
-    names = ("torch==", "transformers==", "qwen-tts==", "tokenizers==", "numpy==")
+    freeze = [
+        subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
+        for python in pythons
+    ]
     return {
         "scripts": {name: digest(HERE / name) for name in SCRIPTS},
         "checkpoints": checkpoint_digests(checkpoints),
-        "packages": [line for line in listed.splitlines() if line.startswith(names)],
+        "packages": sorted({line for lines in freeze for line in lines.splitlines() if line.startswith(NAMED)}),
         "python": platform.python_version(),
     }
 

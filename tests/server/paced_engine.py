@@ -56,6 +56,9 @@ class PacedStream(StreamReader[Chunk]):
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
         raise InvalidRequest("append", f"{len(rows)} rows, {last}", "is not supported by this engine")
 
+    def append_tokens(self, ids: Sequence[int]) -> None:
+        raise InvalidRequest("append", f"{len(ids)} tokens", "is not supported by this engine")
+
     def finish_text(self) -> None:
         raise InvalidRequest("append", "an end", "is not supported by this engine")
 

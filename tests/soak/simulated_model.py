@@ -82,7 +82,7 @@ class SimulatedGeneratorState:
 class SimulatedGenerator:
     device, dtype, kv_dtype = torch.device("cpu"), torch.float32, torch.float32
     kv_shape = KVShape(1, 1, 4)
-    max_positions, num_codebooks, nbytes = 4096, 1, 0
+    max_positions, default_context, num_codebooks, nbytes = 4096, 1024, 1, 0
 
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
-from polyvox.models.qwen3_tts.prompt import NO_CODE, build_prompt
+from polyvox.models.qwen3_tts.prompt import build_prompt
 from polyvox.models.request import Layout
+from polyvox.models.talker_prompt import NO_CODE
 from training.batches import IGNORED, LIVE_LEAD, NEWLINE, Batches, row_count
 from training.layout import NUM_CODEBOOKS, SAMPLING, SPEAKERS, voice_files
 from training.pool import UNKNOWN, Pool

@@ -15,8 +15,8 @@ from polyvox.models.qwen3_tts.checkpoint import load_weights
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
-from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.request import Layout
+from polyvox.models.tokenizer import TextTokenizer
 from polyvox.text.phonemes import ALPHABET, phonemize
 from polyvox.tts import EMBEDDED_VOICE
 from reference.cases import Case, Utterance

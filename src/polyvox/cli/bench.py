@@ -267,10 +267,10 @@ def engine(
 
 def _load_model(model: str | None, device: str, dtype: str, stack: ExitStack) -> "SpeechModel":
     """A checkpoint, or random weights of a published size."""
-    from polyvox.models.registry import DEFAULT_FAMILY, get_family, random_model
+    from polyvox.models.registry import published_sizes, random_model
     from polyvox.tts import placement
 
-    if model in get_family(DEFAULT_FAMILY).sizes:
+    if model in published_sizes():
         return random_model(str(model), *placement(device, dtype))
     return stack.enter_context(load(model, device, dtype)).model
 

@@ -201,14 +201,14 @@ class TargetOptions:
     def build_tts(self, max_streams: int, timeout: float) -> "TTS":
         """An engine that queues every request until its timeout: overload shows as latency, not as rejections."""
         from polyvox.engine.config import MIN_CONTEXT, EngineConfig
-        from polyvox.models.registry import DEFAULT_FAMILY, get_family, random_model
+        from polyvox.models.registry import published_sizes, random_model
         from polyvox.tts import TTS, placement
 
-        context = EngineConfig().context
+        context = 0
         if self.frames is not None and self.tokens is not None:
             context = max(MIN_CONTEXT, self.frames + self.tokens + PROMPT_ROWS)
         config = EngineConfig(max_streams, context, max_queue=MAX_QUEUE, max_queue_seconds=timeout)
-        if self.model in get_family(DEFAULT_FAMILY).sizes:
+        if self.model in published_sizes():
             if self.frames is None:
                 raise InvalidRequest("frames", None, "is required with random weights, which do not end an utterance")
             return TTS(random_model(str(self.model), *placement(self.device, self.dtype), self.tokens), config)

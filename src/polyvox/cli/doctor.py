@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.text import Text
 
 from polyvox.cli.terminal import Json, console, show_json
-from polyvox.engine.config import EngineConfig
 from polyvox.errors import PolyvoxError
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ SIGNS: dict[State, tuple[str, str]] = {"ok": ("ok", "green"), "warn": ("! ", "ye
 
 MIN_PYTHON = (3, 11)
 PORT = 8000  # the default of `polyvox serve`
-CONTEXT = EngineConfig().context  # positions per stream: more than a minute of speech
 DISK_NEEDED = 5 << 30  # bytes of the largest published checkpoint
 USABLE_MEMORY = 0.9  # share of free memory for weights and streams; the rest is for activations
 MIN_CAPABILITY = (8, 0)  # of a GPU: the first with bfloat16
@@ -177,17 +175,17 @@ def models() -> Iterator[Finding]:
     """Which published models fit into memory, and for how many streams."""
     import torch
 
-    from polyvox.models.registry import DEFAULT_FAMILY, get_family
+    from polyvox.models.registry import published_sizes
     from polyvox.tts import placement
 
     device, dtype = placement("auto", "auto")
     cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else _memory()[0]
     target = f"{'the GPU' if cuda else 'memory'}, {str(dtype).removeprefix('torch.')}"
-    for size in get_family(DEFAULT_FAMILY).sizes:
-        weights, stream = model_needs(size, dtype)
+    for size in published_sizes():
+        weights, stream, context = model_needs(size, dtype)
         streams = int((free * USABLE_MEMORY - weights) // stream)
-        needs = f"{_gb(weights)}, and {stream / 1e6:.0f} MB per stream of {CONTEXT} positions"
+        needs = f"{_gb(weights)}, and {stream / 1e6:.0f} MB per stream of {context} positions"
         if streams < 1:
             fix = f"free {_gb(weights + stream - free * USABLE_MEMORY)}, or use a smaller model"
             yield Finding(f"model {size}", "warn", f"does not fit into {target} ({needs})", fix)
@@ -291,15 +289,16 @@ CHECKS = (
 )  # fmt: skip
 
 
-def model_needs(size: str, dtype: "torch.dtype") -> tuple[int, int]:
-    """Bytes of a published model's weights, and bytes per stream: KV cache and slot state."""
+def model_needs(size: str, dtype: "torch.dtype") -> tuple[int, int, int]:
+    """Bytes of a published model's weights, bytes per stream (KV cache and slot state), and positions per stream."""
     import torch
 
     from polyvox.engine.memory import stream_bytes
     from polyvox.models.registry import random_model
 
     model = random_model(size, torch.device("meta"), dtype)  # shapes without memory
-    return model.generator.nbytes + model.vocoder.nbytes, stream_bytes(model, CONTEXT)
+    context = model.generator.default_context
+    return model.generator.nbytes + model.vocoder.nbytes, stream_bytes(model, context), context
 
 
 def _memory() -> tuple[int, int]:

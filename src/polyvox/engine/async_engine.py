@@ -3,7 +3,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -41,6 +41,10 @@ class LiveText(ABC):
         self._text_open = not last
         self._send_rows(rows, last)
 
+    def append_tokens(self, ids: Sequence[int]) -> None:
+        self._check_open()
+        self._send_tokens(list(ids))
+
     def finish_text(self) -> None:
         if self._text_open:
             self._text_open = False
@@ -55,6 +59,9 @@ class LiveText(ABC):
 
     @abstractmethod
     def _send_rows(self, rows: NDArray[np.float32], last: bool) -> None: ...
+
+    @abstractmethod
+    def _send_tokens(self, ids: list[int]) -> None: ...
 
     @abstractmethod
     def _send_end(self) -> None: ...
@@ -91,6 +98,9 @@ class AsyncLocalStream(LiveText):
 
     def _send_rows(self, rows: NDArray[np.float32], last: bool) -> None:
         self._writer.write(partial(self._stream.append_rows, rows, last))
+
+    def _send_tokens(self, ids: list[int]) -> None:
+        self._writer.write(partial(self._stream.append_tokens, ids))
 
     def _send_end(self) -> None:
         self._writer.write(self._stream.finish_text)

@@ -15,10 +15,10 @@ class EngineConfig:
     """Configuration of an engine.
 
     max_streams: concurrent streams; 0 means 8 on a CPU, and on a GPU as many as fit, at most 256. context: average
-    positions (prompt rows and frames) per stream; one stream may use more. max_queue, max_queue_seconds: queue length
-    and the longest expected wait for a slot. buffer_seconds: audio buffered for a slow reader; a stream that fits keeps
-    no slot once it is generated. reader_timeout: seconds that a full buffer waits for its reader. text_timeout: seconds
-    that a live stream waits for text.
+    positions (prompt rows and frames) per stream, 0 means the model's default; one stream may use more. max_queue,
+    max_queue_seconds: queue length and the longest expected wait for a slot. buffer_seconds: audio buffered for a slow
+    reader; a stream that fits keeps no slot once it is generated. reader_timeout: seconds that a full buffer waits for
+    its reader. text_timeout: seconds that a live stream waits for text.
     min_streams_to_pipeline: number of streams from which a step is launched before the previous one has completed;
     0 disables it; by default chosen by device. cuda_graphs: fixed-size calls that a GPU captures and replays; by
     default on a GPU. deterministic: every call has the same size, so that a seed gives bit-identical samples in any
@@ -28,7 +28,7 @@ class EngineConfig:
     """
 
     max_streams: int = 8
-    context: int = 1024
+    context: int = 0
     max_queue: int = 32
     max_queue_seconds: float = 10.0
     buffer_seconds: float = 90.0
@@ -46,7 +46,8 @@ class EngineConfig:
         """Raises InvalidRequest if a value cannot work."""
         minimums = {"context": MIN_CONTEXT}
         for field in fields(self):
-            value, minimum = getattr(self, field.name), minimums.get(field.name, 0)
+            value = getattr(self, field.name)
+            minimum = minimums.get(field.name, 0) if value else 0
             if field.type not in (int, float):
                 continue
             if isinstance(value, bool) or not isinstance(value, int if field.type is int else int | float):

@@ -184,6 +184,12 @@ class LocalEngine:
         stream.text_open = stream.text_open and not last
         self.on_change(stream)
 
+    def add_tokens(self, stream: LocalStream, ids: list[int]) -> None:
+        """Adds tokens to a queued or active stream; its thread embeds them when the stream needs them."""
+        if stream.result is None:
+            stream.tokens += ids
+            self.on_change(stream)
+
     def request_stop(self, stream: LocalStream, stop: StopRequest) -> None:
         """Asks for the end of a stream. Only the engine's thread ends it, because a step may use its slot."""
         if stream.result is None and stream not in self._manager.stop_requests:

@@ -80,6 +80,9 @@ class Stream(Protocol):
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
         """More text as rows [n, hidden] of another model, after a first word of text; last: finishes the text."""
 
+    def append_tokens(self, ids: Sequence[int]) -> None:
+        """The next tokens of a thinker's answer, for a request with a thinker's prompt."""
+
     def finish_text(self) -> None:
         """Marks the text as complete. Idempotent."""
 
@@ -148,6 +151,9 @@ class AsyncStream(Protocol):
 
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:
         """More text as rows [n, hidden] of another model, after a first word of text; last: finishes the text."""
+
+    def append_tokens(self, ids: Sequence[int]) -> None:
+        """The next tokens of a thinker's answer, for a request with a thinker's prompt."""
 
     def finish_text(self) -> None:
         """Marks the text as complete. Idempotent."""

@@ -132,8 +132,9 @@ class ModelRunner:
 
 
 def _fit(model: SpeechModel, config: EngineConfig) -> EngineConfig:
-    """The configuration with the max_streams that fit on both devices."""
+    """The configuration with the model's context, unless it has one, and the max_streams that fit on both devices."""
     generator, vocoder = model.generator, model.vocoder
+    config = replace(config, context=config.context or generator.default_context)
     stream, state = generator_stream_bytes(generator, config.context), vocoder.new_state(1).nbytes
     if vocoder.device == generator.device:
         return fit_max_streams(config, generator.device, stream + state)

@@ -66,7 +66,7 @@ class TextWriter:
         self._active = False  # a thread applies the pending texts
 
     def write(self, apply: Callable[[], None]) -> None:
-        """apply: one call of the stream's append, append_rows or finish_text."""
+        """apply: one call of the stream's append, append_rows, append_tokens or finish_text."""
         with self._lock:
             accepted = len(self._pending) < MAX_PENDING_TEXTS
             if accepted:

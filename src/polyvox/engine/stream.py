@@ -2,7 +2,8 @@
 """A stream of an engine in the same process."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from polyvox.models.request import Request
 if TYPE_CHECKING:
     from polyvox.engine.engine import LocalEngine
 
-ROW_BYTES = 4  # bytes of text that a row of another model counts as, like a token
+TOKEN_BYTES = 4  # bytes of text that a token of a thinker, or a row of another model, counts as
 
 OnReady = Callable[["LocalStream"], None]
 
@@ -82,6 +83,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self.text_open = request.live
         self.text = torch.empty(0)  # rows that are not in the slot yet
         self.text_end = 0  # rows that were written to the slot
+        self.tokens: list[int] = []  # of a thinker's answer, that are not rows yet
         self.text_tokens = 0
         self.text_waits = 0
         self.text_deadline = inf  # when the wait for text times out
@@ -121,28 +123,78 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             raise InvalidRequest("append_rows", len(rows), f"at most {max_rows} rows may be pending")
         self._append("", last, rows)
 
+    def append_tokens(self, ids: Sequence[int]) -> None:
+        max_tokens = self._engine.model.generator.max_positions
+        with self._text_lock:
+            self._check_open()
+            assert self._tokenizer is not None
+            spoken = self._tokenizer.append_tokens(ids)
+            if len(self.tokens) + len(self.text) + len(spoken) > max_tokens:
+                raise InvalidRequest("append_tokens", len(ids), f"at most {max_tokens} tokens may be pending")
+            if not spoken:
+                return
+            with self._failing():
+                prepared = None
+                if self.status is StreamStatus.AWAITING_TEXT:
+                    prepared = self._engine.model.prepare(self.request, spoken)
+                with self._engine.lock:
+                    self.text_bytes += TOKEN_BYTES * len(spoken)
+                    self.text_tokens += len(spoken)
+                    if prepared is None:
+                        self._engine.add_tokens(self, spoken)
+                    elif self.result is None:
+                        self._engine.enqueue(self, prepared)
+
     def finish_text(self) -> None:
         """Marks the text as complete. Idempotent."""
-        self._append("", last=True)
+        if self.request.thinker_prompt is None:
+            self._append("", last=True)
+        else:
+            self._finish_answer()
 
     def cancel(self) -> None:
         with self._engine.lock:
             self._engine.request_stop(self, StopRequest("cancelled"))
 
+    def _finish_answer(self) -> None:
+        with self._text_lock, self._engine.lock:
+            if not self.text_open:
+                return
+            assert self._tokenizer is not None
+            self.text_open = False
+            if self.status is StreamStatus.AWAITING_TEXT:  # an answer without tokens has no speech
+                self._engine.request_stop(self, StopRequest("stop"))
+            else:
+                self._engine.add_tokens(self, self._tokenizer.finish())
+
+    def _check_open(self) -> None:
+        with self._engine.lock:
+            if not self.text_open:
+                raise InvalidRequest("append", NOT_SHOWN, "requires a live request whose text is not finished")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error ends the stream with its reason, and is raised."""
+        try:
+            yield
+        except Exception as error:
+            with self._engine.lock:
+                self.text_open = False
+                self._engine.request_stop(self, StopRequest("error", str(error), _retry_after(error)))
+            raise
+
     def _append(self, text: str, last: bool, rows: NDArray[np.float32] | None = None) -> None:
         """Converts text to rows in the caller's thread, without the engine's lock, and hands them to the engine."""
         with self._text_lock:
-            with self._engine.lock:
-                if last and rows is None and not self.text_open:
-                    return
-                if not self.text_open:
-                    raise InvalidRequest("append", NOT_SHOWN, "requires a live request whose text is not finished")
+            if last and rows is None and not self.text_open:
+                return
+            self._check_open()
             assert self._tokenizer is not None
             model = self._engine.model
             ids = self._tokenizer.append(text) if text else []
-            try:
+            with self._failing():
                 first = self.status is StreamStatus.AWAITING_TEXT
-                if rows is not None and first and not self._tokenizer.begun:
+                if rows is not None and not self._tokenizer.begun and (first or self.request.thinker_prompt):
                     raise InvalidRequest("append_rows", NOT_SHOWN, "requires a first word of text")
                 ids += self._tokenizer.finish() if last or rows is not None else []
                 prepared = model.prepare(self.request, ids) if ids and first else None
@@ -150,18 +202,13 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
                 if rows is not None:
                     more = torch.cat([more, torch.tensor(rows, dtype=more.dtype, device=more.device)])
                 with self._engine.lock:
-                    self.text_bytes += len(text.encode()) + ROW_BYTES * (0 if rows is None else len(rows))
+                    self.text_bytes += len(text.encode()) + TOKEN_BYTES * (0 if rows is None else len(rows))
                     self.text_tokens += len(ids)
                     if self.result is None:
                         if prepared is not None:
                             self._engine.enqueue(self, prepared)
                         if self.status is not StreamStatus.AWAITING_TEXT:
                             self._engine.add_text(self, more, last)
-            except Exception as error:
-                with self._engine.lock:
-                    self.text_open = False
-                    self._engine.request_stop(self, StopRequest("error", str(error), _retry_after(error)))
-                raise
 
     # The engine's side, under its lock
 

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # Streams that may wait for their reader or for text.
 TIMED_STATUSES = (StreamStatus.AWAITING_TEXT, StreamStatus.PAUSED, StreamStatus.DRAINING)
+MIN_TEXT_ROWS = 16  # rows ahead of the frames, below which more tokens of an answer become rows
+MAX_EMBEDDED = 128  # tokens of one stream that become rows at once
 MAX_READER_DELAY = 2.0  # seconds that a reader in real time may be behind: the delay of a network and of its player
 FULL_STATUSES = (StreamStatus.PAUSED, StreamStatus.DRAINING)  # of streams that may wait for their reader
 
@@ -50,7 +52,7 @@ class StreamManager:
         wake: Callable[[], None],
         trace: TraceWriter | None,
     ) -> None:
-        self.config, self.clock, self._wake = config, clock, wake
+        self.config, self.clock, self._wake, self._model = config, clock, wake, model
         vocoder = model.vocoder
         self.sample_rate, self._samples_per_frame = vocoder.sample_rate, vocoder.samples_per_frame
         self._has_tail = vocoder.tail_samples > 0
@@ -104,6 +106,7 @@ class StreamManager:
         for stream in expired:
             error = f"no slot was free within {self._admission.max_wait:g} s"
             self.end(stream, "error", error, self._admission.retry_after(Demand.of(stream.request), now))
+        admitted: list[LocalStream] = []  # with text that is not in the slot
         for stream in self._admission.admit(now):
             assert stream.prepared is not None
             assert stream.allocation is not None
@@ -116,6 +119,11 @@ class StreamManager:
             stream.text = stream.text[stream.text_end :].clone()
             if stream.text_open or len(stream.text) or stream.text_frames < inf:
                 self._with_text[stream] = None
+                admitted.append(stream)
+        if admitted:
+            self._embed_tokens()
+        for stream in admitted:
+            if stream.result is None:
                 self._write_text(stream, now)
         self.release_finished()
 
@@ -133,9 +141,31 @@ class StreamManager:
                 if stream.buffer_free >= 1:
                     stream.reader_deadline = inf
                     self._update_pause(stream, now)
+        self._embed_tokens()
         for stream in list(self._with_text):
             self._write_text(stream, now)
         self.release_finished()
+
+    def _embed_tokens(self) -> None:
+        """Embeds the next tokens of all streams that need rows soon in one call, which costs as much as for one."""
+        streams = [
+            stream
+            for stream in self._with_text
+            if stream.tokens and not len(stream.text) and stream.text_end - stream.started < MIN_TEXT_ROWS
+        ]
+        if not streams:
+            return
+        taken = [stream.tokens[:MAX_EMBEDDED] for stream in streams]
+        try:
+            rows = self._model.text_rows([id for ids in taken for id in ids], last=False)
+        except Exception as error:
+            log.exception("text embedding failed streams=%d", len(streams))
+            for stream in streams:
+                self.end(stream, "error", f"the text could not be read: {error}")
+            return
+        for stream, ids, part in zip(streams, taken, rows.split([len(ids) for ids in taken]), strict=True):
+            del stream.tokens[: len(ids)]
+            stream.text = part
 
     def _write_text(self, stream: LocalStream, now: float) -> None:
         """Moves text rows to the slot, and updates the number of frames that have text."""
@@ -148,7 +178,7 @@ class StreamManager:
                 return
             stream.text = stream.text[count:].clone()
             stream.text_end += count
-        complete = not stream.text_open and not len(stream.text)
+        complete = not (stream.text_open or len(stream.text) or stream.tokens)
         if complete and stream.text_frames < inf and stream.request.guard:
             self._limit_frames(stream)
         stream.text_frames = inf if complete else stream.text_end
@@ -156,7 +186,7 @@ class StreamManager:
             self._with_text.pop(stream, None)
         if stream.started < stream.text_frames or stream.ended:
             stream.text_deadline = inf
-        elif stream.text_deadline == inf and stream.text_open and not stream.prompt_left:
+        elif stream.text_deadline == inf and stream.text_open and not stream.tokens and not stream.prompt_left:
             stream.wait_for_text(now + self.config.text_timeout)
         self._update_pause(stream, now)
 
@@ -318,5 +348,5 @@ class StreamManager:
 
     def _drop(self, stream: LocalStream) -> None:
         """Frees the memory of a finished stream and wakes callers that wait for an idle engine."""
-        stream.prepared, stream.text = None, torch.empty(0)
+        stream.prepared, stream.text, stream.tokens = None, torch.empty(0), []
         self._wake()

@@ -39,6 +39,8 @@ ReplyT = TypeVar(
 )
 
 CREDIT = 8  # chunks of a stream that may be buffered here
+NUM_IMMEDIATE_TOKENS = 8  # messages with tokens of a stream that are sent at once
+TOKEN_INTERVAL = 0.08  # seconds between later ones: a frame
 WRITE_TIMEOUT = 10.0  # seconds in which the engine must read a message
 RECONNECT_SECONDS = 0.05
 NO_SAMPLES: Samples = np.zeros(0, np.float32)
@@ -53,6 +55,9 @@ class AsyncRemoteStream(LiveText):
         self._buffer: deque[Chunk] = deque()
         self._next_index = 0
         self._changed = asyncio.Event()
+        self._tokens: list[int] = []  # not sent yet
+        self._num_token_messages = 0
+        self._token_timer: asyncio.TimerHandle | None = None
         self.seed = request.seed or 0  # until the engine has chosen one
         self.result: Result | None = None
 
@@ -89,7 +94,25 @@ class AsyncRemoteStream(LiveText):
     def _send_rows(self, rows: NDArray[np.float32], last: bool) -> None:
         self._connection.send(messages.AppendRows(self._id, np.asarray(rows, np.float32), last))
 
+    def _send_tokens(self, ids: list[int]) -> None:
+        """Speech needs one token per frame, and a thinker writes many more: they are sent together."""
+        self._tokens += ids
+        if self._token_timer is None:
+            self._flush_tokens()
+
+    def _flush_tokens(self) -> None:
+        if self._token_timer is not None:
+            self._token_timer.cancel()
+            self._token_timer = None
+        if self._tokens and self.result is None:
+            self._connection.send(messages.AppendTokens(self._id, self._tokens))
+            self._num_token_messages += 1
+            if self._num_token_messages >= NUM_IMMEDIATE_TOKENS:
+                self._token_timer = asyncio.get_running_loop().call_later(TOKEN_INTERVAL, self._flush_tokens)
+        self._tokens = []
+
     def _send_end(self) -> None:
+        self._flush_tokens()
         self._connection.send(messages.FinishText(self._id))
 
     # Called by the connection

@@ -68,6 +68,11 @@ class AppendRows(Message, frozen=True):
     last: bool
 
 
+class AppendTokens(Message, frozen=True):
+    id: Id
+    tokens: list[Id]
+
+
 class FinishText(Message, frozen=True):
     id: Id
 
@@ -106,6 +111,7 @@ ServerMessage = (
     | Clone
     | AppendText
     | AppendRows
+    | AppendTokens
     | FinishText
     | Cancel
     | Consumed

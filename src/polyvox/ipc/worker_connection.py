@@ -94,6 +94,8 @@ class WorkerConnection:
                 self._write(id, lambda stream: partial(stream.append, text))
             case messages.AppendRows(id, rows, last):
                 self._write(id, lambda stream: partial(stream.append_rows, rows, last))
+            case messages.AppendTokens(id, tokens):
+                self._write(id, lambda stream: partial(stream.append_tokens, tokens))
             case messages.FinishText(id):
                 self._write(id, lambda stream: stream.finish_text)
             case messages.Cancel(id):

@@ -107,10 +107,12 @@ def causal_conv(
     snake: tuple[Tensor, Tensor] | None = None,
     return_sum: bool = True,
     dtype: torch.dtype | None = None,
+    absent: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and its Snake, [B, outputs, rate · T] each; one tensor twice without return_sum or without snake.
 
-    Updates state in place. snake: its coefficients (snake.py). dtype: of the sum, by default that of x.
+    Updates state in place. snake: its coefficients (snake.py). dtype: of the sum, by default that of x. absent [B]: the
+    first output columns of each stream, a multiple of the rate, that are zero.
     """
     rows = channels_last(x)
     batch, columns, inputs = rows.shape
@@ -134,8 +136,9 @@ def causal_conv(
     ieee = rows.dtype != torch.float32 or not torch.backends.cudnn.allow_tf32
     conv_kernel[(tile_rows * tile_columns,)](
         rows, past, slots, taps.weight, taps.bias, added, rate, height, raw, act,
-        batch * columns, columns, inputs, width, taps.outputs, taps.taps, taps.dilation,
-        PAST=taps.history > 0, ADD=add is not None, RAW=return_sum, SNAKE=snake is not None,
+        slots if absent is None else absent,
+        batch * columns, columns, inputs, width, taps.outputs, taps.taps, taps.dilation, taps.rate,
+        PAST=taps.history > 0, ADD=add is not None, RAW=return_sum, SNAKE=snake is not None, ABSENT=absent is not None,
         BLOCK_M=tile.rows, BLOCK_N=tile.block, EXTRA_N=tile.extra, BLOCK_K=tile.depth, EVEN_K=inputs % tile.depth == 0,
         EVEN_N=width % tile.columns == 0, PRECISION="ieee" if ieee else "tf32",
         num_warps=tile.warps, num_stages=tile.stages,
@@ -163,9 +166,9 @@ def update_history_reference(rows: Tensor, past: Tensor, slots: Tensor) -> None:
 
 @partial(Kernel, do_not_specialize=("rows", "columns", "taps", "dilation"))
 def conv_kernel(
-    x, state, slots, weight, bias, add, rate, height, raw, act,
-    rows, columns, inputs, outputs, channels, taps, dilation,
-    PAST: tl.constexpr, ADD: tl.constexpr, RAW: tl.constexpr, SNAKE: tl.constexpr,
+    x, state, slots, weight, bias, add, rate, height, raw, act, absent,
+    rows, columns, inputs, outputs, channels, taps, dilation, upsampling,
+    PAST: tl.constexpr, ADD: tl.constexpr, RAW: tl.constexpr, SNAKE: tl.constexpr, ABSENT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXTRA_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     EVEN_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -217,15 +220,21 @@ def conv_kernel(
         tap = tl.where(part == parts, tap + 1, tap)
         part = tl.where(part == parts, 0, part)
 
-    store_tile(sums, m, n, bias, add, rate, height, raw, act, rows, outputs, channels, ADD, RAW, SNAKE)
+    exists = column >= 0
+    if ABSENT:
+        exists = column * upsampling >= tl.load(absent + row // columns)
+    store_tile(sums, m, n, bias, add, rate, height, raw, act, exists, rows, outputs, channels, ADD, RAW, SNAKE, ABSENT)
     if EXTRA_N:
-        store_tile(sums_extra, m, n_extra, bias, add, rate, height, raw, act, rows, outputs, channels, ADD, RAW, SNAKE)
+        store_tile(
+            sums_extra, m, n_extra, bias, add, rate, height, raw, act, exists, rows, outputs, channels,
+            ADD, RAW, SNAKE, ABSENT,
+        )  # fmt: skip
 
 
 @Kernel
 def store_tile(
-    sums, m, n, bias, add, rate, height, raw, act, rows, outputs, channels,
-    ADD: tl.constexpr, RAW: tl.constexpr, SNAKE: tl.constexpr,
+    sums, m, n, bias, add, rate, height, raw, act, exists, rows, outputs, channels,
+    ADD: tl.constexpr, RAW: tl.constexpr, SNAKE: tl.constexpr, ABSENT: tl.constexpr,
 ):  # fmt: skip
     """The epilogue of a tile: bias, residual, Snake, stores."""
     at = m.to(tl.int64)[:, None] * outputs + n[None, :]
@@ -233,6 +242,8 @@ def store_tile(
     y = sums + tl.load(bias + n, mask=n < outputs, other=0.0)[None, :]
     if ADD:
         y += tl.load(add + at, mask=mask, other=0.0).to(tl.float32)
+    if ABSENT:
+        y = tl.where(exists[:, None], y, 0.0)
     if RAW:
         tl.store(raw + at, saturating_cast(y, raw.dtype.element_ty), mask=mask)
     if SNAKE:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Between the QKV projection and attention: norm, rotary embedding, KV cache write.
 
-    qkv [N, (H + 2·KVH)·D], heads of q, then k, then v · q_weight, k_weight [D], or none · cos, sin [M,D], M > positions
+    qkv [N, (H + 2·KVH)·D], heads of q, then k, then v · q_weight, k_weight [D], or none
+    cos, sin [M,D], M > positions, or [N,D] if by_row
     keys, values [P,PAGE,KVH,D] · tables [S,W] int64 · slots, positions [N] int64 -> q [N,H,D]; k and v are in the cache
 
-Row i is position positions[i] of slot slots[i] and is rotated by row positions[i] of cos and sin; the first half of a
-head is paired with the second, and sin includes the sign. A row writes its own cache entry and nothing else.
+Row i is position positions[i] of slot slots[i] and is rotated by row positions[i] of cos and sin (row i if by_row); the
+first half of a head is paired with the second, and sin includes the sign. A row writes its own cache entry and nothing
+else.
 
 Types: bfloat16, float16, float32; one type for all tensors.
 Roundings: those of the separate functions: the norm's two; x·cos and its partner·sin are each rounded, and so is their
@@ -43,10 +45,11 @@ def rotary_store(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    by_row: bool = False,
 ) -> Tensor:
     """Normalise (with the weights of q and k) and rotate each row's heads, store k and v in the cache, return q."""
     if not kernels.active(qkv):
-        return rotary_store_reference(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions)
+        return rotary_store_reference(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, by_row)
     rows = len(qkv)
     page, kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -62,7 +65,7 @@ def rotary_store(
     rotary_kernel[(rows, blocks)](
         qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, q,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps,
-        NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=power_of_2(dim),
+        NORM=weights is not None, BY_ROW=by_row, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=power_of_2(dim),
         HEADS_AT_ONCE=HEADS_AT_ONCE, PAGE=page, **overlap(q), num_warps=4,
     )  # fmt: skip
     return q
@@ -79,6 +82,7 @@ def rotary_store_reference(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    by_row: bool = False,
 ) -> Tensor:
     """Reference implementation."""
     page, kv_heads, dim = keys.shape[1:]
@@ -86,7 +90,7 @@ def rotary_store_reference(
     q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if weights is not None:
         q, k = (rms_norm_reference(part, weight, eps) for part, weight in zip((q, k), weights, strict=True))
-    by_cos, by_sin = cos[positions][:, None], sin[positions][:, None]
+    by_cos, by_sin = (angles[:, None] if by_row else angles[positions][:, None] for angles in (cos, sin))
     q, k = (part * by_cos + part.roll(dim // 2, -1) * by_sin for part in (q, k))
     offset = tables[slots, positions // page], positions % page
     keys[offset], values[offset] = k, v
@@ -97,8 +101,8 @@ def rotary_store_reference(
 def rotary_kernel(
     qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, q,
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps,
-    NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    HEADS_AT_ONCE: tl.constexpr, PAGE: tl.constexpr, OVERLAP: tl.constexpr,
+    NORM: tl.constexpr, BY_ROW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr, HEADS_AT_ONCE: tl.constexpr, PAGE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
@@ -131,8 +135,9 @@ def rotary_kernel(
         ).to(tl.float32)
         x = (factor * (x * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         y = (partner_factor * (y * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-    by_cos = tl.load(cos + position * DIM + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-    by_sin = tl.load(sin + position * DIM + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    angle = (row if BY_ROW else position) * DIM + column
+    by_cos = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+    by_sin = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
     rotated = ((x * by_cos).to(dtype).to(tl.float32) + (y * by_sin).to(dtype).to(tl.float32)).to(dtype)
 
     tl.store(q + (row * HEADS + head[:, None]) * DIM + column[None, :], rotated, mask=mask & (head < HEADS)[:, None])

@@ -3,22 +3,26 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from polyvox.errors import CheckpointError, InvalidRequest
 
 # The ids that the hub allows: no double dashes or dots, no .git at the end.
 HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*/(?!.*\.git$)[A-Za-z0-9][\w.-]*", re.ASCII)
-HUB_FILES = [
-    "*.json",
-    "merges.txt",
-    "*.safetensors",
-    "speech_tokenizer/*.json",
-    "speech_tokenizer/*.safetensors",
-]
+HUB_FILES = ["*.json", "merges.txt", "speech_tokenizer/*.json"]
+ALL_WEIGHTS = ["*.safetensors", "speech_tokenizer/*.safetensors"]
+
+# choose(folder with the other files) -> the patterns of the weight files to download
+ChooseWeights = Callable[[Path], list[str]]
 
 
-def find_checkpoint(path_or_id: str | Path) -> Path:
+def shown_name(folder: Path, name: str | Path) -> str:
+    """How a checkpoint that was requested by this name is shown: of a path only the last part, the rest is private."""
+    return folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
+
+
+def find_checkpoint(path_or_id: str | Path, choose: ChooseWeights = lambda _: ALL_WEIGHTS) -> Path:
     """The folder of a checkpoint: a local folder, or a hub id that is downloaded unless the hub's cache has it."""
     if not isinstance(path_or_id, str | Path):
         raise InvalidRequest("model", path_or_id, "must be a folder or a hub id")
@@ -37,7 +41,8 @@ def find_checkpoint(path_or_id: str | Path) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        folder = Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=[*HUB_FILES, *choose(folder)]))
     except RepositoryNotFoundError:
         raise CheckpointError(f"{name!r} is not on the hub, or requires a token (hf auth login)") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:

@@ -9,7 +9,9 @@ from polyvox.errors import InvalidRequest
 from polyvox.models.request import Sampling
 
 # Names of ModelInfo's attributes that say whether a request is supported.
-Capability = Literal["voices", "can_clone", "designs_voices", "takes_instructions", "takes_phonemes"]
+Capability = Literal[
+    "voices", "can_clone", "designs_voices", "takes_instructions", "takes_phonemes", "takes_conversations"
+]
 Modality = Literal["audio", "text"]
 
 
@@ -43,6 +45,7 @@ class ModelInfo:
     sampling: Sampling  # defaults
     max_reference_seconds: float | None = None  # longest recording to clone
     modalities: tuple[Modality, ...] = ("audio",)  # of the output
+    takes_conversations: bool = False  # speaks a thinker's answer by token ids: request.ThinkerPrompt
     takes_phonemes: bool = False  # text may have words with phonemes: text/phonemes/inline_phonemes.py
     # A published model of the same family for each capability, for error messages.
     alternatives: Mapping[Capability, str] = field(default_factory=dict)

@@ -5,7 +5,7 @@ A generator turns prompt rows into frames of codes, one frame per call. A vocode
 owns the slots of both and moves the codes between them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,9 @@ class StreamingTokenizer(Protocol):
     """Tokenizes text that arrives in pieces: returns ids as soon as no later text can change them."""
 
     def append(self, piece: str) -> list[int]: ...
+
+    def append_tokens(self, ids: Sequence[int], /) -> list[int]:
+        """The ids of tokens that are spoken; raises InvalidRequest unless the request has a thinker's prompt."""
 
     def finish(self) -> list[int]: ...
 
@@ -134,6 +137,7 @@ class Generator(Protocol):
     kv_shape: KVShape
     hidden_size: int
     max_positions: int  # prompt rows and frames of one stream
+    default_context: int  # prompt rows and frames of an average stream
     num_codebooks: int
     nbytes: int  # of the weights on the device
 

@@ -14,12 +14,11 @@ import torch
 
 from polyvox.errors import InvalidRequest
 from polyvox.models.config_fields import ConfigFields, read_json
-from polyvox.models.hub import find_checkpoint
+from polyvox.models.hub import ALL_WEIGHTS, find_checkpoint
 from polyvox.models.info import ModelInfo
 from polyvox.models.protocol import SpeechModel
 
-CONFIG_FILE = "config.json"
-DEFAULT_FAMILY = "qwen3_tts"
+CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,10 @@ class ModelFamily(Protocol):
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Published sizes that `random_model` builds."""
+        """Published sizes that `random_model` builds; no two families have the same."""
+
+    def needs_tensor(self, name: str, /) -> bool:
+        """Whether a tensor of a checkpoint's files is loaded; files without such tensors are not downloaded."""
 
     def read_info(self, folder: Path, name: str | Path) -> ModelInfo:
         """What a checkpoint is and can do, without loading it; name is what the user called it."""
@@ -61,7 +63,10 @@ class ModelFamily(Protocol):
 
 
 # Imported on first use, because a family imports torch.
-_FAMILIES: dict[str, ModelFamily | str] = {"qwen3_tts": "polyvox.models.qwen3_tts.family:FAMILY"}
+_FAMILIES: dict[str, ModelFamily | str] = {
+    "qwen3_tts": "polyvox.models.qwen3_tts.family:FAMILY",
+    "qwen3_omni_moe": "polyvox.models.qwen3_omni.family:FAMILY",
+}
 
 
 def register_family(model_type: str, family: ModelFamily | str) -> None:
@@ -77,6 +82,11 @@ def get_family(model_type: str) -> ModelFamily:
     return family
 
 
+def published_sizes() -> tuple[str, ...]:
+    """The sizes of all families, for `random_model`."""
+    return tuple(size for family in map(get_family, _FAMILIES) for size in family.sizes)
+
+
 def family_of(folder: Path) -> ModelFamily:
     """The family of a checkpoint folder; raises CheckpointError for an unsupported model_type."""
     config = ConfigFields(CONFIG_FILE, read_json(folder, CONFIG_FILE))
@@ -86,15 +96,24 @@ def family_of(folder: Path) -> ModelFamily:
     return get_family(model_type)
 
 
+def needed_weights(folder: Path) -> list[str]:
+    """The weight files with tensors that the folder's family loads, by the index of a sharded checkpoint."""
+    family = family_of(folder)
+    if not (folder / INDEX_FILE).is_file():
+        return ALL_WEIGHTS
+    index = ConfigFields(INDEX_FILE, read_json(folder, INDEX_FILE)).section("weight_map").values
+    return [*sorted({str(file) for name, file in index.items() if family.needs_tensor(name)}), *ALL_WEIGHTS[1:]]
+
+
 def read_info(path_or_id: str | Path) -> ModelInfo:
     """What a checkpoint is and can do, without loading it."""
-    folder = find_checkpoint(path_or_id)
+    folder = find_checkpoint(path_or_id, needed_weights)
     return family_of(folder).read_info(folder, path_or_id)
 
 
 def load_model(path_or_id: str | Path, options: LoadOptions, name: str | Path | None = None) -> SpeechModel:
     """Loads the checkpoint of a folder or hub id. name: how its identity is shown, by default path_or_id."""
-    folder = find_checkpoint(path_or_id)
+    folder = find_checkpoint(path_or_id, needed_weights)
     return family_of(folder).load(folder, name or path_or_id, options)
 
 
@@ -105,10 +124,9 @@ def random_model(
     num_tokens: int | None = None,
     frames: int | None = None,
     vocoder_device: torch.device | None = None,
-    model_type: str = DEFAULT_FAMILY,
 ) -> SpeechModel:
     """A model with random weights; see `ModelFamily.random_model`."""
-    family = get_family(model_type)
-    if size not in family.sizes:
-        raise InvalidRequest("size", size, family.sizes)
-    return family.random_model(size, device, dtype, num_tokens, frames, vocoder_device)
+    for family in map(get_family, _FAMILIES):
+        if size in family.sizes:
+            return family.random_model(size, device, dtype, num_tokens, frames, vocoder_device)
+    raise InvalidRequest("size", size, published_sizes())

@@ -59,6 +59,17 @@ class ClonedVoice:
     transcript: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ThinkerPrompt:
+    """A thinker's prompt by token ids. It ends with the start of the assistant's turn: the role and a line break."""
+
+    ids: tuple[int, ...]
+    # [n, thinker's width]: its hidden state at each audio, image and video token, in order; zeros by default.
+    media_rows: NDArray[np.float32] | None = None
+    # [3, tokens]: its rotary positions of the prompt; 0, 1, 2, … by default, as they are without images and video.
+    positions: NDArray[np.float32] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One utterance. None is the checkpoint's default.
@@ -69,7 +80,8 @@ class Request:
     text can need. segment: index of this part of a longer text; each part has its own noise for the same seed.
     utterance_id: the same for all parts of a text that is played as one; 0 if there is only one. following_bytes: of
     text in later parts, as far as it is known. owner: utterances of different owners get their turns. fingerprint: the
-    same when a rejected request is sent again; 0 if unknown.
+    same when a rejected request is sent again; 0 if unknown. thinker_prompt: the speech is a thinker's answer, whose
+    tokens are appended by id; such a request is live and has no text.
     """
 
     text: str
@@ -90,3 +102,4 @@ class Request:
     following_bytes: int = 0
     owner: str = ""
     fingerprint: int = 0
+    thinker_prompt: ThinkerPrompt | None = None

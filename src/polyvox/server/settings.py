@@ -121,10 +121,11 @@ class Settings(BaseSettings):
         description="Longest expected queue wait in seconds; requests beyond it are rejected.",
         json_schema_extra=ENGINE,
     )
-    context: int = Field(
-        default=1024,
+    context: int | None = Field(
+        default=None,
         ge=256,
-        description="Average KV positions per stream: prompt rows and frames (12.5 per second).",
+        description="Average KV positions per stream: prompt rows and frames (12.5 per second). "
+        "By default 1024, and 4607 for Qwen3-Omni.",
         json_schema_extra=ENGINE,
     )
     memory_gb: float | None = Field(
@@ -373,7 +374,7 @@ class Settings(BaseSettings):
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
             max_streams=self.max_streams or 0,
-            context=self.context,
+            context=self.context or 0,
             max_queue=self.max_queue,
             max_queue_seconds=self.max_queue_seconds,
             buffer_seconds=self.buffer_seconds,

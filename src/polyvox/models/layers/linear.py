@@ -2,7 +2,7 @@
 """Linear projections. All weights of a generator are multiplied here, so a quantised weight is another class."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,13 @@ class StackedLinear(StackedWeights):
         return DenseProjection(self.weight[index])
 
 
+@runtime_checkable
+class HasCheckpointViews(Protocol):
+    """A module whose parameters are stored in another form than in a checkpoint."""
+
+    def checkpoint_views(self, prefix: str) -> dict[str, Tensor]: ...
+
+
 def checkpoint_tensors(module: nn.Module, prefix: str = "") -> dict[str, Tensor]:
     """Each tensor under its name in a checkpoint file, as a view of the parameter that stores it.
 
@@ -99,6 +106,8 @@ def checkpoint_tensors(module: nn.Module, prefix: str = "") -> dict[str, Tensor]
             tensors |= {f"{prefix}{part}.weight": piece for part, piece in zip(child.outputs, parts, strict=True)}
         elif isinstance(child, StackedWeights):
             tensors |= {f"{prefix}{name}.{i}.weight": piece for i, piece in enumerate(child.weight.detach())}
+        elif isinstance(child, HasCheckpointViews):
+            tensors |= child.checkpoint_views(f"{prefix}{name}.")
         else:
             tensors |= checkpoint_tensors(child, f"{prefix}{name}.")
     return tensors

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.rotary import rotary_store
-from polyvox.kernels.silu_mul import silu_mul
 from polyvox.models.layers.linear import Linear, PackedLinear, Projection
+from polyvox.models.layers.mlp import MLP
+from polyvox.models.layers.moe import SparseMLP
 from polyvox.models.layers.norm import LayerScale, RMSNorm
 from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.layers.transformer_config import TransformerConfig
@@ -53,20 +54,9 @@ class Attention(nn.Module):
         if view.decode_only and len(rows) <= MAX_ONE_LAUNCH_ROWS:
             attended = rotary_attention(rows, norms, self.norm_eps, *rotary.table, keys, values, *where)
         else:
-            q = rotary_store(rows, norms, self.norm_eps, *rotary.table, keys, values, *where)
+            q = rotary_store(rows, norms, self.norm_eps, *rotary.table, keys, values, *where, by_row=rotary.by_row)
             attended = paged_attention(q, keys, values, *where)
         return attended.view(*qkv.shape[:-1], -1)
-
-
-class MLP(nn.Module):
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        size = config.intermediate_size
-        self.gate_up = PackedLinear(config.hidden_size, gate_proj=size, up_proj=size)
-        self.down_proj = Linear(size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu_mul(self.gate_up(x)))
 
 
 class TransformerLayer(nn.Module):
@@ -76,7 +66,7 @@ class TransformerLayer(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.self_attn = Attention(config, qk_norm)
-        self.mlp = MLP(config)
+        self.mlp = SparseMLP(size, config.experts) if config.experts else MLP(size, config.intermediate_size)
         self.input_layernorm = RMSNorm(size, config.norm_eps)
         self.post_attention_layernorm = RMSNorm(size, config.norm_eps)
         self.self_attn_layer_scale = LayerScale(size) if layer_scale else nn.Identity()
@@ -92,11 +82,10 @@ class TransformerLayer(nn.Module):
 
     def forward_small_batch(self, x: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
         """The same for a small batch, with norms and residuals fused into the projections. Without layer scales."""
-        attention, mlp = self.self_attn, self.mlp
+        attention = self.self_attn
         qkv = attention.qkv.fused(x, self.input_layernorm.fused)
         x = attention.o_proj.fused(attention.attend_paged(qkv, layer, rotary, view), residual=x)
-        gated = mlp.gate_up.fused(x, self.post_attention_layernorm.fused, gated=True)
-        return mlp.down_proj.fused(gated, residual=x)
+        return self.mlp.add_fused(x, self.post_attention_layernorm.fused)
 
 
 class Transformer(nn.Module):

@@ -5,8 +5,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A sparse mixture of experts with a shared expert."""
+
+    num_experts: int
+    num_chosen: int  # experts per row
+    intermediate_size: int  # of one expert
+    shared_size: int  # of the shared expert
+    normalize: bool  # the weights of the chosen experts add up to 1
+
+
+@dataclass(frozen=True, slots=True)
 class TransformerConfig:
-    """The shape of one stack of transformer layers."""
+    """The shape of one stack of transformer layers. With experts, intermediate_size is not used."""
 
     hidden_size: int
     intermediate_size: int
@@ -16,6 +27,7 @@ class TransformerConfig:
     head_dim: int
     norm_eps: float
     rope_theta: float
+    experts: ExpertsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)

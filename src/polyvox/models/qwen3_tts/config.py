@@ -3,15 +3,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.config_fields import ConfigFields, read_json
-from polyvox.models.layers.transformer_config import CodePredictorConfig, TransformerConfig
+from polyvox.models.layers.decoder_config import ConvDecoderConfig
+from polyvox.models.layers.talker_config import CONTROL_IDS, TalkerShape
+from polyvox.models.layers.transformer_config import CodePredictorConfig
 from polyvox.models.qwen3_tts.encoder_config import EncodersConfig, parse_encoders
 from polyvox.models.request import Sampling
+from polyvox.models.transformer_fields import check_full_attention, parse_transformer
 from polyvox.text.phonemes.alphabet import ALPHABET
 
 Kind = Literal["custom_voice", "voice_design", "base"]
@@ -20,23 +22,13 @@ MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CODEC_FILE = "speech_tokenizer/config.json"
 
-# The last 1,024 ids of the talker's vocabulary are control ids; of these only end of speech may be sampled.
-CONTROL_IDS = 1024
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkerConfig(TalkerShape):
+    """The talker, and the ids of its control vocabulary."""
 
-@dataclass(frozen=True, slots=True)
-class TalkerConfig:
-    """The talker: text in, code 0 of each frame out, and the ids of its control vocabulary."""
-
-    transformer: TransformerConfig
-    vocab_size: int
-    text_vocab_size: int
-    text_hidden_size: int
-    code_groups: int
-    max_positions: int
     pad_id: int
     bos_id: int
-    eos_id: int
     think_id: int
     nothink_id: int
     think_bos_id: int
@@ -46,24 +38,11 @@ class TalkerConfig:
     dialects: Mapping[str, str]  # by speaker, for speakers with a dialect
 
 
-@dataclass(frozen=True, slots=True)
-class CodecConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecConfig(ConvDecoderConfig):
     """The codec's decoder: frames of codes to samples."""
 
-    transformer: TransformerConfig
-    latent_dim: int
     codebook_dim: int
-    codebook_size: int
-    quantizers: int
-    decoder_dim: int
-    window: int
-    upsampling_ratios: tuple[int, ...]
-    upsample_rates: tuple[int, ...]
-    sample_rate: int
-
-    @property
-    def samples_per_frame(self) -> int:
-        return prod(self.upsampling_ratios) * prod(self.upsample_rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +86,8 @@ def parse_config(files: Mapping[str, object]) -> ModelConfig:
     top.expect("tts_model_type", *get_args(Kind))
     talker = _talker(top.section("talker_config"))
     predictor_fields = top.section("talker_config").section("code_predictor_config")
-    _full_attention(predictor_fields)
-    predictor = CodePredictorConfig(_transformer(predictor_fields), predictor_fields.size("vocab_size"))
+    check_full_attention(predictor_fields)
+    predictor = CodePredictorConfig(parse_transformer(predictor_fields), predictor_fields.size("vocab_size"))
     predictor_fields.expect("num_code_groups", talker.code_groups)
     defaults = ConfigFields(GENERATION_FILE, files[GENERATION_FILE])
     codec_fields = ConfigFields(CODEC_FILE, files[CODEC_FILE])
@@ -149,40 +128,8 @@ def _phoneme_alphabet(top: ConfigFields) -> str | None:
     return ALPHABET
 
 
-def _transformer(fields: ConfigFields) -> TransformerConfig:
-    fields.expect("hidden_act", "silu")
-    fields.expect("attention_bias", False)
-    heads, kv_heads = fields.size("num_attention_heads"), fields.size("num_key_value_heads")
-    if heads % kv_heads:
-        raise fields.unsupported("num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
-    if fields.size("head_dim") % 2:
-        raise fields.unsupported("head_dim", fields.size("head_dim"), "an even number")
-    return TransformerConfig(
-        hidden_size=fields.size("hidden_size"),
-        intermediate_size=fields.size("intermediate_size"),
-        layers=fields.size("num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=fields.size("head_dim"),
-        norm_eps=fields.number("rms_norm_eps"),
-        rope_theta=fields.number("rope_theta"),
-    )
-
-
-def _full_attention(fields: ConfigFields) -> None:
-    """Raises unless attention is causal without a window, with default rotary positions."""
-    if fields.flag("use_sliding_window", False):
-        fields.expect("sliding_window", None)
-    layers = fields.values.get("layer_types")
-    if layers is not None and layers != ["full_attention"] * fields.size("num_hidden_layers"):
-        raise fields.unsupported("layer_types", layers, '"full_attention" for every layer')
-    if fields.has("rope_scaling"):
-        # Positions are equal on all three axes, so multi-axis RoPE is plain RoPE.
-        fields.section("rope_scaling").expect("rope_type", "default")
-
-
 def _talker(fields: ConfigFields) -> TalkerConfig:
-    _full_attention(fields)
+    check_full_attention(fields)
     fields.expect("tie_word_embeddings", False)
     vocab_size = fields.size("vocab_size")
     if vocab_size <= CONTROL_IDS:
@@ -190,10 +137,11 @@ def _talker(fields: ConfigFields) -> TalkerConfig:
     languages, speakers = fields.ids("codec_language_id"), fields.ids("spk_id")
     dialects = _dialects(fields, languages, speakers)
     return TalkerConfig(
-        transformer=_transformer(fields),
+        transformer=parse_transformer(fields),
         vocab_size=vocab_size,
         text_vocab_size=fields.size("text_vocab_size"),
         text_hidden_size=fields.size("text_hidden_size"),
+        projection_size=fields.size("text_hidden_size"),
         code_groups=fields.size("num_code_groups"),
         max_positions=fields.size("max_position_embeddings"),
         pad_id=fields.id("codec_pad_id"),
@@ -223,7 +171,7 @@ def _dialects(fields: ConfigFields, languages: Mapping[str, int], speakers: Mapp
 def _codec(top: ConfigFields) -> CodecConfig:
     top.expect("model_type", "qwen3_tts_tokenizer_12hz")
     fields = top.section("decoder_config")
-    transformer = _transformer(fields)
+    transformer = parse_transformer(fields)
     config = CodecConfig(
         transformer=transformer,
         latent_dim=fields.size("latent_dim"),

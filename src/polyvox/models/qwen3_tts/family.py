@@ -1,43 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Qwen3-TTS family for the model registry."""
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
 import torch
 
+from polyvox.models.hashing_tokenizer import HashingTokenizer
 from polyvox.models.info import ModelIdentity, ModelInfo
 from polyvox.models.qwen3_tts.checkpoint import load_weights
-from polyvox.models.qwen3_tts.config import ModelConfig, read_config
+from polyvox.models.qwen3_tts.config import read_config
 from polyvox.models.qwen3_tts.identity import read_identity
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel, model_info
 from polyvox.models.qwen3_tts.synthetic import Size, published_files, random_model
-from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
 from polyvox.models.registry import LoadOptions
-
-MAX_PLAIN_ID = 1000  # ids below this are ordinary text in every published vocabulary
-LINE_BREAK_ID = 198
-
-
-class HashingTokenizer(TextTokenizer):
-    """Replaces the tokenizer of a model that has none: each word, or each of num_tokens tokens, is a hash."""
-
-    def __init__(self, config: ModelConfig, num_tokens: int | None) -> None:
-        self.role = [config.im_start_id, config.assistant_id, LINE_BREAK_ID]
-        self._num_tokens = num_tokens
-        self._vocab_size = min(MAX_PLAIN_ID, config.talker.text_vocab_size // 2)
-
-    def _encode(self, text: str) -> list[int]:
-        words = text.split() if self._num_tokens is None else [f"{i}{text}" for i in range(self._num_tokens)]
-        return [int.from_bytes(hashlib.sha256(word.encode()).digest()[:4]) % self._vocab_size for word in words]
+from polyvox.models.tokenizer import TextTokenizer
 
 
 class Qwen3TTSFamily:
     """Loads Qwen3-TTS checkpoints at 12.5 frames per second: CustomVoice, VoiceDesign and Base, of any size."""
 
     sizes: tuple[str, ...] = get_args(Size)
+
+    def needs_tensor(self, _name: str, /) -> bool:
+        return True
 
     def read_info(self, folder: Path, name: str | Path) -> ModelInfo:
         config = read_config(folder)

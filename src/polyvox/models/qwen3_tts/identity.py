@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from polyvox.errors import CheckpointError
+from polyvox.models.hub import shown_name
 from polyvox.models.info import ModelIdentity
 from polyvox.models.qwen3_tts.config import ModelConfig
 
@@ -31,7 +32,5 @@ def read_identity(folder: Path, config: ModelConfig, name: str | Path) -> ModelI
                 raise CheckpointError(f"{path} is damaged or not safetensors: {error}") from None
     talker = config.talker
     numbers = f"{talker.transformer.hidden_size}-{talker.code_groups}x{config.predictor.vocab_size}"
-    # Only the last part of a path is shown, because the rest is private.
-    shown = folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
     fingerprint = f"{config.kind}-{numbers}-{digest.hexdigest()[:HASH_DIGITS]}"
-    return ModelIdentity(shown, fingerprint, can_clone=config.encoders is not None)
+    return ModelIdentity(shown_name(folder, name), fingerprint, can_clone=config.encoders is not None)

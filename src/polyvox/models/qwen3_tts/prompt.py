@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompt of a request as rows of ids: a pure function without tensors.
-
-A prefill row is the sum of a text part and a codec part. The text part is always an id; the codec part is an id, the
-speaker vector of a cloned voice, a frame of the reference recording, or empty. Text that is not in the prefill is read
-one id per frame (`trailing`); after its end every frame reads the text padding.
-"""
+"""The prompt of a request as rows of ids: a pure function without tensors."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,22 +7,7 @@ from dataclasses import dataclass
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.request import AUTO, Layout
-
-NO_CODE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The ids of all rows, and the rows to which speaker vector and reference frames are added."""
-
-    text: tuple[int, ...]
-    codec: tuple[int, ...]  # NO_CODE where the codec part is not an id
-    trailing: tuple[int, ...]
-    vector_row: int | None  # the row of the cloned voice's vector
-    frames_row: int | None  # the first row of the reference recording's frames
-
-    def __len__(self) -> int:
-        return len(self.text)
+from polyvox.models.talker_prompt import NO_CODE, Prompt
 
 
 @dataclass(frozen=True, slots=True)

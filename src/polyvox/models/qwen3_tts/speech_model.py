@@ -10,38 +10,33 @@ from torch import Tensor
 
 from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.models.codec_vocoder import CodecContext, CodecVocoder
 from polyvox.models.content_cache import ContentCache
 from polyvox.models.info import Capability, ModelIdentity, ModelInfo
 from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.cloning import MAX_SECONDS, Cloner
 from polyvox.models.qwen3_tts.config import ModelConfig
-from polyvox.models.qwen3_tts.generator import NEVER, Qwen3TTSGenerator, SamplingPayload, frame_limits
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
-from polyvox.models.qwen3_tts.streaming_tokenizer import MAX_TEXT, Qwen3StreamingTokenizer
-from polyvox.models.qwen3_tts.tokenizer import TextTokenizer
-from polyvox.models.qwen3_tts.vocoder import CodecContext, Qwen3TTSVocoder
-from polyvox.models.request import MAX_CHUNK_FRAMES, SEED_LIMIT, ClonedVoice, Request, Sampling
+from polyvox.models.request import ClonedVoice, Request
+from polyvox.models.request_checks import MAX_TEXT, SPLIT_HINT, check_numbers, check_text
+from polyvox.models.streaming_tokenizer import TextStreamTokenizer
+from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator, frame_limits
+from polyvox.models.tokenizer import TextTokenizer
 from polyvox.text.phonemes import unmark_phonemes
 
 # A live text has no length yet: two minutes, unless the request has a limit.
 LIVE_MAX_FRAMES = 1500
 MAX_CACHED_VOICES = 32
 SILENT_FRAMES = 6  # of a text without words: half a second
-MAX_SEGMENT = 2**31 - 1
 # For errors: a published model with each capability.
 PUBLISHED: dict[Capability, str] = {
     "voices": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
     "takes_instructions": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
     "designs_voices": "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
     "can_clone": "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+    "takes_conversations": "Qwen/Qwen3-Omni-30B-A3B-Instruct",
 }
-SPLIT_HINT = "Split the text at sentences."
-
-
-def _check_integer(field: str, value: object, min_value: int, max_value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not min_value <= value <= max_value:
-        raise InvalidRequest(field, value, f"must be an integer between {min_value} and {max_value}")
 
 
 def _check_array(
@@ -75,8 +70,8 @@ class Qwen3TTSModel:
 
     def __init__(self, model: Qwen3TTS, tokenizer: TextTokenizer, identity: ModelIdentity) -> None:
         self.model, self.tokenizer, self.config, self.identity = model, tokenizer, model.config, identity
-        self.generator = Qwen3TTSGenerator(model.talker, model.config)
-        self.vocoder = Qwen3TTSVocoder(model.codec)
+        self.generator = TalkerGenerator(model.talker, model.config.talker, model.config.tts_pad_id)
+        self.vocoder = CodecVocoder(model.codec)
         self._contexts: ContentCache[CodecContext] = ContentCache(MAX_CACHED_VOICES)
         self._cloner = Cloner(model.encoders, self.vocoder.sample_rate) if model.encoders else None
 
@@ -118,11 +113,11 @@ class Qwen3TTSModel:
 
     # Preparing
 
-    def streaming_tokenizer(self, request: Request) -> Qwen3StreamingTokenizer:
+    def streaming_tokenizer(self, request: Request) -> TextStreamTokenizer:
         if request.layout == "whole":
             raise InvalidRequest("layout", request.layout, "must be streaming when text is appended")
         self._check(request)
-        return Qwen3StreamingTokenizer(self.tokenizer, needs_words=request.segment == 0)
+        return TextStreamTokenizer(self.tokenizer, needs_words=request.segment == 0)
 
     def prepare(self, request: Request, ids: list[int] | None = None) -> PreparedRequest:
         self._check(request)
@@ -198,30 +193,18 @@ class Qwen3TTSModel:
     # Validation
 
     def _check(self, request: Request) -> None:
-        for field, value in (("text", request.text), ("instructions", request.instructions or "")):
-            if not isinstance(value, str):
-                raise InvalidRequest(field, value, "must be a string")
-            if len(value) > MAX_TEXT:
-                requirement = f"must have at most {MAX_TEXT:,} characters but has {len(value):,}"
-                raise InvalidRequest(field, value, requirement, SPLIT_HINT)
+        check_text("text", request.text)
+        check_text("instructions", request.instructions or "")
+        if request.thinker_prompt is not None:
+            raise self.info().unsupported("thinker_prompt", NOT_SHOWN, "takes_conversations")
         if request.instructions and not self.config.takes_instructions:
             hint = "VoiceDesign models and the 1.7B CustomVoice model take instructions."
             raise InvalidRequest("instructions", request.instructions, "is not supported by this model", hint)
         if not isinstance(request.language, str):
             raise InvalidRequest("language", request.language, languages(self.config))
-        if request.max_frames is not None:
-            _check_integer("max_frames", request.max_frames, 1, self.config.talker.max_positions)
-        if request.seed is not None:
-            _check_integer("seed", request.seed, 0, SEED_LIMIT - 1)
-        _check_integer("segment", request.segment, 0, MAX_SEGMENT)
-        if request.first_chunk is not None:
-            _check_integer("first_chunk", request.first_chunk, 1, MAX_CHUNK_FRAMES)
+        check_numbers(request, self.config.talker.max_positions)
         if request.layout not in (None, "whole", "streaming"):
             raise InvalidRequest("layout", request.layout, ("whole", "streaming"))
-        if request.sampling is not None:
-            if not isinstance(request.sampling, Sampling):
-                raise InvalidRequest("sampling", request.sampling, "must be a Sampling")
-            request.sampling.check()
         self._voice(request)
 
     def _voice(self, request: Request) -> tuple[str | None, ClonedVoice | None]:

@@ -2,19 +2,18 @@
 """Synthetic checkpoints: random weights at the published sizes, and tiny checkpoints of each variant on disk."""
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from polyvox.errors import InvalidRequest
 from polyvox.models.qwen3_tts.checkpoint import empty_model
 from polyvox.models.qwen3_tts.config import CODEC_FILE, GENERATION_FILE, MODEL_FILE, Kind, parse_config
 from polyvox.models.qwen3_tts.model import Qwen3TTS
+from polyvox.models.random_weights import fill_keyed, fill_seeded, save_shards
 
 Size = Literal["0.6B", "1.7B"]
 
@@ -45,14 +44,7 @@ def random_model(
     model = empty_model(parse_config(files), device, dtype, vocoder_device)
     if device.type == "meta":
         return model
-    devices = {parameter.device for parameter in model.parameters()} | {device}
-    generators = {each: torch.Generator(each).manual_seed(seed) for each in devices}
-    for name, tensor in _all_tensors(model).items():
-        low, high = _range(name, tensor)
-        if tensor.device.type == "cpu" and device.type == "cuda":  # a CPU takes seconds for the text embedding
-            tensor.copy_(torch.empty_like(tensor, device=device).uniform_(low, high, generator=generators[device]))
-        else:
-            tensor.uniform_(low, high, generator=generators[tensor.device])
+    fill_seeded(_all_tensors(model), _range, seed, device)
     return model
 
 
@@ -60,17 +52,13 @@ def write_tiny(folder: Path, kind: Kind, seed: int = 0) -> Path:
     """Writes a complete checkpoint of a few hundred kilobytes; the same seed gives the same bytes on any machine."""
     files = tiny_files(kind)
     model = empty_model(parse_config(files), torch.device("cpu"), torch.float32)
-    for name, tensor in _all_tensors(model).items():
-        low, high = _range(name, tensor)
-        # Uniform numbers keyed by name: exact on every machine, and independent of other tensors.
-        numbers = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())])).random(tensor.shape)
-        tensor.copy_(torch.from_numpy((low + (high - low) * numbers).astype(np.float32)))
+    fill_keyed(_all_tensors(model), _range, seed)
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     for name, content in (files | _tokenizer_files()).items():
         text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
         (folder / name).write_text(text, encoding="utf-8")
     for path, tensors in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
-        _save(tensors, path / "model.safetensors")
+        save_shards(tensors, path)
     return folder
 
 
@@ -397,7 +385,3 @@ def _range(name: str, tensor: Tensor) -> tuple[float, float]:
     if tensor.shape[0] == 1:
         bound *= 0.1  # the last convolution of the codec: samples must stay below the clamp
     return -bound, bound
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})

@@ -1,94 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The talker: prompt rows and generated frames to a hidden state and the logits of the first code."""
+"""The talker of Qwen3-TTS, which has its own table of text embeddings."""
 
-import numpy as np
-import torch
+from typing import cast
+
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from polyvox.models.layers.code_predictor import CodePredictor
-from polyvox.models.layers.linear import Linear
-from polyvox.models.layers.rotary import RotaryEmbedding
-from polyvox.models.layers.transformer import Transformer
-from polyvox.models.paged_kv import PagedKVView
-from polyvox.models.protocol import Attend
+from polyvox.models.layers.talker import BaseTalker
 from polyvox.models.qwen3_tts.config import ModelConfig
 
 
-class TextProjection(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear_fc1 = Linear(inputs, inputs, bias=True)
-        self.linear_fc2 = Linear(inputs, outputs, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(F.silu(self.linear_fc1(x)))
-
-
-def look_up(table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
-    """Copies rows ids [N] of a table on the host to out, in one thread.
-
-    For a few rows this is faster than torch's thread pool, of which every calling thread would have its own.
-    """
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
-        raise IndexError(f"ids from {int(ids.min())} to {int(ids.max())} in a table of {len(table)}")
-    source, target = table.view(torch.uint8).numpy(), out.view(torch.uint8).numpy()
-    np.take(source, ids.numpy(), axis=0, out=target, mode="clip")  # other modes write to a temporary first
-    return out
-
-
-class TalkerTransformer(Transformer):
-    """The layers and the two embedding tables, which are next to them in a checkpoint."""
-
+class Talker(BaseTalker):
     def __init__(self, config: ModelConfig) -> None:
-        talker = config.talker
-        super().__init__(talker.transformer)
-        self.text_embedding = nn.Embedding(talker.text_vocab_size, talker.text_hidden_size)
-        self.codec_embedding = nn.Embedding(talker.vocab_size, talker.transformer.hidden_size)
+        super().__init__(config.talker, config.predictor)
+        self.model.text_embedding = nn.Embedding(config.talker.text_vocab_size, config.talker.text_hidden_size)
 
+    @property
+    def text_embedding(self) -> nn.Embedding:
+        return cast(nn.Embedding, self.model.text_embedding)
 
-class Talker(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        talker = config.talker
-        hidden_size = talker.transformer.hidden_size
-        self.config = talker.transformer
-        self.model = TalkerTransformer(config)
-        self.text_projection = TextProjection(talker.text_hidden_size, hidden_size)
-        self.codec_head = Linear(hidden_size, talker.vocab_size)
-        self.code_predictor = CodePredictor(config.predictor, hidden_size, talker.code_groups - 1)
-        self.max_positions = talker.max_positions
-        self.rotary: RotaryEmbedding | None = None
-
-    def precompute(self) -> None:
-        """Computes from the loaded weights what every pass with kernels needs."""
-        weight = self.codec_head.weight
-        positions = torch.arange(self.max_positions, device=weight.device)[None]
-        self.rotary = RotaryEmbedding(positions, self.config, weight.dtype)
-        self.code_predictor.precompute()
-
-    def text_rows(self, ids: Tensor) -> Tensor:
-        """Text ids as rows of the talker's width."""
-        table, device = self.model.text_embedding.weight, self.codec_head.weight.device
-        if table.device == device:
-            return self.text_projection(F.embedding(ids.to(device), table))
-        # On a GPU the table stays on the host. From unpinned memory the copy would wait for the running step.
-        rows = torch.empty(len(ids), table.shape[1], dtype=table.dtype, pin_memory=True)
-        return self.text_projection(look_up(table, ids, rows).to(device, non_blocking=True))
-
-    def frame_rows(self, codes: Tensor) -> Tensor:
-        """Frames [..., codebooks] as rows: the sum of their embeddings, rounded once."""
-        first = self.model.codec_embedding(codes[..., :1])
-        rest = self.code_predictor.model.codec_embedding.lookup(codes[..., 1:])
-        return torch.cat([first, rest], dim=-2).sum(-2)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the first code for hidden states after the final norm."""
-        return self.codec_head.fused(hidden) if self.codec_head.supports_fused(hidden) else self.codec_head(hidden)
-
-    def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Rows [B,T,hidden] at positions [B,T] to hidden states after the final norm."""
-        if isinstance(attend, PagedKVView):
-            assert self.rotary is not None, "call precompute() before passes over a PagedKVView"
-            return self.model.run(rows, self.rotary, attend)
-        return self.model.run(rows, RotaryEmbedding(positions, self.config, rows.dtype), attend)
+    @property
+    def text_table(self) -> Tensor:
+        return self.text_embedding.weight

@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import BPE
@@ -10,7 +11,7 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from polyvox.errors import CheckpointError, InvalidRequest
-from polyvox.models.qwen3_tts.config import ModelConfig
+from polyvox.models.layers.talker_config import TalkerShape
 from polyvox.text.phonemes import load_pronunciations, phonemize
 
 # Qwen2's pre-token pattern. The reference implementation may replace it with Mistral's when it loads a large vocabulary
@@ -24,6 +25,25 @@ NO_WORDS = "must have at least one word in Latin letters, because this model spe
 SILENT_PHONEMES = "…"  # of a text without words
 
 
+class TokenizerConfig(Protocol):
+    """What a tokenizer reads of a checkpoint's config."""
+
+    @property
+    def im_start_id(self) -> int: ...
+
+    @property
+    def im_end_id(self) -> int: ...
+
+    @property
+    def assistant_id(self) -> int: ...
+
+    @property
+    def phoneme_alphabet(self) -> str | None: ...
+
+    @property
+    def talker(self) -> TalkerShape: ...
+
+
 class TextTokenizer:
     """Ids of text, role and instructions. Special tokens in a user's text are plain text.
 
@@ -32,7 +52,7 @@ class TextTokenizer:
 
     takes_phonemes = False
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
+    def __init__(self, folder: Path, config: TokenizerConfig) -> None:
         self._tokenizer = _load(folder)
         self.takes_phonemes = config.phoneme_alphabet is not None
         if self.takes_phonemes:

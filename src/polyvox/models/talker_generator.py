@@ -14,12 +14,12 @@ from polyvox.kernels.noise import keyed_noise
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw, draw_keyed, first_code_scores
 from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import Noise, predictor_parameters, seed_words, talker_parameters
+from polyvox.models.layers.talker import BaseTalker
+from polyvox.models.layers.talker_config import CONTROL_IDS, TalkerShape
 from polyvox.models.paged_kv import KVShape
 from polyvox.models.protocol import GeneratorPayload, PagedCache, PrefillMetadata, PreparedRequest
-from polyvox.models.qwen3_tts.config import CONTROL_IDS, ModelConfig
-from polyvox.models.qwen3_tts.prompt import NO_CODE, Prompt
-from polyvox.models.qwen3_tts.talker import Talker
 from polyvox.models.request import Sampling
+from polyvox.models.talker_prompt import NO_CODE, Prompt
 
 # Past the expected length of its text, the logit of end of speech grows by this much with every frame.
 END_PRESSURE = 0.05
@@ -28,7 +28,9 @@ END_PRESSURE = 0.05
 # both.
 EXPECTED_FRAMES, EXPECTED_FRAMES_PER_BYTE = 63, 2
 MAX_FRAMES, MAX_FRAMES_PER_BYTE = 125, 4
+DEFAULT_CONTEXT = 1024  # positions: more than a minute of speech
 NEVER = 2**31  # a frame that no stream reaches
+MAX_OFFSET_ROWS = 4096  # first rows of a prompt whose rotary positions may differ by axis
 
 
 def frame_limits(num_bytes: int) -> tuple[int, int]:
@@ -44,26 +46,34 @@ class SamplingPayload(GeneratorPayload):
     segment: int
     sampling: Sampling
     expected_frames: int  # after which end of speech becomes more likely
+    rotary_offsets: Tensor | None = None  # [rows, 3]: added to the rotary positions of the first rows, by axis
 
 
-class Qwen3TTSGenerator:
+class TalkerGenerator:
     """Talker and code predictor of a checkpoint; see protocol.py."""
 
-    def __init__(self, talker: Talker, config: ModelConfig, kv_dtype: torch.dtype | None = None) -> None:
-        self.talker, self.config = talker, config
-        weight, shape = talker.codec_head.weight, config.talker.transformer
+    def __init__(
+        self,
+        talker: BaseTalker,
+        config: TalkerShape,
+        text_pad_id: int,
+        default_context: int = DEFAULT_CONTEXT,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.talker, self.config, self.text_pad_id = talker, config, text_pad_id
+        weight, shape = talker.codec_head.weight, config.transformer
         self.device, self.dtype = weight.device, weight.dtype
         self.kv_dtype = kv_dtype or weight.dtype
         self.kv_shape = KVShape(shape.layers, shape.kv_heads, shape.head_dim)
-        self.hidden_size, self.max_positions = shape.hidden_size, config.talker.max_positions
-        self.num_codebooks = config.talker.code_groups
+        self.hidden_size, self.max_positions = shape.hidden_size, config.max_positions
+        self.default_context, self.num_codebooks = default_context, config.code_groups
         self.nbytes = sum(tensor.nbytes for tensor in talker.parameters() if tensor.device == self.device)
 
     def parameters(self) -> Iterable[Tensor]:
         return self.talker.parameters()
 
-    def new_state(self, num_slots: int, text_rows: int, ring_frames: int) -> "Qwen3TTSGeneratorState":
-        return Qwen3TTSGeneratorState(self, num_slots, text_rows, ring_frames)
+    def new_state(self, num_slots: int, text_rows: int, ring_frames: int) -> "TalkerGeneratorState":
+        return TalkerGeneratorState(self, num_slots, text_rows, ring_frames)
 
     def embed(
         self, prompt: Prompt, text: Sequence[int] = (), vector: Tensor | None = None, frames: Tensor | None = None
@@ -116,12 +126,12 @@ class _SlotViews:
     seen: Tensor
 
 
-class Qwen3TTSGeneratorState:
+class TalkerGeneratorState:
     """The generator over a fixed number of slots; see protocol.py. Rows of free slots are undefined."""
 
-    def __init__(self, generator: Qwen3TTSGenerator, num_slots: int, text_rows: int, ring_frames: int) -> None:
+    def __init__(self, generator: TalkerGenerator, num_slots: int, text_rows: int, ring_frames: int) -> None:
         self.generator = generator
-        talker, device, dtype = generator.config.talker, generator.device, generator.dtype
+        talker, device, dtype = generator.config, generator.device, generator.dtype
         hidden = generator.hidden_size
         if device.type == "cuda":
             generator.talker.precompute()
@@ -144,7 +154,13 @@ class Qwen3TTSGeneratorState:
         self.key = integers(2)
         self.segment = integers()
         self.codes = integers(ring_frames, talker.code_groups)
-        self._pad = generator.text_rows([generator.config.tts_pad_id])[0]
+        self._pad = generator.text_rows([generator.text_pad_id])[0]
+        self._axes: Tensor | None = None
+        if talker.rotary_axes is not None:
+            self._axes = torch.tensor(talker.rotary_axes, device=device)
+            # [S, rows, axes]; rows beyond have the last one, which is always zero.
+            wide = torch.promote_types(dtype, torch.float32)
+            self.rotary_offsets = torch.zeros(num_slots, MAX_OFFSET_ROWS, 3, dtype=wide, device=device)
         self._views: list[_SlotViews | None] = [None] * num_slots
 
     @property
@@ -171,6 +187,10 @@ class Qwen3TTSGeneratorState:
         views.input.copy_(prepared.rows[-1])
         views.seen.zero_()
         views.text[: len(text)].copy_(text)
+        if self._axes is not None:
+            self.rotary_offsets[slot].zero_()
+            if payload.rotary_offsets is not None:
+                self.rotary_offsets[slot, : len(payload.rotary_offsets)].copy_(payload.rotary_offsets)
 
     def write_text(self, slot: int, start: int, rows: Tensor) -> None:
         ring = self.text.shape[1]
@@ -195,7 +215,14 @@ class Qwen3TTSGeneratorState:
         metadata: PrefillMetadata | None,
     ) -> None:
         view = cache.view(slots, positions, max_context, metadata)
-        self.generator.talker(rows[None], positions[None], view)
+        self.generator.talker(rows[None], self._rotary_positions(slots, positions)[None], view)
+
+    def _rotary_positions(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Positions [N] of prompt rows as they are, or [N, head_dim / 2] where they may differ by axis."""
+        if self._axes is None:
+            return positions
+        offsets = self.rotary_offsets[slots, positions.clamp(max=MAX_OFFSET_ROWS - 1)]
+        return positions[:, None] + offsets[:, self._axes]
 
     def frame(self, slots: Tensor, cache: PagedCache, max_context: int, noise: Noise = keyed_noise) -> Tensor:
         """A slot whose flag is FRAME_ENDED got no frame; a further frame of it writes nothing that is read."""
@@ -211,7 +238,7 @@ class Qwen3TTSGeneratorState:
         first, others = talker.model.codec_embedding.weight, talker.code_predictor.model.codec_embedding.weight
         next_inputs(codes, first, others, slots, self.text, self.text_end, self.frame_index, self._pad, self.input)
         record = FrameRecord(self.codes, self.seen, self.repeats, self.position, self.frame_index)
-        return finish_frame(codes, slots, record, self.generator.config.talker.eos_id)
+        return finish_frame(codes, slots, record, self.generator.config.eos_id)
 
     def reset_scratch(self, slot: int) -> None:
         self.position[slot].zero_()
@@ -222,8 +249,7 @@ class Qwen3TTSGeneratorState:
 
     def _draws(self, slots: Tensor, noise: Noise) -> Draw:
         """How the codes of one frame are sampled: draw(codebook from 0, logits)."""
-        config = self.generator.config
-        talker, rest = config.talker, self.generator.talker.code_predictor.num_codebooks
+        talker, predictor = self.generator.config, self.generator.talker.code_predictor
         controls = talker.vocab_size - CONTROL_IDS
         rules = FirstCodeRules(self.seen, self.min_frames, self.expected_frames, END_PRESSURE, talker.eos_id, controls)
         if noise is keyed_noise and kernels.active(self.input):
@@ -235,7 +261,7 @@ class Qwen3TTSGeneratorState:
         key, segment, frame = self.key[slots], self.segment[slots], self.frame_index[slots]
         first_params, params = self.talker_params[slots], self.predictor_params[slots]
         first_noise = noise(key, segment, frame, 0, 1, talker.vocab_size)[:, 0]
-        rest_noise = noise(key, segment, frame, 1, rest, config.predictor.vocab_size)
+        rest_noise = noise(key, segment, frame, 1, predictor.num_codebooks, predictor.config.vocab_size)
 
         def draw_code(book: int, logits: Tensor) -> Tensor:
             if book:
@@ -264,5 +290,5 @@ class Qwen3TTSGeneratorState:
         return [
             self.input, self.position, self.text, self.text_end, self.frame_index, self.seen, self.min_frames,
             self.expected_frames, self.repeats, self.talker_params, self.predictor_params, self.key, self.segment,
-            self.codes,
+            self.codes, *([] if self._axes is None else [self.rotary_offsets]),
         ]  # fmt: skip

@@ -2,16 +2,15 @@
 """Tokenizes text that arrives in pieces: returns tokens as soon as no later text can change them."""
 
 import unicodedata
+from collections.abc import Sequence
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest
-from polyvox.models.qwen3_tts.tokenizer import NO_WORDS, SILENT_PHONEMES, TextTokenizer
+from polyvox.models.request_checks import MAX_TEXT
+from polyvox.models.tokenizer import NO_WORDS, SILENT_PHONEMES, TextTokenizer
 from polyvox.text.phonemes import PhonemeStream
 
-# Characters; about the text of the longest utterance that a checkpoint allows, 8,191 frames or 11 minutes.
-MAX_TEXT = 10_000
 
-
-class Qwen3StreamingTokenizer:
+class TextStreamTokenizer:
     """Returns the token ids of a text whose pieces may have any size, in order and as early as possible.
 
     Pending are the last pre-token, which more text may extend, trailing whitespace, which may join the next word, and
@@ -31,6 +30,9 @@ class Qwen3StreamingTokenizer:
         """Whether there is any text, even if all of it is pending."""
         words_pending = self._phonemes is not None and self._phonemes.has_pending
         return self._begun or words_pending or bool(self._pending.strip())
+
+    def append_tokens(self, _ids: Sequence[int], /) -> list[int]:
+        raise InvalidRequest("append_tokens", NOT_SHOWN, "requires a request with a thinker's prompt")
 
     def append(self, piece: str) -> list[int]:
         """The ids that this piece completes. An invalid piece raises and changes nothing."""

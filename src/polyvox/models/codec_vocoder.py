@@ -8,34 +8,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyvox.models.layers.conv_decoder import ConvDecoder, DecoderState
 from polyvox.models.protocol import VocoderContext
-from polyvox.models.qwen3_tts.codec import CodecDecoder, CodecState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodecContext(VocoderContext):
     """The codec's state after a reference recording, for one stream."""
 
-    state: CodecState
+    state: DecoderState
 
 
-class Qwen3TTSVocoder:
-    """The codec's decoder; see protocol.py. Every layer is causal, so there is neither a delay nor a tail."""
+class CodecVocoder:
+    """The codec's decoder; see protocol.py. Every layer is causal, so there is no tail."""
 
-    delay_samples = 0
     tail_samples = 0
 
-    def __init__(self, codec: CodecDecoder) -> None:
+    def __init__(self, codec: ConvDecoder) -> None:
         self.codec = codec
         self.device, self.dtype = codec.device, codec.dtype
         self.sample_rate, self.samples_per_frame = codec.config.sample_rate, codec.config.samples_per_frame
+        self.delay_samples = codec.delay_samples
         self.nbytes = sum(tensor.nbytes for tensor in codec.parameters())
 
     def parameters(self) -> Iterable[Tensor]:
         return self.codec.parameters()
 
-    def new_state(self, num_slots: int) -> "Qwen3TTSVocoderState":
-        return Qwen3TTSVocoderState(self.codec, num_slots)
+    def new_state(self, num_slots: int) -> "CodecVocoderState":
+        return CodecVocoderState(self.codec, num_slots)
 
     def context_after(self, codes: Tensor) -> CodecContext:
         """The context after a recording with these codes [frames, codebooks]."""
@@ -45,13 +45,13 @@ class Qwen3TTSVocoder:
         return CodecContext(state)
 
 
-class Qwen3TTSVocoderState:
+class CodecVocoderState:
     """The codec over a fixed number of slots; see protocol.py."""
 
-    def __init__(self, codec: CodecDecoder, num_slots: int) -> None:
+    def __init__(self, codec: ConvDecoder, num_slots: int) -> None:
         self.codec = codec
         self.layers = codec.initial_state(num_slots)
-        self._views: list[CodecState | None] = [None] * num_slots
+        self._views: list[DecoderState | None] = [None] * num_slots
 
     @property
     def nbytes(self) -> int:

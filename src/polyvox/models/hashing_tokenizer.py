@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokenizer of models with random weights, which have no vocabulary."""
+
+import hashlib
+
+from polyvox.models.tokenizer import TextTokenizer, TokenizerConfig
+
+MAX_PLAIN_ID = 1000  # ids below this are ordinary text in every published vocabulary
+LINE_BREAK_ID = 198
+
+
+class HashingTokenizer(TextTokenizer):
+    """Each word, or each of num_tokens tokens, is a hash."""
+
+    def __init__(self, config: TokenizerConfig, num_tokens: int | None) -> None:
+        self.role = [config.im_start_id, config.assistant_id, LINE_BREAK_ID]
+        self._num_tokens = num_tokens
+        self._vocab_size = min(MAX_PLAIN_ID, config.talker.text_vocab_size // 2)
+
+    def _encode(self, text: str) -> list[int]:
+        words = text.split() if self._num_tokens is None else [f"{i}{text}" for i in range(self._num_tokens)]
+        return [int.from_bytes(hashlib.sha256(word.encode()).digest()[:4]) % self._vocab_size for word in words]

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated MLP of a transformer layer."""
+
+from torch import Tensor, nn
+
+from polyvox.kernels.silu_mul import silu_mul
+from polyvox.kernels.small_batch_linear import Norm
+from polyvox.models.layers.linear import Linear, PackedLinear
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_up = PackedLinear(hidden_size, gate_proj=intermediate_size, up_proj=intermediate_size)
+        self.down_proj = Linear(intermediate_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu_mul(self.gate_up(x)))
+
+    def add_fused(self, x: Tensor, norm: Norm) -> Tensor:
+        """x + the output for norm(x), in two launches."""
+        return self.down_proj.fused(self.gate_up.fused(x, norm, gated=True), residual=x)

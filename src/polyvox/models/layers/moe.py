@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sparse mixture of experts with a shared expert, in place of a layer's MLP."""
+
+import torch
+from torch import Tensor, nn
+
+from polyvox import kernels
+from polyvox.kernels.experts import (
+    combine,
+    combine_reference,
+    multiply,
+    multiply_reference,
+    route,
+    route_reference,
+)
+from polyvox.kernels.norm import rms_norm
+from polyvox.kernels.small_batch_linear import Norm
+from polyvox.models.layers.linear import Linear
+from polyvox.models.layers.mlp import MLP
+from polyvox.models.layers.transformer_config import ExpertsConfig
+
+
+class Experts(nn.Module):
+    """The weights of all experts, each matrix stacked; a checkpoint has them one by one or stacked."""
+
+    def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(config.num_experts, 2 * config.intermediate_size, hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(config.num_experts, hidden_size, config.intermediate_size))
+
+    def checkpoint_views(self, prefix: str) -> dict[str, Tensor]:
+        """Each expert's matrices under their names in a checkpoint."""
+        views: dict[str, Tensor] = {}
+        for index, (gate_up, down) in enumerate(zip(self.gate_up_proj.detach(), self.down_proj.detach(), strict=True)):
+            gate, up = gate_up.chunk(2)
+            names = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+            views |= {f"{prefix}{index}.{name}.weight": tensor for name, tensor in names.items()}
+        return views
+
+
+class SparseMLP(nn.Module):
+    """y = Σ weight · expert(x) over the top experts + sigmoid(shared_expert_gate(x)) · shared_expert(x)"""
+
+    def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        self.num_chosen, self.normalize = config.num_chosen, config.normalize
+        self.gate = Linear(hidden_size, config.num_experts)
+        self.experts = Experts(hidden_size, config)
+        self.shared_expert = MLP(hidden_size, config.shared_size)
+        self.shared_expert_gate = Linear(hidden_size, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._run(x.flatten(0, -2), None).view_as(x)
+
+    def add_fused(self, x: Tensor, norm: Norm) -> Tensor:
+        """x + the output for norm(x)."""
+        normed = rms_norm(x, norm.gain, norm.eps)
+        return self._run(normed.flatten(0, -2), x.flatten(0, -2)).view_as(x)
+
+    def _run(self, rows: Tensor, residual: Tensor | None) -> Tensor:
+        """The output for rows [N,hidden], plus residual."""
+        gate_up, down = self.experts.gate_up_proj, self.experts.down_proj
+        logits, shared, shared_gate = self.gate(rows), self.shared_expert(rows), self.shared_expert_gate(rows)
+        if kernels.active(rows):
+            routing = route(logits, self.num_chosen, self.normalize)
+            return combine(multiply(rows, routing, gate_up, down), shared, shared_gate, residual)
+        chosen, weights = route_reference(logits, self.num_chosen, self.normalize)
+        outputs = multiply_reference(rows, chosen, weights, gate_up, down)
+        return combine_reference(outputs, shared, shared_gate, residual)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The talker: prompt rows and generated frames to a hidden state and the logits of the first code."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyvox.models.layers.code_predictor import CodePredictor
+from polyvox.models.layers.linear import Linear
+from polyvox.models.layers.rotary import RotaryEmbedding
+from polyvox.models.layers.talker_config import TalkerShape
+from polyvox.models.layers.transformer import Transformer
+from polyvox.models.layers.transformer_config import CodePredictorConfig
+from polyvox.models.paged_kv import PagedKVView
+from polyvox.models.protocol import Attend
+
+
+class TextProjection(nn.Module):
+    def __init__(self, inputs: int, inner: int, outputs: int) -> None:
+        super().__init__()
+        self.linear_fc1 = Linear(inputs, inner, bias=True)
+        self.linear_fc2 = Linear(inner, outputs, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_fc2(F.silu(self.linear_fc1(x)))
+
+
+def look_up(table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
+    """Copies rows ids [N] of a table on the host to out, in one thread.
+
+    For a few rows this is faster than torch's thread pool, of which every calling thread would have its own.
+    """
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
+        raise IndexError(f"ids from {int(ids.min())} to {int(ids.max())} in a table of {len(table)}")
+    source, target = table.view(torch.uint8).numpy(), out.view(torch.uint8).numpy()
+    np.take(source, ids.numpy(), axis=0, out=target, mode="clip")  # other modes write to a temporary first
+    return out
+
+
+class TalkerTransformer(Transformer):
+    """The layers and the embeddings of the first code, which are next to them in a checkpoint."""
+
+    def __init__(self, shape: TalkerShape) -> None:
+        super().__init__(shape.transformer)
+        self.codec_embedding = nn.Embedding(shape.vocab_size, shape.transformer.hidden_size)
+
+
+class BaseTalker(nn.Module, ABC):
+    """A model family adds its table of text embeddings."""
+
+    def __init__(self, shape: TalkerShape, predictor: CodePredictorConfig) -> None:
+        super().__init__()
+        hidden_size = shape.transformer.hidden_size
+        self.config = shape.transformer
+        self.model = TalkerTransformer(shape)
+        self.text_projection = TextProjection(shape.text_hidden_size, shape.projection_size, hidden_size)
+        self.codec_head = Linear(hidden_size, shape.vocab_size)
+        self.code_predictor = CodePredictor(predictor, hidden_size, shape.code_groups - 1)
+        self.max_positions = shape.max_positions
+        self.rotary: RotaryEmbedding | None = None
+
+    @property
+    @abstractmethod
+    def text_table(self) -> Tensor:
+        """Text embeddings [text_vocab_size, text_hidden_size]; on a GPU model they may be on the host."""
+
+    def precompute(self) -> None:
+        """Computes from the loaded weights what every pass with kernels needs."""
+        weight = self.codec_head.weight
+        positions = torch.arange(self.max_positions, device=weight.device)[None]
+        self.rotary = RotaryEmbedding(positions, self.config, weight.dtype)
+        self.code_predictor.precompute()
+
+    def text_rows(self, ids: Tensor) -> Tensor:
+        """Text ids as rows of the talker's width."""
+        table, device = self.text_table, self.codec_head.weight.device
+        if table.device == device:
+            return self.text_projection(F.embedding(ids.to(device), table))
+        # On a GPU the table stays on the host. From unpinned memory the copy would wait for the running step.
+        rows = torch.empty(len(ids), table.shape[1], dtype=table.dtype, pin_memory=True)
+        return self.text_projection(look_up(table, ids, rows).to(device, non_blocking=True))
+
+    def frame_rows(self, codes: Tensor) -> Tensor:
+        """Frames [..., codebooks] as rows: the sum of their embeddings, rounded once."""
+        first = self.model.codec_embedding(codes[..., :1])
+        rest = self.code_predictor.model.codec_embedding.lookup(codes[..., 1:])
+        return torch.cat([first, rest], dim=-2).sum(-2)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the first code for hidden states after the final norm."""
+        return self.codec_head.fused(hidden) if self.codec_head.supports_fused(hidden) else self.codec_head(hidden)
+
+    def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Rows [B,T,hidden] at positions [B,T], or [B,T,head_dim / 2], to hidden states after the final norm."""
+        by_row = positions.dim() == 3
+        if isinstance(attend, PagedKVView) and not by_row:
+            assert self.rotary is not None, "call precompute() before passes over a PagedKVView"
+            return self.model.run(rows, self.rotary, attend)
+        return self.model.run(rows, RotaryEmbedding(positions, self.config, rows.dtype, by_row), attend)

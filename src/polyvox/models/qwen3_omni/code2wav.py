@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code2wav: the mean of the code embeddings of each frame, then the convolutional decoder (conv_decoder.py).
+
+Its upsampling blocks trim both ends, so n frames have n · samples_per_frame - delay_samples samples (555 fewer at the
+published sizes). A sample needs no frame after the one that completes it, so there is nothing to flush.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyvox.models.layers.conv_decoder import ConvDecoder, DecoderState, WindowTransformer
+from polyvox.models.layers.decoder_config import ConvDecoderConfig
+
+
+class Code2Wav(ConvDecoder):
+    drops_first_block = True
+    wide_part = "code_embedding"
+
+    def __init__(self, config: ConvDecoderConfig) -> None:
+        super().__init__(config, WindowTransformer(config))
+        self.code_embedding = nn.Embedding(config.quantizers * config.codebook_size, config.latent_dim)
+        self.name_states()
+
+    def forward(self, codes: Tensor, state: DecoderState, slots: Tensor | None = None) -> tuple[Tensor, DecoderState]:
+        offsets = torch.arange(self.config.quantizers, device=codes.device) * self.config.codebook_size
+        x = F.embedding(codes + offsets, self.code_embedding.weight).mean(2).to(self.dtype)
+        step = self.start(x, state, slots)
+        x = self.pre_transformer(x, step).transpose(1, 2)
+        return self.samples(x, step), step.after
