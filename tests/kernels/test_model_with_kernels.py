@@ -16,12 +16,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
-    ("checkpoint", "lengths", "num_frames"), [("custom_voice", (19, 4), 2), ("voice_design", (5,), 1)]
+    ("checkpoint", "lengths", "num_frames"),
+    [("custom_voice", (19, 4), 2), ("voice_design", (5,), 1), ("omni-plain", (11, 5), 2)],
 )
 def test_streams_with_kernels_sample_the_codes_of_the_reference(
     checkpoint: str, lengths: tuple[int, ...], num_frames: int, loaded: Loaded
 ) -> None:
-    """Packed prompts, then frames; VoiceDesign has no projection before its predictor."""
+    """Packed prompts, then frames; VoiceDesign has no projection before its predictor, Qwen3-Omni has experts."""
     tts = loaded(checkpoint, "float32")
     model = tts.model.model
     model.talker.precompute()

@@ -72,14 +72,15 @@ class Routing:
 
 
 def route(logits: Tensor, num_chosen: int, normalize: bool) -> Routing:
-    """The experts of rows with router logits [N,E]."""
+    """The experts of rows with router logits [N,E], of any row stride."""
     rows, experts = logits.shape
+    assert logits.stride(1) == 1
     chosen = torch.empty(rows, num_chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, num_chosen, dtype=logits.dtype, device=logits.device)
     counts = torch.zeros(experts, dtype=torch.int32, device=logits.device)
     pairs = torch.empty(experts, rows, dtype=torch.int32, device=logits.device)
     route_kernel[(rows,)](
-        logits.contiguous(), chosen, weights, counts, pairs, rows,
+        logits, chosen, weights, counts, pairs, rows, logits.stride(0),
         EXPERTS=experts, BLOCK=power_of_2(experts), CHOSEN=num_chosen, NORMALIZE=normalize, num_warps=1,
     )  # fmt: skip
     return Routing(chosen, weights, counts, pairs)
@@ -136,7 +137,7 @@ def combine(outputs: Tensor, shared: Tensor, shared_gate: Tensor, residual: Tens
     out = torch.empty_like(shared)
     block = min(COMBINE_COLUMNS, power_of_2(hidden))
     combine_kernel[(rows, -(-hidden // block))](
-        outputs, shared, shared_gate, out if residual is None else residual.contiguous(), out,
+        outputs, shared, shared_gate, out if residual is None else residual.contiguous(), out, shared_gate.stride(0),
         HIDDEN=hidden, CHOSEN=num_chosen, ADD=residual is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
@@ -151,12 +152,12 @@ def combine_reference(outputs: Tensor, shared: Tensor, shared_gate: Tensor, resi
 
 @Kernel
 def route_kernel(
-    logits, chosen, weights, counts, pairs, rows,
+    logits, chosen, weights, counts, pairs, rows, logits_row,
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     expert = tl.arange(0, BLOCK)
-    values = tl.load(logits + row.to(tl.int64) * EXPERTS + expert, mask=expert < EXPERTS, other=float("-inf"))
+    values = tl.load(logits + row.to(tl.int64) * logits_row + expert, mask=expert < EXPERTS, other=float("-inf"))
     values = values.to(tl.float32)
     exponentials = tl.exp(values - tl.max(values, 0))
     scores = exponentials / tl.sum(exponentials, 0)
@@ -255,7 +256,7 @@ def down_kernel(
 
 @Kernel
 def combine_kernel(
-    outputs, shared, shared_gate, residual, out,
+    outputs, shared, shared_gate, residual, out, gate_row,
     HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -265,7 +266,7 @@ def combine_kernel(
     summed = tl.zeros([BLOCK], tl.float32)
     for choice in tl.static_range(CHOSEN):
         summed += tl.load(outputs + (row * CHOSEN + choice) * HIDDEN + column, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.load(shared_gate + row).to(tl.float32)
+    gate = tl.load(shared_gate + row * gate_row).to(tl.float32)
     opened = (1.0 / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     also = tl.load(shared + row * HIDDEN + column, mask=mask, other=0.0).to(tl.float32)
     made = (summed.to(dtype).to(tl.float32) + (opened * also).to(dtype).to(tl.float32)).to(dtype)

@@ -15,7 +15,7 @@ from polyvox.kernels.experts import (
 )
 from polyvox.kernels.norm import rms_norm
 from polyvox.kernels.small_batch_linear import Norm
-from polyvox.models.layers.linear import Linear
+from polyvox.models.layers.linear import PackedLinear
 from polyvox.models.layers.mlp import MLP
 from polyvox.models.layers.transformer_config import ExpertsConfig
 
@@ -44,23 +44,25 @@ class SparseMLP(nn.Module):
     def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
         super().__init__()
         self.num_chosen, self.normalize = config.num_chosen, config.normalize
-        self.gate = Linear(hidden_size, config.num_experts)
+        self.router = PackedLinear(hidden_size, gate=config.num_experts, shared_expert_gate=1)
         self.experts = Experts(hidden_size, config)
         self.shared_expert = MLP(hidden_size, config.shared_size)
-        self.shared_expert_gate = Linear(hidden_size, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._run(x.flatten(0, -2), None).view_as(x)
+        rows = x.flatten(0, -2)
+        return self._combine(rows, self.router(rows), self.shared_expert(rows), None).view_as(x)
 
     def add_fused(self, x: Tensor, norm: Norm) -> Tensor:
-        """x + the output for norm(x)."""
-        normed = rms_norm(x, norm.gain, norm.eps)
-        return self._run(normed.flatten(0, -2), x.flatten(0, -2)).view_as(x)
+        """x + the output for norm(x), with the norm fused into the products of router and shared expert."""
+        rows, expert = x.flatten(0, -2), self.shared_expert
+        shared = expert.down_proj.fused(expert.gate_up.fused(rows, norm, gated=True))
+        normed = rms_norm(rows, norm.gain, norm.eps)
+        return self._combine(normed, self.router.fused(rows, norm), shared, rows).view_as(x)
 
-    def _run(self, rows: Tensor, residual: Tensor | None) -> Tensor:
-        """The output for rows [N,hidden], plus residual."""
+    def _combine(self, rows: Tensor, scores: Tensor, shared: Tensor, residual: Tensor | None) -> Tensor:
+        """The output for rows [N,hidden] with these scores of the router, plus residual."""
         gate_up, down = self.experts.gate_up_proj, self.experts.down_proj
-        logits, shared, shared_gate = self.gate(rows), self.shared_expert(rows), self.shared_expert_gate(rows)
+        logits, shared_gate = scores.split([len(gate_up), 1], dim=1)
         if kernels.active(rows):
             routing = route(logits, self.num_chosen, self.normalize)
             return combine(multiply(rows, routing, gate_up, down), shared, shared_gate, residual)
