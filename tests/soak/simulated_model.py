@@ -20,9 +20,9 @@ from polyvox.kernels.flags import FRAME_ENDED
 from polyvox.models.info import ModelInfo
 from polyvox.models.paged_kv import KVShape
 from polyvox.models.protocol import PreparedRequest, SpeechModel, StreamingTokenizer, VocoderContext
-from polyvox.models.qwen3_tts.generator import SamplingPayload, frame_limits
 from polyvox.models.registry import LoadOptions, load_model
 from polyvox.models.request import ClonedVoice, Request
+from polyvox.models.talker_generator import SamplingPayload, frame_limits
 from polyvox.server.settings import Settings
 
 MODEL_NAME = "simulated"
