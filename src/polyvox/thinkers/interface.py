@@ -5,26 +5,11 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from polyvox.errors import Overloaded, PolyvoxError
+from polyvox.models.request import ThinkerPrompt
 
 # The body of a chat completion request in OpenAI's format.
 ChatBody = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptTokens:
-    """The prompt as the thinker read it, for models that speak by token ids.
-
-    media_rows: [n, hidden], the hidden states at the tokens of audio, images and video; None if the thinker does not
-    return them. positions: [3, len(ids)], its rotary positions; None for 0, 1, 2, ….
-    """
-
-    ids: tuple[int, ...]
-    media_rows: NDArray[np.float32] | None = None
-    positions: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +33,7 @@ class End:
     usage: Mapping[str, Any] | None = None
 
 
-ThinkerEvent = PromptTokens | Delta | End
+ThinkerEvent = ThinkerPrompt | Delta | End
 
 
 class ThinkerFailed(PolyvoxError):
@@ -97,7 +82,7 @@ class Thinker(Protocol):
     """A language model for any number of concurrent answers."""
 
     def answer(self, body: ChatBody, with_ids: bool) -> AsyncGenerator[ThinkerEvent]:
-        """Streams one answer: with `with_ids` a PromptTokens, then Deltas, then the End.
+        """Streams one answer: with `with_ids` a ThinkerPrompt, then Deltas, then the End.
 
         Closing the generator cancels the answer. Raises ThinkerRejected, ThinkerOverloaded, ThinkerTimeout or
         ThinkerFailed.

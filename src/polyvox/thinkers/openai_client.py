@@ -13,12 +13,12 @@ import aiohttp
 import msgspec
 
 from polyvox.errors import shorten
+from polyvox.models.request import ThinkerPrompt
 from polyvox.thinkers.event_stream import EventStreamParser
 from polyvox.thinkers.interface import (
     ChatBody,
     Delta,
     End,
-    PromptTokens,
     ThinkerEvent,
     ThinkerFailed,
     ThinkerOverloaded,
@@ -247,7 +247,7 @@ class AnswerReader:
             raise _invalid(data)
         events: list[ThinkerEvent] = []
         if self._with_ids and not self._has_prompt:
-            events.append(PromptTokens(_ids(chunk.get("prompt_token_ids") or choice.get("prompt_token_ids"), data)))
+            events.append(ThinkerPrompt(_ids(chunk.get("prompt_token_ids") or choice.get("prompt_token_ids"), data)))
             self._has_prompt = True
         ids = _ids(choice.get("token_ids") or [], data) if self._with_ids else ()
         if isinstance(choice.get("finish_reason"), str):

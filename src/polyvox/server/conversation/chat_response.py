@@ -134,14 +134,17 @@ class SpokenChatResponse(ChatResponse):
         except BaseException:
             await utterance.close()
             raise
-        answer = SpokenAnswer(thinker, self._body, utterance, state.settings.max_text_chars)
+        by_tokens = state.info.takes_conversations
+        answer = SpokenAnswer(thinker, self._body, utterance, state.settings.max_text_chars, by_tokens)
         audio_id, message = new_audio_id(), MessageBuilder()
         async with aclosing(answer.events()) as events:
             send = self._send_stream if self._options.streaming else self._send_whole
             await send(self._format(audio_id, utterance), events, message, write)
         if answer.first_token is not None:
             state.metrics.llm_first_token.observe(answer.first_token)
-            log_detail("llm answered", self._request_id, {"llm_first_token": round(answer.first_token, 3)})
+            fields = {"llm_first_token": round(answer.first_token, 3)}
+            zeros = {"media_rows": "zeros"} if answer.lacks_media else {}  # the talker does not see audio and images
+            log_detail("llm answered", self._request_id, fields | zeros)
         state.conversation.transcripts.put(owner, audio_id, message.text)
         await state.request_log.flush()
 

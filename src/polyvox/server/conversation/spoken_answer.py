@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from polyvox.errors import PolyvoxError
+from polyvox.models.request import ThinkerPrompt
 from polyvox.server.synthesis.spool import SpooledFile
 from polyvox.server.synthesis.utterance import Utterance
 from polyvox.thinkers.interface import ChatBody, Delta, End, Thinker
@@ -21,16 +22,18 @@ Put = Callable[[AnswerEvent], Awaitable[None]]
 class SpokenAnswer:
     """Reads a thinker and the audio of an utterance at once: speech begins while the thinker writes.
 
-    The text of the deltas is appended to the utterance. An answer of more than max_chars characters is cut, and its
-    finish_reason is "length". The End follows when both the text and the audio have ended.
+    The text of the deltas is appended to the utterance; by_tokens: their tokens, after the prompt. An answer of more
+    than max_chars characters is cut, and its finish_reason is "length". The End follows when both the text and the
+    audio have ended.
     """
 
-    def __init__(self, thinker: Thinker, body: ChatBody, utterance: Utterance, max_chars: int) -> None:
-        self._thinker, self._body, self._utterance = thinker, body, utterance
+    def __init__(self, thinker: Thinker, body: ChatBody, utterance: Utterance, max_chars: int, by_tokens: bool) -> None:
+        self._thinker, self._body, self._utterance, self._by_tokens = thinker, body, utterance, by_tokens
         self._max_chars, self._num_chars = max_chars, 0
         self._start_time = time.monotonic()
         self._end: End | None = None
         self.first_token: float | None = None  # seconds until the first text
+        self.lacks_media = False  # the prompt has audio or images whose hidden states the thinker does not return
 
     async def events(self) -> AsyncGenerator[AnswerEvent]:
         """Raises the first error of the thinker or the utterance; leaving the iteration cancels both."""
@@ -60,12 +63,18 @@ class SpokenAnswer:
             await self._utterance.close()
 
     async def _think(self, put: Put) -> None:
-        async with aclosing(self._thinker.answer(self._body, with_ids=False)) as events:
+        async with aclosing(self._thinker.answer(self._body, self._by_tokens)) as events:
             async for event in events:
                 match event:
+                    case ThinkerPrompt():
+                        self.lacks_media = event.media_rows is None and _has_media(self._body)
+                        self._utterance.start_answer(event)
                     case Delta():
                         delta = self._within_limit(event)
-                        await self._append(delta)
+                        if self._by_tokens:
+                            self._utterance.append_tokens(delta.ids)
+                        else:
+                            await self._append(delta)
                         await put(delta)
                         if self._num_chars > self._max_chars:
                             self._end = End("length")
@@ -83,7 +92,7 @@ class SpokenAnswer:
                 await asyncio.sleep(0)
 
     def _within_limit(self, delta: Delta) -> Delta:
-        if delta.text and self.first_token is None:
+        if (delta.text or delta.ids) and self.first_token is None:
             self.first_token = time.monotonic() - self._start_time
         kept = max(0, self._max_chars - self._num_chars)
         self._num_chars += len(delta.text)
@@ -115,3 +124,10 @@ async def _run(
 
 def _calls_tool(delta: Delta) -> bool:
     return any(choice["delta"].get("tool_calls") for choice in delta.chunk["choices"])
+
+
+def _has_media(body: ChatBody) -> bool:
+    """Whether a message has parts that are not text."""
+    contents = [message.get("content") for message in body["messages"]]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)

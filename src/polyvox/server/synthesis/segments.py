@@ -4,12 +4,13 @@
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from polyvox.errors import InvalidRequest
 from polyvox.long_form import CLAUSE_PAUSE, PARAGRAPH_PAUSE, SENTENCE_ENDS, SENTENCE_PAUSE
+from polyvox.models.request import ThinkerPrompt
 from polyvox.text import Part, Pause, Rate, SentenceSplitter, TextNormalizer, TextRules, Words
 from polyvox.text.phonemes import unmark_phonemes
 
@@ -45,14 +46,40 @@ class StreamingSegment:
                 await self._changed.wait()
 
 
+class StreamingTokens:
+    """The tokens of a thinker's answer while it is synthesised, for one reader."""
+
+    def __init__(self, prompt: ThinkerPrompt) -> None:
+        self.prompt = prompt
+        self._ids: list[int] = []
+        self._is_open = True
+        self._changed = asyncio.Event()
+
+    def extend(self, ids: Sequence[int], last: bool = False) -> None:
+        self._ids += ids
+        self._is_open = self._is_open and not last
+        self._changed.set()
+
+    async def remaining_ids(self) -> AsyncGenerator[list[int]]:
+        while True:
+            if self._ids:
+                ids, self._ids = self._ids, []
+                yield ids
+            elif not self._is_open:
+                return
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Text that is synthesised as one stream. With `streaming`, text is only its first words."""
+    """Text that is synthesised as one stream. With `streaming`, text is only its first words, or empty for tokens."""
 
     text: str
     silence: float = 0.0  # seconds before the segment
     rate: float = 1.0  # of speaking, relative to the utterance
-    streaming: StreamingSegment | None = None
+    streaming: StreamingSegment | StreamingTokens | None = None
 
     @property
     def written_text(self) -> str:
@@ -70,6 +97,8 @@ class SegmentQueue:
         self._ready: deque[Segment] = deque()
         self.num_ready_bytes = 0  # of text in the segments that are ready
         self._streaming: StreamingSegment | None = None
+        self._answer: StreamingTokens | None = None
+        self._has_tokens = False
         self._is_open = True
         self._changed = asyncio.Event()
         # Silence before the next segment: requested by the text, and the default where nothing is requested.
@@ -97,6 +126,17 @@ class SegmentQueue:
         self.characters += len(text)
         self._add_parts(self._spoken.append(text))
 
+    def start_answer(self, prompt: ThinkerPrompt) -> None:
+        """Begins the only segment of an answer by tokens; it is ready with its first token."""
+        self._answer = StreamingTokens(prompt)
+
+    def append_tokens(self, ids: Sequence[int]) -> None:
+        assert self._answer is not None
+        if ids and not self._has_tokens:
+            self._has_tokens = True
+            self._put(Segment("", streaming=self._answer))
+        self._answer.extend(ids)
+
     def flush(self) -> None:
         """Ends the current segment. Text that follows starts a new sentence."""
         if self._is_open:
@@ -106,6 +146,8 @@ class SegmentQueue:
 
     def finish(self) -> None:
         """Marks the text as complete; raises InvalidRequest if an SSML document is not. Idempotent."""
+        if self._answer is not None:
+            self._answer.extend((), last=True)
         if self._is_open:
             try:
                 self._add_parts(self._spoken.finish())

@@ -5,7 +5,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, ParamSpec
@@ -15,12 +15,12 @@ import numpy as np
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncStream
-from polyvox.errors import EngineDown, Overloaded, PolyvoxError, StreamFailed
-from polyvox.models.request import Request
+from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
+from polyvox.models.request import Request, ThinkerPrompt
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
-from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingSegment
+from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingSegment, StreamingTokens
 from polyvox.server.synthesis.spool import SpooledFile
 
 if TYPE_CHECKING:
@@ -102,8 +102,12 @@ class Utterance:
         After it the first segment is retried like a later one: the client has been promised an answer.
         """
         assert self._request is not None
-        trial = await self._service.submit(replace(self._request, live=True, layout="streaming"))
-        trial.cancel()
+        try:
+            trial = await self._service.submit(replace(self._request, live=True, layout="streaming"))
+            trial.cancel()
+        except InvalidRequest:  # the engine checks its capacity first; a model may speak by tokens only
+            if not self._service.info.takes_conversations:
+                raise
         self._prechecked = True
 
     def append(self, text: str) -> None:
@@ -111,6 +115,16 @@ class Utterance:
         assert self._segments is not None
         self._segments.append(text)
         self.record.characters = self._segments.characters
+
+    def start_answer(self, prompt: ThinkerPrompt) -> None:
+        """The prompt of an answer whose tokens follow, for models that take conversations."""
+        assert self._segments is not None
+        self._segments.start_answer(prompt)
+
+    def append_tokens(self, ids: Sequence[int]) -> None:
+        """The next tokens of the answer."""
+        assert self._segments is not None
+        self._segments.append_tokens(ids)
 
     def flush(self) -> None:
         """Ends the current segment; text that follows starts a new one."""
@@ -267,11 +281,15 @@ class Utterance:
         if (following := self._segments.next_ready()) is not None:
             self._next = following, asyncio.create_task(self._submit(following))
 
-    async def _append_text(self, stream: AsyncStream, segment: StreamingSegment) -> None:
-        """Forwards the remaining text of a streaming segment to its stream."""
+    async def _append_text(self, stream: AsyncStream, segment: StreamingSegment | StreamingTokens) -> None:
+        """Forwards the remaining text or tokens of a streaming segment to its stream."""
         try:
-            async for text in segment.remaining_text():
-                stream.append(text)
+            if isinstance(segment, StreamingTokens):
+                async for ids in segment.remaining_ids():
+                    stream.append_tokens(ids)
+            else:
+                async for text in segment.remaining_text():
+                    stream.append(text)
             stream.finish_text()
         except PolyvoxError as error:  # the stream has ended; its result says why
             log.info("text rejected", extra={"request_id": self.record.request_id, "error": str(error)})
@@ -292,6 +310,8 @@ class Utterance:
             request = replace(request, fingerprint=_fingerprint(self._options, segment.text))
         if segment.streaming is not None:
             request = replace(request, live=True, layout="streaming")
+        if isinstance(segment.streaming, StreamingTokens):
+            request = replace(request, thinker_prompt=segment.streaming.prompt)
         may_retry = self._segment_index > 0 or self._prechecked
         self._segment_index += 1
         deadline = time.monotonic() + self._service.settings.max_queue_seconds

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat completions on Qwen3-Omni: the tokens of an LLM become the text and the audio of transformers' `generate`."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import httpx
+import numpy as np
+import pytest
+
+from conftest import Loaded
+from ipc.engine_processes import eventually
+from parity import golden
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.stream import LocalStream, OnReady
+from polyvox.models.qwen3_omni.speech_model import Qwen3OmniModel
+from polyvox.models.request import Request, Sampling
+from polyvox.server.settings import Settings
+from polyvox.thinkers.interface import Delta, End, ThinkerFailed
+from polyvox.thinkers.openai_client import AnswerReader
+from reference.omni_cases import CONVERSATIONS, END, Conversation
+from server.live_server import RunningServer, serving
+from server.scripted_llm import Action, Script, ScriptedLLM, Step, scripted_llm
+from server.test_chat import PATH, audio_of, body, streamed, text_of
+
+# Without the longest one, which the engine's tests have.
+CASES = [case for case in CONVERSATIONS if case.shape == "plain" and not case.media and case.name != "early-end"]
+MAX_DIFFERENCE = 1  # of 16-bit samples: the reference is rounded to float32
+
+
+class GreedyEngine(LocalEngine):
+    """Speaks the answers as the reference implementation was run for a case."""
+
+    case = CASES[0]
+
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> LocalStream:
+        if request.thinker_prompt is not None:
+            greedy = Sampling(temperature=0.0, predictor_temperature=0.0, min_frames=self.case.min_frames)
+            frames = self.case.frames - 1
+            request = replace(request, sampling=greedy, max_frames=frames, guard=False, trim_silence=False)
+        return super().submit(request, on_ready)
+
+
+@pytest.fixture(scope="module")
+def engine(loaded: Loaded) -> Iterator[GreedyEngine]:
+    model = cast(Qwen3OmniModel, loaded("omni-plain", "float64").model)
+    running = GreedyEngine(model, EngineConfig(max_streams=4))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[ScriptedLLM]:
+    with scripted_llm() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def server(engine: GreedyEngine, llm: ScriptedLLM) -> Iterator[RunningServer]:
+    with serving(engine, Settings(llm=llm.url), wait=False) as server:  # its trial utterance needs a tokenizer
+        eventually(lambda: server.server.state is not None)
+        yield server
+
+
+@pytest.fixture
+def client(server: RunningServer, llm: ScriptedLLM) -> Iterator[httpx.Client]:
+    llm.reset()
+    with server.client() as client:
+        yield client
+    llm.release()
+
+
+def answer_of(case: Conversation) -> list[int]:
+    """The reference implementation never speaks the last token."""
+    return cast(list[int], golden(f"omni-plain-{case.name}", "float64")["answer"].tolist()[:-1])
+
+
+def script_of(case: Conversation, *before: Step) -> Script:
+    """One text for each token; with the end of the turn, as vLLM sends it."""
+    ids = [*answer_of(case), END]
+    texts = [f"{token} " for token in ids[:-1]]
+    return Script([texts[0], *before, *texts[1:], ""], prompt_ids=case.prompt, ids=[[token] for token in ids])
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_text_and_audio_are_those_of_the_reference(
+    case: Conversation, client: httpx.Client, engine: GreedyEngine, llm: ScriptedLLM
+) -> None:
+    engine.case, llm.script = case, script_of(case)
+    chunks = streamed(client, audio={"voice": case.speaker, "format": "pcm16"})
+    assert text_of(chunks) == "".join(f"{token} " for token in answer_of(case))
+    expected = golden(f"omni-plain-{case.name}", "float64")["audio"]
+    samples = np.frombuffer(audio_of(chunks), "<i2").astype(np.int64)
+    assert samples.shape == expected.shape
+    assert np.abs(samples - np.clip(np.round(expected * 32768), -32768, 32767)).max() <= MAX_DIFFERENCE
+    assert llm.requests[0]["return_token_ids"] is True
+    assert all("token_ids" not in choice for chunk in chunks for choice in chunk["choices"])
+
+
+def test_speech_starts_after_the_first_token(client: httpx.Client, engine: GreedyEngine, llm: ScriptedLLM) -> None:
+    engine.case, llm.script = CASES[0], script_of(CASES[0], Action.WAIT)
+    before = engine.stats()["steps"]
+    with client.stream("POST", PATH, json=body(stream=True, audio={"voice": "ethan"})) as response:
+        lines = response.iter_lines()
+        next(lines)
+        eventually(lambda: engine.stats()["steps"] > before and engine.stats()["streams"] == 1)
+        assert llm.num_active == 1  # it has written one token
+        llm.release()
+        assert "[DONE]" in "".join(lines)
+
+
+def test_audio_without_hidden_states_is_noted_in_the_log(
+    client: httpx.Client, engine: GreedyEngine, llm: ScriptedLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.case, llm.script = CASES[0], script_of(CASES[0])
+    caplog.set_level(logging.INFO)
+    part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    streamed(client, audio={"voice": "ethan"}, messages=[{"role": "user", "content": [part]}])
+    eventually(lambda: any(getattr(record, "media_rows", "") == "zeros" for record in caplog.records))
+
+
+def test_an_llm_without_token_ids_is_rejected_with_a_hint(client: httpx.Client, llm: ScriptedLLM) -> None:
+    llm.script = Script()
+    response = client.post(PATH, json=body(audio={"voice": "ethan"}))
+    assert response.status_code == 502
+    assert "return_token_ids" in response.json()["error"]["message"]
+
+
+def test_the_token_at_which_an_answer_is_cut_is_not_spoken() -> None:
+    reader = AnswerReader(with_ids=True)
+    choice = b'{"delta": {"content": "a"}, "token_ids": [5, 6], "finish_reason": %s}'
+    chunk = b'{"prompt_token_ids": [1, 2], "choices": [' + choice + b"]}"
+    _, first = reader.read(chunk % b"null")
+    (last,) = reader.read(chunk % b'"length"')
+    assert isinstance(first, Delta)
+    assert isinstance(last, Delta)
+    assert (first.ids, last.ids) == ((5, 6), (5,))
+    assert reader.read(b"[DONE]") == [End("length", None)]
+    with pytest.raises(ThinkerFailed, match="invalid data"):
+        reader.read(b'{"choices": [{"delta": {"content": "a"}, "token_ids": ["x"]}]}')
