@@ -142,9 +142,10 @@ class SpokenChatResponse(ChatResponse):
             await send(self._format(audio_id, utterance), events, message, write)
         if answer.first_token is not None:
             state.metrics.llm_first_token.observe(answer.first_token)
-            fields = {"llm_first_token": round(answer.first_token, 3)}
-            zeros = {"media_rows": "zeros"} if answer.lacks_media else {}  # the talker does not see audio and images
-            log_detail("llm answered", self._request_id, fields | zeros)
+            fields: dict[str, object] = {"llm_first_token": round(answer.first_token, 3)}
+            if answer.lacks_media:  # the talker does not read the audio and images of the prompt
+                fields["media_rows"] = "zeros"
+            log_detail("llm answered", self._request_id, fields)
         state.conversation.transcripts.put(owner, audio_id, message.text)
         await state.request_log.flush()
 
