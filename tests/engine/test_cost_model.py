@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.schedulers import GPU, build, playing, running
-from polyvox.engine.cost_model import LEARNING_RATE
+from polyvox.engine.cost_model import LEARNING_RATE, CostModel
+from polyvox.engine.load import CPU_SLOWDOWN, Slowdown
 from polyvox.engine.stream_state import StepPlan
 
 
@@ -51,3 +52,18 @@ def test_prompts_and_codec_calls_reduce_the_capacity() -> None:
     for _ in range(int(3 / LEARNING_RATE)):
         engine.load.observe(plan, engine.cost.seconds(*plan.sizes()))
     assert engine.load.capacity() < before * 0.9
+
+
+def test_a_cpu_has_less_capacity_than_calibrated_until_two_seconds_are_measured() -> None:
+    cpu = CostModel(step=0.004, stream=0.0025, prefill_row=1e-4, codec=0.004, codec_frame=0.0025)
+    engine = running(*(playing(1.0) for _ in range(3)), cost=cpu)
+    calibrated, plan = engine.load.capacity(), engine.plan(10.0)
+    engine.load.slowdown = Slowdown(CPU_SLOWDOWN)
+    assert engine.load.capacity() < calibrated
+    seconds = engine.cost.seconds(*plan.sizes())
+    for _ in range(int(1.5 / seconds)):
+        engine.load.observe(plan, seconds)
+    assert engine.load.capacity() < calibrated  # one second may have been lucky
+    for _ in range(int(1.5 / seconds)):
+        engine.load.observe(plan, seconds)
+    assert engine.load.capacity() == calibrated

@@ -50,6 +50,14 @@ def test_a_stream_past_its_deadline_is_in_the_next_step_whatever_the_cost_model_
     assert len(plan.codec) == 200
 
 
+def test_all_chunks_of_urgent_streams_are_decoded_where_the_codec_is_slow() -> None:
+    """Otherwise frames pile up undecoded, and a few streams in turn get large chunks while the others run dry."""
+    cpu = CostModel(step=0.012, stream=0.0025, prefill_row=3e-4, codec=0.010, codec_frame=0.0066)
+    streams = [playing(lead, generated=22, started=22) for lead in (0.1, 0.13, 0.2)]
+    plan = running(*streams, cost=cpu, num_slots=8, max_batch=8).plan(10.0)
+    assert plan.codec == tuple((stream, 2) for stream in streams)
+
+
 # The lead cap and files
 
 

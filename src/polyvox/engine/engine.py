@@ -22,7 +22,7 @@ from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
 from polyvox.engine.interface import Chunk, Stream
-from polyvox.engine.load import LoadModel
+from polyvox.engine.load import CPU_SLOWDOWN, LoadModel, Slowdown
 from polyvox.engine.memory import usage_table
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
@@ -69,7 +69,8 @@ class LocalEngine:
         self._start_error: Exception | None = None
         self._in_flight: deque[InFlightStep] = deque()
         self._num_started = 0  # steps
-        self._last_completed_at = 0.0
+        # A step counts from here on, with the time in which the host plans it and delivers the one before it.
+        self._last_completed_at = 0.0  # or when the engine was last idle
         self._num_streams = 0  # since the start: the last stream's id
         self._totals = dict.fromkeys(("steps", "frames", "prompt_rows"), 0.0)
         self._last_step: dict[str, float] = {}  # sizes
@@ -214,7 +215,8 @@ class LocalEngine:
         self.ledger = SlotLedger(self.config.max_streams, self.config.pages)
         self._runner.poison(self.ledger.free_slots, self.ledger.free_pages)
         self.streams: StreamTable[LocalStream] = StreamTable(self._trace.status if self._trace else None)
-        self.load = LoadModel(self._limits(cost), cost, self.streams)
+        slowdown = Slowdown(CPU_SLOWDOWN if self.model.generator.device.type == "cpu" else 1.0)
+        self.load = LoadModel(self._limits(cost), cost, self.streams, slowdown=slowdown)
         self.scheduler = Scheduler(self.load, self.streams)
         self.admission = Admission(self.load, self.streams, self.ledger)
         self._manager = StreamManager(
@@ -228,6 +230,7 @@ class LocalEngine:
             self.wake,
             self._trace,
         )
+        self._last_completed_at = self.clock()
         self._started.set()
 
     def _limits(self, cost: CostModel) -> SchedulerLimits:
@@ -285,7 +288,7 @@ class LocalEngine:
                 if not self._manager.ready:
                     self._busy_since = None
                     self._work.wait(self._manager.next_timeout(now))
-                    self._busy_since = self.clock()
+                    self._busy_since = self._last_completed_at = self.clock()
             self._notify_readers()
 
     def _run(self, plan: StepPlan[LocalStream]) -> list[CompletedStep]:
@@ -304,7 +307,7 @@ class LocalEngine:
                     self._deliver_audio(step.plan, step.audio.get())
                 flags = step.flags.get().tolist() if step.flags else []
                 now = self.clock()
-                completed.append(CompletedStep(step.plan, flags, now - max(step.started_at, self._last_completed_at)))
+                completed.append(CompletedStep(step.plan, flags, now - self._last_completed_at))
                 self._last_completed_at = now
                 with self.lock:
                     self._in_flight.popleft()
@@ -334,7 +337,7 @@ class LocalEngine:
             audio = runner.decode(chunks)
         with self.lock:
             self._num_started += 1
-            self._in_flight.append(InFlightStep(self._num_started, plan, started_at, flags, audio))
+            self._in_flight.append(InFlightStep(self._num_started, plan, flags, audio))
             self.scheduler.start(plan, started_at)
             for stream, _ in plan.prefill:
                 if not stream.prompt_left:

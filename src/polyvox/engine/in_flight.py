@@ -14,7 +14,6 @@ class InFlightStep:
 
     number: int  # steps complete in the order of their launch
     plan: StepPlan[LocalStream]
-    started_at: float
     flags: Pending | None  # of plan.frame
     audio: PendingAudio | None  # of plan.codec
 

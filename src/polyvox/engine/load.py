@@ -20,6 +20,9 @@ STEPS_BETWEEN_CHUNKS = 5
 # a slow second of the last NUM_WINDOWS ones with steps. The slowest is ignored, as a single stall.
 WINDOW_SECONDS, NUM_WINDOWS = 1.0, 30
 MAX_SLOWDOWN = 2.0
+# Until seconds were measured, a CPU is expected to be slower than its calibration, which ran before the server had any
+# work: clients, encoders and other programs use the same cores. Two shared cores had 1.2 to 1.3.
+CPU_SLOWDOWN = 1.3
 
 
 @dataclass(slots=True)
@@ -38,8 +41,9 @@ class Slowdown:
         self._actual += actual
         if self._actual >= WINDOW_SECONDS:
             self._ratios.append(self._actual / self._calibrated)
-            slow = nlargest(2, self._ratios)[-1] if len(self._ratios) > 1 else 0.0
-            self.value = min(max(slow * self._calibrated / self._predicted, 1.0), MAX_SLOWDOWN)
+            if len(self._ratios) > 1:
+                slow = nlargest(2, self._ratios)[-1]
+                self.value = min(max(slow * self._calibrated / self._predicted, 1.0), MAX_SLOWDOWN)
             self._calibrated = self._predicted = self._actual = 0.0
 
 

@@ -78,8 +78,11 @@ class Scheduler(Generic[S]):
         num_below_cap = sum(entry[0] < limits.lead_cap for entry in ready)
         # Seconds that live streams leave to files.
         file_seconds = budget - cost.seconds(max(num_below_cap, min_streams), 0, 0) if num_below_cap else inf
-        # All urgent streams generate a frame in any case; as many are decoded, or frames would pile up undecoded.
-        codec_seconds = max(budget - cost.seconds(min_streams, 0, 0), cost.seconds(0, 0, num_urgent))
+        # All urgent streams generate a frame in any case, so all of their chunks are decoded: frames that pile up
+        # undecoded are of no use, and decoding a few large chunks in turn lets the other streams run dry.
+        urgent = [frames for stream, frames in sized if stream.urgency(now) < limits.urgent_lead]
+        urgent_seconds = cost.seconds(0, 0, sum(urgent), len(set(urgent)))
+        codec_seconds = max(budget - cost.seconds(min_streams, 0, 0), urgent_seconds)
         codec, spent = self._plan_codec(sized, codec_seconds, file_seconds)
         free = budget - spent - cost.seconds(max(num_urgent, min_streams), 0, 0)
         prefill = self._plan_prefill(prompts, budget, free, file_seconds - spent)
