@@ -33,7 +33,8 @@ RETRY_WAIT_SHARE = 0.25
 # Below this share of max_queue_seconds a new request is accepted even if the time is reserved: the clients may not
 # come back, and the engine must not run dry.
 MIN_WAIT_SHARE = 0.1
-MAX_RETRY_SECONDS = 600.0
+# The longest time to retry after. A turn that comes later is not reserved: few clients wait for so long.
+MAX_RETRY_SECONDS = 120.0
 # Utterances of different owners get their turns until they have waited for this share of max_queue_seconds; then they
 # go in order of arrival, so that the promised wait is kept.
 TURN_SHARE = 0.5
