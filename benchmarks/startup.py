@@ -2,6 +2,7 @@
 """How long a server takes to start: with an empty cache folder, and again with the one that the first start filled.
 
     python benchmarks/startup.py --size 1.7B --max-streams 256 --starts 3
+    python benchmarks/startup.py --size 1.7B --checkpoint /tmp/random-1.7B
     python benchmarks/startup.py --model embedded
 
 Starts the server, polls /livez and /readyz until a trial utterance has succeeded, stops it, and starts it again. The
@@ -108,6 +109,17 @@ def kernels(cache: Path) -> int:
     return sum(1 for _ in cache.rglob("*.cubin"))
 
 
+def write_checkpoint(folder: Path, size: str) -> None:
+    """Writes random weights of a published size; in a process of its own, which leaves nothing on the GPU."""
+    if folder.is_dir():
+        return
+    code = (
+        "import sys, torch; from pathlib import Path; from polyvox.models.qwen3_tts.synthetic import write_random; "
+        "write_random(Path(sys.argv[1]), sys.argv[2], torch.device('cuda' if torch.cuda.is_available() else 'cpu'))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder), size], check=True, timeout=START_TIMEOUT)
+
+
 def conditions() -> dict[str, Any]:
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     try:
@@ -122,6 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="1.7B", choices=["0.6B", "1.7B"], help="random weights of this size")
     parser.add_argument("--model", help="a checkpoint instead of random weights; 'embedded' for the embedded voice")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="load the random weights from this folder; they are written if it is missing"
+    )
     parser.add_argument("--max-streams", type=int, default=256)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--starts", type=int, default=2)
@@ -130,6 +145,9 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = ["--max-streams", str(given.max_streams), "--workers", str(given.workers), "--port", str(port)]
+    if given.checkpoint is not None:
+        write_checkpoint(given.checkpoint, given.size)
+        given.model = str(given.checkpoint)
     if given.model is None:
         command = [sys.executable, str(RANDOM_SERVER), "--size", given.size, *options]
     else:

@@ -53,13 +53,17 @@ def write_tiny(folder: Path, kind: Kind, seed: int = 0) -> Path:
     files = tiny_files(kind)
     model = empty_model(parse_config(files), torch.device("cpu"), torch.float32)
     fill_keyed(_all_tensors(model), _range, seed)
-    (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
-    for name, content in (files | _tokenizer_files()).items():
-        text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
-        (folder / name).write_text(text, encoding="utf-8")
-    for path, tensors in zip((folder, folder / "speech_tokenizer"), model.files(), strict=True):
-        save_shards(tensors, path)
-    return folder
+    return _write(folder, files, model, torch.float32)
+
+
+def write_random(folder: Path, size: Size, device: torch.device) -> Path:
+    """Writes a CustomVoice checkpoint of a published size and dtype with random weights, which a GPU makes in seconds.
+
+    Its vocabulary is the one of the tiny checkpoints.
+    """
+    files = published_files(size, "custom_voice")
+    files[MODEL_FILE] |= _text_ids()
+    return _write(folder, files, random_model(files, device, torch.float32), torch.bfloat16)
 
 
 def published_files(size: Size, kind: Kind) -> dict[str, Any]:
@@ -115,8 +119,8 @@ def published_files(size: Size, kind: Kind) -> dict[str, Any]:
         "upsample_rates": [8, 5, 4, 3],
         "upsampling_ratios": [2, 2],
     }
-    texts = {"im_start": 151644, "im_end": 151645, "assistant": 77091}
-    texts |= {"tts_pad": 151671, "tts_bos": 151672, "tts_eos": 151673}
+    texts = {"im_start_token_id": 151644, "im_end_token_id": 151645, "assistant_token_id": 77091}
+    texts |= {"tts_pad_token_id": 151671, "tts_bos_token_id": 151672, "tts_eos_token_id": 151673}
     encoder = {
         "audio_channels": 1,
         "num_filters": 64,
@@ -236,12 +240,7 @@ def tiny_files(kind: Kind) -> dict[str, Any]:
         "enc_res2net_scale": 4,
         "enc_se_channels": 8,
     }
-    first = len(_vocabulary())
-    special = {name.strip("<|>"): first + i for i, name in enumerate(SPECIAL_TOKENS)}
-    texts = {name: special[name] for name in ("im_start", "im_end", "tts_pad")}
-    texts |= {"tts_bos": special["tts_text_bos"], "tts_eos": special["tts_text_eod"]}
-    texts["assistant"] = _vocabulary()["assistant"]
-    return _files(kind, "1b7", talker, decoder, encoder, speaker, texts, max_new_tokens=256)
+    return _files(kind, "1b7", talker, decoder, encoder, speaker, _text_ids(), max_new_tokens=256)
 
 
 TINY_CODES = 64
@@ -289,7 +288,7 @@ def _files(
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": size,
         "tts_model_type": kind,
-        **{f"{name}_token_id": value for name, value in texts.items()},
+        **texts,
         "talker_config": talker,
         "transformers_version": "4.57.3",
     }
@@ -324,6 +323,15 @@ def _vocabulary() -> dict[str, int]:
     symbols = [chr(code) for code in printable] + [chr(256 + i) for i in range(256 - len(printable))]
     merged = [pair.replace(" ", "") for pair in TINY_MERGES.split("|")]
     return {token: i for i, token in enumerate(symbols + merged)}
+
+
+def _text_ids() -> dict[str, int]:
+    """The token ids of the tiny vocabulary in config.json."""
+    first = len(_vocabulary())
+    special = {name.strip("<|>"): first + i for i, name in enumerate(SPECIAL_TOKENS)}
+    found = {f"{name}_token_id": special[name] for name in ("im_start", "im_end", "tts_pad")}
+    found |= {"tts_bos_token_id": special["tts_text_bos"], "tts_eos_token_id": special["tts_text_eod"]}
+    return found | {"assistant_token_id": _vocabulary()["assistant"]}
 
 
 def _tokenizer_files() -> dict[str, Any]:
@@ -385,3 +393,15 @@ def _range(name: str, tensor: Tensor) -> tuple[float, float]:
     if tensor.shape[0] == 1:
         bound *= 0.1  # the last convolution of the codec: samples must stay below the clamp
     return -bound, bound
+
+
+def _write(folder: Path, files: dict[str, Any], model: Qwen3TTS, dtype: torch.dtype) -> Path:
+    """Writes a checkpoint folder. dtype: of the talker's file; the codec's is float32."""
+    (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
+    for name, content in (files | _tokenizer_files()).items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
+        (folder / name).write_text(text, encoding="utf-8")
+    talker, codec = model.files()
+    for path, tensors, kind in ((folder, talker, dtype), (folder / "speech_tokenizer", codec, torch.float32)):
+        save_shards({name: tensor.to(kind) for name, tensor in tensors.items()}, path)
+    return folder
