@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from polyvox.errors import InvalidRequest
 from polyvox.text import Pause, Rate, TextNormalizer, TextRules, Words, format_parts, merge_parts, normalize_text
 from polyvox.text.phonemes import unmark_phonemes
+from polyvox.text.ssml import MAX_LEADING_SPACE
 from text.test_normalizer_streaming import cut, read
 
 
@@ -142,6 +143,15 @@ def test_phonemes_are_used_where_the_model_takes_them() -> None:
 )
 def test_plain_text_is_not_parsed(text: str) -> None:
     speak(text)
+
+
+@pytest.mark.parametrize("space", [" ", "\n", "\ufeff", " \n\t"])
+def test_white_space_before_a_text_is_buffered_to_a_limit(space: str) -> None:
+    stream = TextNormalizer()
+    for _ in range(10):
+        assert stream.append(space * 5000) == []
+        assert stream.num_pending <= MAX_LEADING_SPACE
+    assert format_parts(merge_parts(stream.append("<speak>Hi.</speak>") + stream.finish())) == "Hi."
 
 
 def test_plain_text_with_signs_is_unchanged_by_ssml() -> None:

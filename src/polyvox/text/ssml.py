@@ -11,6 +11,7 @@ MAX_ELEMENT = (
     240  # characters of a tag that is read, with the content of <sub>, <say-as> or <phoneme>; < split_points.MAX_SPAN
 )
 MAX_PROLOG = 512  # characters before <speak>
+MAX_LEADING_SPACE = 100  # characters before a text that are kept; they are buffered until the text begins
 MAX_TAG = 4096  # characters from < to the next >
 _ROOT, _XML, _DOCTYPE = "<speak", "<?xml", "<!DOCTYPE speak"
 # Elements that are read as a whole, and elements without content of their own, with the attributes that are kept.
@@ -71,6 +72,8 @@ class SsmlReader:
         text, self._pending = self._pending + piece, ""
         while text:
             if self._document is None:
+                rest = _without_space(text)
+                text = text[: min(len(text) - len(rest), MAX_LEADING_SPACE)] + rest
                 is_document = _starts_document(text)
                 if is_document is None:
                     self._pending = text
