@@ -53,10 +53,15 @@ def _run(flags: dict[str, Any], config: Path | None) -> None:
     from polyvox.server.logs import set_up_logs
 
     settings = load_settings(flags, config)
+    # Errors end the command before anything is started.
+    if settings.model is not None:
+        from polyvox.models.hub import find_local
+
+        find_local(settings.model)
     if settings.lexicon is not None:
         from polyvox.text import load_lexicon
 
-        load_lexicon(settings.lexicon)  # an error ends the command before anything is started
+        load_lexicon(settings.lexicon)
     with _bind(settings.host, settings.port) as listener:
         set_up_logs(settings)
         if settings.log_format == "json":

@@ -22,8 +22,8 @@ def shown_name(folder: Path, name: str | Path) -> str:
     return folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
 
 
-def find_checkpoint(path_or_id: str | Path, choose: ChooseWeights = lambda _: ALL_WEIGHTS) -> Path:
-    """The folder of a checkpoint: a local folder, or a hub id that is downloaded unless the hub's cache has it."""
+def find_local(path_or_id: str | Path) -> Path | None:
+    """The local folder of a checkpoint; None for a hub id. Raises CheckpointError for anything else."""
     if not isinstance(path_or_id, str | Path):
         raise InvalidRequest("model", path_or_id, "must be a folder or a hub id")
     name = str(path_or_id)
@@ -32,6 +32,14 @@ def find_checkpoint(path_or_id: str | Path, choose: ChooseWeights = lambda _: AL
         return folder
     if not HUB_ID.fullmatch(name) or folder.exists():
         raise CheckpointError(f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-Base")
+    return None
+
+
+def find_checkpoint(path_or_id: str | Path, choose: ChooseWeights = lambda _: ALL_WEIGHTS) -> Path:
+    """The folder of a checkpoint: a local folder, or a hub id that is downloaded unless the hub's cache has it."""
+    if (folder := find_local(path_or_id)) is not None:
+        return folder
+    name = str(path_or_id)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
