@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from ipc.engine_processes import eventually
+from polyvox.server.logs import set_up_logs
 from polyvox.server.settings import Settings
 from server.abort_storm import storm_in_process
 from server.fakes import PausableEngine
@@ -64,6 +65,20 @@ def test_every_request_has_one_line(
     assert (fourth.getMessage(), fourth.status, fourth.finish_reason) == ("request finished", 200, "stop")
     assert (fourth.bytes, fourth.ignored_fields) == (9600, "unknown_field")
     assert fourth.levelno == logging.INFO
+
+
+def test_invalid_http_has_one_line_with_the_address(server: RunningServer, capfd: pytest.CaptureFixture[str]) -> None:
+    previous = logging.getLogger().handlers[:]
+    set_up_logs(Settings())
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(b"GET nonsense\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    finally:
+        logging.getLogger().handlers[:] = previous
+    (line,) = capfd.readouterr().err.splitlines()
+    assert " info request rejected status=400 " in line
+    assert "client=127.0.0.1" in line
 
 
 def test_a_client_that_disconnects_has_one_line_with_the_reason(

@@ -137,8 +137,8 @@ def test_requests_beyond_capacity_are_rejected_and_admitted_ones_finish() -> Non
             eventually(lambda: engine.streams == 3)
             rejected = list(pool.map(lambda _: server.speak(client), range(60)))
         assert {response.status_code for response in rejected} == {503}
-        # In a flood clients are spread over a longer time than the engine's.
-        assert all(0 < int(response.headers["retry-after-ms"]) <= 5000 for response in rejected)
+        # The engine's time, or in a flood up to twice as long, so that clients do not come back all at once.
+        assert all(2500 <= int(response.headers["retry-after-ms"]) <= 5000 for response in rejected)
         assert {response.json()["error"]["type"] for response in rejected} == {"overloaded"}
         engine.resume()
         for connection in inside:
@@ -173,7 +173,7 @@ def test_in_a_flood_a_rejection_of_the_engine_is_repeated_without_asking_it_agai
         engine.max_streams = MAX_STREAMS
         repeated = [server.speak(client) for _ in range(10)]
         assert {response.status_code for response in repeated} == {503}
-        assert all(2 <= response.json()["error"]["retry_after"] <= 5 for response in repeated)
+        assert all(3 <= response.json()["error"]["retry_after"] <= 5 for response in repeated)
         assert server.speak(client, stream=False).status_code == 200  # files are admitted by other rules
         server.state.synthesis._rejections.clear()
         assert server.speak(client).status_code == 200

@@ -27,10 +27,11 @@ from starlette.types import Message, Receive, Scope, Send
 from ipc.engine_processes import QUICK_RESTARTS, await_another, eventually, send
 from ipc.fake_engine import ABOUT, FakeEngine
 from polyvox import __version__
-from polyvox.errors import EngineDown
+from polyvox.errors import EngineDown, Overloaded
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server import health
+from polyvox.server import request_log as request_log_module
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import LogFormatter
 from polyvox.server.metrics import Metrics
@@ -225,6 +226,21 @@ def test_a_stalled_disk_does_not_keep_a_response_from_its_end(tmp_path: Path, mo
     asyncio.run(request_log.flush())
     stalled.set()
     assert time.monotonic() - start < 10
+
+
+def test_a_stalled_disk_drops_records_and_rejects_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalled = threading.Event()
+    monkeypatch.setattr(Path, "write_text", lambda *_: stalled.wait(30))
+    monkeypatch.setattr(request_log_module, "MAX_PENDING", 3)
+    monkeypatch.setattr(request_log_module, "READ_TIMEOUT", 0.01)
+    request_log = RequestLog(tmp_path)
+    assert request_log.put(RequestRecord("a", "model", 0.0, seed=1))
+    for _ in range(4):  # the first two wait for the disk, the others are rejected at once
+        with pytest.raises(Overloaded, match="records cannot be read now"):
+            asyncio.run(request_log.get("", "a"))
+    assert not request_log.put(RequestRecord("b", "model", 0.0, seed=1))
+    stalled.set()
+    eventually(lambda: request_log.put(RequestRecord("c", "model", 0.0, seed=1)))
 
 
 def test_log_lines_have_keys_and_values() -> None:

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import tempfile
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_the_total_size_of_files_is_limited() -> None:
     first.write(b"y" * 60)  # overwrites
     assert limited.num_bytes == 60
     second.write(b"x" * 40)
-    with pytest.raises(SpoolFull, match=r"use 100 bytes \(max_spool_bytes\)"):
+    with pytest.raises(SpoolFull, match=r"share of max_spool_bytes \(100\)"):
         second.write(b"x")
     first.close()
     first.close()
@@ -153,6 +154,15 @@ def test_a_file_beyond_the_limit_is_rejected_before_anything_is_sent(format: str
         assert server.state.synthesis.spool.num_bytes == 0
         assert speak(client, response_format=format, max_new_tokens=10).status_code == 200
         eventually(lambda: engine.streams == 0)
+
+
+def test_server_processes_share_the_limit_and_report_the_size(engine: PausableEngine) -> None:
+    with serving(engine, Settings(max_spool_bytes=8_000_000, workers=4)) as server, server.client() as client:
+        spool = server.state.synthesis.spool
+        spool.resize(2_000_000)
+        with pytest.raises(SpoolFull):
+            spool.resize(1)
+        eventually(lambda: "polyvox_spool_bytes 2e+06" in client.get("/metrics").text or threading.Event().wait(0.05))
 
 
 def test_items_of_a_batch_beyond_the_limit_fail_alone(engine: PausableEngine) -> None:

@@ -10,7 +10,10 @@ from functools import partial
 import pytest
 
 from ipc.engine_processes import await_another, eventually, send
+from polyvox.errors import PolyvoxError
+from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server.settings import Settings
+from polyvox.server.workers import run_workers
 from server.fakes import PausableEngine, build_slowly
 from server.load_storms import begin, is_whole, read_response, status_of, storm
 from server.multi_worker import RunningWorkers, running_workers
@@ -139,6 +142,20 @@ def test_a_dead_engine_is_reported_by_all_processes_until_it_is_restarted() -> N
         eventually(server.ready)
         for connection in [connection for each in of_both(server, each=1).values() for connection in each]:
             assert is_whole(read_response(connection))
+
+
+class EngineWithoutSlots(PausableEngine):
+    def stats(self) -> dict[str, float]:
+        return {"streams": 0}
+
+
+def test_a_server_that_cannot_be_set_up_ends_instead_of_restarting_its_processes() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        EngineProcess(EngineWithoutSlots) as engine_process,
+        pytest.raises(PolyvoxError, match=r"^The server cannot be set up: 'slots'$"),
+    ):
+        run_workers(engine_process.endpoint, Settings(workers=2), listener)
 
 
 def test_sigterm_lets_the_streams_of_all_processes_finish(lasting: RunningWorkers) -> None:

@@ -50,12 +50,12 @@ def create_app(
     connect: Connect,
     settings: Settings | None = None,
     records: Path | None = None,
-    on_start_failed: Callable[[Exception], None] = lambda _: None,
+    on_set_up: Callable[[Exception | None], None] = lambda _: None,
 ) -> FastAPI:
     """The application of one server process, which serves health requests before its engine has started.
 
-    records: a folder for request records that all processes share. on_start_failed: called if the application cannot
-    be set up when the engine has started.
+    records: a folder for request records that all processes share. on_set_up: called when the engine has started and
+    the application is set up, with None, or cannot be set up, with the error.
     """
     settings = settings or Settings()
 
@@ -63,7 +63,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         request_log = RequestLog(records)
         async with connect() as engine:
-            app.state.startup = startup = Startup(engine, settings, request_log, on_start_failed)
+            app.state.startup = startup = Startup(engine, settings, request_log, on_set_up)
             yield
             await startup.stop()
             request_log.close()

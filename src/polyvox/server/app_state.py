@@ -65,7 +65,8 @@ class AppState:
     def record_finished(self, record: RequestRecord) -> None:
         """Counts, logs and stores a finished request."""
         self.metrics.record_finished(record)
-        self.request_log.put(record)
+        if not self.request_log.put(record):
+            self.metrics.dropped_records.inc()
         hidden = ("created", "model", "request_id")
         fields = {name: value for name, value in record.as_dict().items() if name not in hidden}
         event = {"cancelled": "request aborted", "error": "request failed"}.get(record.finish_reason or "error")

@@ -25,7 +25,6 @@ STATS_TIMEOUT = 5.0  # seconds
 TRIAL_TIMEOUT = 60.0  # seconds: an overloaded engine may be slow
 LAG_INTERVAL = 0.05  # seconds between two measurements of the event loop's lag
 LAG_WINDOW = 10.0  # seconds for which the largest lag is reported
-HEALTH_PATHS = ("/livez", "/readyz", "/health")
 TRIAL_TEXT, TRIAL_FRAMES = "Ready.", 4  # frames enough to run every part of the model
 
 
@@ -82,6 +81,7 @@ class HealthMonitor:
             except TimeoutError:
                 raise PolyvoxError(f"The engine did not answer within {STATS_TIMEOUT:g} s.") from None
             self._metrics.active.set(len(self._synthesis.active))
+            self._metrics.spool_bytes.set(self._synthesis.spool.num_bytes)
             if self.problem is not None:
                 try:
                     async with asyncio.timeout(TRIAL_TIMEOUT):

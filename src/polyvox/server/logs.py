@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 # The value in the message of an InvalidRequest, if it is a text of the user.
 _TEXT_FIELDS = "text|input|instructions|pronunciations?|transcript|ref_text"
 _TEXT_VALUE = re.compile(rf"(Invalid value for '(?:{_TEXT_FIELDS})': .*?) \(got .*", re.DOTALL)
+_INVALID_HTTP = "Invalid HTTP request received."  # uvicorn's line; TimeoutProtocol logs one with the client's address
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 
 
@@ -100,6 +101,7 @@ def set_up_logs(settings: Settings) -> None:
     handler.setFormatter(LogFormatter(as_json))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != _INVALID_HTTP)
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda failed: _log_uncaught(failed.exc_type, failed.exc_value, failed.exc_traceback)
     if as_json:

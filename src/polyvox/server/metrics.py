@@ -74,6 +74,11 @@ class Metrics:
             "Seconds until the LLM's first text.",
             buckets=LATENCY_BUCKETS,
             registry=own,
+        self.dropped_records = Counter(
+            "polyvox_request_records_dropped", "Request records dropped because the disk is slow.", registry=own
+        )
+        self.spool_bytes = Gauge(
+            "polyvox_spool_bytes", "Size of whole-file responses in bytes.", multiprocess_mode="livesum", registry=own
         )
         self.active = Gauge("polyvox_streams_active", "Active requests.", multiprocess_mode="livesum", registry=own)
         self.lag = Gauge(

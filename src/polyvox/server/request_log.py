@@ -4,17 +4,25 @@
 import asyncio
 import hashlib
 import json
+import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from polyvox.audio.clip import FinishReason
 from polyvox.engine.interface import Result
+from polyvox.errors import Overloaded
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_RECORDS = 1000  # per server process
+MAX_PENDING = 1000  # reads and writes: while a disk stalls, further ones are dropped
+READ_TIMEOUT = 5.0  # seconds
 FLUSH_TIMEOUT = 1.0  # seconds
 
 
@@ -70,41 +78,61 @@ class RequestLog:
         self._folder, self._max_records = folder, max_records
         self._latest: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
         self._files = ThreadPoolExecutor(1, "polyvox-request-log")
+        self._free_calls = threading.BoundedSemaphore(MAX_PENDING)
 
-    def put(self, record: RequestRecord) -> None:
+    def put(self, record: RequestRecord) -> bool:
+        """Stores a record; false if it is dropped, because the disk stalls."""
         name, values = _name(record.owner, record.request_id), record.as_dict() | {"usage": record.usage()}
+        if self._folder is not None and self._call(self._write, name, values) is None:
+            return False
         self._latest.pop(name, None)
         self._latest[name] = values if self._folder is None else None
-        expired = None
         if len(self._latest) > self._max_records:
             expired, _ = self._latest.popitem(last=False)
-        if self._folder is not None:
-            self._files.submit(self._write, name, values, expired)
+            if self._folder is not None:
+                self._call(self._delete, expired)
+        return True
 
     async def get(self, owner: str, request_id: str) -> dict[str, Any] | None:
+        """The record, or None. Raises Overloaded if the disk stalls."""
         name = _name(owner, request_id)
         if self._folder is None:
             return self._latest.get(name)
-        return await asyncio.get_running_loop().run_in_executor(self._files, self._read, name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READ_TIMEOUT):
+                if (reading := self._call(self._read, name)) is not None:
+                    return await asyncio.shield(asyncio.wrap_future(reading))
+        raise Overloaded("The request records cannot be read now: the disk does not answer.", READ_TIMEOUT)
 
     async def flush(self) -> None:
         """Returns when all records can be read by other processes, or after FLUSH_TIMEOUT: a disk may stall."""
         if self._folder is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_TIMEOUT):
-                    await asyncio.get_running_loop().run_in_executor(self._files, lambda: None)
+                    if (waiting := self._call(lambda: None)) is not None:
+                        await asyncio.shield(asyncio.wrap_future(waiting))
 
     def close(self) -> None:
         self._files.shutdown(wait=False)
 
-    def _write(self, name: str, values: dict[str, Any], expired: str | None) -> None:
+    def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T] | None:
+        """Runs work in the thread after all earlier calls; None if MAX_PENDING calls are pending already."""
+        if not self._free_calls.acquire(blocking=False):
+            return None
+        future = self._files.submit(work, *args, **kwargs)
+        future.add_done_callback(lambda _: self._free_calls.release())
+        return future
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
         path = self._path(name)
         partial = path.with_suffix(".partial")
         with suppress(OSError):  # a full disk loses the record, not the request
             partial.write_text(json.dumps(values))
             partial.replace(path)
-            if expired is not None:
-                self._path(expired).unlink(missing_ok=True)
+
+    def _delete(self, name: str) -> None:
+        with suppress(OSError):
+            self._path(name).unlink(missing_ok=True)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         with suppress(OSError, ValueError):

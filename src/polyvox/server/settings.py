@@ -245,7 +245,8 @@ class Settings(BaseSettings):
     max_spool_bytes: int = Field(
         default=2_000_000_000,
         ge=1_000_000,
-        description="Maximum size in bytes of all whole-file responses of a server process; beyond it status 503.",
+        description="Maximum size in bytes of all whole-file responses, shared equally by the server processes; beyond "
+        "it status 503.",
         json_schema_extra=LIMITS,
     )
     spool_dir: Path | None = Field(

@@ -19,7 +19,7 @@ CONNECT_TIMEOUT = 5.0  # seconds that a request waits for the connection to an e
 class Startup:
     """Creates the AppState when the engine runs; until then `state` is None.
 
-    on_failed: called if the state cannot be created.
+    on_set_up: called when the state is created, with None, or cannot be created, with the error.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class Startup:
         engine: AsyncEngine,
         settings: Settings,
         request_log: RequestLog,
-        on_failed: Callable[[Exception], None],
+        on_set_up: Callable[[Exception | None], None],
     ) -> None:
         self.engine, self.settings = engine, settings
-        self._request_log, self._on_failed = request_log, on_failed
+        self._request_log, self._on_set_up = request_log, on_set_up
         self.state: AppState | None = None
         self._created = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="polyvox-startup")
@@ -61,8 +61,9 @@ class Startup:
                         break
                 await asyncio.sleep(POLL_INTERVAL)
         except Exception as error:
-            self._on_failed(error)
+            self._on_set_up(error)
             return
         gc.freeze()  # objects of the start are excluded from garbage collection, which stalls all streams
         self.state.health.start()
         self._created.set()
+        self._on_set_up(None)

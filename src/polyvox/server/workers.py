@@ -25,6 +25,7 @@ from fastapi import FastAPI
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.engine_status import EngineStatus
 from polyvox.engine.interface import AsyncEngine, Engine
+from polyvox.errors import PolyvoxError
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
 from polyvox.server.app import Connect, create_app
@@ -46,6 +47,7 @@ RESET_DELAY = 1.0  # seconds after the drain, before connections that do not clo
 CLOSE_TIMEOUT = 3  # seconds after the drain for all requests to end
 DRAIN_INTERVAL = 0.05  # seconds between two checks for running utterances
 RESTART_INTERVAL = 1.0  # seconds between two starts of a server process
+MAX_REPORT_CHARS = 500  # of an error that a server process reports; writes to a pipe are atomic up to 4,096 bytes
 Waitable = Connection | socket.socket  # becomes readable when something has happened
 # A pong waits behind all audio that a player has not played yet.
 PONG_TIMEOUT = 300.0  # seconds
@@ -87,7 +89,7 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._app, self._settings, self._engine_failed = app, settings, engine_failed
-        self.start_error: Exception | None = None
+        self.set_up_error: Exception | None = None
 
     @property
     def state(self) -> AppState | None:
@@ -97,7 +99,7 @@ class Server(uvicorn.Server):
 
     def fail(self, error: Exception) -> None:
         """Stops a server whose application cannot be set up."""
-        self.start_error, self.should_exit = error, True
+        self.set_up_error, self.should_exit = error, True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -171,10 +173,20 @@ class Server(uvicorn.Server):
 
 
 def create_server(
-    connect: Connect, settings: Settings, records: Path | None = None, engine_failed: Waitable | None = None
+    connect: Connect,
+    settings: Settings,
+    records: Path | None = None,
+    engine_failed: Waitable | None = None,
+    on_set_up: Callable[[Exception | None], None] = lambda _: None,
 ) -> Server:
-    """A server that is not started yet. records: a folder for request records that all server processes share."""
-    app = create_app(connect, settings, records, lambda error: server.fail(error))
+    """A server that is not started yet. records, on_set_up: see create_app."""
+
+    def stop_on_error(error: Exception | None) -> None:
+        if error is not None:
+            server.fail(error)
+        on_set_up(error)
+
+    app = create_app(connect, settings, records, stop_on_error)
 
     def count_timeout(kind: TimeoutKind) -> None:
         if (state := server.state) is not None:
@@ -214,15 +226,19 @@ def run_server(
     listener: socket.socket,
     records: Path | None = None,
     engine_failed: Waitable | None = None,
+    on_set_up: Callable[[Exception | None], None] = lambda _: None,
 ) -> None:
-    """Serves in this process until a signal, or a first start of the engine that fails, stops it."""
+    """Serves in this process until a signal, or a first start of the engine that fails, stops it.
+
+    Raises the error if the application cannot be set up.
+    """
     log.info("server process started", extra={"pid": os.getpid()})
     if settings.workers:  # otherwise the engine is in this process
         limit_malloc()
-    server = create_server(connect, settings, records, engine_failed)
+    server = create_server(connect, settings, records, engine_failed, on_set_up)
     server.run(sockets=[listener])
-    if server.start_error is not None:
-        raise server.start_error
+    if server.set_up_error is not None:
+        raise server.set_up_error
 
 
 def run_workers(
@@ -230,19 +246,32 @@ def run_workers(
 ) -> None:
     """Serves with several processes until a signal, or a first start of the engine that fails, stops them.
 
-    A process that dies is restarted.
+    A process that dies is restarted. Raises PolyvoxError if a process cannot be set up before any other one was: a
+    restart would fail too.
     """
-    with tempfile.TemporaryDirectory(prefix=f"polyvox-{os.getpid()}-server-") as folder, _stop_signal() as stop:
+    reports, reporter = _SPAWN.Pipe(duplex=False)
+    with (
+        tempfile.TemporaryDirectory(prefix=f"polyvox-{os.getpid()}-server-") as folder,
+        _stop_signal() as stop,
+        reports,
+        reporter,
+    ):
         records, metrics = Path(folder) / "records", Path(folder) / "metrics"
         records.mkdir()
         metrics.mkdir()
         os.environ[MULTIPROCESS_DIR] = str(metrics)
         processes: list[SpawnProcess] = []
         try:
-            arguments = (endpoint, settings, listener, records)
+            arguments = (endpoint, settings, listener, records, reporter)
             processes = [_start(arguments) for _ in range(settings.workers)]
             ends: list[Waitable] = [stop] if engine_failed is None else [stop, engine_failed]
-            while not set(ends) & set(wait([*ends, *(process.sentinel for process in processes)])):
+            is_set_up = False
+            while not set(ends) & set(wait([*ends, reports, *(process.sentinel for process in processes)])):
+                while reports.poll():
+                    error = reports.recv()
+                    if error is not None and not is_set_up:
+                        raise PolyvoxError(f"The server cannot be set up: {error}")
+                    is_set_up = is_set_up or error is None
                 for index, process in enumerate(processes):
                     if process.is_alive():
                         continue
@@ -257,18 +286,26 @@ def run_workers(
             _stop(processes, settings.drain_timeout + KILL_TIMEOUT)
 
 
-def _start(arguments: tuple[EngineEndpoint, Settings, socket.socket, Path]) -> SpawnProcess:
+def _start(arguments: tuple[EngineEndpoint, Settings, socket.socket, Path, Connection]) -> SpawnProcess:
     process = _SPAWN.Process(target=_worker_main, args=arguments, name="polyvox-server")
     process.start()
     return process
 
 
-def _worker_main(endpoint: EngineEndpoint, settings: Settings, listener: socket.socket, records: Path) -> None:
+def _worker_main(
+    endpoint: EngineEndpoint, settings: Settings, listener: socket.socket, records: Path, reporter: Connection
+) -> None:
     set_up_logs(settings)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+    def on_set_up(error: Exception | None) -> None:
+        if error is None:  # otherwise run_server raises it
+            reporter.send(None)
+
     try:
-        run_server(connect_remote(endpoint), settings, listener, records)
-    except Exception:  # multiprocessing would print it
+        run_server(connect_remote(endpoint), settings, listener, records, on_set_up=on_set_up)
+    except Exception as error:  # multiprocessing would print it
+        reporter.send((str(error) or repr(error))[:MAX_REPORT_CHARS])
         log.critical("server process failed", exc_info=True)
         sys.exit(1)
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyvox.server.logs import RequestLine, current_line
 from polyvox.server.middleware.addresses import TrustedProxies
+from polyvox.server.middleware.paths import HEALTH_PATHS, path_of
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import Disconnected
 from polyvox.server.settings import Settings
@@ -17,7 +18,7 @@ from polyvox.server.settings import Settings
 log = logging.getLogger(__name__)
 
 # Logged at level debug: a supervisor or a load balancer requests them every second.
-PROBE_PATHS = ("/livez", "/readyz", "/health", "/metrics")
+PROBE_PATHS = (*HEALTH_PATHS, "/metrics")
 
 
 class AccessLogMiddleware:
@@ -101,7 +102,7 @@ class AccessLogMiddleware:
         status = line.fields.get("status")
         is_error = isinstance(status, int) and status >= 400
         event = line.event or ("request rejected" if is_error else "request finished")
-        is_probe = scope["path"].endswith(PROBE_PATHS) and line.level == logging.INFO
+        is_probe = path_of(scope) in PROBE_PATHS and line.level == logging.INFO
         fields = {
             "request_id": line.request_id,
             "client": self._proxies.client_of(HTTPConnection(scope)) or None,

@@ -12,12 +12,13 @@ from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import get_state
 from polyvox.server.middleware.addresses import TrustedProxies
 from polyvox.server.middleware.limits import LIMITER, Caller, ConcurrencyLimiter, ConcurrencyLimitExceeded
+from polyvox.server.middleware.paths import HEALTH_PATHS, path_of, path_with_root
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import APIError, error_response, reject
 from polyvox.server.settings import Settings
 
 # Always public: they reveal only that the server runs.
-PUBLIC_PATHS = ("/", "/livez", "/readyz", "/health")
+PUBLIC_PATHS = ("/", *HEALTH_PATHS)
 ASSETS = "/web/"  # of the playground
 # Path prefixes of each choice of the setting `public`.
 PUBLIC_CHOICES = {
@@ -77,7 +78,8 @@ class AuthMiddleware:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        path = self._path(scope)
+        path = path_of(scope)
+        scope["path"] = path_with_root(scope)
         if scope["type"] == "websocket":
             await self._open_websocket(request, path, receive, send)
             return
@@ -95,15 +97,6 @@ class AuthMiddleware:
                 response.headers["current-concurrent-requests"] = str(error.limit)
                 response.headers["maximum-concurrent-requests"] = str(error.limit)
             await response(scope, receive, send_with_id)
-
-    def _path(self, scope: Scope) -> str:
-        """The path without root_path, whether the proxy removed that (uvicorn restores it) or not."""
-        root = scope.get("root_path", "").rstrip("/")
-        path: str = scope["path"].removeprefix(root)
-        if root and f"{path}/".startswith(f"{root}/"):
-            path = path.removeprefix(root)
-            scope["path"] = root + path
-        return path or "/"
 
     async def _open_websocket(self, websocket: HTTPConnection, path: str, receive: Receive, send: Send) -> None:
         """WebSockets are limited per utterance, so only their key is checked here."""

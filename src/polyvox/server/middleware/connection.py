@@ -85,6 +85,14 @@ class TimeoutProtocol(HttpToolsProtocol):
             self.transport.close()
         self._update_timer()
 
+    def send_400_response(self, msg: str) -> None:
+        """Called for data that is not HTTP. uvicorn's own log line has no address."""
+        log.info(
+            "request rejected",
+            extra={"status": 400, "error": msg, "client": self.client[0] if self.client else None},
+        )
+        super().send_400_response(msg)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._cancel_timer()

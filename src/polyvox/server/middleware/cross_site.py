@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyvox.server.app_state import get_state
-from polyvox.server.health import HEALTH_PATHS
+from polyvox.server.middleware.paths import health_path
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import APIError, reject
 from polyvox.server.settings import Settings
@@ -49,8 +49,7 @@ class CrossSiteMiddleware:
         hosts = connection.headers.getlist("host")
         if len(hosts) > 1 or (not hosts and connection.scope["http_version"] == "1.1"):
             raise APIError(400, "invalid_host", f"A request must have one Host header (got {len(hosts)}).", "host")
-        is_health = connection.scope.get("method") in SAFE_METHODS and connection.scope["path"].endswith(HEALTH_PATHS)
-        if not hosts or is_health or (self._settings.api_keys and not self._hosts):
+        if not hosts or health_path(connection.scope) or (self._settings.api_keys and not self._hosts):
             return
         name = _host_name(hosts[0])
         if not (self._is_listed(name) or name in self._own_names or _is_private(name)):

@@ -9,8 +9,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyvox.errors import EngineDown, Overloaded
-from polyvox.server.health import HEALTH_PATHS, live_response, starting_response
+from polyvox.server.health import live_response, starting_response
 from polyvox.server.logs import log_request
+from polyvox.server.middleware.paths import health_path
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import error_response
 from polyvox.server.startup import Startup
@@ -35,7 +36,7 @@ class LifecycleMiddleware:
             await self.app(scope, receive, send)
             return
         startup: Startup = scope["app"].state.startup
-        health = _health_path(scope)
+        health = health_path(scope)
         state = startup.state if health else await startup.connected()
         if state is None:
             now, status = time.monotonic(), startup.engine.status()
@@ -59,13 +60,6 @@ class LifecycleMiddleware:
                 await send(message)
 
             await self.app(scope, receive, send_and_close if scope["type"] == "http" else send)
-
-
-def _health_path(scope: Scope) -> str | None:
-    """The path of a health request, with or without root_path before it."""
-    path = str(scope["path"])
-    is_health = scope.get("method") in ("GET", "HEAD") and path.endswith(HEALTH_PATHS)
-    return "/" + path.rpartition("/")[2] if is_health else None
 
 
 def _reject(scope: Scope, error: EngineDown | Overloaded) -> Response:

@@ -2,6 +2,7 @@
 """Starts utterances on the engine and owns the thread pools for text preparation, recordings and encoding."""
 
 import asyncio
+import math
 import random
 import secrets
 import time
@@ -60,7 +61,7 @@ class SynthesisService:
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")
         self._encoding = ThreadPoolExecutor(settings.encoder_threads, "polyvox-encode")
         self._decoding = ThreadPoolExecutor(RECORDING_THREADS, "polyvox-decode")
-        self.spool = Spool(settings.spool_dir, settings.max_spool_bytes)
+        self.spool = Spool(settings.spool_dir, settings.max_spool_bytes // max(1, settings.workers))
         self._num_preparing = self._num_recordings = 0
         # The latest rejections by whole_file, with their times.
         self._rejections: defaultdict[bool, deque[tuple[float, Overloaded]]] = defaultdict(
@@ -191,6 +192,6 @@ class SynthesisService:
         if len(recent) == MAX_REJECTIONS and time.monotonic() < recent[0][0] + REJECTION_SECONDS:
             rejection = recent[-1][1]
             delay = random.uniform(1.0, MAX_REPEATED_DELAY)
-            raise Overloaded(str(rejection), round(rejection.retry_after * delay))
+            raise Overloaded(str(rejection), math.ceil(rejection.retry_after * delay))
         if self._num_preparing >= MAX_PREPARING:
             raise Overloaded(f"{self._num_preparing} requests are being prepared.", retry_after=1)

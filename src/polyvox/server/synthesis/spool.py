@@ -39,7 +39,8 @@ class Spool:
         """Counts bytes that a file gains or loses; raises SpoolFull."""
         with self._lock:
             if change > 0 and self._num_bytes + change > self._max_bytes:
-                raise SpoolFull(f"Whole-file responses use {self._max_bytes:,} bytes (max_spool_bytes).")
+                share = f"this server process's share of max_spool_bytes ({self._max_bytes:,})"
+                raise SpoolFull(f"Whole-file responses would exceed {share}.")
             self._num_bytes += change
 
 
