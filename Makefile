@@ -12,8 +12,8 @@ serve: $(VENV)/.runtime  ## start the server with the embedded voice
 quick: $(VENV)/.dev  ## the tests to run at each save; under a minute on 2 cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
 
-test: $(VENV)/.dev  ## all tests without GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+test: $(VENV)/.dev  ## all tests without GPU; three processes for two cores, because some tests only wait
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile $(ARGS)
 
 soak: $(VENV)/.dev  ## long runs: kills, cancels, overload, random operations, ten minutes of mixed load (SOAK=long: two hours)
 	$(BIN)/python -m pytest tests/soak $(ARGS)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast, get_args
 
 import pytest
@@ -95,6 +96,7 @@ def _no_gradients() -> object:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
     """Run all Triton kernels, in Triton's interpreter."""
+    import triton.language as tl
     from triton import knobs
     from triton.runtime import interpreter as triton_interpreter
 
@@ -107,5 +109,11 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(triton_interpreter, "_patch_lang_tensor", patch_for_numpy_2_4)
-    with kernels.enabled_on_cpu():
-        yield
+    # Triton patches its language at every call of a function inside a kernel, a third of the time: once is enough.
+    scope = triton_interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    monkeypatch.setattr(triton_interpreter, "_patch_lang", lambda _: triton_interpreter._LangPatchScope())
+    try:
+        with kernels.enabled_on_cpu():
+            yield
+    finally:
+        scope.restore()

@@ -32,14 +32,9 @@ def read_all(stream: LocalStream) -> Samples:
     return np.concatenate([chunk.samples for chunk in chunks])
 
 
-@cache
 def solo_samples(speech: Qwen3TTSModel, request: Request) -> Samples:
-    """The samples of a request that runs alone on a new engine."""
-    engine = LocalEngine(speech, EngineConfig(max_streams=1))
-    try:
-        return read_all(engine.submit(request))
-    finally:
-        engine.close()
+    """The samples of a request that runs alone."""
+    return run_alone(speech, request).samples
 
 
 def assert_idle(engine: LocalEngine) -> None:
@@ -65,7 +60,7 @@ def wait_for_end(stream: LocalStream) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoloRun:
-    """The codes, samples and finish reason of a request that runs alone on a new engine."""
+    """The codes, samples and finish reason of a request that runs alone."""
 
     codes: Codes
     samples: Samples
@@ -74,15 +69,18 @@ class SoloRun:
 
 @cache
 def run_alone(speech: Qwen3TTSModel, request: Request) -> SoloRun:
-    engine = LocalEngine(speech, EngineConfig(max_streams=1))
-    try:
-        codes = record_codes(engine)
-        stream = engine.submit(request)
-        samples = read_all(stream)
-        assert stream.result is not None
-        return SoloRun(codes[stream], samples, stream.result.finish_reason)
-    finally:
-        engine.close()
+    engine, codes = _solo_engine(speech)
+    stream = engine.submit(request)
+    samples = read_all(stream)
+    assert stream.result is not None
+    return SoloRun(codes[stream], samples, stream.result.finish_reason)
+
+
+@cache
+def _solo_engine(speech: Qwen3TTSModel) -> tuple[LocalEngine, defaultdict[LocalStream, Codes]]:
+    """An engine with one slot, for all solo runs: an engine takes longer to start than a short request to run."""
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
+    return engine, record_codes(engine)
 
 
 def record_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 # Rounding changes a score by about 1e-6; two scores closer than this may swap.
 NEAR_TIE = 1e-4
-STREAMS, SLOTS, FRAMES = 48, 8, 20
+STREAMS, SLOTS, FRAMES = 24, 8, 12
 TEXTS = ("hello there", "the other assistant", "on and on it goes, the line", "a")
 SAMPLINGS = (
     Sampling(),

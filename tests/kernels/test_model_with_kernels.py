@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("checkpoint", "lengths", "num_frames"),
-    [("custom_voice", (19, 4), 2), ("voice_design", (5,), 1), ("omni-plain", (11, 5), 2)],
+    [("custom_voice", (19, 4), 1), ("voice_design", (5,), 2), ("omni-plain", (11, 5), 1)],
 )
 def test_streams_with_kernels_sample_the_codes_of_the_reference(
     checkpoint: str, lengths: tuple[int, ...], num_frames: int, loaded: Loaded
@@ -45,7 +45,7 @@ def test_streams_with_kernels_sample_the_codes_of_the_reference(
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("streams", [1, 3, 8])
+@pytest.mark.parametrize("streams", [3, 8])
 def test_a_small_batch_has_the_logits_of_the_reference_predictor(streams: int, loaded: Loaded) -> None:
     """In float16, where eight streams are 16 rows in the first pass; the codes are given, so no sample can differ."""
     talker = deepcopy(loaded("custom_voice", "float32").model.model.talker).half()

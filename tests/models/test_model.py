@@ -14,7 +14,7 @@ from polyvox.models.talker_prompt import NO_CODE, Prompt
 
 pytestmark = pytest.mark.slow
 
-FRAMES = 12
+FRAMES = 6
 REQUEST = st.tuples(
     st.text("abc hello the", min_size=1, max_size=30).filter(str.strip),
     st.sampled_from(["whole", "streaming"]),
@@ -43,7 +43,7 @@ def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[
     return spoken
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(REQUEST, min_size=2, max_size=5))
 def test_a_stream_in_a_batch_generates_the_codes_that_it_generates_alone(
     requests: list[tuple[str, Layout, str, int, Sampling]], loaded: Loaded

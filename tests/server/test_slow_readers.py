@@ -153,7 +153,7 @@ def test_clients_that_read_slower_than_real_time_are_reset_on_every_transport(en
             except OSError as error:
                 ends.append(type(error))
 
-    with serving(engine, Settings(reader_timeout=3)) as server, server.client() as client:
+    with serving(engine, Settings(reader_timeout=2)) as server, server.client() as client:
         threads = [threading.Thread(target=read_slowly, args=(transport,)) for transport in TRANSPORTS]
         for thread in threads:
             thread.start()

@@ -13,6 +13,9 @@ from websockets.sync.client import ClientConnection, connect
 from server.live_server import TIMEOUT, RunningServer
 
 
+CLOSE_TIMEOUT = 3.0  # seconds; a client that has not read everything waits for it
+
+
 class WebSocketClient:
     """One connection."""
 
@@ -68,5 +71,6 @@ class WebSocketClient:
 
 @contextmanager
 def connect_websocket(server: RunningServer, path: str, **more: Any) -> Iterator[WebSocketClient]:
-    with connect(f"ws://127.0.0.1:{server.port}{path}", max_size=None, proxy=None, **more) as connection:
+    address = f"ws://127.0.0.1:{server.port}{path}"
+    with connect(address, max_size=None, proxy=None, close_timeout=CLOSE_TIMEOUT, **more) as connection:
         yield WebSocketClient(connection)

@@ -74,6 +74,7 @@ class Metrics:
             "Seconds until the LLM's first text.",
             buckets=LATENCY_BUCKETS,
             registry=own,
+        )
         self.dropped_records = Counter(
             "polyvox_request_records_dropped", "Request records dropped because the disk is slow.", registry=own
         )
