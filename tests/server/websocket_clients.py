@@ -12,7 +12,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from server.live_server import TIMEOUT, RunningServer
 
-
 CLOSE_TIMEOUT = 3.0  # seconds; a client that has not read everything waits for it
 
 
