@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
+from conformance.playground_page import ARGUMENTS, CHROMIUM, PlaygroundPage, open_page
 from conformance.server_process import ServerProcess, run_server
 
 
@@ -21,6 +23,20 @@ def cloning(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A server on a tiny Base checkpoint with random weights, for cloning."""
     with run_server(tmp_path_factory.mktemp("library"), "--model", str(checkpoints / "base")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, server: ServerProcess) -> Iterator[PlaygroundPage]:
+    with open_page(browser, server.url) as visit:
+        yield visit
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from playwright.sync_api import sync_playwright
 
 from conformance.capture import SAMPLE_RATE
 from conformance.server_process import TIMEOUT, ServerProcess, run_server
-from conformance.test_playground import ARGUMENTS, CHROMIUM
+from conformance.playground_page import ARGUMENTS, CHROMIUM
 from polyvox.audio import read_audio
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

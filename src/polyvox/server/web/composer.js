@@ -1,9 +1,15 @@
-// The request form. It offers what the loaded checkpoint supports and builds the request.
+// The text and the options of a request. The form offers what the loaded checkpoint supports.
+
+import { VoiceList } from "./voice_list.js";
 
 const EXAMPLES = {
   "A greeting": "Good morning! It is lovely to hear from you. How did you sleep?",
   "A story": "The lighthouse had been dark for years. Then, one evening in autumn, a light burned at the top again. The village gathered at the harbour to see it.",
   "Numbers": "Dr. Lee has 3 cats, paid $12.50, and leaves at 9:45 on May 3rd, 2027.",
+};
+const HINTS = {
+  text: { short: "", placeholder: "Write or paste a text …" },
+  live: { short: "Spoken while you write", placeholder: "Start to type, or paste what a language model writes. Each sentence is spoken as soon as it is complete." },
 };
 const DESIGN_HINT = "A warm, low voice of an older man, unhurried and clear.";
 const STYLE_HINT = "Softly and slowly, almost whispering.";
@@ -12,16 +18,28 @@ const $ = (id) => document.getElementById(id);
 
 export class Composer {
   #info = null;
+  #voices;
+  #text = Object.values(EXAMPLES)[0]; // of text mode, while live mode is chosen
+  #onExample;
+
+  // onExample gets the text of an example in live mode.
+  constructor(voiceOptions, onExample) {
+    this.#voices = new VoiceList(voiceOptions);
+    this.#onExample = onExample;
+    $("text").addEventListener("input", () => this.#showCount());
+    $("speed").addEventListener("input", () => {
+      $("speed-value").textContent = `${Number($("speed").value).toFixed(2)}×`;
+    });
+    this.showMode();
+  }
 
   show(info) {
     this.#info = info;
     const { model, voices, formats, limits } = info;
     const design = model.designs_voices;
     $("text").maxLength = limits.text;
-    if (!$("text").value) $("text").value = Object.values(EXAMPLES)[0];
     $("examples").replaceChildren(...Object.entries(EXAMPLES).map(([name, text]) => this.#example(name, text)));
     $("voice-field").hidden = design;
-    $("no-voices").hidden = design || voices.length > 0;
     $("new-voice").hidden = !model.can_clone;
     this.showVoices(voices, this.voice);
     $("instructions-field").hidden = !model.takes_instructions;
@@ -34,36 +52,47 @@ export class Composer {
     this.#showCount();
   }
 
-  listen() {
-    $("text").addEventListener("input", () => this.#showCount());
-    $("speed").addEventListener("input", () => {
-      $("speed-value").textContent = `${Number($("speed").value).toFixed(2)}×`;
-    });
-    document.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !$("voice-dialog").open) $("composer").requestSubmit();
-    });
-  }
-
   showVoices(voices, selected) {
     this.#info.voices = voices;
     $("no-voices").hidden = this.#info.model.designs_voices || voices.length > 0;
-    $("voices").replaceChildren(...voices.map((voice) => voiceChip(voice.name)));
-    const inputs = [...$("voices").querySelectorAll("input")];
-    const checked = inputs.find((input) => input.value === selected) ?? inputs[0];
-    if (checked) checked.checked = true;
+    this.#voices.show(voices, selected);
+  }
+
+  get mode() {
+    return document.querySelector("input[name=mode]:checked").value;
+  }
+
+  // Live mode starts without text; the text of the other mode is kept.
+  showMode() {
+    const { mode } = this;
+    if (mode === "live") this.#text = this.text;
+    $("text").value = mode === "live" ? "" : this.#text;
+    $("composer").dataset.mode = mode;
+    $("speak").querySelector("span").textContent = mode === "live" ? "Speak all" : "Speak";
+    $("text").placeholder = HINTS[mode].placeholder;
+    $("mode-hint").textContent = HINTS[mode].short;
+    this.#showCount();
   }
 
   get voice() {
-    return $("voices").querySelector("input:checked")?.value ?? null;
+    return this.#voices.selected;
+  }
+
+  stopSample() {
+    this.#voices.stop();
   }
 
   get format() {
     return this.#info.formats.find(({ name }) => name === $("format").value);
   }
 
-  // The body of POST /v1/audio/speech, without fields that have their default.
-  request() {
-    const body = { input: $("text").value };
+  get text() {
+    return $("text").value;
+  }
+
+  // The fields of a request beside its text, without those that have their default.
+  options() {
+    const body = {};
     const instructions = $("instructions").value.trim();
     if (this.voice) body.voice = this.voice;
     if (!$("instructions-field").hidden && instructions) body.instructions = instructions;
@@ -73,9 +102,14 @@ export class Composer {
     return body;
   }
 
+  // The body of POST /v1/audio/speech; with the written text in live mode too.
+  request() {
+    return { input: this.text, ...this.options() };
+  }
+
   // The validation error to show; null for a valid form.
   problem() {
-    if (!$("text").value.trim()) return "Enter a text first.";
+    if (!this.text.trim()) return "Write a text first.";
     if (!$("seed").checkValidity()) return "The seed must be an integer.";
     if (this.#info.model.can_clone && !this.voice) return "This model has no built-in voices: record or upload one first.";
     return null;
@@ -85,8 +119,9 @@ export class Composer {
     const button = document.createElement("button");
     Object.assign(button, { type: "button", className: "chip", textContent: name });
     button.addEventListener("click", () => {
+      if (this.mode === "live") return this.#onExample(text);
       $("text").value = text;
-      this.#showCount();
+      $("text").dispatchEvent(new Event("input"));
       $("text").focus();
     });
     return button;
@@ -96,15 +131,6 @@ export class Composer {
     const count = $("text").value.length;
     $("count").textContent = `${count.toLocaleString("en")} ${count === 1 ? "character" : "characters"}`;
   }
-}
-
-function voiceChip(name) {
-  const label = document.createElement("label");
-  label.className = "chip voice";
-  const input = Object.assign(document.createElement("input"), { type: "radio", name: "voice", value: name });
-  const caption = Object.assign(document.createElement("span"), { textContent: name });
-  label.append(input, caption);
-  return label;
 }
 
 const capitalized = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,13 +1,15 @@
-// The playground: connects the form, the playback panel and the load test.
+// The playground: connects to the server, then starts the views.
 
-import { apiKey, createSpeech, errorMessage, playgroundInfo, readiness } from "./api.js";
+import { apiKey, deleteVoice, errorMessage, playgroundInfo, readiness } from "./api.js";
 import { Composer } from "./composer.js";
 import { LoadTest } from "./load_test.js";
-import { save, wavFile } from "./pcm.js";
-import { PlaybackPanel, showStatus } from "./playback_panel.js";
+import { Measurement } from "./measurement.js";
+import { Notice } from "./notice.js";
 import { Player } from "./player.js";
+import { showResponses } from "./response_dialog.js";
 import { asCurl, asPython, copy } from "./snippets.js";
-import { Utterance } from "./utterance.js";
+import { SpeakView } from "./speak_view.js";
+import { showViews } from "./views.js";
 import { VoiceDialog } from "./voice_dialog.js";
 
 const RETRY_MS = 1500; // while the server is not ready
@@ -15,39 +17,37 @@ const COPIED_MS = 1500;
 const $ = (id) => document.getElementById(id);
 const baseUrl = new URL(".", location.href).href;
 
+const notice = new Notice($("notice"));
 const player = new Player();
-const composer = new Composer();
+const composer = new Composer({ onPlay: stopAll, onDelete: removeVoice }, (text) => speakView.writeExample(text));
 let info = null;
-let panel = null;
-let utterance = null;
+let speakView = null;
 let loadTest = null;
-
-function showNotice(problem) {
-  $("notice").hidden = problem === null;
-  $("notice").textContent = problem ?? "";
-}
+let retryTimer = null;
 
 async function open() {
+  clearTimeout(retryTimer);
   try {
     info = await playgroundInfo();
   } catch (error) {
     $("key-form").hidden = error.status !== 401;
-    if (error.status !== 401 || apiKey.get()) showNotice(errorMessage(error));
+    if (error.status !== 401 || apiKey.get()) notice.show(errorMessage(error), error.status === 401 ? null : open, error.retryAfter);
     if (error.status === 401) $("key").focus();
-    else setTimeout(open, RETRY_MS);
+    else retryTimer = setTimeout(open, Math.max(RETRY_MS, 1000 * (error.retryAfter ?? 0)));
     return;
   }
-  showNotice(null);
+  notice.hide();
   $("key-form").hidden = true;
   $("model").textContent = info.model.id;
   $("version").textContent = `Polyvox ${info.version}`;
-  $("playground").hidden = false;
+  $("playground").hidden = $("views").hidden = false;
   composer.show(info);
-  if (panel === null) {
-    panel = new PlaybackPanel();
-    composer.listen();
-    if (info.model.can_clone) new VoiceDialog(info.limits, showNewVoice);
+  if (speakView === null) {
+    showViews(() => {});
+    speakView = new SpeakView(composer, player, info.model.sample_rate, new Measurement(), open);
+    if (info.model.can_clone) new VoiceDialog(info.limits, showVoices);
   }
+  showSnippet();
   pollReadiness();
 }
 
@@ -59,71 +59,65 @@ async function pollReadiness() {
   if (!ready) setTimeout(pollReadiness, RETRY_MS);
 }
 
-async function showNewVoice(name) {
-  composer.showVoices((await playgroundInfo()).voices, name);
-  showStatus(`Voice ${name} added.`);
+async function showVoices(selected) {
+  composer.showVoices((await playgroundInfo()).voices, selected);
+  showSnippet();
 }
 
-async function speak() {
-  const problem = composer.problem();
-  if (problem) return showStatus(problem, true);
-  stopAll();
-  const current = (utterance = new Utterance(composer.request(), info.model.sample_rate, player));
-  panel.begin(current);
-  if (matchMedia("(max-width: 820px)").matches) $("playback").scrollIntoView({ block: "nearest" });
-  $("stop").disabled = false;
-  $("download").disabled = true;
-  await current.run((samples) => {
-    if (current !== utterance) return; // replaced by a newer one
-    panel.update(samples);
-    $("download").disabled = current.received === 0 || ["requesting", "streaming"].includes(current.state);
-  });
-  if (current === utterance) $("stop").disabled = true;
-  $("keep-seed").hidden = current.seed === null;
-  if (current.error?.status === 401) open();
+async function removeVoice(name) {
+  if (!confirm(`Delete the voice “${name}”? This cannot be undone.`)) return;
+  try {
+    await deleteVoice(name);
+    await showVoices(composer.voice);
+  } catch (error) {
+    $("voice-status").textContent = errorMessage(error);
+  }
 }
 
 function stopAll() {
-  if (utterance && !utterance.done) utterance.stop();
+  composer.stopSample();
+  speakView?.stop();
   if (loadTest && !loadTest.done) loadTest.stop();
 }
 
-async function download() {
-  const format = composer.format;
-  const name = `speech${format.ending}`;
-  if (format.name === "wav" || format.name === "pcm") {
-    save(format.name === "wav" ? wavFile(utterance.chunks, utterance.sampleRate) : new Blob(utterance.chunks), name);
-    return;
-  }
-  $("download").disabled = true;
-  try {
-    const body = { ...utterance.body, seed: utterance.seed, response_format: format.name, stream: false };
-    save(await (await createSpeech(body)).blob(), name);
-  } catch (error) {
-    showStatus(errorMessage(error), true);
-  } finally {
-    $("download").disabled = false;
-  }
+function speak() {
+  stopAll();
+  speakView.speak();
+}
+
+function measure() {
+  stopAll();
+  speakView.speakText();
+}
+
+// The request of the form; with the seed of the last utterance if that had the same request.
+function currentRequest() {
+  const body = composer.request();
+  const last = speakView.utterance;
+  const repeated = last?.seed != null && JSON.stringify(last.body) === JSON.stringify(body);
+  return { ...body, ...(repeated ? { seed: last.seed } : {}), response_format: composer.format.name };
+}
+
+function snippet(form) {
+  return form(baseUrl, currentRequest(), info.needs_key, composer.format.ending, info.model.id);
+}
+
+function showSnippet() {
+  $("curl").textContent = snippet(asCurl);
 }
 
 async function copyFrom(button, text) {
   const caption = button.textContent;
   await copy(text);
   button.textContent = "Copied";
-  showStatus(`Copied the request ${caption.replace("Copy ", "")}.`);
   setTimeout(() => (button.textContent = caption), COPIED_MS);
-}
-
-// The request of the form; with the seed of the last utterance if that had the same request.
-function currentRequest() {
-  const body = composer.request();
-  const repeated = utterance?.seed != null && JSON.stringify(utterance.body) === JSON.stringify(body);
-  return { ...body, ...(repeated ? { seed: utterance.seed } : {}), response_format: composer.format.name };
 }
 
 async function startLoadTest() {
   const problem = composer.problem();
-  if (problem) return showStatus(problem, true);
+  $("load-problem").hidden = problem === null;
+  $("load-problem").textContent = problem ?? "";
+  if (problem) return;
   stopAll();
   const body = composer.request();
   const voices = info.voices.map((voice) => voice.name);
@@ -159,21 +153,21 @@ onSubmit("key-form", () => {
   apiKey.set($("key").value.trim());
   open();
 });
-$("keep-seed").addEventListener("click", () => ($("seed").value = utterance.seed));
+$("keep-seed").addEventListener("click", () => ($("seed").value = speakView.utterance.seed));
 $("stop").addEventListener("click", stopAll);
+$("measure-start").addEventListener("click", measure);
 $("load-stop").addEventListener("click", stopAll);
-$("download").addEventListener("click", download);
-$("copy-curl").addEventListener("click", (event) =>
-  copyFrom(event.currentTarget, asCurl(baseUrl, currentRequest(), info.needs_key, composer.format.ending)),
-);
-$("copy-python").addEventListener("click", (event) =>
-  copyFrom(event.currentTarget, asPython(baseUrl, currentRequest(), info.needs_key, composer.format.ending, info.model.id)),
-);
+$("copy-curl").addEventListener("click", (event) => copyFrom(event.currentTarget, snippet(asCurl)));
+$("copy-python").addEventListener("click", (event) => copyFrom(event.currentTarget, snippet(asPython)));
+$("playground").addEventListener("input", () => info && showSnippet());
 $("load-size").addEventListener("input", () => {
   $("load-size-value").textContent = $("load-size").value;
   $("load-start").textContent = `Start ${$("load-size").value}`;
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("voice-dialog").open) stopAll();
+  if (document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape") stopAll();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("composer").requestSubmit();
 });
+showResponses();
 open();

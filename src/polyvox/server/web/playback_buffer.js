@@ -38,6 +38,7 @@ export class PlaybackBuffer {
       this.chunks.push(message.samples);
       this.queued += message.samples.length;
       this.empty = false;
+      this.ended = false;
     }
     if (message.end) {
       this.ended = true;

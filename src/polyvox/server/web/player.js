@@ -28,6 +28,7 @@ export class Player {
     this.#post({ utterance, samples });
   }
 
+  // All samples were pushed, or all for now: what is buffered is played without waiting for more.
   end(utterance) {
     this.#post({ utterance, end: true });
   }

@@ -4,7 +4,7 @@ import { errorMessage } from "./api.js";
 import { TimeSeries, area, surface } from "./canvas.js";
 import { SimulatedPlayer } from "./simulated_player.js";
 import { SpeechSocket } from "./socket.js";
-import { sleep } from "./utterance.js";
+import { sleep } from "./timeouts.js";
 
 const MAX_POINTS = 240;
 const POLL_MS = 60;
@@ -52,8 +52,8 @@ export class StreamRow {
   // Settles when the last sample was played, or on rejection, failure or stop.
   async run() {
     try {
-      for await (const samples of this.#socket.samples(this.body, this.#stop.signal)) {
-        this.#receive(samples);
+      for await (const message of this.#socket.speech(this.body, this.#stop.signal)) {
+        if (message instanceof Int16Array) this.#receive(message);
       }
       this.#stop.signal.throwIfAborted();
       this.player.end(this.#clock());
@@ -133,6 +133,7 @@ export class StreamRow {
     if (this.#stop.signal.aborted) return;
     const started = this.firstAudio !== null;
     this.state = error.overloaded && !started ? "rejected" : "failed";
-    this.problem = started ? "A stream ended early." : errorMessage(error);
+    const retry = error.retryAfter ? ` Retry in ${Math.ceil(error.retryAfter)} s.` : "";
+    this.problem = started ? "A stream ended early." : `${errorMessage(error)}${retry}`;
   }
 }

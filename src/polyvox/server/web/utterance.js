@@ -1,32 +1,27 @@
-// One utterance: requested, played while it streams, measured.
+// One utterance of a known text: requested, received, measured.
 
-import { ApiError, createSpeech, errorMessage, speechResult } from "./api.js";
-import { samplesOf } from "./pcm.js";
+import { ApiError, errorMessage } from "./api.js";
+import { SpeechSocket } from "./socket.js";
+import { SpeechAudio } from "./speech_audio.js";
+import { WordTimes } from "./word_times.js";
 
-// Seconds of audio to buffer. Past it the page reads at playback speed, and backpressure pauses the server.
-const MAX_LEAD = 60;
-const POLL_MS = 100;
+const TIMES = { timestamp_granularities: ["word", "segment"] };
 
 export class Utterance {
-  state = "requesting"; // then streaming, playing, finished; or stopped, rejected, failed
-  problem = null;
-  chunks = [];
-  received = 0; // samples
-  played = 0;
-  underruns = 0;
-  peak = 0;
+  state = "requesting"; // then streaming, complete; or stopped, rejected, failed
+  problem = null; // message
+  error = null;
+  seed = null;
   firstAudio = null; // seconds since the request, as is lastAudio
   lastAudio = null;
-  seed = null;
-  #paused = 0; // seconds in which the page did not read
-  #playing = null; // its number in the player
+  times = new WordTimes();
   #stop = new AbortController();
   #began = performance.now();
 
-  constructor(body, sampleRate, player) {
+  constructor(body, sampleRate) {
     this.body = body;
-    this.sampleRate = sampleRate;
-    this.player = player;
+    this.audio = new SpeechAudio(sampleRate);
+    this.times.setText(body.input);
   }
 
   get elapsed() {
@@ -35,94 +30,54 @@ export class Utterance {
 
   // Real-time factor: seconds from the request to the last audio, per second of audio.
   get rtf() {
-    return this.received ? (this.lastAudio - this.#paused) / (this.received / this.sampleRate) : null;
-  }
-
-  get lead() {
-    return (this.received - this.played) / this.sampleRate;
+    return this.audio.length ? this.lastAudio / this.audio.seconds : null;
   }
 
   get done() {
-    return !["requesting", "streaming", "playing"].includes(this.state);
+    return !["requesting", "streaming"].includes(this.state);
   }
 
-  // Settles when the last sample was played, or on stop or failure. onChange is called after every change.
+  // Settles when all audio was received, or on stop or failure. onChange is called after every change, with samples.
   async run(onChange) {
-    let id = null;
     try {
-      const playback = deferred();
-      const utterance = (this.#playing = await this.player.begin(this.sampleRate, (report) => {
-        Object.assign(this, { played: report.played, underruns: report.underruns, peak: report.peak });
-        if (report.finished) playback.resolve();
-        onChange();
-      }));
-      this.#stop.signal.throwIfAborted();
-      this.#began = performance.now();
-      const response = await createSpeech({ ...this.body, response_format: "pcm" }, this.#stop.signal);
-      this.seed = Number(response.headers.get("x-seed"));
-      id = response.headers.get("x-request-id");
-      for await (const samples of samplesOf(response)) {
-        if (this.#stop.signal.aborted) break;
-        this.#receive(samples);
-        this.player.push(utterance, samples);
-        onChange(samples);
-        await this.#limitLead();
+      let fileStart = 0; // seconds of audio before the file that times count from
+      for await (const message of new SpeechSocket().speech({ ...this.body, ...TIMES }, this.#stop.signal)) {
+        if (message instanceof Int16Array) this.#receive(message, onChange);
+        else if (message.type === "audio.start") fileStart = this.audio.seconds;
+        else if (message.type === "session.done") this.seed = message.seed;
+        else this.times.add(message, fileStart);
       }
-      this.#stop.signal.throwIfAborted();
-      this.player.end(utterance);
-      this.state = "playing";
-      onChange();
-      this.#stop.signal.addEventListener("abort", playback.resolve);
-      if (this.received) await playback.promise;
-      this.#stop.signal.throwIfAborted();
-      this.state = "finished";
+      this.#end("complete");
     } catch (error) {
-      this.player.stop(this.#playing);
-      await this.#fail(error, id);
+      this.#fail(error);
     }
     onChange();
   }
 
   stop() {
     this.#stop.abort();
-    this.player.stop(this.#playing);
+    if (!this.done) this.#end("stopped");
   }
 
-  #receive(samples) {
+  #receive(samples, onChange) {
+    if (this.done) return;
     this.lastAudio = this.elapsed;
     this.firstAudio ??= this.lastAudio;
     this.state = "streaming";
-    this.chunks.push(samples);
-    this.received += samples.length;
+    this.audio.add(samples);
+    onChange(samples);
   }
 
-  async #limitLead() {
-    const since = this.elapsed;
-    while (this.lead > MAX_LEAD && !this.#stop.signal.aborted) await sleep(POLL_MS);
-    this.#paused += this.elapsed - since;
+  #end(state) {
+    this.state = state;
+    this.audio.complete = true;
   }
 
-  async #fail(error, id) {
-    if (this.#stop.signal.aborted) {
-      this.state = "stopped";
-      return;
-    }
-    this.state = error instanceof ApiError ? "rejected" : "failed";
+  #fail(error) {
+    if (this.#stop.signal.aborted) return;
+    const started = this.firstAudio !== null;
     this.error = error;
-    this.problem = id === null ? errorMessage(error) : await incompleteMessage(id);
+    this.problem = started ? `The audio is incomplete. ${errorMessage(error)}` : errorMessage(error);
+    this.#end(error instanceof ApiError && error.overloaded && !started ? "rejected" : "failed");
   }
-}
-
-// An incomplete body has no error in it; the server reports it by request id.
-async function incompleteMessage(id) {
-  const result = await speechResult(id).catch(() => null);
-  return `The stream ended early${result?.error ? `: ${result.error}` : "."}`;
-}
-
-export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-
-function deferred() {
-  const made = {};
-  made.promise = new Promise((resolve) => (made.resolve = resolve));
-  return made;
 }

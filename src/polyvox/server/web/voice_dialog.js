@@ -1,8 +1,13 @@
 // The dialog for a new voice: recorded or uploaded, stored by the server only with the speaker's consent.
 
 import { addVoice, errorMessage } from "./api.js";
+import { Notice } from "./notice.js";
+import { Recorder } from "./recorder.js";
 
 const MAX_SECONDS = 30; // of a recording that a voice is cloned from
+const MIN_SECONDS = 1;
+const PASSAGE =
+  "The harbour was quiet that morning. A few boats rocked gently on the water, and somewhere behind the hills a church bell counted seven.";
 const $ = (id) => document.getElementById(id);
 
 export class VoiceDialog {
@@ -10,18 +15,22 @@ export class VoiceDialog {
   #fileName = "";
   #recorder = null;
   #limits;
+  #maxSeconds;
   #onSaved;
+  #problem = new Notice($("voice-problem"));
 
   constructor(limits, onSaved) {
     this.#limits = limits;
     this.#onSaved = onSaved;
-    const maxSeconds = Math.min(MAX_SECONDS, limits.audio_seconds);
-    $("voice-hint").textContent = `3 to ${maxSeconds} seconds of one speaker, without music or noise.`;
-    $("record").hidden = !navigator.mediaDevices; // only pages over https or from localhost have it
+    this.#maxSeconds = Math.min(MAX_SECONDS, limits.audio_seconds);
+    $("voice-hint").textContent = `3 to ${this.#maxSeconds} seconds of one speaker, without music or noise.`;
+    $("passage").textContent = PASSAGE;
+    $("record-field").hidden = !navigator.mediaDevices; // only pages over https or from localhost have it
+    $("no-microphone").hidden = !$("record-field").hidden;
     $("new-voice").addEventListener("click", () => this.#open());
     $("voice-cancel").addEventListener("click", () => $("voice-dialog").close());
     $("voice-dialog").addEventListener("close", () => this.#recorder?.stop());
-    $("record").addEventListener("click", () => (this.#recorder ? this.#recorder.stop() : this.#record(maxSeconds)));
+    $("record").addEventListener("click", () => (this.#recorder ? this.#recorder.stop() : this.#record()));
     $("recording").addEventListener("change", () => {
       const [file] = $("recording").files;
       if (file) this.#use(file, file.name, file.name);
@@ -37,62 +46,47 @@ export class VoiceDialog {
     $("preview").hidden = true;
     $("recorded").textContent = "";
     this.#blob = null;
-    this.#showProblem(null);
+    this.#problem.hide();
+    this.#showRecorder({ state: "idle" });
     $("voice-dialog").showModal();
   }
 
-  async #record(maxSeconds) {
-    let microphone;
-    $("record").disabled = true; // while the browser asks for permission
+  async #record() {
+    this.#problem.hide();
+    const recorder = (this.#recorder = new Recorder((change) => this.#showRecorder(change)));
     try {
-      microphone = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
-    } catch {
-      this.#showProblem("The microphone is not available: permission was denied.");
-      return;
+      const recording = await recorder.record(this.#maxSeconds);
+      if (recording === null || !$("voice-dialog").open) return;
+      if (recording.seconds < MIN_SECONDS) return this.#problem.show("The recording is too short. Record at least 3 seconds.");
+      this.#use(recording.blob, recording.fileName, `${recording.seconds.toFixed(1)} s recorded`);
+      if (!$("transcript").value) $("transcript").value = PASSAGE;
+    } catch (error) {
+      this.#problem.show(error.message);
     } finally {
-      $("record").disabled = false;
-    }
-    if (!$("voice-dialog").open) {
-      for (const track of microphone.getTracks()) track.stop();
-      return;
-    }
-    const chunks = [];
-    const recorder = new MediaRecorder(microphone);
-    const began = performance.now();
-    const show = () => {
-      const seconds = (performance.now() - began) / 1000;
-      $("recorded").textContent = `${seconds.toFixed(0)} s of ${maxSeconds} s`;
-      if (seconds >= maxSeconds && recorder.state === "recording") recorder.stop();
-    };
-    const timer = setInterval(show, 250);
-    this.#recorder = recorder;
-    recorder.ondataavailable = (event) => chunks.push(event.data);
-    recorder.onstop = () => {
-      clearInterval(timer);
-      for (const track of microphone.getTracks()) track.stop();
       this.#recorder = null;
-      this.#showRecording("Record again", false);
-      const extension = recorder.mimeType.includes("mp4") ? "m4a" : recorder.mimeType.includes("ogg") ? "ogg" : "webm";
-      this.#use(new Blob(chunks, { type: recorder.mimeType }), `recording.${extension}`, `${((performance.now() - began) / 1000).toFixed(1)} s recorded`);
-    };
-    recorder.start();
-    this.#showRecording("Stop", true);
-    show();
+      this.#showRecorder({ state: "idle" });
+    }
   }
 
-  #showRecording(caption, recording) {
-    $("record").querySelector("span").textContent = caption;
-    $("record").dataset.recording = recording;
+  #showRecorder({ state, seconds = 0, level = 0 }) {
+    const again = this.#blob === null ? "Record" : "Record again";
+    const captions = { idle: again, asking: "Allow the microphone …", countdown: "Cancel", recording: "Stop" };
+    const times = { countdown: `Starts in ${seconds}`, recording: `${Math.ceil(seconds)} s left` };
+    $("record-field").dataset.state = state;
+    $("record").querySelector("span").textContent = captions[state];
+    $("level").value = level;
+    $("record-time").textContent = times[state] ?? "";
+    $("voice-save").disabled = state !== "idle";
   }
 
   #use(blob, fileName, description) {
     if (blob.size > this.#limits.audio_bytes) {
-      this.#showProblem(`The file is too large: ${megabytes(blob.size)}, at most ${megabytes(this.#limits.audio_bytes)}.`);
-      return;
+      const text = `The file is too large: ${megabytes(blob.size)}. Choose one of at most ${megabytes(this.#limits.audio_bytes)}.`;
+      return this.#problem.show(text);
     }
     this.#blob = blob;
     this.#fileName = fileName;
-    this.#showProblem(null);
+    this.#problem.hide();
     $("recorded").textContent = description;
     URL.revokeObjectURL($("preview").src);
     $("preview").src = URL.createObjectURL(blob);
@@ -100,11 +94,10 @@ export class VoiceDialog {
   }
 
   async #save() {
-    if (this.#blob === null) {
-      this.#showProblem("Record a voice or choose a file first.");
-      return;
-    }
+    if (this.#blob === null) return this.#problem.show("Record a voice or upload a file first.");
+    this.#problem.hide();
     $("voice-save").disabled = true;
+    $("voice-save").textContent = "Saving …";
     try {
       const consent = `Confirmed in the playground on ${new Date().toISOString().slice(0, 10)}: the speaker is me or has agreed.`;
       const fields = { name: $("voice-name").value.trim(), consent, ref_text: $("transcript").value.trim() };
@@ -112,15 +105,11 @@ export class VoiceDialog {
       $("voice-dialog").close();
       await this.#onSaved(voice.name);
     } catch (error) {
-      this.#showProblem(errorMessage(error));
+      this.#problem.show(errorMessage(error), () => this.#save(), error.retryAfter);
     } finally {
       $("voice-save").disabled = false;
+      $("voice-save").textContent = "Save voice";
     }
-  }
-
-  #showProblem(problem) {
-    $("voice-problem").hidden = problem === null;
-    $("voice-problem").textContent = problem ?? "";
   }
 }
 

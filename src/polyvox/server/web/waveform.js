@@ -4,8 +4,8 @@ import { surface } from "./canvas.js";
 
 const MAX_BARS = 400;
 const FIRST_BAR_SECONDS = 0.04;
-const MIN_SECONDS = 4;
 const BAR_PIXELS = 4;
+const MIN_BAR = 3; // pixels
 
 export class Waveform {
   #canvas;
@@ -20,7 +20,6 @@ export class Waveform {
     this.peaks = [];
     this.barSamples = FIRST_BAR_SECONDS * sampleRate;
     this.count = 0;
-    this.draw(0);
   }
 
   push(samples) {
@@ -34,17 +33,18 @@ export class Waveform {
     }
   }
 
-  draw(playedSamples) {
+  // `seconds` is the width of the canvas in time.
+  draw(playedSeconds, seconds) {
     const { context, width, height, colour } = surface(this.#canvas);
-    const shown = Math.max(MIN_SECONDS * this.sampleRate, this.peaks.length * this.barSamples);
+    const shown = seconds * this.sampleRate;
     const bars = Math.floor(width / BAR_PIXELS);
     const loudest = Math.max(0.2, ...this.peaks);
     for (let i = 0; i < bars; i++) {
       const from = ((i / bars) * shown) / this.barSamples;
       const to = Math.max(from + 1, (((i + 1) / bars) * shown) / this.barSamples);
       const peaks = this.peaks.slice(Math.floor(from), Math.floor(to));
-      const barHeight = peaks.length ? Math.max(2, (Math.max(...peaks) / loudest) * (height - 4)) : 2;
-      const played = (i / bars) * shown < playedSamples;
+      const barHeight = peaks.length ? Math.max(MIN_BAR, (Math.max(...peaks) / loudest) * (height - 4)) : MIN_BAR;
+      const played = (i / bars) * seconds < playedSeconds;
       context.fillStyle = colour(peaks.length ? (played ? "accent" : "wave") : "line");
       context.beginPath();
       context.roundRect(i * BAR_PIXELS, (height - barHeight) / 2, BAR_PIXELS - 1.5, barHeight, 1.2);

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first view of the playground in Chromium: speaking, replay, word marks, live text, downloads and errors."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from conformance.playground_page import (
+    CLIPBOARD,
+    STORY,
+    TIMEOUT_MS,
+    PlaygroundPage,
+    open_page,
+    paused_server,
+)
+from conformance.server_process import ServerProcess
+from ipc.engine_processes import eventually
+from polyvox.audio import read_audio
+
+
+def test_an_utterance_is_played_while_it_is_generated(visit: PlaygroundPage) -> None:
+    empty = visit.image("#waveform")
+    visit.say(STORY)
+    visit.until("#player[data-request=streaming]")
+    eventually(lambda: visit.played() > 0)
+    early = visit.player()
+    assert early["request"] == "streaming", "playback starts before all of it was received"
+    assert visit.image("#waveform") != empty
+    visit.until("#player[data-playback=ended]")
+    late = visit.player()
+    assert int(late["played"]) == int(late["received"]) > max(24_000, int(early["played"]))
+    assert float(late["peak"]) > 0.05, "the audio is silent"
+    expect(visit.find("#status")).to_contain_text("seed")
+
+
+def test_each_word_is_marked_while_it_is_heard(visit: PlaygroundPage) -> None:
+    visit.page.evaluate("""() => {
+        window.marked = [];
+        const layer = document.getElementById("text-highlight");
+        new MutationObserver(() => {
+            const word = layer.querySelector("mark").textContent;
+            if (word && word !== window.marked.at(-1)) window.marked.push(word);
+        }).observe(layer, { childList: true, characterData: true, subtree: true });
+    }""")
+    visit.say("A 😀 light burned at the top again.")
+    visit.until("#player[data-playback=ended]")
+    assert visit.page.evaluate("window.marked") == ["A", "light", "burned", "at", "the", "top", "again."]
+    assert visit.find("#text-highlight mark").inner_text() == "", "nothing is marked at the end"
+
+
+def test_the_position_can_be_moved_and_marks_its_word(visit: PlaygroundPage) -> None:
+    visit.say(STORY)
+    visit.until("#player[data-playback=ended]")
+    length = int(visit.player()["received"])
+    seek = visit.find("#seek")
+    seek.focus()
+    visit.page.keyboard.press("Home")
+    assert visit.played() == 0
+    expect(visit.find("#text-highlight mark")).to_have_text("The")
+    visit.page.keyboard.press("ArrowRight")
+    visit.page.keyboard.press("ArrowRight")
+    assert visit.played() == 2 * 24_000
+    visit.page.keyboard.press("ArrowLeft")
+    assert visit.played() == 24_000
+    assert seek.get_attribute("aria-valuetext") == f"0:01 of 0:{length // 24_000:02}"
+    box = seek.bounding_box()
+    assert box is not None
+    visit.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert visit.played() == pytest.approx(length / 2, rel=0.05)
+    assert visit.find("#text-highlight mark").inner_text() in STORY.split()
+    visit.page.get_by_role("button", name="Play", exact=True).click()
+    eventually(lambda: visit.played() > 0.6 * length)
+    visit.page.get_by_role("button", name="Pause").click()
+    at = visit.played()
+    assert visit.player()["playback"] == "paused"
+    visit.page.get_by_role("button", name="Play", exact=True).click()
+    visit.until("#player[data-playback=ended]")
+    assert visit.played() == length > at
+    visit.page.get_by_role("button", name="Replay").click()
+    eventually(lambda: 0 < visit.played() < length)
+    visit.page.keyboard.press("Escape")
+
+
+def test_an_edit_removes_the_mark(visit: PlaygroundPage) -> None:
+    visit.say(STORY)
+    expect(visit.find("#text-highlight mark")).not_to_be_empty(timeout=TIMEOUT_MS)
+    visit.page.locator("#text").press_sequentially("!")
+    expect(visit.find("#text-highlight mark")).to_be_empty()
+    visit.page.keyboard.press("Escape")
+
+
+def test_stop_silences_playback_and_frees_the_slot(visit: PlaygroundPage, server: ServerProcess) -> None:
+    visit.page.fill("#text", STORY)
+    visit.page.keyboard.press("Control+Enter")
+    visit.until("#player[data-request=streaming]")
+    visit.page.keyboard.press("Escape")
+    visit.until("#player[data-request=stopped]")
+    expect(visit.find("#stop")).to_be_disabled()
+    at = visit.played()
+    eventually(lambda: server.active_streams() == 0)
+    assert visit.played() == at
+
+
+def test_a_new_utterance_replaces_the_current_one(browser: Browser) -> None:
+    with paused_server(max_chunks=5) as (engine, address), open_page(browser, address) as visit:
+        visit.say("One. Two. Three. Four.")
+        eventually(lambda: visit.played() > 0)
+        visit.say("Five.")
+        eventually(lambda: engine.streams == 1)
+        engine.resume()
+        visit.until("#player[data-playback=ended]")
+        assert visit.played() == int(visit.player()["received"]) == 10 * 480
+
+
+def test_live_text_is_spoken_while_it_is_written(visit: PlaygroundPage, server: ServerProcess) -> None:
+    visit.page.get_by_text("Live", exact=True).click()
+    text = visit.find("#text")
+    expect(text).to_be_empty()
+    text.press_sequentially("This was typed. ")
+    visit.page.wait_for_function("Number(document.querySelector('#player').dataset.received) > 0", timeout=TIMEOUT_MS)
+    text.press_sequentially("And this has no end")
+    visit.until("#player[data-request=waiting]")  # the pause ended the sentence
+    spoken = int(visit.player()["received"])
+    visit.page.evaluate("navigator.clipboard.writeText(' It was pasted.')")
+    text.press("Control+V")
+    visit.until("#player[data-request=speaking]")
+    visit.until("#player[data-request=waiting]")
+    assert int(visit.player()["received"]) > spoken
+    eventually(lambda: visit.played() == int(visit.player()["received"]))
+    expect(text).to_have_value("This was typed. And this has no end It was pasted.")
+    text.press("Home")
+    text.press_sequentially("x")
+    expect(text).to_have_value("This was typed. And this has no end It was pasted.")
+    expect(visit.find("#status")).to_contain_text("cannot be changed")
+    visit.page.keyboard.press("Escape")
+    eventually(lambda: server.active_streams() == 0)
+
+
+def test_an_example_is_written_as_a_language_model_writes(visit: PlaygroundPage) -> None:
+    visit.page.get_by_text("Live", exact=True).click()
+    visit.page.get_by_role("button", name="A greeting").click()
+    eventually(lambda: visit.played() > 0)
+    assert len(visit.find("#text").input_value()) > 10
+    expect(visit.find("#text-highlight mark")).not_to_be_empty(timeout=TIMEOUT_MS)
+    visit.page.keyboard.press("Escape")
+    visit.until("#player[data-request=stopped]")
+
+
+def test_a_server_that_hangs_is_timed_out_with_a_retry(browser: Browser) -> None:
+    with paused_server(max_chunks=0) as (engine, address), open_page(browser, address, fake_clock=True) as visit:
+        visit.say("Hello.")
+        eventually(lambda: engine.streams == 1)
+        visit.page.clock.run_for(5_000)
+        expect(visit.find("#status")).to_have_text(re.compile(r"Waiting for the first audio … \d s"))
+        visit.page.clock.run_for(30_000)
+        expect(visit.find("#problem")).to_contain_text("The server did not respond for 30 s.")
+        eventually(lambda: engine.streams == 0)
+        engine.resume()
+        visit.page.get_by_role("button", name="Retry").click()
+        visit.until("#player[data-playback=ended]")
+        expect(visit.find("#problem")).to_be_hidden()
+
+
+def test_a_stream_that_stalls_keeps_what_was_received(browser: Browser) -> None:
+    with paused_server(max_chunks=5) as (_, address), open_page(browser, address, fake_clock=True) as visit:
+        visit.say("Hello.")
+        eventually(lambda: visit.played() == 5 * 480)
+        visit.page.clock.run_for(31_000)
+        expect(visit.find("#problem")).to_contain_text("The audio is incomplete. The server did not respond")
+        expect(visit.find("#play")).to_be_enabled()
+
+
+def test_a_page_that_gets_no_answer_says_so_and_retries(browser: Browser) -> None:
+    with paused_server() as (_, address):
+        context = browser.new_context()
+        page = context.new_page()
+        page.clock.install()
+        page.route("**/v1/playground", lambda _: None)  # never answered
+        page.goto(f"{address}/")
+        page.clock.run_for(11_000)
+        expect(page.locator("#notice")).to_contain_text("The server did not respond for 10 s.")
+        page.unroute("**/v1/playground")
+        page.get_by_role("button", name="Retry").click()
+        expect(page.locator("#playground")).to_be_visible()
+        context.close()
+
+
+def test_retry_counts_down_to_the_time_that_the_server_names(browser: Browser) -> None:
+    with (
+        paused_server(max_chunks=1, max_streams=0) as (engine, address),
+        open_page(browser, address, fake_clock=True) as visit,
+    ):
+        visit.say("Hello.")
+        retry = visit.find("#problem button")
+        expect(visit.find("#problem")).to_contain_text("The server is at capacity")
+        expect(retry).to_have_text("Retry in 3 s")
+        expect(retry).to_be_disabled()
+        visit.page.clock.run_for(1_000)
+        expect(retry).to_have_text("Retry in 2 s")
+        visit.page.clock.run_for(2_000)
+        expect(retry).to_have_text("Retry")
+        engine.max_streams = 1
+        engine.resume()
+        retry.click()
+        visit.until("#player[data-playback=ended]")
+
+
+def test_an_empty_text_is_a_problem_of_the_form(visit: PlaygroundPage) -> None:
+    visit.say("")
+    expect(visit.find("#problem")).to_contain_text("Write a text first.")
+    expect(visit.find("#problem button")).to_be_hidden()
+
+
+@pytest.mark.parametrize("form", ["wav", "mp3"])
+def test_an_utterance_can_be_downloaded(visit: PlaygroundPage, tmp_path: Path, form: str) -> None:
+    visit.page.select_option("#format", form)
+    visit.say("Keep this.")
+    visit.until("#player[data-playback=ended]")
+    with visit.page.expect_download(timeout=TIMEOUT_MS) as waiting:
+        visit.page.click("#download")
+    waiting.value.save_as(tmp_path / f"saved.{form}")
+    saved, played = len(read_audio(tmp_path / f"saved.{form}", 24_000)), visit.played()
+    assert saved == played if form == "wav" else abs(saved - played) < 3_000, "mp3 adds some silence"
+
+
+def test_copied_commands_run(browser: Browser, server: ServerProcess, tmp_path: Path) -> None:
+    with open_page(browser, server.url, permissions=CLIPBOARD) as visit:
+        text = 'It\'s a "test" of $HOME & more.'
+        visit.page.fill("#text", text)
+        visit.page.fill("#seed", "7")
+        visit.page.select_option("#format", "flac")
+        visit.page.get_by_role("radio", name="michael").check()
+        visit.page.get_by_text("Use this in your code").click()
+        copied = {}
+        for kind in ("curl", "python"):
+            visit.page.click(f"#copy-{kind}")
+            expect(visit.find(f"#copy-{kind}")).to_have_text("Copied")
+            copied[kind] = visit.page.evaluate("navigator.clipboard.readText()")
+        assert visit.find("#curl").inner_text() == copied["curl"]
+    expected = server.one_shot(text, 7, voice="michael")
+    for command in (["sh", "-c", f"{copied['curl']} --fail --silent"], [sys.executable, "-c", copied["python"]]):
+        (tmp_path / "speech.flac").unlink(missing_ok=True)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert len(read_audio(tmp_path / "speech.flac", 24_000)) == len(expected)
