@@ -59,7 +59,7 @@ def environment(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_every_command_of_a_block_is_run() -> None:
     shown = [line.strip() for _, text in blocks("sh") for line in text.splitlines()]
     words = {line.split(" ")[0] for line in shown if line and not line.startswith("#")}
-    assert words == {"make", "curl", "polyvox"}
+    assert words == {"make", "curl", "polyvox", "pip", "uvx", "docker"}
     assert len(blocks("python")) >= 1
 
 
@@ -83,6 +83,40 @@ def test_a_snippet_of_the_documentation_runs(text: str, environment: dict[str, s
 @pytest.mark.parametrize("command", commands("make"))
 def test_a_make_target_of_the_documentation_exists(command: str) -> None:
     subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize("command", commands("pip"))
+def test_an_installation_of_the_documentation_builds_the_package(command: str) -> None:
+    """Without the dependencies, and without a download: the build backend is installed."""
+    offline = ["--dry-run", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    program, verb, *arguments = shlex.split(command)
+    done = subprocess.run([sys.executable, "-m", program, verb, *offline, *arguments], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"Would install polyvox" in done.stdout
+
+
+@pytest.mark.parametrize("command", commands("uvx"))
+def test_uvx_runs_a_command_of_the_package(command: str, environment: dict[str, str]) -> None:
+    """uv is not installed here: what it would run is."""
+    _, _, arguments = command.partition(" --from . ")
+    assert "--torch-backend cpu" in command
+    assert subprocess.run([*shlex.split(arguments), "--help"], env=environment, capture_output=True).returncode == 0
+
+
+def test_the_container_starts_the_server_at_the_published_port(environment: dict[str, str]) -> None:
+    """Docker is not needed here: the image's files exist, and its command is one of ours."""
+    instructions = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines() if line[:1].isupper()]
+    included = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {name for word, *names in instructions if word == "COPY" for name in names[:-1]}
+    assert copied == included
+    assert all((ROOT / name).exists() for name in copied)
+    (entry, command) = (json.loads(" ".join(rest)) for word, *rest in instructions if word in ("ENTRYPOINT", "CMD"))
+    assert subprocess.run([*entry, *command, "--help"], env=environment, capture_output=True).returncode == 0
+    (build, run) = commands("docker")
+    assert build.split()[-1] == "."
+    assert f":{Settings().port} " in run
+    assert ["EXPOSE", str(Settings().port)] in instructions
+    assert run.split()[-1] == build.split()[-2] == "polyvox"
 
 
 @pytest.fixture(scope="module")

@@ -8,34 +8,43 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 ARGUMENTS = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
 WAIT_MS = 120_000
-PLAYED_MS = 2_500  # of the story, before the phone screenshot
+DESKTOP, PHONE = {"width": 1180, "height": 760}, {"width": 390, "height": 800}
 
 
-def open_page(browser: Browser, address: str, width: int, height: int, scheme: str) -> Page:
-    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+def open_page(browser: Browser, address: str, size: dict[str, int], scheme: str) -> Page:
+    page = browser.new_page(viewport=size, color_scheme=scheme)
     page.goto(address)
     page.wait_for_selector("#playground:not([hidden])")
-    page.get_by_role("button", name="A story").click()
     return page
+
+
+def wait_for_word(page: Page, word: str) -> None:
+    marked = "(word) => document.querySelector('#text-highlight mark').textContent === word"
+    page.wait_for_function(marked, arg=word, timeout=WAIT_MS)
 
 
 def main(address: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
-        desktop = open_page(browser, address, 1000, 800, "light")
+        desktop = open_page(browser, address, DESKTOP, "light")
+        desktop.get_by_role("button", name="A story").click()
         desktop.click("#speak")
-        desktop.wait_for_selector("#playback[data-state=finished]", timeout=WAIT_MS)
-        desktop.get_by_role("button", name="A greeting").click()
+        desktop.wait_for_selector("#player[data-playback=ended]", timeout=WAIT_MS)
+        desktop.click("#play")
+        wait_for_word(desktop, "autumn,")
+        desktop.locator("body").click(position={"x": 5, "y": 5})
+        desktop.screenshot(path=folder / "desktop.png")
+        desktop.get_by_role("link", name="Measure").click()
         desktop.locator("#load-size").fill("6")
         desktop.click("#load-start")
-        desktop.wait_for_selector("#load-status:has-text('finished')", timeout=WAIT_MS)
-        desktop.screenshot(path=folder / "desktop.png", full_page=True)
-        phone = open_page(browser, address, 390, 844, "dark")
-        phone.click("#speak")
-        phone.wait_for_selector("#playback[data-state=streaming]", timeout=WAIT_MS)
-        phone.wait_for_timeout(PLAYED_MS)
-        phone.screenshot(path=folder / "phone.png", full_page=True, clip={"x": 0, "y": 0, "width": 390, "height": 1300})
+        desktop.wait_for_selector("#load-stop:disabled", timeout=WAIT_MS)
+        desktop.screenshot(path=folder / "measure.png", full_page=True)
+        phone = open_page(browser, address, PHONE, "dark")
+        phone.get_by_text("Live", exact=True).click()
+        phone.get_by_role("button", name="A greeting").click()
+        wait_for_word(phone, "hear")
+        phone.screenshot(path=folder / "phone.png")
         browser.close()
 
 

@@ -27,7 +27,8 @@ def test_each_voice_has_a_sample(visit: PlaygroundPage, server: ServerProcess) -
 
 
 def test_a_sample_of_a_busy_server_says_when_to_try_again(browser: Browser) -> None:
-    with paused_server(max_streams=0) as (_, address), open_page(browser, address) as visit:
+    with paused_server() as (engine, address), open_page(browser, address) as visit:
+        engine.max_streams = 0
         visit.page.get_by_role("button", name="Play a sample of heart").click()
         expect(visit.find("#voice-status")).to_contain_text("Try again in 3 s.")
 
@@ -66,7 +67,9 @@ def test_a_voice_is_recorded_saved_used_and_deleted(browser: Browser, cloning: S
 
 
 def test_a_denied_microphone_says_what_to_do(browser: Browser) -> None:
-    refuse = """navigator.mediaDevices.getUserMedia = () => Promise.reject(new DOMException("no", "NotAllowedError"))"""
+    refuse = """() => {
+        navigator.mediaDevices.getUserMedia = () => Promise.reject(new DOMException("no", "NotAllowedError"));
+    }"""
     with paused_server(info=ABOUT) as (_, address), open_page(browser, address) as visit:
         visit.page.evaluate(refuse)
         visit.page.click("#new-voice")
