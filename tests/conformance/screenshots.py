@@ -4,7 +4,7 @@
 import sys
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ARGUMENTS = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
 WAIT_MS = 120_000
@@ -19,8 +19,7 @@ def open_page(browser: Browser, address: str, size: dict[str, int], scheme: str)
 
 
 def wait_for_word(page: Page, word: str) -> None:
-    marked = "(word) => document.querySelector('#text-highlight mark').textContent === word"
-    page.wait_for_function(marked, arg=word, timeout=WAIT_MS)
+    expect(page.locator("#text-highlight mark")).to_have_text(word, timeout=WAIT_MS)
 
 
 def main(address: str, folder: Path) -> None:
@@ -41,7 +40,7 @@ def main(address: str, folder: Path) -> None:
         desktop.wait_for_selector("#load-stop:disabled", timeout=WAIT_MS)
         desktop.screenshot(path=folder / "measure.png", full_page=True)
         phone = open_page(browser, address, PHONE, "dark")
-        phone.get_by_text("Live", exact=True).click()
+        phone.get_by_role("radio", name="Live").check()
         phone.get_by_role("button", name="A greeting").click()
         wait_for_word(phone, "hear")
         phone.screenshot(path=folder / "phone.png")

@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from conformance.capture import SAMPLE_RATE
-from conformance.server_process import TIMEOUT, ServerProcess, run_server
 from conformance.playground_page import ARGUMENTS, CHROMIUM
+from conformance.server_process import TIMEOUT, ServerProcess, run_server
 from polyvox.audio import read_audio
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The playground for everyone in Chromium: small screens, colour schemes, keyboard, accessibility, API keys, proxies."""
+"""The playground in Chromium: small screens, colour schemes, keyboard, accessibility, API keys and proxies."""
 
 import re
 

@@ -88,10 +88,9 @@ export class LiveText {
 
   async #open() {
     const socket = new SpeechSocket();
-    const received = this.#receive(socket);
+    this.#receive(socket).catch((error) => this.#end(error));
     await socket.opened();
     socket.configure({ ...this.#options, ...OPTIONS });
-    received.catch((error) => this.#end(error));
     return socket;
   }
 

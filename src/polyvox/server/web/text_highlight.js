@@ -1,4 +1,4 @@
-// Marks a range of the textarea: a layer behind it has the same text in the same places.
+// Marks a range of the textarea: a layer behind it has the same text in the same layout.
 
 export class TextHighlight {
   #textarea;
