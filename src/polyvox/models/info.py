@@ -13,6 +13,7 @@ Capability = Literal[
     "voices", "can_clone", "designs_voices", "takes_instructions", "takes_phonemes", "takes_conversations"
 ]
 Modality = Literal["audio", "text"]
+Gender = Literal["female", "male"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class ModelInfo:
     max_reference_seconds: float | None = None  # longest recording to clone
     modalities: tuple[Modality, ...] = ("audio",)  # of the output
     takes_conversations: bool = False  # speaks a thinker's answer by token ids: request.ThinkerPrompt
+    voice_genders: Mapping[str, Gender] = field(default_factory=dict)  # of built-in voices, as far as they are known
     takes_phonemes: bool = False  # text may have words with phonemes: text/phonemes/inline_phonemes.py
     # A published model of the same family for each capability, for error messages.
     alternatives: Mapping[Capability, str] = field(default_factory=dict)

@@ -15,7 +15,6 @@ from pydantic.json_schema import JsonSchemaValue
 from starlette.requests import ClientDisconnect, HTTPConnection
 
 from polyvox.server.app_state import get_state
-from polyvox.server.logs import log_detail
 from polyvox.server.responses import APIError, Disconnected
 from polyvox.server.settings import Settings
 from polyvox.server.validation import field_error
@@ -24,9 +23,10 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 THREAD_PARSE_BYTES = 100_000  # JSON of this size takes about 5 ms; larger bodies are parsed in a thread
 # A thread does not release the GIL while it parses, so the time is limited too: a long string takes little of it.
 MAX_JSON_VALUES = 100_000
-MAX_LISTED_FIELDS, MAX_FIELD_NAME = 20, 60  # of the header x-polyvox-ignored
 
-STRICT = Query(default="", description="1: reject unknown fields.")
+STRICT = Query(
+    default="", description="1: reject fields that would be ignored."
+)
 
 
 class RequestModel(BaseModel):
@@ -69,19 +69,6 @@ def validate(model: type[Model], fields: dict[str, Any]) -> Model:
         found = field_error(model, first)
         code = "missing_field" if found.missing else "invalid_field"
         raise APIError(422, code, found.message, found.field) from None
-
-
-def check_unknown(names: list[str], strict: bool, request_id: str) -> dict[str, str]:
-    """Rejects unknown fields if strict; otherwise logs them and returns the header that names them."""
-    if not names:
-        return {}
-    listed = ", ".join(
-        re.sub(r"[^\x21-\x2b\x2d-\x7e]", "?", name[:MAX_FIELD_NAME]) for name in names[:MAX_LISTED_FIELDS]
-    )
-    if strict:
-        raise APIError(400, "unknown_field", f"Unknown fields: {listed}.", names[0])
-    log_detail("unknown fields ignored", request_id, {"ignored_fields": listed})
-    return {"x-polyvox-ignored": listed}
 
 
 def is_strict(value: str) -> bool:

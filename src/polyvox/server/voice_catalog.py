@@ -7,24 +7,9 @@ from typing import Any
 from polyvox.errors import InvalidRequest, UnknownVoice
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
+from polyvox.server.default_voices import is_default_voice, substitute
 from polyvox.voices import Voice, VoiceLibrary
 
-# OpenAI's voices in its own order; some clients accept no other name. Each maps to an available voice.
-OPENAI_VOICES = (
-    "alloy",
-    "ash",
-    "ballad",
-    "coral",
-    "echo",
-    "fable",
-    "onyx",
-    "nova",
-    "sage",
-    "shimmer",
-    "verse",
-    "marin",
-    "cedar",
-)
 NO_VOICES = "the voice library is empty; add a voice, or send ref_audio or speaker_embedding"
 DEFAULT_NAMES = ("", "auto", "default", "none")
 
@@ -54,31 +39,25 @@ class VoiceCatalog:
             if model.can_clone and not first:
                 raise InvalidRequest("voice", voice, NO_VOICES)
             return first[0].cloned_for(model) if first else self.library.resolve(None, model, built_in)
-        if self._info.designs_voices and voice.lower() in OPENAI_VOICES:
+        if self._info.designs_voices and is_default_voice(voice):
             return None  # clients cannot omit the voice
         if voice.lower() in self._aliases:
             return self.library.resolve(self._aliases[voice.lower()], model, built_in)
         try:
             return self.library.resolve(voice, model, built_in)
         except UnknownVoice:
-            substitute = self._openai_substitute(voice)
-            if substitute is None and model.can_clone and not self.library_voices():
+            names = [*built_in, *(found.name for found in self.library_voices())]
+            available = substitute(voice, self._info, names)
+            if available is None and model.can_clone and not names:
                 raise UnknownVoice("voice", voice, NO_VOICES) from None
-            if substitute is None:
+            if available is None:
                 raise
-            return self.library.resolve(substitute, model, built_in)
+            return self.library.resolve(available, model, built_in)
 
     def list(self) -> list[dict[str, Any]]:
         """All voices as API objects, built-in ones first."""
         built_in = [built_in_voice(name) for name in self._info.voices]
         return built_in + [library_voice(voice) for voice in self.library_voices()]
-
-    def _openai_substitute(self, name: str) -> str | None:
-        """The available voice that an OpenAI voice name maps to, round-robin."""
-        names = [*self._info.voices, *(voice.name for voice in self.library_voices())]
-        if name.lower() not in OPENAI_VOICES or not names:
-            return None
-        return names[OPENAI_VOICES.index(name.lower()) % len(names)]
 
 
 def built_in_voice(name: str) -> dict[str, Any]:

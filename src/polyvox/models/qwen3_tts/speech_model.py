@@ -18,6 +18,7 @@ from polyvox.models.qwen3_tts.cloning import MAX_SECONDS, Cloner
 from polyvox.models.qwen3_tts.config import ModelConfig
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
+from polyvox.models.qwen3_tts.voice_genders import VOICE_GENDERS
 from polyvox.models.request import ClonedVoice, Request
 from polyvox.models.request_checks import MAX_TEXT, SPLIT_HINT, check_numbers, check_text
 from polyvox.models.streaming_tokenizer import TextStreamTokenizer
@@ -60,6 +61,7 @@ def model_info(config: ModelConfig, identity: ModelIdentity) -> ModelInfo:
         frame_seconds=config.codec.samples_per_frame / config.codec.sample_rate,
         sampling=config.sampling,
         max_reference_seconds=MAX_SECONDS if config.encoders else None,
+        voice_genders={name: VOICE_GENDERS[name] for name in config.talker.speakers if name in VOICE_GENDERS},
         takes_phonemes=config.phoneme_alphabet is not None,
         alternatives=PUBLISHED,
     )

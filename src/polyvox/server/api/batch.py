@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.server.api.openai import SpeechRequest, parse_speech_request
 from polyvox.server.app_state import AppState, State
+from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.middleware.limits import LIMITER, ConcurrencyLimiter, ConcurrencyLimitExceeded
 from polyvox.server.requests import (
     STRICT,
     RecordingRoute,
     RequestModel,
-    check_unknown,
     is_strict,
     request_id_of,
     validate,
@@ -70,7 +70,7 @@ class BatchResponse(ClientResponse):
             if len(overloaded) == len(self._items):
                 await error_response(overloaded[0], self._request_id)(scope, receive, write)
                 return
-            headers = check_unknown(sorted(batch.unknown_fields), False, self._request_id)
+            headers = batch.ignored_fields().report(self._request_id)
             parts = self._body(batch)
             length = sum(len(part) if isinstance(part, bytes) else _base64_length(part.num_bytes) for part in parts)
             await write.start({"content-type": "application/json", "content-length": str(length), **headers})
@@ -111,12 +111,18 @@ class Batch:
         self.files: dict[int, SpooledFile] = {}  # the audio, by index
         self.playing_seconds = 0.0  # of all files
         self.errors: list[PolyvoxError] = []
-        self.unknown_fields: set[str] = set()
+        self._ignored: list[IgnoredFields] = []  # of the items
 
     def close(self) -> None:
         """Deletes all files."""
         for file in self.files.values():
             file.close()
+
+    def ignored_fields(self) -> IgnoredFields:
+        """Those of all items."""
+        found = IgnoredFields()
+        found.names = sorted({name for item in self._ignored for name in item.names})
+        return found
 
     async def run(self, limiter: ConcurrencyLimiter) -> None:
         """Synthesises all items. One worker is covered by the batch itself, others count towards the limit."""
@@ -146,11 +152,9 @@ class Batch:
         utterance: Utterance | None = None
         try:
             body = validate(SpeechRequest, self._items[index])
-            unknown = body.unknown_fields()
-            if self._strict:
-                check_unknown(unknown, True, request_id)
-            self.unknown_fields |= set(unknown)
-            options = replace(await parse_speech_request(body, self._state), streaming=False)
+            ignored = IgnoredFields(self._strict)
+            self._ignored.append(ignored)
+            options = replace(await parse_speech_request(body, self._state, ignored), streaming=False)
             utterance = await self._state.synthesis.start(options, request_id, self._owner)
             self.files[index] = await utterance.file()
         except PolyvoxError as error:

@@ -10,9 +10,11 @@ from pydantic import Field
 
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest
-from polyvox.models.request import AUTO
+from polyvox.models.info import ModelInfo
 from polyvox.server.app_state import AppState, State
-from polyvox.server.requests import JSONRoute, RequestModel, check_unknown, request_id_of
+from polyvox.server.ignored_fields import IgnoredFields
+from polyvox.server.languages import CODES, parse_language
+from polyvox.server.requests import JSONRoute, RequestModel, is_strict, request_id_of
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import JSON_LINES, JSONLinesSpeechResponse, SpeechResponse
@@ -29,19 +31,6 @@ OUTPUT_FORMATS = (
     "alaw_8000",
     *(f"opus_48000_{rate}" for rate in (32, 64, 96, 128, 192)),
 )
-# ISO 639-1 codes and the models' names of the languages.
-LANGUAGES = {
-    "en": "english",
-    "zh": "chinese",
-    "ja": "japanese",
-    "ko": "korean",
-    "de": "german",
-    "fr": "french",
-    "ru": "russian",
-    "pt": "portuguese",
-    "es": "spanish",
-    "it": "italian",
-}
 
 
 class VoiceSettings(RequestModel):
@@ -142,27 +131,27 @@ def _respond(
     json_lines: bool = False,
 ) -> Response:
     request_id = request_id_of(request)
-    headers = check_unknown(body.unknown_fields(), False, request_id)
+    ignored = IgnoredFields(is_strict(request.query_params.get("strict", "")))
+    ignored.add_unknown(body.unknown_fields())
     options = replace(
-        parse_options(voice, output_format, body.language_code),
+        parse_options(voice, output_format, body.language_code, state.info, ignored),
         text=body.text,
         seed=body.seed,
         speed=parse_speed(body.voice_settings),
         normalize=body.apply_text_normalization != "off",
         streaming=streaming,
     )
+    headers = {**ignored.report(request_id), "request-id": request_id}
     response = JSONLinesSpeechResponse if json_lines else SpeechResponse
-    return response(state, options, request_id, as_events=json_lines, headers={**headers, "request-id": request_id})
+    return response(state, options, request_id, as_events=json_lines, headers=headers)
 
 
-def parse_options(voice: str, output_format: str | None, language_code: str | None) -> SynthesisOptions:
+def parse_options(
+    voice: str, output_format: str | None, language_code: str | None, info: ModelInfo, ignored: IgnoredFields
+) -> SynthesisOptions:
     """The options that HTTP requests and WebSockets share; raises InvalidRequest."""
     name, rate, bit_rate = parse_output_format(output_format or DEFAULT_FORMAT)
-    language = AUTO
-    if language_code:
-        language = LANGUAGES.get(language_code.lower().split("-")[0], "")
-        if not language:
-            raise InvalidRequest("language_code", language_code, LANGUAGES)
+    language = parse_language(language_code, info, ignored, "language_code")
     return SynthesisOptions(voice=voice, language=language, format=name, sample_rate=rate, bit_rate=bit_rate)
 
 
@@ -211,13 +200,12 @@ async def _voices(state: AppState) -> list[dict[str, Any]]:
 
 def model_object(state: AppState) -> dict[str, Any]:
     """The loaded model in ElevenLabs' format."""
-    codes = {name: code for code, name in LANGUAGES.items()}
-    languages = [name for name in state.info.languages if name in codes]
+    languages = [name for name in state.info.languages if name in CODES]
     return {
         "model_id": state.info.identity.name,
         "name": state.info.identity.name,
         "can_do_text_to_speech": True,
         "can_do_voice_conversion": False,
         "maximum_text_length_per_request": state.settings.max_text_chars,
-        "languages": [{"language_id": codes[name], "name": name.capitalize()} for name in languages],
+        "languages": [{"language_id": CODES[name], "name": name.capitalize()} for name in languages],
     }

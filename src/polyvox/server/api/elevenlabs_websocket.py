@@ -25,8 +25,9 @@ from polyvox.server.api.websocket_connection import (
     raise_first,
     serve_websocket,
 )
+from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.middleware.auth import bearer_token
-from polyvox.server.requests import RequestModel, check_unknown, validate
+from polyvox.server.requests import RequestModel, is_strict, validate
 from polyvox.server.responses import ELEVENLABS_FIELDS, APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 
@@ -72,6 +73,7 @@ class ContextSession:
     def __init__(self, connection: WebSocketConnection, multiple: bool) -> None:
         self._connection, self._multiple = connection, multiple
         self._options = SynthesisOptions()
+        self._strict = is_strict(connection.query.get("strict", ""))
         self._inactivity_timeout, self._auto_mode = INACTIVITY_TIMEOUT, False
         self._contexts: dict[str, LiveUtterance] = {}  # by name
         self._tasks: dict[asyncio.Task[None], LiveUtterance] = {}
@@ -105,8 +107,13 @@ class ContextSession:
 
     async def _parse_query(self) -> None:
         query = self._connection.query
+        ignored = IgnoredFields(self._strict)
         options = parse_options(
-            self._connection.path["voice_id"], query.get("output_format"), query.get("language_code")
+            self._connection.path["voice_id"],
+            query.get("output_format"),
+            query.get("language_code"),
+            self._connection.state.info,
+            ignored,
         )
         self._options = replace(
             options,
@@ -119,6 +126,7 @@ class ContextSession:
             timeout = max(1.0, _parse_integer("inactivity_timeout", query["inactivity_timeout"]))
             self._inactivity_timeout = min(timeout, MAX_INACTIVITY_TIMEOUT)
         await self._connection.state.synthesis.validate(self._options)
+        ignored.report(self._connection.request_id)
 
     def _is_busy(self) -> bool:
         return any(utterance.busy for utterance in self._tasks.values())
@@ -133,7 +141,9 @@ class ContextSession:
                 message = validate(InputMessage, {SPELLINGS.get(name, name): value for name, value in found.items()})
                 context = message.context_id
                 if message.voice_settings is not None:
-                    check_unknown(message.voice_settings.unknown_fields(), False, self._connection.request_id)
+                    ignored = IgnoredFields(self._strict)
+                    ignored.add_unknown(message.voice_settings.unknown_fields())
+                    ignored.report(self._connection.request_id)
                 if not (self._handle_multiple(message) if self._multiple else self._handle_single(message)):
                     break
             except IdleTimeout:

@@ -13,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.info import Capability, ModelInfo
-from polyvox.models.request import AUTO, ClonedVoice, Sampling
+from polyvox.models.request import ClonedVoice, Sampling
 from polyvox.server.app_state import AppState, State
+from polyvox.server.ignored_fields import IgnoredFields
+from polyvox.server.languages import parse_language
 from polyvox.server.middleware.limits import LIMITER
-from polyvox.server.requests import STRICT, RecordingRoute, RequestModel, check_unknown, is_strict, request_id_of
+from polyvox.server.requests import STRICT, RecordingRoute, RequestModel, is_strict, request_id_of
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import EVENT_STREAM, SpeechResponse
@@ -110,8 +112,9 @@ class SpeechRequest(SpeechParameters):
 )
 async def create_speech(request: Request, body: SpeechRequest, state: State, strict: str = STRICT) -> Response:
     request_id = request_id_of(request)
-    headers = check_unknown(body.unknown_fields(), is_strict(strict), request_id)
-    options = await parse_speech_request(body, state)
+    ignored = IgnoredFields(is_strict(strict))
+    options = await parse_speech_request(body, state, ignored)
+    headers = ignored.report(request_id)
     if options.notice is not None:
         headers[NOTICE_HEADER] = options.notice
     return SpeechResponse(state, options, request_id, as_events=body.stream_format == "sse", headers=headers)
@@ -125,27 +128,34 @@ async def get_record(request: Request, state: State, request_id: str) -> JSONRes
     return JSONResponse(found)
 
 
-async def parse_speech_request(body: SpeechRequest, state: AppState) -> SynthesisOptions:
-    """Raises InvalidRequest for what the loaded model does not support."""
+async def parse_speech_request(body: SpeechRequest, state: AppState, ignored: IgnoredFields) -> SynthesisOptions:
+    """Raises InvalidRequest or APIError. Fields that have no effect are added to `ignored`."""
     streaming = body.stream is not False or body.stream_format is not None
-    return replace(await parse_parameters(body, state), text=body.input, streaming=streaming)
+    return replace(await parse_parameters(body, state, ignored), text=body.input, streaming=streaming)
 
 
-async def parse_parameters(body: SpeechParameters, state: AppState) -> SynthesisOptions:
-    """The options without the text; raises InvalidRequest for what the loaded model does not support."""
+async def parse_parameters(body: SpeechParameters, state: AppState, ignored: IgnoredFields) -> SynthesisOptions:
+    """The options without the text; raises InvalidRequest for a voice that the loaded model cannot have.
+
+    Other fields that the model does not support are added to `ignored`.
+    """
     info = state.info
+    ignored.add_unknown(body.unknown_fields())
     if body.task_type is not None and not info.supports(TASK_CAPABILITIES[body.task_type]):
-        raise info.unsupported("task_type", body.task_type, TASK_CAPABILITIES[body.task_type])
-    if body.instructions and not info.takes_instructions:
-        raise info.unsupported("instructions", body.instructions, "takes_instructions")
+        error = info.unsupported("task_type", body.task_type, TASK_CAPABILITIES[body.task_type])
+        ignored.add_unsupported("task_type", error)
+    instructions = body.instructions or None
+    if instructions and not info.takes_instructions:
+        ignored.add_unsupported("instructions", info.unsupported("instructions", instructions, "takes_instructions"))
+        instructions = None
     name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
-    cloned, notice = await _clone_voice(body, state)
+    cloned, notice = await _clone_voice(body, state, ignored)
     voice = cloned or name or body.speaker
     layout = None if body.non_streaming_mode is None else ("whole" if body.non_streaming_mode else "streaming")
     return SynthesisOptions(
         voice=voice,
-        language=(body.language or AUTO).strip().lower(),
-        instructions=body.instructions or None,
+        language=parse_language(body.language, info, ignored),
+        instructions=instructions,
         seed=body.seed,
         sampling=_sampling(body, info),
         layout=layout,  # type: ignore[arg-type]
@@ -155,12 +165,12 @@ async def parse_parameters(body: SpeechParameters, state: AppState) -> Synthesis
         sample_rate=body.sample_rate,
         speed=body.speed,
         normalize=body.normalize,
-        pronunciations=_pronunciations(body, info),
+        pronunciations=_pronunciations(body, info, ignored),
         notice=notice,
     )
 
 
-def _pronunciations(body: SpeechParameters, info: ModelInfo) -> tuple[Pronunciation, ...]:
+def _pronunciations(body: SpeechParameters, info: ModelInfo, ignored: IgnoredFields) -> tuple[Pronunciation, ...]:
     """Raises InvalidRequest for an empty or unknown pronunciation."""
     found = []
     for word, spoken in (body.pronunciations or {}).items():
@@ -168,7 +178,9 @@ def _pronunciations(body: SpeechParameters, info: ModelInfo) -> tuple[Pronunciat
         pronunciation = Pronunciation(word, fields.respelling, fields.phonemes, fields.alphabet, fields.match_case)
         if fields.phonemes:
             if not info.takes_phonemes:
-                raise info.unsupported("pronunciations", word, "takes_phonemes")
+                error = info.unsupported("pronunciations", word, "takes_phonemes")
+                ignored.add_unsupported(f"pronunciations.{word}", error)
+                continue
             try:
                 mark_phonemes(word, fields.phonemes, fields.alphabet)
             except ValueError as error:
@@ -187,14 +199,20 @@ def _sampling(body: SpeechParameters, info: ModelInfo) -> Sampling | None:
     return sampling
 
 
-async def _clone_voice(body: SpeechParameters, state: AppState) -> tuple[ClonedVoice | None, str | None]:
+async def _clone_voice(
+    body: SpeechParameters, state: AppState, ignored: IgnoredFields
+) -> tuple[ClonedVoice | None, str | None]:
     """The voice that the request contains as a recording or as an embedding, and a notice if the recording was cut."""
     sources = [name for name in ("ref_audio", "speaker_embedding") if getattr(body, name) is not None]
     related = [name for name in ("ref_text", "x_vector_only_mode") if getattr(body, name)]
     if not sources and not related:
         return None, None
     if not state.info.can_clone:
-        raise state.info.unsupported((sources + related)[0], NOT_SHOWN, "can_clone")
+        if sources:  # another voice than the request's would be no answer to it
+            raise state.info.unsupported(sources[0], NOT_SHOWN, "can_clone")
+        for name in related:
+            ignored.add_unsupported(name, state.info.unsupported(name, NOT_SHOWN, "can_clone"))
+        return None, None
     if len(sources) != 1:
         raise InvalidRequest("ref_audio", sources, "exactly one of ref_audio and speaker_embedding is required")
     if body.speaker_embedding is not None:

@@ -15,9 +15,9 @@ from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
 from polyvox.server.api.openai import NOTICE_HEADER, embedded_voice
 from polyvox.server.app_state import AppState, State
+from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.requests import (
     RequestModel,
-    check_unknown,
     load_json,
     parse_json,
     read_body,
@@ -85,7 +85,9 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
     else:
         fields = await parse_json(body, "request body")
     upload = validate(VoiceUpload, fields)
-    headers = check_unknown(upload.unknown_fields(), False, request_id_of(request))
+    ignored = IgnoredFields()
+    ignored.add_unknown(upload.unknown_fields())
+    headers = ignored.report(request_id_of(request))
     if not state.info.can_clone:
         raise state.info.unsupported(RECORDING_FIELD, NOT_SHOWN, "can_clone")
     if upload.name.lower() in state.info.voices:

@@ -22,7 +22,8 @@ from polyvox.server.api.websocket_connection import (
     raise_first,
     serve_websocket,
 )
-from polyvox.server.requests import check_unknown, is_strict, validate
+from polyvox.server.ignored_fields import IgnoredFields
+from polyvox.server.requests import is_strict, validate
 from polyvox.server.responses import OPENAI_FIELDS, APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.segments import Granularity, Segment
@@ -139,17 +140,19 @@ class Session:
     async def _configure(self, message: dict[str, Any]) -> None:
         state, request_id = self._connection.state, self._connection.request_id
         config = validate(SessionConfig, {name: value for name, value in message.items() if name != "type"})
-        check_unknown(config.unknown_fields(), is_strict(self._connection.query.get("strict", "")), request_id)
+        ignored = IgnoredFields(is_strict(self._connection.query.get("strict", "")))
         separate_files = config.split_granularity != "none"
         granularity: Granularity = config.split_granularity if config.split_granularity != "none" else "sentence"
         options = replace(
-            await parse_parameters(config, state),
+            await parse_parameters(config, state, ignored),
+            ignored_fields=tuple(ignored.names),
             live=True,
             streaming=config.stream_audio,
             granularity=granularity,
             separate_files=separate_files,
         )
         await state.synthesis.validate(options)
+        ignored.report(request_id)
         self._options, self._complete_text = options, not separate_files
 
     def _current_utterance(self, message_type: str) -> LiveUtterance:
@@ -255,6 +258,8 @@ class Session:
             "sample_rate": live.sample_rate,
             "request_id": live.request_id,
         }
+        if live.ignored_fields:
+            start["ignored_fields"] = live.ignored_fields
         await self._connection.send_json(start, live)
 
 

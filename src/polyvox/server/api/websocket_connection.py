@@ -238,6 +238,10 @@ class LiveUtterance:
         return self._options.format
 
     @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        return self._options.ignored_fields
+
+    @property
     def sample_rate(self) -> int | None:
         return None if self.utterance is None else self.utterance.sample_rate
 

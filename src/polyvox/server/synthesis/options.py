@@ -34,6 +34,7 @@ class SynthesisOptions:
     normalize: bool = True
     pronunciations: tuple[Pronunciation, ...] = ()
     notice: str | None = None  # for the client: what was done with the request's recording
+    ignored_fields: tuple[str, ...] = ()  # for the client: fields of the request that have no effect
     streaming: bool = True
     live: bool = False
     granularity: Granularity = "sentence"
