@@ -210,7 +210,7 @@ def scripted_traces(
 ) -> tuple[list[RequestTrace], FakeServer]:
     """The traces of a load, by default one request, on a server with this script; on the virtual clock."""
     server = FakeServer(default=script)
-    load = load or Load("closed", 1, warmup=0.0, requests=1, timeout=2)
+    load = load or Load("closed", 1, warmup=0.0, num_prompts=1, timeout=2)
 
     async def collect() -> list[RequestTrace]:
         async with server.running():

@@ -112,7 +112,7 @@ def test_engine_measures_the_peak_of_every_dtype_of_the_model(
 
 
 def test_a_report_contains_the_scripted_measurements(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.serve("--concurrency", "2", "--requests", "6", "-o", "r.json") == 0
+    assert bench.serve("--concurrency", "2", "--num-prompts", "6", "-o", "r.json") == 0
     out, err = capsys.readouterr()
     assert "Serving Benchmark Result" in out
     assert "\nload\tok\tfailed\t" in out
@@ -154,7 +154,7 @@ def test_on_a_gpu_the_engine_runs_in_its_own_process_and_reports_its_size(bench:
 def test_an_external_recogniser_gives_the_word_error_rate(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     Path("one.txt").write_text("Nothing came.\n")
     Path("transcribe.py").write_text(TRANSCRIBER)
-    options = ("--seconds", "30", "--concurrency", "2", "--requests", "4", "--texts", "one.txt", "-o", "r.json")
+    options = ("--seconds", "30", "--concurrency", "2", "--num-prompts", "4", "--texts", "one.txt", "-o", "r.json")
     assert bench.serve(*options, "--wer", f"{sys.executable} transcribe.py", "--wer-requests", "3") == 0
     assert re.search(r"^Word error rate \(%\): +50\.00$", capsys.readouterr().out, re.MULTILINE)
     (run,) = json.loads(Path("r.json").read_text())["runs"]
@@ -164,14 +164,14 @@ def test_an_external_recogniser_gives_the_word_error_rate(bench: Bench, capsys: 
 
 
 def test_results_are_saved_if_the_recogniser_fails(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--requests", "1", "-o", "r.json", "--wer", f"{sys.executable} -c exit(3)")
+    options = ("--num-prompts", "1", "-o", "r.json", "--wer", f"{sys.executable} -c exit(3)")
     assert bench.serve(*options) == 1
     assert "Recogniser exited with status 3" in capsys.readouterr().err.replace("\n", " ")
     assert json.loads(Path("r.json").read_text())["runs"][0]["summary"]["succeeded"] == 1
 
 
 def test_capacity_names_the_first_violation(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--base-url", bench.server.address, *SHORT, "--max-load", "2", "--requests", "2")
+    options = ("--base-url", bench.server.address, *SHORT, "--max-load", "2", "--num-prompts", "2")
     assert bench("capacity", "--slo", "buffered_underrun=0", *options) == 0
     assert "2 concurrent streams meet" in capsys.readouterr().out
     by_rate = ("--by", "rate", "--initial-load", "20", "--max-load", "40", "--json")
@@ -188,7 +188,7 @@ def test_capacity_plots_the_search_and_transcribes_the_highest_passing_load(
     Path("one.txt").write_text("Nothing came.\n")
     Path("transcribe.py").write_text(TRANSCRIBER)
     target = ("--base-url", bench.server.address, "--slo", "buffered_underrun=0", *SHORT)
-    options = ("--max-load", "2", "--requests", "2", "--texts", "one.txt", "-o", "r.json", "--plot", "c.html")
+    options = ("--max-load", "2", "--num-prompts", "2", "--texts", "one.txt", "-o", "r.json", "--plot", "c.html")
     wer = ("--wer", f"{sys.executable} transcribe.py", "--wer-requests", "1")
     assert bench("capacity", *target, *options, *wer) == 0
     out = capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_serve_and_capacity_share_their_options(bench: Bench, capsys: pytest.Cap
 def test_an_unreachable_server_gives_an_exit_status_and_a_reason(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench("serve", "--base-url", "http://127.0.0.1:9", *SHORT, "--requests", "1") == 1
+    assert bench("serve", "--base-url", "http://127.0.0.1:9", *SHORT, "--num-prompts", "1") == 1
     err = " ".join(capsys.readouterr().err.split())
     assert "no request succeeded (connect:" in err
 

@@ -86,7 +86,7 @@ def test_an_unexpected_wav_file_is_an_invalid_response() -> None:
 
 
 def test_the_audio_of_the_first_requests_is_recorded() -> None:
-    load = Load("closed", 1, warmup=0.0, requests=3, timeout=2, record=2)
+    load = Load("closed", 1, warmup=0.0, num_prompts=3, timeout=2, record=2)
     found, _ = scripted_traces(Script([(0.1, tone(100)), (0.1, tone(50))]), "sse", load)
     assert [trace.pcm for trace in found] == [bytearray(tone(100) + tone(50))] * 2 + [None]
 
@@ -136,7 +136,7 @@ def test_another_content_type_is_an_invalid_response(content_type: str) -> None:
 
 def test_a_refused_connection_fails_the_request() -> None:
     async def unreachable() -> RequestTrace:
-        load = Load("closed", 1, warmup=0.0, requests=1)
+        load = Load("closed", 1, warmup=0.0, num_prompts=1)
         target = ServerTarget("http://127.0.0.1:9")
         result = await run_shard(lambda: connect(target, 1), LoadShard(load, (TEXT,)), [0, 0])
         return result.traces[0]

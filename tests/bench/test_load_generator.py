@@ -46,11 +46,19 @@ def test_a_closed_loop_backs_off_after_a_rejection() -> None:
     assert len(server.bodies) == len(found)
 
 
-def test_a_ramp_staggers_the_streams_and_requests_limits_the_run() -> None:
-    _, found = simulated(Script([(3.0, tone(100))]), Load("closed", 4, seconds=60, warmup=2.0, ramp=2.0, requests=6))
+def test_a_ramp_staggers_the_streams_and_the_number_of_prompts_ends_the_run() -> None:
+    _, found = simulated(Script([(3.0, tone(100))]), Load("closed", 4, seconds=60, warmup=2.0, ramp=2.0, num_prompts=6))
     first = sorted(trace.sent for trace in found)[:4]
     assert first == pytest.approx([0.0, 0.5, 1.0, 1.5], abs=1e-5)
     assert sum(trace.measured for trace in found) == 6
+
+
+@pytest.mark.parametrize("mode", ["closed", "open"])
+def test_a_number_of_prompts_is_sent_however_long_it_takes(mode: Mode) -> None:
+    load = Load(mode, 2, seconds=1.0, warmup=1.0, num_prompts=20, timeout=60)
+    summary, found = simulated(Script([(3.0, tone(100))]), load)
+    assert (summary.requests, summary.succeeded) == (20, 20)
+    assert max(trace.sent for trace in found) > 3.0
 
 
 def test_each_stream_of_a_closed_loop_has_a_measured_request_on_a_slow_server() -> None:
@@ -112,7 +120,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def test_several_processes_generate_one_load(server: FakeServer) -> None:
-    load = Load("closed", 4, seconds=30, warmup=0.1, requests=10)
+    load = Load("closed", 4, seconds=30, warmup=0.1, num_prompts=10)
     progress: list[tuple[int, int]] = []
     found, lag = run_on_server(
         ServerTarget(server.address), load, prompts(), 2, lambda _, done, in_flight: progress.append((done, in_flight))
@@ -134,7 +142,7 @@ def test_each_process_may_have_a_request_in_flight(server: FakeServer) -> None:
 
 
 def test_failures_in_other_processes_are_reported() -> None:
-    load = Load("closed", 2, requests=2, warmup=0.0)
+    load = Load("closed", 2, num_prompts=2, warmup=0.0)
     found, _ = run_on_server(ServerTarget("http://127.0.0.1:9"), load, ("Say it.",), 2)
     assert {trace.error for trace in found} == {"connect"}
 
@@ -150,7 +158,7 @@ def test_a_single_process_runs_in_this_one(server: FakeServer) -> None:
 
 def test_the_engine_in_process_generates_utterances_of_a_fixed_length(embedded: TTS) -> None:
     client = EngineClient(AsyncLocalEngine(embedded.engine), embedded.model.info().sampling, frames=6)
-    load = Load("closed", 2, warmup=0.0, requests=4, seconds=60)
+    load = Load("closed", 2, warmup=0.0, num_prompts=4, seconds=60)
     result = run_in_process(partial(engine_client, client), load, prompts())
     summary = summarise(result.traces)
     assert summary.succeeded == 4, summary.errors
@@ -161,6 +169,6 @@ def test_the_engine_in_process_generates_utterances_of_a_fixed_length(embedded: 
 
 def test_a_request_rejected_by_the_engine_is_counted_by_its_code(embedded: TTS) -> None:
     client = EngineClient(AsyncLocalEngine(embedded.engine), embedded.model.info().sampling, voice="unknown")
-    load = Load("closed", 1, requests=1, warmup=0.0)
+    load = Load("closed", 1, num_prompts=1, warmup=0.0)
     result = run_in_process(partial(engine_client, client), load, prompts())
     assert [trace.error for trace in result.traces] == ["invalid_request"]

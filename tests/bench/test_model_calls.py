@@ -141,7 +141,7 @@ def test_random_weights_generate_utterances_of_a_fixed_length(monkeypatch: pytes
     with TTS(model, EngineConfig(max_streams=4, max_queue_seconds=60)) as tts:
         client = EngineClient(AsyncLocalEngine(tts.engine), tts.model.info().sampling, frames=20)
         texts = ("One text.", "Another one.")
-        load = Load("closed", 4, warmup=0.0, requests=8, seconds=60)
+        load = Load("closed", 4, warmup=0.0, num_prompts=8, seconds=60)
         result = run_in_process(partial(engine_client, client), load, texts)
         assert [trace.error for trace in result.traces] == [None] * 8
         assert {trace.samples for trace in result.traces} == {20 * tts.model.vocoder.samples_per_frame}

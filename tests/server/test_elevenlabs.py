@@ -174,7 +174,10 @@ def test_a_flush_synthesises_the_text_so_far(server: RunningServer, engine: Paus
 
 def test_an_invalid_query_closes_the_socket_at_once(server: RunningServer) -> None:
     wrong = [("nobody/stream-input", "voice"), ("heart/stream-input?output_format=x", "output_format")]
-    wrong += [("heart/multi-stream-input?language_code=klingon!", "language_code"), ("heart/stream-input?seed=-1", "seed")]
+    wrong += [
+        ("heart/multi-stream-input?language_code=klingon!", "language_code"),
+        ("heart/stream-input?seed=-1", "seed"),
+    ]
     wrong += [("heart/stream-input?inactivity_timeout=soon", "inactivity_timeout")]
     for path, expected in wrong:
         with connect_websocket(server, f"/v1/text-to-speech/{path}") as websocket:

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists
+from polyvox.files import PARTIAL
 from polyvox.voices import VoiceLibrary
-from polyvox.voices.library import PARTIAL
 from voices.factories import add, version
 
 WRITERS, NAMES, SHARED = 2, 3, "Shared"

@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import save
 
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists, VoiceLibraryError
+from polyvox.files import PARTIAL, PARTIAL_MAX_AGE
 from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
 from polyvox.voices import VoiceLibrary
-from polyvox.voices.library import PARTIAL, PARTIAL_MAX_AGE
 from polyvox.voices.voice import MAX_FILE
 from voices.factories import MODEL, OTHER, add, cloned, version
 from voices.killed_writers import environment, run

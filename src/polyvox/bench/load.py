@@ -26,15 +26,15 @@ class Load:
     """One run. Closed loop: `level` concurrent streams, each replaced when it ends; open loop: requests per second.
 
     warmup, seconds: how long unmeasured and measured requests are started; each stream of a closed loop has at least
-    one measured request. requests: maximum number of measured requests. ramp: seconds of the warm-up over which the
-    streams of a closed loop start.
+    one measured request. num_prompts: the number of measured requests, instead of `seconds`. ramp: seconds of the
+    warm-up over which the streams of a closed loop start.
     """
 
     mode: Mode
     level: float
     seconds: float = 30.0
     warmup: float = 5.0
-    requests: int | None = None
+    num_prompts: int | None = None
     ramp: float = 0.0
     seed: int = 1
     timeout: float = 120.0
@@ -52,8 +52,8 @@ class Load:
             raise InvalidRequest("warmup", self.warmup, "must be at least 0")
         if not 0 <= self.ramp <= self.warmup:
             raise InvalidRequest("ramp", self.ramp, f"must be between 0 and the warm-up of {self.warmup:g} s")
-        if self.requests is not None and self.requests < 1:
-            raise InvalidRequest("requests", self.requests, "must be at least 1")
+        if self.num_prompts is not None and self.num_prompts < 1:
+            raise InvalidRequest("num_prompts", self.num_prompts, "must be at least 1")
         if self.max_in_flight < 1:
             raise InvalidRequest("max_in_flight", self.max_in_flight, "must be at least 1")
         if self.record < 0:
@@ -92,10 +92,10 @@ class LoadShard:
         return trace
 
     @property
-    def max_requests(self) -> int | None:
-        """Maximum number of measured requests."""
-        limit = self.load.requests
-        return None if limit is None else len(range(self.number, limit, self.of))
+    def num_prompts(self) -> int | None:
+        """The number of measured requests, if the load has one."""
+        total = self.load.num_prompts
+        return None if total is None else len(range(self.number, total, self.of))
 
 
 @dataclass(frozen=True, slots=True)

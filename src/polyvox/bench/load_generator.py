@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -75,7 +76,8 @@ class _ShardRunner:
     async def _closed_loop(self) -> None:
         load, shard = self.load, self.shard
         warmup, measured = shard.jobs("warm-up"), shard.jobs("measured")
-        remaining = shard.max_requests
+        remaining = shard.num_prompts
+        end = load.warmup + load.seconds if remaining is None else inf
         streams = int(load.level)
 
         async def stream(number: int) -> None:
@@ -84,7 +86,7 @@ class _ShardRunner:
             while (now := self.now()) < load.warmup:
                 await self._send_and_back_off(shard.new_trace(next(warmup), False, now))
             started = False
-            while remaining != 0 and ((now := self.now()) < load.warmup + load.seconds or not started):
+            while remaining != 0 and ((now := self.now()) < end or not started):
                 remaining, started = None if remaining is None else remaining - 1, True
                 await self._send_and_back_off(shard.new_trace(next(measured), True, now))
 
@@ -105,7 +107,8 @@ class _ShardRunner:
     def _open_loop_schedule(self) -> list[RequestTrace]:
         load, shard = self.load, self.shard
         warmup = poisson_arrivals(load.level, load.warmup, load.seed, "warm-up") if load.warmup else []
-        measured = poisson_arrivals(load.level, load.seconds, load.seed, "measured")[: load.requests]
+        seconds = load.seconds if load.num_prompts is None else inf
+        measured = poisson_arrivals(load.level, seconds, load.seed, "measured", load.num_prompts)
         phases: tuple[tuple[Phase, list[float], float], ...]
         phases = (("warm-up", warmup, 0.0), ("measured", measured, load.warmup))
         return [

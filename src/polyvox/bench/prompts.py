@@ -41,20 +41,23 @@ def prompt_order(count: int, seed: int, phase: Phase) -> Iterator[int]:
         epoch += 1
 
 
-def poisson_arrivals(rate: float, seconds: float, seed: int, phase: Phase) -> list[float]:
+def poisson_arrivals(
+    rate: float, seconds: float, seed: int, phase: Phase, num_arrivals: int | None = None
+) -> list[float]:
     """Arrival times, in seconds from the start of the phase, of a Poisson process.
 
     The random numbers depend on the seed alone, so another rate gives the same sequence on another time scale.
     """
     due: list[float] = []
     now, number = 0.0, 0
-    while True:
+    while len(due) != num_arrivals:
         word = int.from_bytes(_digest("arrival", seed, phase, number)[:8])
         now -= math.log1p(-(word + 0.5) / 2**64) / rate
         if now >= seconds:
-            return due
+            break
         due.append(now)
         number += 1
+    return due
 
 
 def request_seed(seed: int, index: int) -> int:

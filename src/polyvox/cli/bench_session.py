@@ -32,7 +32,7 @@ class BenchOptions(TargetOptions):
 
     seconds: Annotated[float, typer.Option(help="Seconds during which measured requests are started.")] = 30.0
     warmup: Annotated[float, typer.Option(help="Seconds of warm-up with the same load.")] = 5.0
-    requests: Annotated[int | None, typer.Option(help="Maximum number of measured requests per run.")] = None
+    num_prompts: Annotated[int | None, typer.Option(help="Measured requests per run, instead of --seconds.")] = None
     ramp: Annotated[float, typer.Option(help="Closed loop: seconds of the warm-up over which streams start.")] = 0.0
     seed: Annotated[int, typer.Option(help="Seed of the order of texts and of arrivals.")] = 1
     timeout: Annotated[float, typer.Option(help="Timeout of one request in seconds.")] = 120.0
@@ -55,7 +55,7 @@ class BenchOptions(TargetOptions):
     def load(self, mode: Mode, level: float) -> Load:
         """A load with these options; raises InvalidRequest."""
         record = 0 if self.wer is None else self.wer_requests
-        made = Load(mode, level, self.seconds, self.warmup, self.requests, self.ramp, self.seed, self.timeout,
+        made = Load(mode, level, self.seconds, self.warmup, self.num_prompts, self.ramp, self.seed, self.timeout,
                     self.max_in_flight, record)  # fmt: skip
         made.check()
         return made

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,15 +49,15 @@ class BenchTarget:
 
     def run(self, load_: Load, name: str) -> Run:
         """One run, with a progress bar."""
-        total = load_.warmup + load_.seconds
+        end = load_.warmup + load_.seconds if load_.num_prompts is None else inf
         with progress_bar() as bar:
-            task = bar.add_task(name, total=total)
+            task = bar.add_task(name, total=load_.num_prompts or end)
 
             def on_progress(elapsed: float, completed: int, in_flight: int) -> None:
-                phase = "warm-up" if elapsed < load_.warmup else "measuring" if elapsed < total else "draining"
+                phase = "warm-up" if elapsed < load_.warmup else "measuring" if elapsed < end else "draining"
                 bar.update(
                     task,
-                    completed=min(elapsed, total),
+                    completed=min(elapsed, end) if load_.num_prompts is None else min(completed, load_.num_prompts),
                     description=f"{name}: {phase}, {completed} completed, {in_flight} in flight",
                 )
 

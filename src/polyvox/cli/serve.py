@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -62,13 +62,20 @@ def _run(flags: dict[str, Any], config: Path | None) -> None:
         from polyvox.text import load_lexicon
 
         load_lexicon(settings.lexicon)
-    with _bind(settings.host, settings.port) as listener:
+    with ExitStack() as stack:
+        listener, wyoming = stack.enter_context(_bind(settings.host, settings.port)), None
         set_up_logs(settings)
+        if settings.wyoming_address is not None:
+            wyoming = stack.enter_context(_bind(*settings.wyoming_address, "wyoming"))
+        if settings.zeroconf and wyoming is not None:
+            from polyvox.server.wyoming.announcement import announced
+
+            stack.enter_context(announced(wyoming))
         if settings.log_format == "json":
             log.info("settings", extra={"settings": settings.shown_values()})
         else:
             console.print("Settings:\n" + settings.to_yaml(), soft_wrap=True)
-        _serve(settings, listener)
+        _serve(settings, listener, wyoming)
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -101,16 +108,16 @@ serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 serve.__annotations__ = {name: each.annotation for name, each in inspect.signature(serve).parameters.items()}
 
 
-def _serve(settings: Settings, listener: socket.socket) -> None:
+def _serve(settings: Settings, listener: socket.socket, wyoming: socket.socket | None) -> None:
     from polyvox.server import engine_builder
 
     if settings.workers == 0:
-        _serve_with_local_engine(settings, listener)
+        _serve_with_local_engine(settings, listener, wyoming)
     else:
-        serve_with_engine_process(settings, listener, partial(engine_builder.build_engine, settings))
+        serve_with_engine_process(settings, listener, partial(engine_builder.build_engine, settings), wyoming)
 
 
-def _serve_with_local_engine(settings: Settings, listener: socket.socket) -> None:
+def _serve_with_local_engine(settings: Settings, listener: socket.socket, wyoming: socket.socket | None) -> None:
     """Serve in this process until a signal stops the server. Raise the error if the engine cannot start."""
     from polyvox.engine.restarting_engine import RestartingEngine
     from polyvox.server import workers
@@ -125,7 +132,7 @@ def _serve_with_local_engine(settings: Settings, listener: socket.socket) -> Non
     builder = LocalEngineBuilder(settings)
     with closing(RestartingEngine(builder, settings.restart_policy(), display, on_started)) as engine:
         connect = workers.connect_local(engine, engine.status)
-        workers.run_server(connect, settings, listener, engine_failed=engine.start_failed)
+        workers.run_server(connect, settings, listener, engine_failed=engine.start_failed, wyoming=wyoming)
         display.close()
         engine.check()
     if not engine.stopped:  # a start in progress; a regular exit would abort in it
@@ -134,7 +141,10 @@ def _serve_with_local_engine(settings: Settings, listener: socket.socket) -> Non
 
 
 def serve_with_engine_process(
-    settings: Settings, listener: socket.socket, build: "Callable[[], InProcessEngine]"
+    settings: Settings,
+    listener: socket.socket,
+    build: "Callable[[], InProcessEngine]",
+    wyoming: socket.socket | None = None,
 ) -> None:
     """Serve until a signal stops the server. Raise the error if the engine cannot start.
 
@@ -156,9 +166,9 @@ def serve_with_engine_process(
 
         if settings.workers == 1:
             connect = workers.connect_remote(process.endpoint)
-            workers.run_server(connect, settings, listener, engine_failed=process.start_failed)
+            workers.run_server(connect, settings, listener, engine_failed=process.start_failed, wyoming=wyoming)
         else:
-            workers.run_workers(process.endpoint, settings, listener, process.start_failed)
+            workers.run_workers(process.endpoint, settings, listener, process.start_failed, wyoming)
         display.close()
         process.check()
 
@@ -201,6 +211,8 @@ def _print_summary(
     capacity = f"estimated real-time capacity: {stats['capacity']:g} streams"
     console.print(f"Maximum concurrent streams: {stats['slots']:g}; {capacity}.", soft_wrap=True)
     console.print(f"Listening on {address} (press Ctrl-C to stop).", soft_wrap=True)
+    if settings.wyoming is not None:
+        console.print(f"Wyoming (Home Assistant) on {settings.wyoming}, without API keys.", soft_wrap=True)
     if is_open:
         console.print("warning: the server accepts requests without authentication. Set api_keys to require a key.")
     console.print("Open the address in a browser for the playground, or try:")
@@ -209,13 +221,15 @@ def _print_summary(
     console.print(f"  curl {address}/v1/audio/speech {body} -o hello.mp3", soft_wrap=True)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, setting: str = "") -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise InvalidRequest("host", host, f"must be an address of this machine: {error.strerror}") from None
+        raise InvalidRequest(setting or "host", host, f"must be an address of this machine: {error.strerror}") from None
     try:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        hint = "Choose another --host or --port."
-        raise InvalidRequest("address", f"{host}:{port}", f"cannot be bound: {error.strerror}", hint) from None
+        hint = f"Choose another --{setting}." if setting else "Choose another --host or --port."
+        raise InvalidRequest(
+            setting or "address", f"{host}:{port}", f"cannot be bound: {error.strerror}", hint
+        ) from None

@@ -20,6 +20,10 @@ from polyvox.server.api import (
     batch,
     chat,
     elevenlabs,
+    elevenlabs_account,
+    elevenlabs_dialogue,
+    elevenlabs_dictionaries,
+    elevenlabs_voices,
     elevenlabs_websocket,
     openai,
     ops,
@@ -43,6 +47,22 @@ from polyvox.server.startup import Startup
 Connect = Callable[[], AbstractAsyncContextManager[AsyncEngine]]
 
 EXPOSED_HEADERS = ["x-request-id", "x-seed", "x-polyvox-model", "x-polyvox-ignored", "retry-after", "retry-after-ms"]
+ROUTERS = (
+    openai.router,
+    batch.router,
+    chat.router,
+    websocket.router,
+    elevenlabs.router,
+    elevenlabs_dialogue.router,
+    elevenlabs_websocket.router,
+    elevenlabs_voices.router,
+    elevenlabs_dictionaries.file_router,  # before the paths with an id
+    elevenlabs_dictionaries.router,
+    elevenlabs_account.router,
+    voices.router,
+    ops.router,
+    playground.router,
+)
 INTERNAL_ERROR = "Internal error. The server's log has the details under the request id."
 
 
@@ -69,8 +89,8 @@ def create_app(
             request_log.close()
 
     app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=ERROR_RESPONSES)
-    for api in (openai, batch, chat, websocket, elevenlabs, elevenlabs_websocket, voices, ops, playground):
-        app.include_router(api.router)
+    for router in ROUTERS:
+        app.include_router(router)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthMiddleware, settings=settings)
     app.add_middleware(CrossSiteMiddleware, settings=settings)
@@ -121,7 +141,7 @@ def _allowed_methods(app: FastAPI, scope: Scope) -> str:
     """All methods of a path. Starlette lists only those of the first route that matches."""
     found = [
         method
-        for method in ("DELETE", "GET", "POST")
+        for method in ("DELETE", "GET", "PATCH", "POST")
         if any(route.matches({**scope, "method": method})[0] == Match.FULL for route in app.routes)
     ]
     return ", ".join(sorted([*found, "HEAD"] if "GET" in found else found))

@@ -21,7 +21,10 @@ from polyvox.server.responses import Disconnected
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.voice_catalog import VoiceCatalog
+from polyvox.text.dictionary_library import DictionaryLibrary
 from polyvox.voices import VoiceLibrary
+
+DICTIONARIES = "dictionaries"  # the folder of pronunciation dictionaries in that of the voice library
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class AppState:
     max_streams: int
     synthesis: SynthesisService
     voices: VoiceCatalog
+    dictionaries: DictionaryLibrary
     recordings: RecordingReader
     request_log: RequestLog
     metrics: Metrics
@@ -53,6 +57,7 @@ class AppState:
             settings.max_streams or int(stats["slots"]),
             synthesis,
             voices,
+            DictionaryLibrary(library.folder / DICTIONARIES),
             RecordingReader(settings, engine.sample_rate),
             request_log,
             metrics,

@@ -12,14 +12,15 @@ MAX_LISTED_FIELDS, MAX_FIELD_NAME = 20, 60  # of the header
 
 
 class IgnoredFields:
-    """Collects the ignored fields of one request. strict: they are errors instead."""
+    """Collects the ignored fields of one request. strict: they are errors instead. prefix: of their names."""
 
-    def __init__(self, strict: bool = False) -> None:
-        self._strict = strict
+    def __init__(self, strict: bool = False, prefix: str = "") -> None:
+        self._strict, self._prefix = strict, prefix
         self.names: list[str] = []
 
     def add_unknown(self, names: list[str]) -> None:
         """Raises APIError if strict."""
+        names = [self._prefix + name for name in names]
         if names and self._strict:
             raise APIError(400, "unknown_field", f"Unknown fields: {_listed(names)}.", names[0])
         self.names += names
@@ -28,7 +29,7 @@ class IgnoredFields:
         """A field that the model cannot honour. Raises the error if strict."""
         if self._strict:
             raise error
-        self.names.append(name)
+        self.names.append(self._prefix + name)
 
     def report(self, request_id: str) -> dict[str, str]:
         """Logs the fields and returns the header that names them; empty if there are none."""

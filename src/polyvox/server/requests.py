@@ -24,9 +24,7 @@ THREAD_PARSE_BYTES = 100_000  # JSON of this size takes about 5 ms; larger bodie
 # A thread does not release the GIL while it parses, so the time is limited too: a long string takes little of it.
 MAX_JSON_VALUES = 100_000
 
-STRICT = Query(
-    default="", description="1: reject fields that would be ignored."
-)
+STRICT = Query(default="", description="1: reject fields that would be ignored.")
 
 
 class RequestModel(BaseModel):
@@ -166,7 +164,7 @@ class JSONRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def read_and_handle(request: Request) -> Response:
-            if request.method != "POST":
+            if request.method not in ("POST", "PATCH"):
                 return await handle(request)
             settings = get_state(request).settings
             body = await read_body(request, settings, self.max_bytes(settings))

@@ -84,7 +84,7 @@ def field_names(scope: Scope) -> Mapping[str, str]:
     """The field names of the API that was called."""
     if scope["path"].endswith(CHAT_PATH):
         return CHAT_FIELDS
-    return ELEVENLABS_FIELDS if "/v1/text-to-speech/" in scope["path"] else OPENAI_FIELDS
+    return ELEVENLABS_FIELDS if "/v1/text-to-" in scope["path"] else OPENAI_FIELDS
 
 
 def error_body(error: PolyvoxError, fields: Mapping[str, str] = OPENAI_FIELDS) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 from pydantic_settings import (
     BaseSettings,
@@ -47,6 +47,14 @@ def _split_pairs(value: Any) -> Any:
     if not all(isinstance(part, str) and "=" in part for part in parts):
         raise ValueError("must be name=name pairs, separated by commas")
     return dict(part.split("=", 1) for part in parts)
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    """Host and port of tcp://host:port."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError("must be an address such as tcp://0.0.0.0:10200")
+    return host.strip("[]"), int(port)
 
 
 CommaSeparated = (NoDecode, BeforeValidator(_split_list))
@@ -92,6 +100,17 @@ class Settings(BaseSettings):
         default=30.0,
         ge=0,
         description="Seconds that running requests may take to finish at shutdown.",
+        json_schema_extra=NETWORK,
+    )
+
+    wyoming: str | None = Field(
+        default=None,
+        description="Address for Home Assistant's Wyoming protocol, such as tcp://0.0.0.0:10200; it has no API keys.",
+        json_schema_extra=NETWORK,
+    )
+    zeroconf: bool = Field(
+        default=False,
+        description="Announce the Wyoming address on the local network; needs polyvox[zeroconf].",
         json_schema_extra=NETWORK,
     )
 
@@ -327,6 +346,20 @@ class Settings(BaseSettings):
         default="info", description="Minimum level of log lines.", json_schema_extra=LOGGING
     )
 
+    @field_validator("wyoming")
+    @classmethod
+    def _check_wyoming(cls, address: str | None) -> str | None:
+        if address is not None:
+            _split_address(address)
+        return address
+
+    @field_validator("zeroconf")
+    @classmethod
+    def _check_zeroconf(cls, zeroconf: bool, info: ValidationInfo) -> bool:
+        if zeroconf and info.data.get("wyoming") is None:
+            raise ValueError("must be false without wyoming, whose address it announces")
+        return zeroconf
+
     @field_validator("trusted_proxies")
     @classmethod
     def _check_networks(cls, networks: list[str]) -> list[str]:
@@ -366,6 +399,10 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
+
+    @property
+    def wyoming_address(self) -> tuple[str, int] | None:
+        return None if self.wyoming is None else _split_address(self.wyoming)
 
     @property
     def max_text_body_bytes(self) -> int:

@@ -38,6 +38,7 @@ from polyvox.server.settings import BACKLOG, Settings
 from polyvox.server.startup import Startup
 from polyvox.server.synthesis.reader import SEND_BUFFER
 from polyvox.server.synthesis.service import SynthesisService
+from polyvox.server.wyoming.listener import WyomingListener
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +82,23 @@ def connect_remote(endpoint: EngineEndpoint) -> Connect:
 class Server(uvicorn.Server):
     """Drains on the first signal: new requests are rejected, running ones finish within drain_timeout.
 
-    engine_failed: becomes readable if the engine's first start fails, which stops the server.
+    engine_failed: becomes readable if the engine's first start fails, which stops the server. wyoming: the socket of
+    the Wyoming protocol.
     """
 
     def __init__(
-        self, config: uvicorn.Config, app: FastAPI, settings: Settings, engine_failed: Waitable | None = None
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        settings: Settings,
+        engine_failed: Waitable | None = None,
+        wyoming: socket.socket | None = None,
     ) -> None:
         super().__init__(config)
         self._app, self._settings, self._engine_failed = app, settings, engine_failed
         self.set_up_error: Exception | None = None
+        self._wyoming_socket = wyoming
+        self._wyoming: WyomingListener | None = None
 
     @property
     def state(self) -> AppState | None:
@@ -116,11 +125,14 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Sets SEND_BUFFER and UNREAD_TIMEOUT, which connections inherit from their listener."""
-        for listener in sockets or []:
+        for listener in [*(sockets or []), *filter(None, [self._wyoming_socket])]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT * 1000))
         await super().startup(sockets)
+        if self._wyoming_socket is not None and self.started:
+            self._wyoming = WyomingListener(self._app.state.startup)
+            await self._wyoming.start(self._wyoming_socket)
         if self._engine_failed is not None:
             asyncio.get_running_loop().add_reader(self._engine_failed.fileno(), self._stop)
 
@@ -133,6 +145,8 @@ class Server(uvicorn.Server):
         """
         if (state := self.state) is not None:
             await self._drain(state.synthesis)
+        if self._wyoming is not None:
+            await self._wyoming.close()
         if self._engine_failed is not None:
             asyncio.get_running_loop().remove_reader(self._engine_failed.fileno())
         # uvicorn would cancel the tasks of clients that do not read, and log a traceback for each.
@@ -178,6 +192,7 @@ def create_server(
     records: Path | None = None,
     engine_failed: Waitable | None = None,
     on_set_up: Callable[[Exception | None], None] = lambda _: None,
+    wyoming: socket.socket | None = None,
 ) -> Server:
     """A server that is not started yet. records, on_set_up: see create_app."""
 
@@ -216,7 +231,7 @@ def create_server(
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,  # audio does not compress, and messages could expand without bounds
     )
-    server = Server(config, app, settings, engine_failed)
+    server = Server(config, app, settings, engine_failed, wyoming)
     return server
 
 
@@ -227,6 +242,7 @@ def run_server(
     records: Path | None = None,
     engine_failed: Waitable | None = None,
     on_set_up: Callable[[Exception | None], None] = lambda _: None,
+    wyoming: socket.socket | None = None,
 ) -> None:
     """Serves in this process until a signal, or a first start of the engine that fails, stops it.
 
@@ -235,14 +251,18 @@ def run_server(
     log.info("server process started", extra={"pid": os.getpid()})
     if settings.workers:  # otherwise the engine is in this process
         limit_malloc()
-    server = create_server(connect, settings, records, engine_failed, on_set_up)
+    server = create_server(connect, settings, records, engine_failed, on_set_up, wyoming)
     server.run(sockets=[listener])
     if server.set_up_error is not None:
         raise server.set_up_error
 
 
 def run_workers(
-    endpoint: EngineEndpoint, settings: Settings, listener: socket.socket, engine_failed: Waitable | None = None
+    endpoint: EngineEndpoint,
+    settings: Settings,
+    listener: socket.socket,
+    engine_failed: Waitable | None = None,
+    wyoming: socket.socket | None = None,
 ) -> None:
     """Serves with several processes until a signal, or a first start of the engine that fails, stops them.
 
@@ -262,7 +282,7 @@ def run_workers(
         os.environ[MULTIPROCESS_DIR] = str(metrics)
         processes: list[SpawnProcess] = []
         try:
-            arguments = (endpoint, settings, listener, records, reporter)
+            arguments = (endpoint, settings, listener, records, reporter, wyoming)
             processes = [_start(arguments) for _ in range(settings.workers)]
             ends: list[Waitable] = [stop] if engine_failed is None else [stop, engine_failed]
             is_set_up = False
@@ -282,18 +302,27 @@ def run_workers(
                     processes[index] = _start(arguments)
         finally:
             del os.environ[MULTIPROCESS_DIR]
-            listener.close()  # when the last server process closes its own, new connections are refused
+            # When the last server process closes its own, new connections are refused.
+            for each in filter(None, [listener, wyoming]):
+                each.close()
             _stop(processes, settings.drain_timeout + KILL_TIMEOUT)
 
 
-def _start(arguments: tuple[EngineEndpoint, Settings, socket.socket, Path, Connection]) -> SpawnProcess:
+def _start(
+    arguments: tuple[EngineEndpoint, Settings, socket.socket, Path, Connection, socket.socket | None],
+) -> SpawnProcess:
     process = _SPAWN.Process(target=_worker_main, args=arguments, name="polyvox-server")
     process.start()
     return process
 
 
 def _worker_main(
-    endpoint: EngineEndpoint, settings: Settings, listener: socket.socket, records: Path, reporter: Connection
+    endpoint: EngineEndpoint,
+    settings: Settings,
+    listener: socket.socket,
+    records: Path,
+    reporter: Connection,
+    wyoming: socket.socket | None,
 ) -> None:
     set_up_logs(settings)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -303,7 +332,7 @@ def _worker_main(
             reporter.send(None)
 
     try:
-        run_server(connect_remote(endpoint), settings, listener, records, on_set_up=on_set_up)
+        run_server(connect_remote(endpoint), settings, listener, records, on_set_up=on_set_up, wyoming=wyoming)
     except Exception as error:  # multiprocessing would print it
         reporter.send((str(error) or repr(error))[:MAX_REPORT_CHARS])
         log.critical("server process failed", exc_info=True)

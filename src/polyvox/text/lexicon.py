@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 from polyvox.errors import InvalidRequest
@@ -68,6 +69,15 @@ class Lexicon:
         """A lexicon with other pronunciations as well, which replace those of equal words."""
         others = tuple(pronunciations)
         return Lexicon(others, base=self) if others else self
+
+    def over(self, base: "Lexicon") -> "Lexicon":
+        """This lexicon with another one as its base, without building it again. It must have no base yet."""
+        assert self._base is None
+        found = copy(self)
+        found._base = base
+        found.joining_words = self.joining_words | base.joining_words
+        found.has_cjk = self.has_cjk or base.has_cjk
+        return found
 
     def match(self, text: str, at: int) -> tuple[Pronunciation, int] | None:
         """The pronunciation of the words that start at a position, and the position after them."""

@@ -13,6 +13,8 @@ from polyvox.text.lexicon import Lexicon, Pronunciation
 
 MAX_ENTRIES = 10_000
 MAX_FILE_BYTES = 4_000_000
+PLS_NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
+XML_NAMESPACE = "http://www.w3.org/XML/1998/namespace"
 
 
 def load_lexicon(path: str | Path) -> Lexicon:
@@ -109,6 +111,32 @@ def parse_pls(text: str) -> Lexicon:
             else:
                 raise InvalidRequest("lexicon", word, "a lexeme must have an alias or a phoneme")
     return _limited(entries)
+
+
+def to_pls(pronunciations: Iterable[Pronunciation], language: str = "en-US") -> str:
+    """A PLS document. PLS cannot say that a word matches in any case."""
+    root = ElementTree.Element(
+        "lexicon",
+        {"version": "1.0", "xmlns": PLS_NAMESPACE, "alphabet": "ipa", f"{{{XML_NAMESPACE}}}lang": language},
+    )
+    for each in pronunciations:
+        lexeme = ElementTree.SubElement(root, "lexeme")
+        ElementTree.SubElement(lexeme, "grapheme").text = each.word
+        if each.respelling:
+            ElementTree.SubElement(lexeme, "alias").text = each.respelling
+        else:
+            attributes = {} if each.alphabet == "ipa" else {"alphabet": each.alphabet}
+            ElementTree.SubElement(lexeme, "phoneme", attributes).text = each.phonemes
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def to_rule(pronunciation: Pronunciation) -> dict[str, Any]:
+    """A rule as `parse_rules` reads it."""
+    rule: dict[str, Any] = {"string_to_replace": pronunciation.word, "case_sensitive": pronunciation.match_case}
+    if pronunciation.respelling:
+        return {**rule, "type": "alias", "alias": pronunciation.respelling}
+    return {**rule, "type": "phoneme", "phoneme": pronunciation.phonemes, "alphabet": pronunciation.alphabet}
 
 
 def _limited(entries: Iterable[Pronunciation]) -> Lexicon:

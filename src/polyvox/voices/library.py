@@ -6,10 +6,8 @@ changed voice is a rename; a removed voice is one deleted file. A killed process
 which a later write of any process deletes.
 """
 
-import errno
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Collection
@@ -20,18 +18,16 @@ from stat import S_ISREG
 from urllib.parse import quote, unquote
 
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists, VoiceLibraryError
+from polyvox.files import link_new, sweep_partials, sync_folder, write_partial
 from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
-from polyvox.voices.voice import MAX_FILE, Voice, from_bytes, name_key, new_voice, to_bytes
+from polyvox.voices.voice import MAX_FILE, Voice, check, from_bytes, name_key, new_voice, to_bytes
 
 SUFFIX = ".safetensors"
-PARTIAL = ".partial"
-PARTIAL_MAX_AGE = 3600.0  # seconds; a write takes milliseconds, so an older temporary file has no writer
 CACHE_SIZE = 1024  # voices in memory
 MIN_CACHE_AGE_NS = 1_000_000_000  # two writes within a tick of the file system's clock may look the same
 CONTENT_ID = re.compile(r"[0-9a-f]{64}")
 ADD_HINT = "Add a voice with: polyvox voice add NAME FILE --model MODEL."
-NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links
 
 FileVersion = tuple[int, int, int]  # inode, modification time and size
 
@@ -134,14 +130,28 @@ class VoiceLibrary:
         except OSError as error:
             raise self._library_error(error) from None
         with suppress(OSError):
-            _sync(self.folder)
+            sync_folder(self.folder)
         self.sweep()
+
+    def edit(self, name: str, new_name: str, description: str | None) -> Voice:
+        """Change the name and the description of a voice. Raises UnknownVoice, and VoiceExists for a name in use.
+
+        A process that is killed in between leaves the voice under both names.
+        """
+        old = self.get(name)
+        new = _changed(old, new_name, description)
+        check(new)
+        same_file = name_key(new_name) == name_key(old.name)
+        self._put(new, replace=same_file)
+        if not same_file:
+            self.remove(old.name)
+        return new
 
     def export(self, name: str, path: str | os.PathLike[str]) -> Voice:
         """Write a voice to a file that another library can import. An existing file is replaced atomically."""
         voice, target = self.get(name), Path(path)
         try:
-            partial = _write_partial(target.absolute().parent, to_bytes(voice))
+            partial = write_partial(target.absolute().parent, to_bytes(voice))
             try:
                 partial.replace(target)
             except BaseException:
@@ -162,22 +172,13 @@ class VoiceLibrary:
             raise InvalidRequest("path", str(path), f"must be a file from `polyvox voice export`: {error}") from None
         if name is not None:
             name_key(name)
-            voice = _renamed(voice, name)  # dataclasses.replace is shadowed here
+            voice = _changed(voice, name, voice.description)
         self._put(voice, replace)
         return voice
 
     def sweep(self) -> int:
         """Delete old temporary files of killed processes and return their number."""
-        num_deleted = 0
-        with suppress(OSError):
-            for file in os.scandir(self.folder):
-                if file.name.startswith(".") and file.name.endswith(PARTIAL):
-                    # Another process may have deleted it.
-                    with suppress(FileNotFoundError):
-                        if time.time() - file.stat(follow_symlinks=False).st_mtime > PARTIAL_MAX_AGE:
-                            os.unlink(file.path)
-                            num_deleted += 1
-        return num_deleted
+        return sweep_partials(self.folder)
 
     # Files
 
@@ -195,15 +196,15 @@ class VoiceLibrary:
         except OSError as error:
             raise self._library_error(error) from None
         try:
-            partial = _write_partial(self.folder, to_bytes(voice))
+            partial = write_partial(self.folder, to_bytes(voice))
             try:
                 if replace:
                     partial.replace(path)
                 else:
-                    _link(partial, path)
+                    link_new(partial, path)
             finally:
                 partial.unlink(missing_ok=True)
-            _sync(self.folder)
+            sync_folder(self.folder)
         except FileExistsError:
             raise _exists_error(voice.name) from None
         except OSError as error:
@@ -275,43 +276,6 @@ def default_folder() -> Path:
     return Path(os.path.expanduser(data)) / "polyvox/voices"
 
 
-def _write_partial(folder: Path, data: bytes) -> Path:
-    """A new hidden file, synced to disk and readable by its owner only."""
-    partial = folder / f".{secrets.token_hex(8)}{PARTIAL}"
-    try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
-    return partial
-
-
-def _link(partial: Path, path: Path) -> None:
-    """Rename a file without overwriting. Raises FileExistsError."""
-    try:
-        os.link(partial, path)
-    except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
-            raise
-        # Not atomic: if another process adds the name at the same moment, the later write wins.
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
-        partial.replace(path)
-
-
-def _sync(folder: Path) -> None:
-    """Sync a folder, so that new names in it are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _read_file(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_FILE + 1)
@@ -326,8 +290,9 @@ def _name(path: Path) -> str:
     return name if name.isprintable() else path.name
 
 
-def _renamed(voice: Voice, name: str) -> Voice:
-    return replace(voice, name=name)
+def _changed(voice: Voice, name: str, description: str | None) -> Voice:
+    """A copy with another name and description. In the class a parameter shadows dataclasses.replace."""
+    return replace(voice, name=name, description=description)
 
 
 def _exists_error(name: str) -> VoiceExists:

@@ -13,8 +13,9 @@ from polyvox.errors import InvalidRequest
 from polyvox.server.api.openai import SpeechParameters, VoiceId, parse_parameters
 from polyvox.server.app_state import AppState, State
 from polyvox.server.conversation.chat_response import SpokenChatResponse, TextChatResponse
+from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.middleware.limits import LIMITER
-from polyvox.server.requests import STRICT, RecordingRoute, RequestModel, check_unknown, is_strict, request_id_of
+from polyvox.server.requests import STRICT, RecordingRoute, RequestModel, is_strict, request_id_of
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import EVENT_STREAM
 
@@ -74,18 +75,21 @@ async def create_chat_completion(request: Request, body: ChatRequest, state: Sta
     if not body.is_spoken:
         return TextChatResponse(state, forwarded, request_id, {})
     audio = body.audio or ChatAudio()
-    headers = check_unknown([f"audio.{name}" for name in audio.unknown_fields()], is_strict(strict), request_id)
-    options = await parse_chat_audio(body, audio, state)
+    ignored = IgnoredFields(is_strict(strict), prefix="audio.")
+    options = await parse_chat_audio(body, audio, state, ignored)
+    headers = ignored.report(request_id)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     wav_chunks = body.stream and audio.format in (None, "wav")
     return SpokenChatResponse(state, forwarded, options, request_id, headers, include_usage, wav_chunks)
 
 
-async def parse_chat_audio(body: ChatRequest, audio: ChatAudio, state: AppState) -> SynthesisOptions:
+async def parse_chat_audio(
+    body: ChatRequest, audio: ChatAudio, state: AppState, ignored: IgnoredFields
+) -> SynthesisOptions:
     """Raises InvalidRequest for what cannot be spoken."""
     if body.n not in (None, 1):
         raise InvalidRequest("n", body.n, "must be 1 for an answer with audio")
-    options = await parse_parameters(audio, state)
+    options = await parse_parameters(audio, state, ignored)
     requested = audio.format or (PCM16 if body.stream else "wav")
     sample_rate = audio.sample_rate or (PCM16_RATE if requested == PCM16 else None)
     if state.settings.chat_format == "vllm-omni" and body.stream:

@@ -5,17 +5,18 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest
 from polyvox.models.info import ModelInfo
+from polyvox.server.api.elevenlabs_dictionaries import DictionaryLocator, find_lexicons
 from polyvox.server.app_state import AppState, State
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.languages import CODES, parse_language
+from polyvox.server.middleware.limits import LIMITER
 from polyvox.server.requests import JSONRoute, RequestModel, is_strict, request_id_of
-from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import JSON_LINES, JSONLinesSpeechResponse, SpeechResponse
 
@@ -49,6 +50,7 @@ class TextToSpeechRequest(RequestModel):
     voice_settings: VoiceSettings | None = None
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     apply_text_normalization: Literal["auto", "on", "off"] | None = None
+    pronunciation_dictionary_locators: list[DictionaryLocator] | None = None
 
     def unknown_fields(self) -> list[str]:
         nested = [] if self.voice_settings is None else self.voice_settings.unknown_fields()
@@ -56,13 +58,15 @@ class TextToSpeechRequest(RequestModel):
 
 
 OutputFormat = Annotated[str, Query(json_schema_extra={"enum": list(OUTPUT_FORMATS)})]
-_RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}}
+AUDIO_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}
+}
 
 
 @router.post(
     "/v1/text-to-speech/{voice_id}",
     response_class=Response,
-    responses=_RESPONSES,
+    responses=AUDIO_RESPONSES,
     summary="Synthesise a text; the response is one file.",
 )
 async def convert(
@@ -72,13 +76,13 @@ async def convert(
     state: State,
     output_format: OutputFormat = DEFAULT_FORMAT,
 ) -> Response:
-    return _respond(request, body, state, voice_id, output_format, streaming=False)
+    return await _respond(request, body, state, voice_id, output_format, streaming=False)
 
 
 @router.post(
     "/v1/text-to-speech/{voice_id}/stream",
     response_class=Response,
-    responses=_RESPONSES,
+    responses=AUDIO_RESPONSES,
     summary="Synthesise a text; audio is streamed as it is generated.",
 )
 async def stream(
@@ -88,7 +92,7 @@ async def stream(
     state: State,
     output_format: OutputFormat = DEFAULT_FORMAT,
 ) -> Response:
-    return _respond(request, body, state, voice_id, output_format, streaming=True)
+    return await _respond(request, body, state, voice_id, output_format, streaming=True)
 
 
 @router.post(
@@ -102,7 +106,7 @@ async def convert_with_timestamps(
     state: State,
     output_format: OutputFormat = DEFAULT_FORMAT,
 ) -> Response:
-    return _respond(request, body, state, voice_id, output_format, streaming=False, json_lines=True)
+    return await _respond(request, body, state, voice_id, output_format, streaming=False, json_lines=True)
 
 
 @router.post(
@@ -118,10 +122,10 @@ async def stream_with_timestamps(
     state: State,
     output_format: OutputFormat = DEFAULT_FORMAT,
 ) -> Response:
-    return _respond(request, body, state, voice_id, output_format, streaming=True, json_lines=True)
+    return await _respond(request, body, state, voice_id, output_format, streaming=True, json_lines=True)
 
 
-def _respond(
+async def _respond(
     request: Request,
     body: TextToSpeechRequest,
     state: AppState,
@@ -140,6 +144,9 @@ def _respond(
         speed=parse_speed(body.voice_settings),
         normalize=body.apply_text_normalization != "off",
         streaming=streaming,
+        lexicons=await find_lexicons(
+            state, request.scope[LIMITER].caller.key, body.pronunciation_dictionary_locators, ignored
+        ),
     )
     headers = {**ignored.report(request_id), "request-id": request_id}
     response = JSONLinesSpeechResponse if json_lines else SpeechResponse
@@ -165,37 +172,6 @@ def parse_output_format(output_format: str) -> tuple[str, int, int | None]:
 
 def parse_speed(settings: VoiceSettings | None) -> float:
     return 1.0 if settings is None or settings.speed is None else settings.speed
-
-
-@router.get("/v1/voices", summary="The voices in ElevenLabs' format.")
-@router.get("/v2/voices", summary="The voices in ElevenLabs' format.")
-async def list_voices(state: State) -> JSONResponse:
-    voices = await _voices(state)
-    return JSONResponse({"voices": voices, "has_more": False, "total_count": len(voices), "next_page_token": None})
-
-
-@router.get("/v1/voices/{voice_id}", summary="One voice in ElevenLabs' format.")
-async def get_voice(state: State, voice_id: str) -> JSONResponse:
-    for voice in await _voices(state):
-        if voice["voice_id"].lower() == voice_id.lower():
-            return JSONResponse(voice)
-    message = f"Unknown voice '{voice_id[:80]}'. GET /v1/voices lists all voices."
-    raise APIError(404, "voice_not_found", message, "voice_id")
-
-
-async def _voices(state: AppState) -> list[dict[str, Any]]:
-    found = await state.synthesis.in_thread(state.voices.list)
-    return [
-        {
-            "voice_id": voice["id"],
-            "name": voice["name"],
-            "category": "premade" if voice["type"] == "own" else "cloned",
-            "labels": {},
-            "description": voice.get("speaker_description"),
-            "preview_url": None,
-        }
-        for voice in found
-    ]
 
 
 def model_object(state: AppState) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import asyncio
 import base64
 import re
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
 from polyvox.server.api.elevenlabs import VoiceSettings, parse_options, parse_speed
+from polyvox.server.api.elevenlabs_dictionaries import DictionaryLocator, find_lexicons
 from polyvox.server.api.websocket_connection import (
     POLICY_VIOLATION,
     TRY_AGAIN,
@@ -36,6 +37,7 @@ router = APIRouter()
 INACTIVITY_TIMEOUT, MAX_INACTIVITY_TIMEOUT = 20.0, 180.0  # seconds, as ElevenLabs
 MAX_CONTEXTS = 16  # per connection; ElevenLabs has 5
 MAX_CONTEXT_NAME = 200
+ERROR_LINGER = 2.0  # seconds for a first message after an invalid query
 DEFAULT_CONTEXT = "default"
 
 _SENTENCE_END = re.compile(r"[.!?…。！？｡][\"'”’)\]」』]*\s*$")
@@ -55,6 +57,7 @@ class InputMessage(RequestModel):
     close_socket: bool | None = None
     xi_api_key: str | None = Field(default=None, repr=False)
     authorization: str | None = Field(default=None, repr=False)
+    pronunciation_dictionary_locators: list[DictionaryLocator] | None = None
 
 
 @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
@@ -90,7 +93,8 @@ class ContextSession:
                 self._connection.authenticate(str(first.get("xi_api_key") or first.get("xi-api-key") or bearer))
             await self._parse_query()
         except (PolyvoxError, IdleTimeout) as error:
-            await self._close_with(_timeout_error(INACTIVITY_TIMEOUT) if isinstance(error, IdleTimeout) else error)
+            reason = _timeout_error(INACTIVITY_TIMEOUT) if isinstance(error, IdleTimeout) else error
+            await self._close_with(reason, repeat=self._multiple and isinstance(error, InvalidRequest))
         receiving = asyncio.create_task(self._receive_loop(first))
         failed = asyncio.create_task(self._task_failed.wait())
         try:
@@ -140,6 +144,8 @@ class ContextSession:
                 first = None
                 message = validate(InputMessage, {SPELLINGS.get(name, name): value for name, value in found.items()})
                 context = message.context_id
+                if message.pronunciation_dictionary_locators is not None:
+                    await self._set_lexicons(message.pronunciation_dictionary_locators)
                 if message.voice_settings is not None:
                     ignored = IgnoredFields(self._strict)
                     ignored.add_unknown(message.voice_settings.unknown_fields())
@@ -155,9 +161,23 @@ class ContextSession:
         for utterance in self._contexts.values():
             utterance.finish()
 
-    async def _close_with(self, error: PolyvoxError) -> NoReturn:
+    async def _set_lexicons(self, locators: list[DictionaryLocator]) -> None:
+        """For the contexts that follow."""
+        connection, ignored = self._connection, IgnoredFields(self._strict)
+        assert connection.limiter is not None, "not authenticated"
+        lexicons = await find_lexicons(connection.state, connection.limiter.caller.key, locators, ignored)
+        self._options = replace(self._options, lexicons=lexicons)
+        ignored.report(connection.request_id)
+
+    async def _close_with(self, error: PolyvoxError, repeat: bool = False) -> NoReturn:
+        """repeat: also as an error of the first context: LiveKit waits for the end of its context only."""
         self._connection.state.record_rejected(error, self._connection.request_id)
         await self._connection.send_json(self._error_message(error))
+        if repeat:
+            with suppress(IdleTimeout, PolyvoxError):
+                found = await self._connection.receive_json(ERROR_LINGER)
+                context = found.get("context_id") or found.get("contextId")
+                await self._connection.send_json(self._error_message(error, str(context or DEFAULT_CONTEXT)))
         await self._connection.close(_close_code(error), str(error))
         raise ClientDisconnected
 

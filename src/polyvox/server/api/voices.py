@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The voice library over HTTP: list voices, add one from a recording or an embedding, remove one."""
 
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
 from polyvox.models.request import ClonedVoice
 from polyvox.server.api.openai import NOTICE_HEADER, embedded_voice
 from polyvox.server.app_state import AppState, State
+from polyvox.server.forms import FORM_TYPE, check_content_type, parse_form
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.requests import (
     RequestModel,
@@ -24,15 +22,12 @@ from polyvox.server.requests import (
     request_id_of,
     validate,
 )
-from polyvox.server.responses import APIError
-from polyvox.server.settings import Settings
 from polyvox.server.voice_catalog import built_in_voice, library_voice
 
 router = APIRouter()
 
-MAX_FORM_FIELDS = 20
 RECORDING_FIELD = "audio_sample"
-JSON, FORM = UPLOAD_TYPES = ("application/json", "multipart/form-data")
+UPLOAD_TYPES = ("application/json", FORM_TYPE)
 
 
 class VoiceUpload(RequestModel):
@@ -74,14 +69,13 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
     """The body is JSON, or a form with `audio_sample` as a file."""
     recording: bytes | None = None
     filename = None
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type not in UPLOAD_TYPES:  # a foreign web page can send text/plain, or none, without asking
-        requirement = f"must be {' or '.join(UPLOAD_TYPES)}"
-        message = f"Invalid value for 'content-type': {requirement} (got {content_type[:100] or 'none'})."
-        raise APIError(415, "unsupported_media_type", message, "content-type")
+    content_type = check_content_type(request, UPLOAD_TYPES)
     body = await read_body(request, state.settings, state.settings.max_body_bytes)
-    if content_type == FORM:
-        fields, recording, filename = await _parse_form(request, body, state.settings)
+    if content_type == FORM_TYPE:
+        texts, files = await parse_form(request, body, state.settings, (RECORDING_FIELD,))
+        fields = _parse_texts(texts)
+        for file in files:
+            recording, filename = file.content, file.name
     else:
         fields = await parse_json(body, "request body")
     upload = validate(VoiceUpload, fields)
@@ -148,45 +142,15 @@ async def _clone(
     return await state.synthesis.clone(read, upload.ref_text or None)
 
 
-async def _parse_form(
-    request: Request, body: bytes, settings: Settings
-) -> tuple[dict[str, Any], bytes | None, str | None]:
-    """The fields of a form, its recording and the recording's file name."""
-
-    async def chunks() -> AsyncIterator[bytes]:
-        yield body
-
-    try:
-        parser = MultiPartParser(
-            request.headers,
-            chunks(),  # type: ignore[arg-type]
-            max_files=1,
-            max_fields=MAX_FORM_FIELDS,
-            max_part_size=settings.max_body_bytes,
-        )
-        form: FormData = await parser.parse()
-    except (MultiPartException, KeyError, ValueError) as error:
-        raise APIError(400, "invalid_form", f"The form cannot be parsed: {error}.") from None
-    fields: dict[str, Any] = {}
-    recording, filename = None, None
-    try:
-        for name, value in form.multi_items():
-            if isinstance(value, UploadFile):
-                if name != RECORDING_FIELD:
-                    raise InvalidRequest(name, NOT_SHOWN, f"must not be a file; only {RECORDING_FIELD} is one")
-                recording, filename = await value.read(), value.filename
-            elif name in fields:
-                raise InvalidRequest(name, NOT_SHOWN, "is given more than once")
-            else:
-                fields[name] = value
-    finally:
-        await form.close()
+def _parse_texts(fields: dict[str, str]) -> dict[str, Any]:
+    """The fields of a form, of which some have other types."""
+    found: dict[str, Any] = dict(fields)
     if "speaker_embedding" in fields:
         try:
-            fields["speaker_embedding"] = load_json(fields["speaker_embedding"], "field speaker_embedding")
+            found["speaker_embedding"] = load_json(fields["speaker_embedding"], "field speaker_embedding")
         except ValueError:
             requirement = "must be a JSON list of numbers"
             raise InvalidRequest("speaker_embedding", fields["speaker_embedding"], requirement) from None
     if "replace" in fields:
-        fields["replace"] = fields["replace"].lower() in ("1", "true", "yes")
-    return fields, recording, filename
+        found["replace"] = fields["replace"].lower() in ("1", "true", "yes")
+    return found

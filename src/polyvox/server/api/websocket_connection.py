@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect
@@ -195,14 +195,24 @@ def raise_first(results: list[BaseException | None]) -> None:
         del failure
 
 
+class SpeechConnection(Protocol):
+    """What an utterance needs of its connection."""
+
+    @property
+    def state(self) -> AppState: ...
+
+    @property
+    def limiter(self) -> ConcurrencyLimiter | None: ...
+
+
 class LiveUtterance:
-    """One utterance of a WebSocket. It accepts text at once and is submitted when there is something to say.
+    """One utterance of a connection. It accepts text at once and is submitted when there is something to say.
 
     complete_text: submit it only when all of its text has arrived.
     """
 
     def __init__(
-        self, connection: WebSocketConnection, options: SynthesisOptions, request_id: str, complete_text: bool = False
+        self, connection: SpeechConnection, options: SynthesisOptions, request_id: str, complete_text: bool = False
     ) -> None:
         self._connection, self._options = connection, options
         self.request_id, self._complete_text = request_id, complete_text

@@ -31,6 +31,7 @@ SYNTHESIS_PATHS = (
     "/v1/audio/speech",
     "/v1/text-to-speech",
     "/v1/chat/completions",
+    "/v1/text-to-dialogue",
 )  # count towards the concurrency limits
 LATE_KEY_PATH = "/v1/text-to-speech/"  # these WebSockets may send their key in the first message
 # Prefixes of a key among the subprotocols of a WebSocket: ours, and the one of OpenAI's clients.

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Sampling
 from polyvox.server.synthesis.segments import Granularity
-from polyvox.text import Pronunciation
+from polyvox.text import Lexicon, Pronunciation
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A text of a dialogue and the name of the voice that speaks it."""
+
+    text: str
+    voice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +22,8 @@ class SynthesisOptions:
 
     streaming: bytes are sent as they are encoded; otherwise the result is one file with its final length. live: text
     may be appended; granularity is the unit in which it is synthesised. separate_files: each segment is a file of its
-    own. pronunciations: in addition to the server's lexicon. The other fields are those of `Request`, `Encoder` and
-    `TextRules`.
+    own. turns: of a dialogue; text is that of all turns. pronunciations and lexicons: in addition to the server's
+    lexicon. The other fields are those of `Request`, `Encoder` and `TextRules`.
     """
 
     text: str = ""
@@ -33,9 +41,11 @@ class SynthesisOptions:
     speed: float = 1.0
     normalize: bool = True
     pronunciations: tuple[Pronunciation, ...] = ()
+    lexicons: tuple[Lexicon, ...] = ()  # the first has precedence
     notice: str | None = None  # for the client: what was done with the request's recording
     ignored_fields: tuple[str, ...] = ()  # for the client: fields of the request that have no effect
     streaming: bool = True
     live: bool = False
     granularity: Granularity = "sentence"
     separate_files: bool = False
+    turns: tuple[Turn, ...] = ()

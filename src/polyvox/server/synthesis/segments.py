@@ -4,13 +4,13 @@
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from polyvox.errors import InvalidRequest
 from polyvox.long_form import CLAUSE_PAUSE, PARAGRAPH_PAUSE, SENTENCE_ENDS, SENTENCE_PAUSE
-from polyvox.models.request import ThinkerPrompt
+from polyvox.models.request import ClonedVoice, ThinkerPrompt
 from polyvox.text import Part, Pause, Rate, SentenceSplitter, TextNormalizer, TextRules, Words
 from polyvox.text.phonemes import unmark_phonemes
 
@@ -80,6 +80,7 @@ class Segment:
     silence: float = 0.0  # seconds before the segment
     rate: float = 1.0  # of speaking, relative to the utterance
     streaming: StreamingSegment | StreamingTokens | None = None
+    voice: str | ClonedVoice | None = None  # of a dialogue; None is the voice of the utterance
 
     @property
     def written_text(self) -> str:
@@ -104,6 +105,7 @@ class SegmentQueue:
         # Silence before the next segment: requested by the text, and the default where nothing is requested.
         self._requested_silence, self._default_silence = 0.0, 0.0
         self._rate = 1.0  # of the next segment
+        self._voice: str | ClonedVoice | None = None
         self._is_mid_sentence = False  # the last segment has no punctuation at its end
         self.characters = 0
 
@@ -115,6 +117,20 @@ class SegmentQueue:
         queue.finish()
         if not queue._ready:
             raise InvalidRequest("text", text, "must have something to say")
+        return queue
+
+    @classmethod
+    def from_turns(cls, turns: Iterable[tuple[str, str | ClonedVoice | None]], rules: TextRules) -> "SegmentQueue":
+        """A dialogue of texts and their voices; raises InvalidRequest if a text has nothing to say."""
+        queue = cls(rules)
+        for text, voice in turns:
+            queue._voice, num_ready = voice, len(queue._ready)
+            queue.append(text)
+            queue.flush()
+            if len(queue._ready) == num_ready:
+                raise InvalidRequest("text", text, "must have something to say")
+            queue._default_silence = PARAGRAPH_PAUSE
+        queue.finish()
         return queue
 
     @property
@@ -219,7 +235,9 @@ class SegmentQueue:
                 self._streaming.extend(sentence, last=True)
                 self._streaming = None
             else:
-                self._put(Segment(sentence, self._requested_silence or self._default_silence, self._rate))
+                self._put(
+                    Segment(sentence, self._requested_silence or self._default_silence, self._rate, voice=self._voice)
+                )
             self._is_mid_sentence = sentence[-1] not in SENTENCE_ENDS
             is_clause = self._granularity == "clause" and self._is_mid_sentence
             self._default_silence = CLAUSE_PAUSE if is_clause else SENTENCE_PAUSE

@@ -93,10 +93,16 @@ class SynthesisService:
 
     def prepare(self, options: SynthesisOptions) -> tuple[SegmentQueue, Request, OutputEncoder]:
         """Validates everything that does not need the engine. Blocks: long texts take time."""
-        lexicon = self._lexicon.updated(options.pronunciations)
+        lexicon = self._lexicon
+        for other in reversed(options.lexicons):
+            lexicon = other.over(lexicon)
+        lexicon = lexicon.updated(options.pronunciations)
         rules = TextRules(options.language, lexicon, options.normalize, self.info.takes_phonemes)
         if options.live:
             segments = SegmentQueue(rules, options.granularity)
+        elif options.turns:
+            voices = {turn.voice: self._resolve_voice(turn.voice) for turn in options.turns}
+            segments = SegmentQueue.from_turns([(turn.text, voices[turn.voice]) for turn in options.turns], rules)
         else:
             segments = SegmentQueue.from_text(options.text, rules)
         request = Request(

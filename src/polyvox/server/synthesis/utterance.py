@@ -306,6 +306,8 @@ class Utterance:
             following_bytes=self._segments.num_ready_bytes,
             owner=self.record.owner,
         )
+        if segment.voice is not None:
+            request = replace(request, voice=segment.voice)
         if self._segment_index == 0:
             request = replace(request, fingerprint=_fingerprint(self._options, segment.text))
         if segment.streaming is not None:
