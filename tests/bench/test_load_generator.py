@@ -9,7 +9,7 @@ import pytest
 from bench.fake_server import FakeServer, Script, run_virtual, scripted_traces, serving, tone
 from polyvox.bench.clients import ServerTarget, connect
 from polyvox.bench.engine_client import EngineClient, engine_client
-from polyvox.bench.load import Load, LoadShard
+from polyvox.bench.load import Load, LoadShard, Mode
 from polyvox.bench.load_generator import client_lag, run_in_process, run_on_server, run_shard
 from polyvox.bench.metrics import RequestTrace
 from polyvox.bench.prompts import prompts

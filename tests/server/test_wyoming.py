@@ -177,7 +177,7 @@ def test_an_error_is_reported_and_ends_the_connection(data: dict[str, Any], code
         b"hello\n",
         b"[]\n",
         b'{"type": 7}\n',
-        b'{"type": "describe", "data": []}\n',
+        b'{"type": "describe", "data": [1]}\n',
         b'{"type": "describe", "data_length": -1}\n',
         b'{"type": "describe", "data_length": %d}\n' % (MAX_DATA_BYTES + 1),
         b'{"type": "x", "payload_length": "1"}\n',

@@ -39,7 +39,7 @@ _SORT_KEYS = {"name": "name", "created_at_unix": "created_at_unix"}
 
 @router.get("/v1/voices", summary="The voices in ElevenLabs' format.")
 async def list_voices(state: State) -> JSONResponse:
-    return JSONResponse({"voices": await _voices(state)})
+    return JSONResponse({"voices": await _voices(state), "has_more": False})
 
 
 @router.get("/v2/voices", summary="Search the voices, in ElevenLabs' format and in pages.")
