@@ -50,7 +50,7 @@ def imported() -> dict[str, str]:
 
 
 def test_every_imported_package_is_declared() -> None:
-    declared = {*requirements(), *requirements("bench")}
+    declared = {*requirements(), *requirements("bench"), *requirements("zeroconf")}
     for module, path in imported().items():
         if module not in OPTIONAL_IMPORTS:
             assert normalized(DISTRIBUTIONS.get(module, module)) in declared, f"{path} imports {module}"
@@ -58,7 +58,7 @@ def test_every_imported_package_is_declared() -> None:
 
 def test_every_declared_package_is_used() -> None:
     used = {normalized(DISTRIBUTIONS.get(module, module)) for module in imported()} | INDIRECT
-    assert {*requirements(), *requirements("bench")} <= used
+    assert {*requirements(), *requirements("bench"), *requirements("zeroconf")} <= used
 
 
 @pytest.mark.parametrize("group", [None, *PROJECT["optional-dependencies"]])
@@ -69,14 +69,20 @@ def test_every_requirement_has_a_lower_bound(group: str | None) -> None:
 
 def test_every_dependency_is_documented() -> None:
     page = (ROOT / "docs/dependencies.md").read_text().lower()
-    for name in {*requirements(), *requirements("bench")}:
+    for name in {*requirements(), *requirements("bench"), *requirements("zeroconf")}:
         assert f"| {name}" in page, name
 
 
 def test_every_dependency_is_pinned_in_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {normalized(line.split("==")[0]) for line in lines if "==" in line}
-    assert {*requirements(), *requirements("bench"), *requirements("dev"), *requirements("docs")} <= pinned
+    assert {
+        *requirements(),
+        *requirements("bench"),
+        *requirements("zeroconf"),
+        *requirements("dev"),
+        *requirements("docs"),
+    } <= pinned
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,7 @@ def test_an_invalid_dialogue_is_rejected(
     body: dict[str, Any], status: int, expected: str, client: httpx.Client
 ) -> None:
     answer = client.post("/v1/text-to-dialogue/stream", json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, expected)
+    assert (answer.status_code, answer.json()["error"]["param"].partition(".")[0]) == (status, expected)
 
 
 # Pronunciation dictionaries

@@ -267,7 +267,7 @@ def test_the_address_is_announced_until_the_server_stops(monkeypatch: pytest.Mon
         return SimpleNamespace(type=type, name=name, port=port, parsed_addresses=parsed_addresses)
 
     package = SimpleNamespace(Zeroconf=Zeroconf, ServiceInfo=service_info)
-    monkeypatch.setitem(sys.modules, "zeroconf", package)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "zeroconf", package)
     with socket.create_server(("127.0.0.1", 0)) as listener, announced(listener):
         port = listener.getsockname()[1]
         assert calls == [("_wyoming._tcp.local.", port, ["127.0.0.1"], True)]

@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     )
     zeroconf: bool = Field(
         default=False,
-        description="Announce the Wyoming address on the local network; needs polyvox[zeroconf].",
+        description="Announce the Wyoming address on the local network; needs the package zeroconf.",
         json_schema_extra=NETWORK,
     )
 

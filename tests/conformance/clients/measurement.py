@@ -42,4 +42,4 @@ class Measurement:
         if self._num_bytes < MIN_BYTES or self._first is None:
             sys.exit(f"only {self._num_bytes} bytes of audio were received")
         found = {"version": version(package), "first": self._first, "end": end, "notes": notes}
-        print(json.dumps(found))
+        sys.stdout.write(json.dumps(found) + "\n")

@@ -27,7 +27,6 @@ async def get_user(request: Request, state: State) -> JSONResponse:
             "is_onboarding_completed": True,
             "is_onboarding_checklist_completed": True,
             "created_at": 0,
-            "seat_type": "workspace_member",
         }
     )
 
