@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RealtimeTTS with its OpenAI engine. A module without a sound card stands for pyaudio, whose wheel needs a compiler."""
+"""RealtimeTTS with its OpenAI engine. A module of ours stands for pyaudio, whose package must be compiled."""
 
 import os
 import re
