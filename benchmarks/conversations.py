@@ -70,7 +70,7 @@ def build(options: Options, max_streams: int) -> LocalEngine:
     """Runs in the engine's process."""
     device, dtype = placement(options.device, "auto")
     context = max(MIN_CONTEXT, options.prompt + options.frames + CONTROL_ROWS)
-    config = EngineConfig(max_streams, context, max_queue=max_streams)
+    config = EngineConfig(max_streams, context, max_queue=max_streams, max_queue_seconds=60.0)
     if options.model == "omni":
         return LocalEngine(FAMILY.random_model("omni", device, dtype), config)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ import polyvox.ipc
 from polyvox.engine.interface import Result
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, UnknownVoice
 from polyvox.ipc import messages
-from polyvox.models.request import ClonedVoice, Request, Sampling
+from polyvox.models.request import ClonedVoice, Request, Sampling, ThinkerPrompt
 
 VOICE = ClonedVoice(np.arange(4, dtype=np.float32), np.arange(6).reshape(2, 3), "said")
 
@@ -30,6 +30,7 @@ EXAMPLES: list[messages.ServerMessage] = [
     messages.GetStats(2),
     messages.GetInfo(3),
     messages.Clone(4, np.ones(5, np.float32), None),
+    messages.AppendTokens(1, [0, 151_645]),
     messages.AppendText(5, "wörd"),
     messages.AppendRows(6, np.ones((2, 3), np.float32), True),
     messages.FinishText(7),
@@ -57,6 +58,16 @@ def test_a_request_is_decoded_as_it_was_encoded() -> None:
     np.testing.assert_array_equal(decoded.voice.vector, VOICE.vector)
     np.testing.assert_array_equal(decoded.voice.codes, VOICE.codes)
     assert decoded.voice.vector.flags.writeable
+
+
+def test_the_prompt_of_a_thinker_is_decoded_as_it_was_encoded() -> None:
+    rows, positions = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(9, dtype=np.float32).reshape(3, 3)
+    request = Request("", live=True, thinker_prompt=ThinkerPrompt((1, 151_655, 3), rows, positions))
+    decoded = messages.decode_request(msgspec.Raw(messages.encode(request))).thinker_prompt
+    assert decoded is not None
+    assert decoded.ids == (1, 151_655, 3)
+    np.testing.assert_array_equal(decoded.media_rows, rows)
+    np.testing.assert_array_equal(decoded.positions, positions)
 
 
 def test_an_update_is_decoded_as_it_was_encoded() -> None:
