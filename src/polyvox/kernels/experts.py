@@ -49,11 +49,17 @@ class ExpertTile:
 
 
 def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTile:
-    """The tile for this many pairs: narrow while few experts are read, so that all multiprocessors have work."""
+    """The tile for this many pairs: narrow while few experts are read, so that all multiprocessors have work.
+
+    Measured on an H200, 20 layers of 128 experts with 6 chosen, in ms: 0.24 (1 row), 0.42 (4), 0.64 (8), 1.56 (64),
+    1.70 (256); reading all weights takes 1.45.
+    """
     rows = min(MAX_TILE_ROWS, max(MIN_TILE, power_of_2(-(-num_pairs // num_experts))))
     if dtype == torch.float32:
         return ExpertTile(rows, 32, 32, 4, 2)
-    return ExpertTile(rows, 16 if num_pairs < num_experts else 64, 128, 4, 3)
+    if 4 * num_pairs <= num_experts:
+        return ExpertTile(rows, 32, 128, 4, 3)
+    return ExpertTile(rows, 64, 64 if 2 * num_pairs < num_experts else 128, 4, 3)
 
 
 def max_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
