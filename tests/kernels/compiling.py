@@ -12,6 +12,7 @@ from triton.compiler import ASTSource
 from polyvox import kernels
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import SMALL_BATCH_ROWS, rotary_attention
+from polyvox.kernels.experts import combine, multiply, route
 from polyvox.kernels.frame_end import FrameRecord, finish_frame
 from polyvox.kernels.lazy_triton import Kernel
 from polyvox.kernels.next_inputs import next_inputs
@@ -23,7 +24,13 @@ from polyvox.kernels.small_batch_linear import MAX_ROWS, VECTOR_ROWS, Norm, proj
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 227 * 1024  # per block
-POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.bool: "*i1"}
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.bool: "*i1",
+}
 OPTIONS = ("num_warps", "num_stages")
 
 
@@ -91,6 +98,11 @@ def launch_all() -> None:
             project(zeros(rows, inputs), zeros(4096, inputs), norm)
             project(zeros(rows, inputs), zeros(2 * inner, inputs), norm, gated=True)
             project(zeros(rows, inner), zeros(inputs, inner), add=zeros(rows, inputs))
+    gate_up, down = zeros(128, 768, 1024), zeros(128, 1024, 384)
+    for rows in (1, 8, 64):  # Qwen3-Omni, each with another tile
+        scores = zeros(rows, 129)
+        outputs = multiply(zeros(rows, 1024), route(scores[:, :128], 6, True), gate_up, down)
+        combine(outputs, zeros(rows, 1024), scores[:, 128:], zeros(rows, 1024))
 
 
 if __name__ == "__main__":
