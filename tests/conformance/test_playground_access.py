@@ -119,6 +119,10 @@ def test_a_key_is_requested_stored_and_never_shown(browser: Browser) -> None:
         copied = visit.page.evaluate("navigator.clipboard.readText()")
         assert "YOUR_API_KEY" in copied
         assert "sesame" not in copied
+        visit.page.evaluate("sessionStorage.setItem('polyvox-key', 'expired')")
+        visit.page.click("#speak")
+        expect(visit.find("#key-form")).to_be_visible()
+        expect(visit.find("#notice")).to_contain_text("Invalid API key.")
 
 
 def test_the_page_works_below_a_path_prefix(browser: Browser) -> None:

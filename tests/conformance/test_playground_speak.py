@@ -197,7 +197,7 @@ def test_live_text_is_spoken_while_it_is_written(browser: Browser) -> None:
         text.press("Home")
         text.press_sequentially("x")
         expect(text).to_have_value(whole)
-        expect(visit.find("#status")).to_contain_text("cannot be changed")
+        expect(visit.find("#problem")).to_contain_text("cannot be changed")
         text.fill("")
         text.press_sequentially("Anew. ")
         eventually(lambda: engine.requests[-1].text == "Anew.")
@@ -317,10 +317,31 @@ def test_copied_commands_run(browser: Browser, server: ServerProcess, tmp_path: 
             visit.page.click(f"#copy-{kind}")
             expect(visit.find(f"#copy-{kind}")).to_have_text("Copied")
             copied[kind] = visit.page.evaluate("navigator.clipboard.readText()")
-        assert visit.find("#curl").inner_text() == copied["curl"]
+        assert visit.find("#code").inner_text() == copied["curl"]
     expected = server.one_shot(text, 7, voice="michael")
     for command in (["sh", "-c", f"{copied['curl']} --fail --silent"], [sys.executable, "-c", copied["python"]]):
         (tmp_path / "speech.flac").unlink(missing_ok=True)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert len(read_audio(tmp_path / "speech.flac", 24_000)) == len(expected)
+
+
+def test_a_copied_program_speaks_its_input_while_it_arrives(browser: Browser, tmp_path: Path) -> None:
+    with paused_server() as (engine, address), open_page(browser, address, permissions=CLIPBOARD) as visit:
+        visit.page.get_by_role("radio", name="Live").check()
+        visit.page.get_by_text("Use this in your code").click()
+        visit.page.click("#copy-python")
+        expect(visit.find("#copy-python")).to_have_text("Copied")
+        program = visit.page.evaluate("navigator.clipboard.readText()")
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(
+            command, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as running:
+            assert running.stdin is not None
+            running.stdin.write("One sentence. And then ")
+            running.stdin.flush()
+            eventually(lambda: engine.requests[-1].text == "One sentence.")
+            _, errors = running.communicate("another.", timeout=60)
+        assert running.returncode == 0, errors
+        assert engine.requests[-1].text == "And then another."
+    assert len(read_audio(tmp_path / "speech.wav", 24_000)) >= 2 * 10 * 480

@@ -39,7 +39,7 @@ def test_a_voice_is_recorded_saved_used_and_deleted(browser: Browser, cloning: S
     with open_page(browser, cloning.url, permissions=["microphone"]) as visit:
         expect(visit.find("#no-voices")).to_be_visible()
         visit.page.click("#speak")
-        expect(visit.find("#problem")).to_contain_text("record or upload")
+        expect(visit.find("#problem")).to_contain_text("Add a voice first")
         visit.page.click("#new-voice")
         visit.page.fill("#voice-name", "beeper")
         visit.page.check("#consent")
@@ -47,7 +47,7 @@ def test_a_voice_is_recorded_saved_used_and_deleted(browser: Browser, cloning: S
         expect(visit.find("#voice-problem")).to_contain_text("Record a voice")
         visit.page.click("#record")
         expect(visit.find("#record-time")).to_have_text(re.compile(r"Starts in \d"))
-        eventually(lambda: bool(visit.page.evaluate("document.querySelector('#level').value > 0.01")))
+        eventually(lambda: bool(visit.page.evaluate("document.querySelector('#level').ariaValueNow > 1")))
         expect(visit.find("#record-time")).to_have_text(re.compile(r"^(2[0-7]|1?\d) s left"), timeout=TIMEOUT_MS)
         visit.page.click("#record")
         expect(visit.find("#recorded")).to_contain_text("recorded")

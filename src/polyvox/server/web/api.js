@@ -57,6 +57,16 @@ export async function addVoice(fields, recording, fileName) {
   return parsed(await call("v1/audio/voices", UPLOAD_SECONDS, { method: "POST", body: form }));
 }
 
+// Why a WebSocket could not be opened: browsers do not say, but an HTTP request gets an error with its reason.
+export async function connectionError() {
+  try {
+    await playgroundInfo();
+  } catch (error) {
+    return error;
+  }
+  return new Error("the WebSocket connection failed. A proxy may block WebSockets");
+}
+
 async function call(url, seconds, options = {}) {
   const headers = new Headers(options.headers);
   if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get()}`);

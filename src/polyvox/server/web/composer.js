@@ -111,7 +111,7 @@ export class Composer {
   problem() {
     if (!this.text.trim()) return "Write a text first.";
     if (!$("seed").checkValidity()) return "The seed must be an integer.";
-    if (this.#info.model.can_clone && !this.voice) return "This model has no built-in voices: record or upload one first.";
+    if (this.#info.model.can_clone && !this.voice) return "Add a voice first: press “New voice” to record or upload one.";
     return null;
   }
 

@@ -7,7 +7,7 @@ import { Measurement } from "./measurement.js";
 import { Notice } from "./notice.js";
 import { Player } from "./player.js";
 import { showResponses } from "./response_dialog.js";
-import { asCurl, asPython, copy } from "./snippets.js";
+import { asCurl, asPipe, asPython, copy } from "./snippets.js";
 import { SpeakView } from "./speak_view.js";
 import { showViews } from "./views.js";
 import { VoiceDialog } from "./voice_dialog.js";
@@ -98,12 +98,22 @@ function currentRequest() {
   return { ...body, ...(repeated ? { seed: last.seed } : {}), response_format: composer.format.name };
 }
 
-function snippet(form) {
-  return form(baseUrl, currentRequest(), info.needs_key, composer.format.ending, info.model.id);
+function curl() {
+  return asCurl(baseUrl, currentRequest(), info.needs_key, composer.format.ending);
+}
+
+function python() {
+  if (composer.mode === "live") return asPipe(baseUrl, composer.options(), info.needs_key, info.model.sample_rate);
+  return asPython(baseUrl, currentRequest(), info.needs_key, composer.format.ending, info.model.id);
 }
 
 function showSnippet() {
-  $("curl").textContent = snippet(asCurl);
+  const live = composer.mode === "live";
+  $("code-hint").textContent = live
+    ? "A program that speaks its input while it arrives. Pipe a language model into it; it needs the package websockets."
+    : "The same speech from a terminal or a program.";
+  $("code").textContent = live ? python() : curl();
+  $("copy-curl").hidden = live;
 }
 
 async function copyFrom(button, text) {
@@ -157,9 +167,10 @@ $("keep-seed").addEventListener("click", () => ($("seed").value = speakView.utte
 $("stop").addEventListener("click", stopAll);
 $("measure-start").addEventListener("click", measure);
 $("load-stop").addEventListener("click", stopAll);
-$("copy-curl").addEventListener("click", (event) => copyFrom(event.currentTarget, snippet(asCurl)));
-$("copy-python").addEventListener("click", (event) => copyFrom(event.currentTarget, snippet(asPython)));
-$("playground").addEventListener("input", () => info && showSnippet());
+$("copy-curl").addEventListener("click", (event) => copyFrom(event.currentTarget, curl()));
+$("copy-python").addEventListener("click", (event) => copyFrom(event.currentTarget, python()));
+$("playground").addEventListener("input", () => showSnippet());
+$("playground").addEventListener("change", () => showSnippet());
 $("load-size").addEventListener("input", () => {
   $("load-size-value").textContent = $("load-size").value;
   $("load-start").textContent = `Start ${$("load-size").value}`;

@@ -1,4 +1,4 @@
-// The request as a curl command and as a Python program.
+// The request as a curl command and as a Python program; live text as a program that speaks its input.
 
 const KEY = "YOUR_API_KEY";
 // Arguments of OpenAI's package; other fields go into extra_body.
@@ -25,6 +25,36 @@ export function asPython(baseUrl, body, needsKey, extension, model) {
     ...lines,
     ") as speech:",
     `    speech.stream_to_file("speech${extension}")`,
+    "",
+  ].join("\n");
+}
+
+// Speaks the text of its standard input while it arrives, such as the output of a language model.
+export function asPipe(baseUrl, options, needsKey, sampleRate) {
+  const config = { type: "session.config", ...options, response_format: "pcm", stream_audio: true, split_granularity: "sentence" };
+  const headers = needsKey ? `, additional_headers={"authorization": "Bearer ${KEY}"}` : "";
+  return [
+    "import codecs, json, os, sys, threading, wave",
+    "from websockets.sync.client import connect",
+    "",
+    `with connect(${JSON.stringify(`${baseUrl.replace("http", "ws")}v1/audio/speech/stream`)}${headers}) as socket, wave.open("speech.wav", "wb") as file:`,
+    `    file.setparams((1, 2, ${sampleRate}, 0, "NONE", ""))`,
+    `    socket.send(${JSON.stringify(JSON.stringify(config))})`,
+    "",
+    "    def send():",
+    "        decoder = codecs.getincrementaldecoder(\"utf-8\")()",
+    "        for part in iter(lambda: os.read(0, 4096), b\"\"):",
+    "            socket.send(json.dumps({\"type\": \"input.text\", \"text\": decoder.decode(part)}))",
+    "        socket.send(json.dumps({\"type\": \"input.done\"}))",
+    "",
+    "    threading.Thread(target=send, daemon=True).start()",
+    "    for message in socket:",
+    "        if isinstance(message, bytes):",
+    "            file.writeframes(message)",
+    "        elif (event := json.loads(message))[\"type\"] == \"error\":",
+    "            sys.exit(event[\"message\"])",
+    "        elif event[\"type\"] == \"session.done\":",
+    "            break",
     "",
   ].join("\n");
 }

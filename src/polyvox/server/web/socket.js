@@ -1,7 +1,7 @@
 // A connection for speech over a WebSocket: text is sent in pieces, audio and word times are received as they are
 // generated. Browsers limit HTTP connections to six per server; WebSockets have no such limit.
 
-import { ApiError, apiKey } from "./api.js";
+import { ApiError, apiKey, connectionError } from "./api.js";
 import { StallTimer, TimeoutError } from "./timeouts.js";
 
 const OPEN_SECONDS = 10;
@@ -25,7 +25,10 @@ export class SpeechSocket {
     this.#opened = new Promise((resolve, reject) => {
       const timer = setTimeout(() => reject(new TimeoutError(OPEN_SECONDS)), OPEN_SECONDS * 1000);
       this.#socket.onopen = () => resolve(clearTimeout(timer));
-      this.#socket.onerror = () => reject(new TypeError("the connection failed", clearTimeout(timer)));
+      this.#socket.onerror = async () => {
+        clearTimeout(timer);
+        reject(await connectionError());
+      };
     });
     this.#opened.catch(() => {}); // reported where it is awaited
   }

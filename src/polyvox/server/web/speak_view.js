@@ -109,9 +109,11 @@ export class SpeakView {
       if (problem) return this.#panel.showProblem(problem);
       this.#beginLive(text.startsWith(before) ? before : "");
     }
-    if (this.#speech.state === "failed" || this.#speech.update(text)) return;
+    if (this.#speech.state === "failed") return;
+    this.#panel.hideProblem();
+    if (this.#speech.update(text)) return;
     $("text").value = this.#liveText = before;
-    this.#panel.showStatus("Spoken text cannot be changed. Add to it, or delete all of it to start again.");
+    this.#panel.showProblem("Spoken text cannot be changed. Add to it, or delete all of it to start again.");
   }
 
   #beginLive(spoken) {

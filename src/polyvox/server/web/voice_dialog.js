@@ -74,7 +74,8 @@ export class VoiceDialog {
     const times = { countdown: `Starts in ${seconds}`, recording: `${Math.ceil(seconds)} s left` };
     $("record-field").dataset.state = state;
     $("record").querySelector("span").textContent = captions[state];
-    $("level").value = level;
+    $("level").style.setProperty("--level", String(level));
+    $("level").setAttribute("aria-valuenow", String(Math.round(100 * level)));
     $("record-time").textContent = times[state] ?? "";
     $("voice-save").disabled = state !== "idle";
   }
