@@ -16,15 +16,22 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/polyvox"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Import names that differ from the distribution's name.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "pil": "pillow"}
 # Imported where present: torch installs triton on Linux with CUDA, and playback falls back to a command.
 OPTIONAL_IMPORTS = {"triton", "sounddevice"}
 # Declared because another package imports them at run time.
 INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools"}
 
 
+EXTRAS = ("bench", "zeroconf", "omni")  # that the package itself imports
+
+
 def normalized(name: str) -> str:
     return name.lower().replace("_", "-")
+
+
+def distribution(module: str) -> str:
+    return DISTRIBUTIONS.get(module.lower(), normalized(module))
 
 
 @cache
@@ -33,6 +40,10 @@ def requirements(group: str | None = None) -> dict[str, str]:
     lines = PROJECT["optional-dependencies"][group] if group else PROJECT["dependencies"]
     matches = [re.match(r"([\w.-]+)(?:\[.*\])?\s*([^;]*)", line) for line in lines]
     return {normalized(match[1]): match[2].strip() for match in matches if match}
+
+
+def all_requirements(*groups: str | None) -> set[str]:
+    return {name for group in groups for name in requirements(group)}
 
 
 @cache
@@ -50,15 +61,15 @@ def imported() -> dict[str, str]:
 
 
 def test_every_imported_package_is_declared() -> None:
-    declared = {*requirements(), *requirements("bench"), *requirements("zeroconf")}
+    declared = all_requirements(None, *EXTRAS)
     for module, path in imported().items():
         if module not in OPTIONAL_IMPORTS:
-            assert normalized(DISTRIBUTIONS.get(module, module)) in declared, f"{path} imports {module}"
+            assert distribution(module) in declared, f"{path} imports {module}"
 
 
 def test_every_declared_package_is_used() -> None:
-    used = {normalized(DISTRIBUTIONS.get(module, module)) for module in imported()} | INDIRECT
-    assert {*requirements(), *requirements("bench"), *requirements("zeroconf")} <= used
+    used = {distribution(module) for module in imported()} | INDIRECT
+    assert all_requirements(None, *EXTRAS) <= used
 
 
 @pytest.mark.parametrize("group", [None, *PROJECT["optional-dependencies"]])
@@ -69,20 +80,14 @@ def test_every_requirement_has_a_lower_bound(group: str | None) -> None:
 
 def test_every_dependency_is_documented() -> None:
     page = (ROOT / "docs/dependencies.md").read_text().lower()
-    for name in {*requirements(), *requirements("bench"), *requirements("zeroconf")}:
+    for name in all_requirements(None, *EXTRAS):
         assert f"| {name}" in page, name
 
 
 def test_every_dependency_is_pinned_in_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {normalized(line.split("==")[0]) for line in lines if "==" in line}
-    assert {
-        *requirements(),
-        *requirements("bench"),
-        *requirements("zeroconf"),
-        *requirements("dev"),
-        *requirements("docs"),
-    } <= pinned
+    assert all_requirements(None, *EXTRAS, "dev", "docs") <= pinned
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import cast
 
 import httpx
@@ -14,34 +13,17 @@ from conftest import Loaded
 from ipc.engine_processes import eventually
 from parity import golden
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.engine import LocalEngine
-from polyvox.engine.stream import LocalStream, OnReady
 from polyvox.models.qwen3_omni.speech_model import Qwen3OmniModel
-from polyvox.models.request import Request, Sampling
 from polyvox.server.settings import Settings
 from polyvox.thinkers.interface import Delta, End, ThinkerFailed
 from polyvox.thinkers.openai_client import AnswerReader
-from reference.omni_cases import CONVERSATIONS, END, Conversation
+from reference.omni_cases import END, Conversation
+from server.greedy_engine import CASES, GreedyEngine
 from server.live_server import RunningServer, serving
 from server.scripted_llm import Action, Script, ScriptedLLM, Step, scripted_llm
 from server.test_chat import PATH, audio_of, body, streamed, text_of
 
-# Without the longest one, which the engine's tests have.
-CASES = [case for case in CONVERSATIONS if case.shape == "plain" and not case.media and case.name != "early-end"]
 MAX_DIFFERENCE = 1  # of 16-bit samples: the reference is rounded to float32
-
-
-class GreedyEngine(LocalEngine):
-    """Speaks the answers as the reference implementation was run for a case."""
-
-    case = CASES[0]
-
-    def submit(self, request: Request, on_ready: OnReady | None = None) -> LocalStream:
-        if request.thinker_prompt is not None:
-            greedy = Sampling(temperature=0.0, predictor_temperature=0.0, min_frames=self.case.min_frames)
-            frames = self.case.frames - 1
-            request = replace(request, sampling=greedy, max_frames=frames, guard=False, trim_silence=False)
-        return super().submit(request, on_ready)
 
 
 @pytest.fixture(scope="module")

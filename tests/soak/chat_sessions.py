@@ -48,7 +48,7 @@ class Results:
     failures: list[str] = field(default_factory=list)
 
     def describe(self) -> str:
-        p50, p95 = (1000 * percentile(self.first_audio, share) for share in (50, 95))
+        p50, p95 = (1000 * percentile(sorted(self.first_audio), share) for share in (50, 95))
         counts = f"{len(self.first_audio)} turns, {self.seconds:.0f} s of audio, {len(self.failures)} failures"
         return f"{counts}; first audio p50 {p50:.0f} ms, p95 {p95:.0f} ms; gaps {len(self.gaps)}"
 

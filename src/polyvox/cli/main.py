@@ -8,13 +8,14 @@ import typer
 from rich.text import Text
 
 from polyvox import __version__
-from polyvox.cli import bench, doctor, say, serve, voice
+from polyvox.cli import bench, doctor, say, serve, think, voice
 from polyvox.cli.terminal import console, exit_code
 from polyvox.errors import PolyvoxError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(say.say)
 app.command()(serve.serve)
+app.command()(think.think)
 app.add_typer(voice.app, name="voice")
 app.add_typer(bench.app, name="bench")
 app.command()(doctor.doctor)

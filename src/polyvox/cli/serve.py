@@ -16,6 +16,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from polyvox.cli.terminal import console, exit_code
+from polyvox.cli.thinker_process import thinker_process
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.progress import ProgressBar, ProgressLog, progress_display
 from polyvox.server.settings import BACKLOG, Settings, find_log_format, load_settings
@@ -75,7 +76,8 @@ def _run(flags: dict[str, Any], config: Path | None) -> None:
             log.info("settings", extra={"settings": settings.shown_values()})
         else:
             console.print("Settings:\n" + settings.to_yaml(), soft_wrap=True)
-        _serve(settings, listener, wyoming)
+        with thinker_process(settings) as settings:
+            _serve(settings, listener, wyoming)
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses server-sent events from bytes in any fragmentation."""
 
-MAX_EVENT_BYTES = 4_000_000  # of one event
+MAX_EVENT_BYTES = 32_000_000  # of one event: hidden states of some minutes of audio
 
 
 class EventStreamParser:

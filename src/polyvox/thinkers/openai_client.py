@@ -2,6 +2,7 @@
 """A thinker behind any server with OpenAI's chat completions: vLLM, SGLang, Ollama, llama.cpp, OpenAI."""
 
 import asyncio
+import base64
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -11,6 +12,8 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from polyvox.errors import shorten
 from polyvox.models.request import ThinkerPrompt
@@ -38,7 +41,7 @@ MAX_ERROR_BYTES = 64 * 1024  # of the body of an error
 DEFAULT_RETRY_AFTER = 1.0  # seconds, if the server does not say
 DONE = b"[DONE]"
 # Of the keys of a chunk, those that only models that speak by token ids need.
-ID_KEYS = ("prompt_token_ids", "token_ids")
+ID_KEYS = ("prompt_token_ids", "prompt_media_rows", "prompt_positions", "token_ids")
 # Statuses that are the client's to handle. A wrong key or address is a mistake in the server's settings.
 CLIENT_STATUSES = (400, 404, 409, 413, 415, 422)
 
@@ -247,7 +250,7 @@ class AnswerReader:
             raise _invalid(data)
         events: list[ThinkerEvent] = []
         if self._with_ids and not self._has_prompt:
-            events.append(ThinkerPrompt(_ids(chunk.get("prompt_token_ids") or choice.get("prompt_token_ids"), data)))
+            events.append(_read_prompt({**choice, **chunk}, data))
             self._has_prompt = True
         ids = _ids(choice.get("token_ids") or [], data) if self._with_ids else ()
         if isinstance(choice.get("finish_reason"), str):
@@ -269,6 +272,22 @@ async def _read_to_end(response: aiohttp.ClientResponse) -> None:
         async with asyncio.timeout(END_TIMEOUT):
             while await response.content.readany():
                 pass
+
+
+def _read_prompt(fields: dict[str, Any], data: bytes) -> ThinkerPrompt:
+    """vLLM and SGLang return the ids; `polyvox think` returns hidden states and positions too."""
+    arrays = [_array(fields.get(name), data) for name in ("prompt_media_rows", "prompt_positions")]
+    return ThinkerPrompt(_ids(fields.get("prompt_token_ids"), data), *arrays)
+
+
+def _array(value: Any, data: bytes) -> NDArray[np.float32] | None:
+    if value is None:
+        return None
+    try:
+        flat = np.frombuffer(base64.b64decode(value["data"], validate=True), "<f4")
+        return flat.reshape(value["shape"]).astype(np.float32)
+    except (KeyError, TypeError, ValueError):
+        raise _invalid(data) from None
 
 
 def _ids(value: object, data: bytes) -> tuple[int, ...]:
