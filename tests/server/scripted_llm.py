@@ -115,6 +115,8 @@ class ScriptedLLM:
         if script.status != 200:
             return web.json_response(script.error, status=script.status, headers=script.headers)
         if not body.get("stream"):
+            for step in script.steps:
+                await asyncio.sleep(step if isinstance(step, float) else 0)
             return web.json_response(_completion(script))
         self.num_active += 1
         try:

@@ -140,6 +140,12 @@ def test_a_slow_llm_is_no_failure(client: httpx.Client, llm: ScriptedLLM) -> Non
     assert text_of(streamed(client)) == "One two three."
 
 
+def test_a_whole_text_may_take_longer_than_a_first_token(client: httpx.Client, llm: ScriptedLLM) -> None:
+    llm.script = Script(["One", 2.5 * TIMEOUT, " two."])
+    response = client.post(PATH, json=body(modalities=["text"]))
+    assert response.json()["choices"][0]["message"]["content"] == "One two."
+
+
 def test_an_answer_that_is_cut_in_a_word_is_spoken_to_its_end(client: httpx.Client, llm: ScriptedLLM) -> None:
     llm.script = Script(["One two thr"], finish_reason="length")
     *chunks, end, usage = streamed(client, stream_options={"include_usage": True})

@@ -155,7 +155,8 @@ class OpenAIThinker:
             model = {} if self._config.model is None else {"model": self._config.model}
             data = json.dumps({**body, **model}).encode()
             start = asyncio.get_running_loop().time()
-            response = await self._connect(data, start + self._config.first_token_timeout)
+            limit: TimeLimit = "llm_first_token_timeout" if body.get("stream") else "llm_timeout"
+            response = await self._connect(data, start, limit)
             try:
                 if response.status != 200:
                     raise await self._rejection(response)
@@ -165,16 +166,18 @@ class OpenAIThinker:
         finally:
             self._num_requests -= 1
 
-    async def _connect(self, data: bytes, deadline: float) -> aiohttp.ClientResponse:
+    async def _connect(self, data: bytes, start: float, limit: TimeLimit) -> aiohttp.ClientResponse:
+        """limit: of the time until the status arrives; without a stream that is the end of the answer."""
+        seconds = self._config.first_token_timeout if limit == "llm_first_token_timeout" else self._config.timeout
         headers = {"content-type": "application/json"}
         for attempt in range(MAX_ATTEMPTS):
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(start + seconds):
                     return await self._session.post(self._url, data=data, headers=headers, allow_redirects=False)
             except aiohttp.ConnectionTimeoutError:
                 raise self._timeout("llm_connect_timeout") from None
             except TimeoutError:
-                raise self._timeout("llm_first_token_timeout") from None
+                raise self._timeout(limit) from None
             except (aiohttp.ClientError, OSError) as error:
                 if attempt + 1 == MAX_ATTEMPTS:
                     message = f"The LLM cannot be reached: {_describe(error)}."

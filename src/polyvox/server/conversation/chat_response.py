@@ -130,7 +130,7 @@ class SpokenChatResponse(ChatResponse):
         thinker = state.conversation.require_llm()
         self._utterance = utterance = await state.synthesis.start(self._options, self._request_id, owner)
         try:
-            await utterance.precheck()  # before the LLM is asked: a rejected request must not cost tokens
+            await utterance.precheck(self._body)  # before the LLM is asked: a rejected request must not cost tokens
         except BaseException:
             await utterance.close()
             raise

@@ -96,17 +96,19 @@ class Utterance:
             self._next = first, asyncio.create_task(self._submit(first))
             await asyncio.shield(self._next[1])
 
-    async def precheck(self) -> None:
+    async def precheck(self, content: object) -> None:
         """Raises Overloaded if the engine would reject a live utterance now, before there is any text.
 
-        After it the first segment is retried like a later one: the client has been promised an answer.
+        content: equal when the client sends the request again. After the check the first segment is retried like a
+        later one: the client has been promised an answer.
         """
         assert self._request is not None
+        self._request = replace(self._request, fingerprint=_hash(content), owner=self.record.owner)
         try:
             trial = await self._service.submit(replace(self._request, live=True, layout="streaming"))
             trial.cancel()
-        except InvalidRequest:  # the engine checks its capacity first; a model may speak by tokens only
-            if not self._service.info.takes_conversations:
+        except InvalidRequest as error:  # the engine checks its capacity first; a model may speak by tokens only
+            if not (self._service.info.takes_conversations and error.field == "text"):
                 raise
         self._prechecked = True
 
@@ -308,7 +310,7 @@ class Utterance:
         )
         if segment.voice is not None:
             request = replace(request, voice=segment.voice)
-        if self._segment_index == 0:
+        if self._segment_index == 0 and not self._prechecked:
             request = replace(request, fingerprint=_fingerprint(self._options, segment.text))
         if segment.streaming is not None:
             request = replace(request, live=True, layout="streaming")
@@ -375,6 +377,10 @@ def _fingerprint(options: SynthesisOptions, first_text: str) -> int:
     """The same in every server process when a client sends a request again."""
     voice = options.voice if isinstance(options.voice, str) else None
     content = (options.text, first_text, voice, options.language, options.instructions, options.seed, options.format)
+    return _hash(content)
+
+
+def _hash(content: object) -> int:
     digest = hashlib.blake2b(repr(content).encode(errors="surrogatepass"), digest_size=7).digest()
     return int.from_bytes(digest, "big") + 1
 
