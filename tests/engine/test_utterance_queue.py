@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.schedulers import FRAME, GPU, SLOW, Fixture, build, new_stream
-from polyvox.engine.admission import Demand
+from polyvox.engine.admission import MAX_RETRY_SECONDS, Demand
 from polyvox.engine.load import MAX_SLOWDOWN, NUM_WINDOWS
 from polyvox.engine.reservations import CLAIM_LATE_SECONDS, MAX_RESERVATIONS, Reservation, Reservations
 from polyvox.engine.stream_state import StepPlan, StreamState
@@ -265,11 +265,19 @@ def test_reservations_that_are_not_claimed_expire_and_count_less() -> None:
 
 
 def test_the_number_of_reservations_is_bounded() -> None:
-    engine = build(SLOW, num_slots=3, max_queue=50, max_queue_seconds=10.0)
+    engine = build(GPU, num_slots=64, max_queue=500, max_queue_seconds=10.0)
     fill(engine)
     for fingerprint in range(1, MAX_RESERVATIONS + 100):
         rejected(engine, fingerprint, 0.0)
-    assert len(engine.admission.estimate.reservations) <= MAX_RESERVATIONS
+    assert len(engine.admission.estimate.reservations) == MAX_RESERVATIONS
+
+
+def test_a_turn_in_the_far_future_is_not_reserved() -> None:
+    engine = build(SLOW, num_slots=3, max_queue=50, max_queue_seconds=10.0)
+    fill(engine)
+    times = [rejected(engine, fingerprint, 0.0) for fingerprint in range(1, 401)]
+    assert max(times) == MAX_RETRY_SECONDS
+    assert len(engine.admission.estimate.reservations) == sum(time < MAX_RETRY_SECONDS for time in times)
 
 
 def test_a_free_slot_is_given_even_if_all_time_is_reserved() -> None:

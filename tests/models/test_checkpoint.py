@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 from polyvox.errors import CheckpointError
 from polyvox.models.hub import find_checkpoint
 from polyvox.models.layers.linear import checkpoint_tensors
+from polyvox.models.qwen3_tts import synthetic
 from polyvox.models.qwen3_tts.checkpoint import load_weights
 from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.synthetic import random_model, tiny_files, write_tiny
+from polyvox.models.registry import LoadOptions, get_family
 
 CPU = torch.device("cpu")
 
@@ -124,6 +126,17 @@ def test_a_tiny_checkpoint_is_the_same_for_the_same_seed(tmp_path: Path, checkpo
     name = "model.safetensors"
     assert (again / name).read_bytes() == (checkpoints / "base" / name).read_bytes()
     assert (again / name).read_bytes() != (other / name).read_bytes()
+
+
+def test_a_random_checkpoint_of_a_published_size_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "published_files", lambda _, kind: tiny_files(kind))  # the real ones have gigabytes
+    folder = synthetic.write_random(tmp_path / "random", "1.7B", CPU)
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in load_file(folder / "speech_tokenizer/model.safetensors").values()} == {
+        torch.float32
+    }
+    model = get_family("qwen3_tts").load(folder, "random", LoadOptions(CPU, torch.float32))
+    assert model.info().voices
 
 
 def test_random_weights_follow_their_seed() -> None:

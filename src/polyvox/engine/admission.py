@@ -34,7 +34,7 @@ RETRY_WAIT_SHARE = 0.25
 # come back, and the engine must not run dry.
 MIN_WAIT_SHARE = 0.1
 # The longest time to retry after. A turn that comes later is not reserved: few clients wait for so long.
-MAX_RETRY_SECONDS = 120.0
+MAX_RETRY_SECONDS = 300.0
 # Utterances of different owners get their turns until they have waited for this share of max_queue_seconds; then they
 # go in order of arrival, so that the promised wait is kept.
 TURN_SHARE = 0.5
