@@ -246,15 +246,15 @@ def run_server(
 ) -> None:
     """Serves in this process until a signal, or a first start of the engine that fails, stops it.
 
-    Raises the error if the application cannot be set up.
+    Raises PolyvoxError if the application cannot be set up.
     """
     log.info("server process started", extra={"pid": os.getpid()})
     if settings.workers:  # otherwise the engine is in this process
         limit_malloc()
     server = create_server(connect, settings, records, engine_failed, on_set_up, wyoming)
     server.run(sockets=[listener])
-    if server.set_up_error is not None:
-        raise server.set_up_error
+    if (error := server.set_up_error) is not None:
+        raise PolyvoxError(f"The server cannot be set up: {str(error) or repr(error)}") from error
 
 
 def run_workers(
@@ -290,7 +290,7 @@ def run_workers(
                 while reports.poll():
                     error = reports.recv()
                     if error is not None and not is_set_up:
-                        raise PolyvoxError(f"The server cannot be set up: {error}")
+                        raise PolyvoxError(error)
                     is_set_up = is_set_up or error is None
                 for index, process in enumerate(processes):
                     if process.is_alive():
