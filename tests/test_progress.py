@@ -5,12 +5,13 @@ import io
 import logging
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 from polyvox import progress
-from polyvox.caches import CACHE_DIR, TRITON_CACHE_DIR, cache_folder, set_up_triton_cache
+from polyvox.caches import CACHE_DIR, TRITON_CACHE_DIR, cache_folder, preload_triton, set_up_triton_cache
 from polyvox.errors import InvalidRequest
 from polyvox.progress import LOG_INTERVAL, ProgressBar, ProgressLog, StageTimes, listening, report
 from polyvox.tts import load
@@ -122,3 +123,13 @@ def test_no_listener_is_left_after_an_error() -> None:
     with pytest.raises(ValueError, match="stop"), listening(lambda *_: None):
         raise ValueError("stop")
     assert not progress._listeners
+
+
+def test_triton_and_the_hash_of_its_library_are_ready_when_the_weights_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = pytest.importorskip("triton.runtime.cache")
+    hashed = Mock()
+    monkeypatch.setattr(cache, "triton_key", hashed)
+    preload_triton().join(60)
+    hashed.assert_called_once_with()

@@ -2,6 +2,8 @@
 """The folder for what one start computes and the next one reuses: compiled kernels."""
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 from polyvox.errors import InvalidRequest
@@ -34,3 +36,21 @@ def set_up_triton_cache() -> None:
     if not os.access(folder, os.W_OK):
         raise InvalidRequest("cache_dir", str(folder.parent), "must be a folder that can be written")
     os.environ[TRITON_CACHE_DIR] = str(folder)
+
+
+def preload_triton() -> threading.Thread:
+    """Imports Triton in a thread, while the weights are loaded.
+
+    Also computes the hash of its library of 400 MB, which Triton needs to find a compiled kernel and then remembers.
+    """
+    thread = threading.Thread(target=_import_triton, name="polyvox-preload", daemon=True)
+    thread.start()
+    return thread
+
+
+def _import_triton() -> None:
+    with suppress(ImportError):  # not installed, or a version without this function
+        import triton.language  # noqa: F401
+        from triton.runtime.cache import triton_key
+
+        triton_key()

@@ -21,7 +21,7 @@ from polyvox.audio.excerpt import fit_recording
 from polyvox.audio.read import read_audio
 from polyvox.audio.samples import Samples
 from polyvox.audio.time_stretch import check_speed
-from polyvox.caches import set_up_triton_cache
+from polyvox.caches import preload_triton, set_up_triton_cache
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Result
@@ -313,6 +313,7 @@ def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     target = _parse_device(device)
     if target.type == "cuda":
         set_up_triton_cache()
+        preload_triton()
     if dtype == "auto":
         dtype = "bfloat16" if target.type == "cuda" else "float32"
     if not isinstance(dtype, str) or dtype not in DTYPES:

@@ -237,7 +237,8 @@ class Admission(Generic[S]):
         turn = wait
         if self._waits_for_turn(demand, wait, now):
             turn = self.estimate.turn(live, self._max_utterances(live), now)
-        if max(self.estimate.upper_bound(wait), turn) > limits.max_queue_seconds:
+        first_audio = max(self.estimate.upper_bound(wait), turn) + (self.load.start_seconds() if wait else 0.0)
+        if first_audio > limits.max_queue_seconds:
             reason = f"no slot is expected to be free within {limits.max_queue_seconds:g} s"
             raise Overloaded(f"all streams are taken, and {reason}", self._reject(demand, now))
         return wait

@@ -113,6 +113,10 @@ class LoadModel(Generic[S]):
         steps = -(-streams // self.limits.max_batch)  # that a frame of each stream takes
         return self.limits.frame_seconds / max(fixed * steps + each * streams, 1e-9)
 
+    def start_seconds(self) -> float:
+        """Seconds from the slot of a stream to its first audio while as many run as the capacity allows."""
+        return (DEFAULT_FIRST_CHUNK + 1) * self.limits.frame_seconds / self.speed()
+
     def first_chunk(self, now: float) -> int:
         """Frames of a first chunk: one if the next ones arrive before it is played, else DEFAULT_FIRST_CHUNK."""
         fixed, each = self.frame_cost()
