@@ -39,7 +39,17 @@ def test_this_machine_passes_all_checks(monkeypatch: pytest.MonkeyPatch, capsys:
     report = json.loads(out)
     assert report["ok"] is True
     found = {finding["subject"]: finding for finding in report["findings"]}
-    for subject in ("Python", "torch", "CPU", "embedded voice", "audio formats", "model 0.6B", "model 1.7B", "hub"):
+    for subject in (
+        "Python",
+        "torch",
+        "CPU",
+        "embedded voice",
+        "audio formats",
+        "model 0.6B",
+        "model 1.7B",
+        "model omni",
+        "hub",
+    ):
         assert found[subject]["state"] in ("ok", "warn"), found[subject]
     assert "× real time" in found["embedded voice"]["message"]
     assert "mp3" in found["audio formats"]["message"]
@@ -104,13 +114,14 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "A GPU, 24.0 GB of 48.0 GB free, compute capability 7.5" in finding.message
     device.major, device.minor = 9, 0
     assert one("gpus").state == "ok"
-    small, large = doctor.models()
+    small, large, omni = doctor.models()
     weights, stream, _ = doctor.model_needs("1.7B", torch.bfloat16)
-    assert (small.state, large.state) == ("ok", "ok")
+    assert (small.state, large.state, omni.state) == ("ok", "ok", "ok")
+    assert "per stream of 4607 positions" in omni.message
     assert f"capacity for {int((0.9 * free - weights) // stream)} streams" in large.message
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3_000_000_000, free))
-    small, large = doctor.models()
-    assert (small.state, large.state) == ("ok", "warn")
+    small, large, omni = doctor.models()
+    assert (small.state, large.state, omni.state) == ("ok", "warn", "warn")
     assert "does not fit" in large.message
     assert large.fix is not None
 

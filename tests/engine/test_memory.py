@@ -17,10 +17,11 @@ from polyvox.engine.memory import (
     fit_max_streams,
     usage_table,
 )
+from polyvox.engine.model_runner import ModelRunner
 from polyvox.errors import InvalidRequest
 
 STREAM = 100_000_000  # bytes
-AUTOMATIC = EngineConfig(max_streams=0)
+AUTOMATIC = EngineConfig(max_streams=0, context=1024)
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -54,7 +55,9 @@ def test_the_default_number_of_streams_is_limited() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("config", [EngineConfig(max_streams=171), EngineConfig(max_streams=3, memory_gb=0.29)])
+@pytest.mark.parametrize(
+    "config", [replace(AUTOMATIC, max_streams=171), replace(AUTOMATIC, max_streams=3, memory_gb=0.29)]
+)
 def test_streams_that_do_not_fit_are_rejected_with_the_number_that_fits(config: EngineConfig) -> None:
     most = 170 if config.memory_gb is None else 2  # graphs and workspaces need the rest
     expected = rf"at most {most} with a context of 1024 \(got {config.max_streams}\)"
@@ -80,6 +83,13 @@ def test_the_table_is_aligned_and_adds_up() -> None:
         "  keys and values    12.00 GB  64 streams",
         "  total              16.51 GB",
     ]
+
+
+def test_a_context_of_0_is_the_models_default(loaded: Loaded) -> None:
+    for checkpoint, context in (("custom_voice", 1024), ("omni-plain", 512 + 4095)):
+        model = loaded(checkpoint, "float32").model
+        assert ModelRunner(model, EngineConfig(max_streams=1)).config.context == context
+        assert ModelRunner(model, EngineConfig(max_streams=1, context=300)).config.context == 300
 
 
 def test_the_engine_logs_its_memory_usage_at_start(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:

@@ -89,6 +89,7 @@ def model_object(state: AppState) -> dict[str, Any]:
         "languages": list(info.languages),
         "takes_instructions": info.takes_instructions,
         "takes_phonemes": info.takes_phonemes,
+        "takes_conversations": info.takes_conversations,
         "designs_voices": info.designs_voices,
         "can_clone": info.can_clone,
         "sample_rate": state.engine.sample_rate,
