@@ -18,7 +18,21 @@ from polyvox.server.startup import Startup
 
 TRY_AGAIN_LATER = 1013  # close code of a WebSocket
 # For a browser, until the playground can be shown.
-STARTING_PAGE = '<!doctype html><html lang="en"><title>Polyvox</title><p>{}</p></html>'
+STARTING_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <meta name="color-scheme" content="light dark">
+  <title>Polyvox</title>
+  <style>
+    body {{ display: grid; min-height: 90vh; align-items: center; text-align: center }}
+    main {{ font: 1.125rem/1.6 system-ui, sans-serif }}
+  </style>
+</head>
+<body><main><h1>Polyvox</h1><p role="status">{}</p><p>This page reloads until the playground is ready.</p></main></body>
+</html>
+"""
 REFRESH_SECONDS = "2"
 
 

@@ -85,7 +85,9 @@ export class LoadTest {
       parts.push(`${underruns} ${underruns === 1 ? "underrun" : "underruns"}`);
     }
     const problems = new Set(this.rows.map((row) => row.problem).filter((problem) => problem !== null));
-    return { text: parts.join(" · "), problem: [...problems].slice(0, MAX_PROBLEMS).join(" ") };
+    const retries = this.rows.map((row) => row.retryAfter).filter((seconds) => seconds !== null);
+    const retry = retries.length ? [`Retry in ${Math.ceil(Math.min(...retries))} s.`] : [];
+    return { text: parts.join(" · "), problem: [...[...problems].slice(0, MAX_PROBLEMS), ...retry].join(" ") };
   }
 }
 

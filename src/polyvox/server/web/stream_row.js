@@ -14,6 +14,7 @@ export class StreamRow {
   state = "queued"; // then streaming, underrun (after the first one), finished; or rejected, failed, stopped
   firstAudio = null;
   problem = null;
+  retryAfter = null; // seconds
   seconds = 0; // since the test began
   series = new TimeSeries(MAX_POINTS);
   player = new SimulatedPlayer();
@@ -133,7 +134,7 @@ export class StreamRow {
     if (this.#stop.signal.aborted) return;
     const started = this.firstAudio !== null;
     this.state = error.overloaded && !started ? "rejected" : "failed";
-    const retry = error.retryAfter ? ` Retry in ${Math.ceil(error.retryAfter)} s.` : "";
-    this.problem = started ? "A stream ended early." : `${errorMessage(error)}${retry}`;
+    this.retryAfter = error.retryAfter ?? null;
+    this.problem = started ? "A stream ended early." : errorMessage(error);
   }
 }
