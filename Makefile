@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
+# The environments of clients that cannot share one: old versions, and packages with other dependencies.
+CLIENTS := .conformance/clients/node/.complete \
+	$(patsubst tests/conformance/environments/%.txt,.conformance/clients/%/.complete,$(wildcard tests/conformance/environments/*.txt))
+
 .PHONY: serve quick test soak conformance lint docs golden bench voice-check clean
 
 serve: $(VENV)/.runtime  ## start the server with the embedded voice
@@ -18,7 +22,7 @@ test: $(VENV)/.dev  ## all tests without GPU; three processes for two cores, bec
 soak: $(VENV)/.dev  ## long runs: kills, cancels, overload, random operations, ten minutes of mixed load (SOAK=long: two hours)
 	$(BIN)/python -m pytest tests/soak $(ARGS)
 
-conformance: .conformance/.complete  ## client packages and a browser against a real server (needs Chromium)
+conformance: .conformance/.complete $(CLIENTS)  ## client packages, old and new, and a browser against a real server (needs Chromium and npm)
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest tests/conformance -o filterwarnings=ignore $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff, the vocabulary check, mypy
@@ -73,4 +77,17 @@ $(VENV)/.docs: $(VENV)/.runtime
 	.conformance/bin/pip --disable-pip-version-check install --quiet --requirement tests/conformance/requirements.txt
 	.conformance/bin/pip --disable-pip-version-check install --quiet --no-deps --editable .
 	.conformance/bin/pip check
+	@touch $@
+
+.conformance/clients/node/.complete: tests/conformance/node/package.json
+	@command -v npm > /dev/null || { echo "conformance needs npm for the clients in Node: install Node.js"; exit 1; }
+	@echo "Setting up .conformance/clients/node …"
+	mkdir -p .conformance/clients/node && cp $< .conformance/clients/node/
+	npm install --silent --no-audit --no-fund --prefix .conformance/clients/node
+	@touch $@
+
+.conformance/clients/%/.complete: tests/conformance/environments/%.txt
+	@echo "Setting up .conformance/clients/$* …"
+	$(PYTHON) -m venv .conformance/clients/$*
+	.conformance/clients/$*/bin/pip --disable-pip-version-check install --quiet --requirement $<
 	@touch $@

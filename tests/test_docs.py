@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 # By tests/voices/test_command.py, tests/bench/test_bench_command.py and tests/server/test_conversation_docs.py
 RUN_ELSEWHERE = ("voices.md", "benchmark.md", "performance.md", "conversation.md")
+CLIENT_PAGES = "clients"  # a folder, by tests/conformance/test_client_pages.py
 HUB_ID = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
 
 
@@ -32,7 +33,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     """(page, text) of each fenced block of a language that is run here."""
     found = []
     for page in PAGES:
-        if page.name in RUN_ELSEWHERE:
+        if page.name in RUN_ELSEWHERE or page.parent.name == CLIENT_PAGES:
             continue
         for text in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             found.append((page.name, text))

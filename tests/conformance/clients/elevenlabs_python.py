@@ -31,7 +31,7 @@ for chunk in speech.convert_realtime(
 if hasattr(client, "text_to_dialogue"):
     turns = [{"text": "Hello.", "voice_id": RACHEL}, {"text": "Good evening.", "voice_id": "pNInz6obpgDQGcFmaJgB"}]
     assert b"".join(client.text_to_dialogue.stream(inputs=turns, output_format="pcm_24000"))
-if hasattr(client.pronunciation_dictionaries, "create_from_rules"):
+if hasattr(client, "pronunciation_dictionaries"):
     rule = {"string_to_replace": "ferry", "type": "alias", "alias": "boat"}
     made = client.pronunciation_dictionaries.create_from_rules(name="Terms", rules=[rule])
     locator = {"pronunciation_dictionary_id": made.id, "version_id": made.version_id}
