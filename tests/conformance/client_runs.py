@@ -58,6 +58,8 @@ RUNS = (
     ClientRun("LiveKit, ElevenLabs plugin", "livekit_elevenlabs.py", "livekit-old"),
     ClientRun("LiveKit, OpenAI plugin", "livekit_openai.py"),
     ClientRun("LiveKit, OpenAI plugin", "livekit_openai.py", "livekit-old"),
+    ClientRun("LiveKit, Cartesia plugin", "livekit_cartesia.py", "livekit-others"),
+    ClientRun("LiveKit, Deepgram plugin", "livekit_deepgram.py", "livekit-others"),
     ClientRun("Pipecat, ElevenLabs service", "pipecat_elevenlabs.py"),
     ClientRun("Pipecat, ElevenLabs service", "pipecat_elevenlabs.py", "pipecat-old"),
     ClientRun("Wyoming (Home Assistant)", "wyoming_python.py", "wyoming"),

@@ -18,7 +18,9 @@ from polyvox.engine.interface import AsyncEngine
 from polyvox.errors import PolyvoxError
 from polyvox.server.api import (
     batch,
+    cartesia,
     chat,
+    deepgram,
     elevenlabs,
     elevenlabs_account,
     elevenlabs_dialogue,
@@ -59,6 +61,8 @@ ROUTERS = (
     elevenlabs_dictionaries.file_router,  # before the paths with an id
     elevenlabs_dictionaries.router,
     elevenlabs_account.router,
+    cartesia.router,
+    deepgram.router,
     voices.router,
     ops.router,
     playground.router,

@@ -32,6 +32,8 @@ SYNTHESIS_PATHS = (
     "/v1/text-to-speech",
     "/v1/chat/completions",
     "/v1/text-to-dialogue",
+    "/v1/speak",
+    "/tts/bytes",
 )  # count towards the concurrency limits
 LATE_KEY_PATH = "/v1/text-to-speech/"  # these WebSockets may send their key in the first message
 # Prefixes of a key among the subprotocols of a WebSocket: ours, and the one of OpenAI's clients.
@@ -145,7 +147,8 @@ class AuthMiddleware:
 
 
 def _key_of(request: HTTPConnection) -> str:
-    key = bearer_token(request.headers.get("authorization", "")) or request.headers.get("xi-api-key", "")
+    key = bearer_token(request.headers.get("authorization", ""))
+    key = key or request.headers.get("xi-api-key", "") or request.headers.get("x-api-key", "")
     if not key and request.scope["type"] == "websocket":  # browsers cannot set headers of WebSockets
         key = request.query_params.get("api_key", "") or request.query_params.get("xi-api-key", "")
         key = key or bearer_token(request.query_params.get("authorization", ""))
@@ -164,9 +167,9 @@ def _is_key(protocol: str) -> bool:
 
 
 def bearer_token(authorization: str) -> str:
-    """The key of `Bearer …`; empty for other schemes."""
+    """The key of `Bearer …`, or of `Token …` as Deepgram's clients send it; empty for other schemes."""
     scheme, _, key = authorization.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    return key.strip() if scheme.lower() in ("bearer", "token") else ""
 
 
 def _invalid_key() -> APIError:
