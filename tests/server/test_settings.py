@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from polyvox.cli.main import app
+from polyvox.cli.main import build_app
 from polyvox.cli.serve import _print_summary
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
@@ -134,7 +134,7 @@ def test_every_field_of_the_engine_configuration_is_read() -> None:
 
 
 def test_every_setting_has_a_description_in_the_help_of_serve() -> None:
-    text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "500", "TERM": "dumb"}).stdout
+    text = CliRunner().invoke(build_app(), ["serve", "--help"], env={"COLUMNS": "500", "TERM": "dumb"}).stdout
     for name, field in Settings.model_fields.items():
         assert f"--{name.replace('_', '-')}" in text
         assert field.description is not None

@@ -2,23 +2,31 @@
 """The `polyvox` command. Results go to files or stdout, messages and logs to stderr."""
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from polyvox import __version__
-from polyvox.cli import bench, doctor, say, serve, think, voice
 from polyvox.cli.terminal import console, exit_code
 from polyvox.errors import PolyvoxError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command()(say.say)
-app.command()(serve.serve)
-app.command()(think.think)
-app.add_typer(voice.app, name="voice")
-app.add_typer(bench.app, name="bench")
-app.command()(doctor.doctor)
+COMMANDS = ("say", "serve", "think", "voice", "bench", "doctor")  # each is a module of this package
+
+
+def build_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands, whose modules are imported."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(polyvox)
+    for name in commands:
+        module = import_module(f"polyvox.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command()(getattr(module, name))
+    return app
 
 
 def _print_version(requested: bool) -> None:
@@ -27,7 +35,6 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def polyvox(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
@@ -38,8 +45,9 @@ def polyvox(
 
 def main() -> None:
     """Run the command. A PolyvoxError is printed as one line on stderr, without a traceback."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        app()
+        build_app([name] if name in COMMANDS else COMMANDS)()  # importing the others takes a quarter of a second
     except PolyvoxError as error:
         console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         sys.exit(exit_code(error))
