@@ -18,6 +18,7 @@ from polyvox.kernels.conv import (
     update_history,
     update_history_reference,
 )
+from polyvox.kernels.gpu import GPUS, Gpu
 from polyvox.kernels.snake import snake_coefficients, snake_reference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
@@ -154,12 +155,21 @@ def test_every_tile_gives_the_same_product(tile: tiles.Tile, monkeypatch: pytest
 @pytest.mark.parametrize("tile", tiles.TILES, ids=str)
 def test_every_tile_fits_a_multiprocessor(tile: tiles.Tile) -> None:
     """Operands in shared memory, accumulators in at most 128 of a thread's registers."""
-    assert tile.shared + tiles.SPARE <= tiles.SM_90.shared
+    assert tile.shared + tiles.SPARE <= GPUS[90].shared
     assert tile.rows * tile.columns <= 128 * 32 * tile.warps
 
 
 @pytest.mark.parametrize("shared", [48 << 10, 99 << 10, 163 << 10])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (32, 768), (1 << 16, 768), (1 << 22, 96)])
 def test_a_gpu_with_less_shared_memory_gets_a_tile_that_fits(rows: int, columns: int, shared: int) -> None:
-    chosen = tiles.choose_tile(rows, columns, 96, torch.float16, tiles.DeviceLimits(40, shared))
+    chosen = tiles.choose_tile(rows, columns, 96, torch.float16, Gpu(80, 40, shared))
     assert chosen.shared + tiles.SPARE <= shared
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=str)
+def test_every_architecture_has_the_largest_tile(gpu: Gpu) -> None:
+    """With fewer stages where shared memory is small."""
+    chosen = tiles.choose_tile(1 << 20, 768, 768, torch.float16, gpu)
+    assert (chosen.rows, chosen.columns) == (128, 192)
+    assert chosen.stages >= 2
+    assert chosen.shared + tiles.SPARE <= gpu.shared

@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.snake import apply_snake
-from polyvox.kernels.tiles import choose_tile, device_limits
+from polyvox.kernels.tiles import choose_tile
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -131,7 +132,7 @@ def causal_conv(
     act = torch.empty(shape, dtype=x.dtype, device=x.device) if snake is not None else raw
     added = channels_last(add) if add is not None else rows
     rate, height = snake if snake is not None else (taps.bias, taps.bias)
-    tile = choose_tile(batch * columns, width, inputs, rows.dtype, device_limits(rows.device))
+    tile = choose_tile(batch * columns, width, inputs, rows.dtype, gpu_of(rows.device))
     tile_rows, tile_columns = -(-batch * columns // tile.rows), -(-width // tile.columns)
     ieee = rows.dtype != torch.float32 or not torch.backends.cudnn.allow_tf32
     conv_kernel[(tile_rows * tile_columns,)](

@@ -2,8 +2,8 @@
 """Tile sizes of matrix products, chosen from the shape and a table, never by autotuning.
 
 The cost model is waves of tiles over the multiprocessors, each as long as the tile's area divided by how well such a
-tile uses the tensor cores. The efficiencies are for sm_90 (`benchmarks/codec_kernels.py --parts tune` measures them); a
-GPU with less shared memory skips the tiles that do not fit.
+tile uses the tensor cores. The efficiencies are measured on sm_90 (`benchmarks/codec_kernels.py --parts tune`) and
+assumed for other architectures, whose tiles have the stages that fit their shared memory.
 """
 
 from dataclasses import dataclass, replace
@@ -11,19 +11,10 @@ from functools import cache
 
 import torch
 
+from polyvox.kernels.gpu import GPUS, Gpu
+
 MIN_TILE = 16  # minimum rows, columns and depth of a tensor core operand
 SPARE = 2 << 10  # bytes of shared memory reserved beside the operands
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLimits:
-    """The device properties that limit tiles."""
-
-    multiprocessors: int
-    shared: int  # bytes of shared memory per program
-
-
-SM_90 = DeviceLimits(132, 227 << 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +50,33 @@ TILES = (
 )
 
 
-@cache
-def device_limits(device: torch.device) -> DeviceLimits:
-    """Limits of a device; Triton's interpreter uses those of sm_90."""
-    if device.type != "cuda":
-        return SM_90
-    from triton.runtime import driver
-
-    properties = driver.active.utils.get_device_properties(device.index)
-    return DeviceLimits(properties["multiprocessor_count"], properties["max_shared_mem"])
-
-
-def choose_tile(rows: int, columns: int, inputs: int, dtype: torch.dtype, limits: DeviceLimits = SM_90) -> Tile:
+def choose_tile(rows: int, columns: int, inputs: int, dtype: torch.dtype, gpu: Gpu = GPUS[90]) -> Tile:
     """The tile of a product of rows × columns that reduces over `inputs` channels per tap."""
     if dtype == torch.float32:
         # float32 gains nothing from large tiles: use one that fits every GPU.
         best = Tile(64, 32, 0, 32, 4, 2, 1.0)
     else:
-        fitting = [tile for tile in TILES if tile.shared + SPARE <= limits.shared]
         best = min(
-            fitting,
-            key=lambda tile: _num_waves(tile, rows, columns, limits) * tile.rows * tile.columns / tile.efficiency,
+            fitting_tiles(gpu),
+            key=lambda tile: _num_waves(tile, rows, columns, gpu) * tile.rows * tile.columns / tile.efficiency,
         )
     return replace(best, depth=_depth(best.depth, inputs))
 
 
-def _num_waves(tile: Tile, rows: int, columns: int, limits: DeviceLimits) -> int:
+@cache
+def fitting_tiles(gpu: Gpu) -> tuple[Tile, ...]:
+    """The tiles with as many stages as fit a GPU's shared memory, at least two."""
+    tiles = []
+    for tile in TILES:
+        stages = min(tile.stages, (gpu.shared - SPARE) // (tile.shared // tile.stages))
+        if stages >= 2:
+            tiles.append(replace(tile, stages=stages))
+    return tuple(tiles)
+
+
+def _num_waves(tile: Tile, rows: int, columns: int, gpu: Gpu) -> int:
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
-    return -(-tiles // limits.multiprocessors)
+    return -(-tiles // gpu.multiprocessors)
 
 
 def _depth(max_depth: int, inputs: int) -> int:

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel launch of every published model compiles for each GPU architecture, and fits it; no GPU is needed."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from polyvox.kernels.gpu import GPUS
+
+PROGRAM = Path(__file__).parents[1] / "kernels" / "compiling.py"
+STREAMS = 256
+MODELS = "0.6B,1.7B"
+
+
+def compile_launches(architecture: int) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(PROGRAM), "--gpu", str(architecture), "--model", MODELS, "--streams", str(STREAMS)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[int, "subprocess.CompletedProcess[str]"]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(GPUS, pool.map(compile_launches, GPUS), strict=True))
+
+
+@pytest.mark.parametrize("architecture", GPUS)
+def test_every_launch_compiles_and_fits(
+    architecture: int, compiled: dict[int, "subprocess.CompletedProcess[str]"]
+) -> None:
+    result = compiled[architecture]
+    assert result.returncode == 0, result.stderr[-4000:]
+    kernels = {line["kernel"]: line for line in map(json.loads, result.stdout.splitlines())}
+    assert len(kernels) >= 14
+    assert all(line["shared"] <= GPUS[architecture].shared for line in kernels.values())
+    sys.stdout.write(result.stdout)
