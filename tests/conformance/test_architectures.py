@@ -11,14 +11,23 @@ from pathlib import Path
 import pytest
 
 from polyvox.kernels.gpu import GPUS
+from polyvox.models.registry import published_sizes
 
 PROGRAM = Path(__file__).parents[1] / "kernels" / "compiling.py"
 STREAMS = 256
-MODELS = "0.6B,1.7B"
 
 
 def compile_launches(architecture: int) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(PROGRAM), "--gpu", str(architecture), "--model", MODELS, "--streams", str(STREAMS)]
+    command = [
+        sys.executable,
+        str(PROGRAM),
+        "--gpu",
+        str(architecture),
+        "--model",
+        ",".join(published_sizes()),
+        "--streams",
+        str(STREAMS),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
 

@@ -98,8 +98,6 @@ def engine_launches(gpu: Gpu, model: str, streams: int) -> list[Launch]:
     Kernel.__getitem__ = record  # type: ignore[method-assign]
     with kernels.enabled_on_cpu(), assume(gpu), torch.inference_mode():
         speech = random_model(model, META, torch.bfloat16)
-        speech.generator.talker.precompute()
-        speech.vocoder.codec.narrow(torch.float16)
         config = EngineConfig(max_streams=streams)
         generator = GeneratorRunner(speech.generator, config, fixed_sizes=True)
         vocoder = VocoderRunner(speech.vocoder, generator.state.codes, streams, small_model=False, fixed_sizes=True)
@@ -138,7 +136,7 @@ def compile_for(launch: Launch, gpu: Gpu) -> Usage:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="90", help=f"architectures, of {', '.join(map(str, GPUS))}")
-    parser.add_argument("--model", default="1.7B", help="published sizes")
+    parser.add_argument("--model", default="1.7B,omni", help="published sizes")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--first", action="store_true", help="one launch of each kernel only")
     arguments = parser.parse_args()

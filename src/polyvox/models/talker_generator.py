@@ -133,7 +133,7 @@ class TalkerGeneratorState:
         self.generator = generator
         talker, device, dtype = generator.config, generator.device, generator.dtype
         hidden = generator.hidden_size
-        if device.type == "cuda":
+        if device.type != "cpu":
             generator.talker.precompute()
 
         def integers(*shape: int) -> Tensor:

@@ -46,7 +46,7 @@ def empty_model(
     model.text_embedding.to(dtype)
     model.talker.to(dtype)
     model.code2wav.to(torch.promote_types(dtype, torch.float32))
-    if vocoder_device.type == "cuda" and dtype.itemsize < torch.float32.itemsize:
+    if vocoder_device.type != "cpu" and dtype.itemsize < torch.float32.itemsize:
         model.code2wav.narrow(torch.float16)
     model.to_empty(device=device)
     if vocoder_device != device:

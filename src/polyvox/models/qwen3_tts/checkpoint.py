@@ -60,7 +60,7 @@ def empty_model(
     for part in (model.codec, model.encoders):
         if part is not None:
             part.to(torch.promote_types(dtype, torch.float32))
-    if vocoder_device.type == "cuda" and dtype.itemsize < torch.float32.itemsize:
+    if vocoder_device.type != "cpu" and dtype.itemsize < torch.float32.itemsize:
         model.codec.narrow(torch.float16)
     model.to_empty(device=device)
     if vocoder_device != device:
