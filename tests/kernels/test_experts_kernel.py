@@ -8,11 +8,14 @@ from torch import Tensor
 from polyvox.kernels.experts import (
     combine,
     combine_reference,
+    expert_tile,
     multiply,
     multiply_reference,
     route,
     route_reference,
 )
+from polyvox.kernels.gpu import GPUS, Gpu
+from polyvox.kernels.tiles import SPARE
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -94,3 +97,9 @@ def test_the_sum_equals_its_reference(with_residual: bool, dtype: torch.dtype) -
     residual = random(3, 40, dtype=dtype, seed=3) if with_residual else None
     ours, theirs = combine(outputs, shared, gate, residual), combine_reference(outputs, shared, gate, residual)
     torch.testing.assert_close(ours, theirs, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=str)
+@pytest.mark.parametrize("num_pairs", [6, 48, 96, 1536, 12288])
+def test_the_tiles_fit_every_architecture(num_pairs: int, gpu: Gpu) -> None:
+    assert expert_tile(num_pairs, 128, torch.bfloat16, gpu).shared + SPARE <= gpu.shared

@@ -19,15 +19,17 @@ Bytes: the weights of every chosen expert once per BLOCK_M of its pairs; rows fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyvox.kernels.gpu import GPUS, Gpu, gpu_of
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.silu_mul import silu_mul_reference
+from polyvox.kernels.tiles import SPARE
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -47,8 +49,13 @@ class ExpertTile:
     warps: int
     stages: int
 
+    @property
+    def shared(self) -> int:
+        """Shared memory of all stages' operands in bytes: rows, gate and up, in a 16-bit type."""
+        return self.stages * self.depth * (self.rows + 2 * self.columns) * 2
 
-def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTile:
+
+def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype, gpu: Gpu = GPUS[90]) -> ExpertTile:
     """The tile for this many pairs: narrow while few experts are read, so that all multiprocessors have work.
 
     Measured on an H200, 20 layers of 128 experts with 6 chosen, in ms: 0.24 (1 row), 0.42 (4), 0.64 (8), 1.56 (64),
@@ -58,8 +65,10 @@ def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertT
     if dtype == torch.float32:
         return ExpertTile(rows, 32, 32, 4, 2)
     if 4 * num_pairs <= num_experts:
-        return ExpertTile(rows, 32, 128, 4, 3)
-    return ExpertTile(rows, 64, 64 if 2 * num_pairs < num_experts else 128, 4, 3)
+        tile = ExpertTile(rows, 32, 128, 4, 3)
+    else:
+        tile = ExpertTile(rows, 64, 64 if 2 * num_pairs < num_experts else 128, 4, 3)
+    return tile if tile.shared + SPARE <= gpu.shared else replace(tile, depth=tile.depth // 2)
 
 
 def max_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
@@ -109,7 +118,7 @@ def multiply(rows: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> T
     activated = torch.empty(count * num_chosen, inner, dtype=rows.dtype, device=rows.device)
     out = torch.empty(count, num_chosen, hidden, dtype=rows.dtype, device=rows.device)
     num_pairs = count * num_chosen
-    tile = expert_tile(num_pairs, experts, rows.dtype)
+    tile = expert_tile(num_pairs, experts, rows.dtype, gpu_of(rows.device))
     tiles = max_tiles(num_pairs, experts, tile.rows)
     precision = "ieee" if rows.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32 else "tf32"
     common = {
