@@ -2,7 +2,7 @@
 
 export class WordTimes {
   #words = []; // {start, end} in seconds of the audio, {from, to} in the text (UTF-16)
-  #sentences = [];
+  #sentences = []; // those without times of their words
   #indexOf = (position) => position;
   #text = "";
 
@@ -26,7 +26,9 @@ export class WordTimes {
   // Adds the entries of a message; `seconds` is where the audio that they count from begins.
   add(message, seconds) {
     if (message.type === "audio.words") this.#words.push(...message.words.map((word) => this.#entry(word, seconds)));
-    if (message.type === "audio.segment") this.#sentences.push(this.#entry(message.segment, seconds));
+    if (message.type !== "audio.segment") return;
+    const sentence = this.#entry(message.segment, seconds); // comes after its words
+    if (!this.#words.some(({ from, to }) => from >= sentence.from && to <= sentence.to)) this.#sentences.push(sentence);
   }
 
   // What is spoken at a time: the word, or the sentence where words have no times; null before the first.
