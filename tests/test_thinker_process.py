@@ -22,7 +22,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         commands.append(command)
         return popen(["cat"], **options)
 
-    monkeypatch.setattr(thinker_process.subprocess, "Popen", start)
+    monkeypatch.setattr("polyvox.cli.thinker_process.subprocess.Popen", start)
     monkeypatch.setattr(thinker_process, "find_spec", lambda _: True)
     return commands
 

@@ -3,6 +3,8 @@
 
 import base64
 import io
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import openai
 import pytest
 
 from conformance.capture import SAMPLE_RATE
+from conformance.client_runs import ENVIRONMENTS, HERE, NODE
 from conformance.server_process import TIMEOUT, ServerProcess, run_server
 from polyvox.audio import read_audio
 from server.scripted_llm import Action, Script, ScriptedLLM, scripted_llm
@@ -136,3 +139,17 @@ def test_the_talking_assistant_answers_each_line(chat_server: ServerProcess, llm
     assert done.stdout == f"{ANSWER}\n{ANSWER}\n"
     assert output.stat().st_size > 4 * SAMPLE_RATE
     assert [message["role"] for message in llm.requests[-1]["messages"]] == ["system", "user", "assistant", "user"]
+
+
+def test_the_package_for_node_receives_text_audio_and_errors(chat_server: ServerProcess, llm: ScriptedLLM) -> None:  # noqa: ARG001
+    script = shutil.copy(HERE / NODE / "openai_chat.mjs", ENVIRONMENTS / NODE)  # modules are found beside a script only
+    command = ["node", str(script), chat_server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    received = json.loads(done.stdout)
+    assert received["content"] == received["streamed"]["transcript"] == ANSWER
+    assert received["numBytes"] > 2 * SAMPLE_RATE
+    assert received["streamed"]["numBytes"] > 2 * SAMPLE_RATE
+    assert received["streamed"]["finishReason"] == "stop"
+    assert received["streamed"]["usage"]["completion_tokens_details"]["audio_tokens"] > 0
+    assert received["error"] == {"status": 400, "param": "audio.voice"}
