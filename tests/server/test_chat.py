@@ -20,6 +20,8 @@ from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
 from server.scripted_llm import MODEL, PROMPT_TOKENS, Action, Script, ScriptedLLM, scripted_llm
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}]
 KEY = "the-key-of-the-llm"
 PATH = "/v1/chat/completions"

@@ -19,6 +19,8 @@ from server.live_server import RunningServer, serving
 from server.scripted_llm import Action, Script, ScriptedLLM, Step, scripted_llm
 from server.test_chat import PATH, body, streamed, text_of
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 0.3  # seconds of every time limit
 WORDS = [f" word{index}" for index in range(50)]
 SLOW: list[Step] = ["One two three. Four", *(1000 * (0.05, " more"))]  # it does not end in the time of a test

@@ -23,6 +23,8 @@ from server.live_server import RunningServer, serving
 from server.scripted_llm import Action, Script, ScriptedLLM, Step, scripted_llm
 from server.test_chat import PATH, audio_of, body, streamed, text_of
 
+pytestmark = pytest.mark.slow
+
 MAX_DIFFERENCE = 1  # of 16-bit samples: the reference is rounded to float32
 
 

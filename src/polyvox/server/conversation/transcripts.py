@@ -2,9 +2,9 @@
 """Transcripts of earlier answers: clients refer to them in the history by the id of their audio."""
 
 import secrets
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest
@@ -18,19 +18,19 @@ class TranscriptStore:
     """The transcripts of one server process, by the key that made them and the id of their audio."""
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
-        self._max_chars, self._num_chars = max_chars, 0
+        self._max_chars, self.num_chars = max_chars, 0  # of all transcripts
         self._texts: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
 
     def put(self, owner: str, audio_id: str, text: str) -> None:
-        self._texts[owner, audio_id] = time.monotonic() + LIFETIME, text
-        self._num_chars += len(text)
-        now = time.monotonic()
-        while self._texts and (self._num_chars > self._max_chars or next(iter(self._texts.values()))[0] < now):
-            self._num_chars -= len(self._texts.popitem(last=False)[1][1])
+        self._texts[owner, audio_id] = monotonic() + LIFETIME, text
+        self.num_chars += len(text)
+        now = monotonic()
+        while self._texts and (self.num_chars > self._max_chars or next(iter(self._texts.values()))[0] < now):
+            self.num_chars -= len(self._texts.popitem(last=False)[1][1])
 
     def get(self, owner: str, audio_id: str) -> str | None:
         expires, text = self._texts.get((owner, audio_id), (0.0, ""))
-        return text if time.monotonic() < expires else None
+        return text if monotonic() < expires else None
 
     def resolve(self, owner: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages with text in place of the audio of earlier answers; raises InvalidRequest for an unknown id."""
