@@ -235,7 +235,7 @@ BAD = [
     '{"type": "input.text", "text": "' + "x" * 6000 + '"}',
     '{"type": "session.config", "voice": "nobody-of-this-name"}',
     '{"type": "session.config", "speed": 99}',
-    '{"type": "session.config", "word_timestamps": true}',
+    '{"type": "session.config", "timestamp_granularities": ["letter"]}',
     '{"type": "session.config", "split_granularity": "word"}',
     '{"type": "session.config", "response_format": "pcm", "sample_rate": 7}',
     '{"type": "session.config", "ref_audio": "data:,x"}',

@@ -40,10 +40,16 @@ class InlineNormalizer:
         self._word_rules = [rule for rule in self._rules if not rule.starts_with_number]
         self._rates: list[float] = []  # of open <prosody> elements
 
-    def read(self, text: str, at: int = 0) -> None:
-        """Normalise a text from a position on; the text before it is context."""
+    def read(self, text: str, at: int = 0, origin: int | None = None) -> None:
+        """Normalise a text from a position on; the text before it is context.
+
+        origin: position of the text in the whole; None within a piece of text whose position is recorded as a whole.
+        """
         while at < len(text):
-            at = self._step(text, at)
+            after = self._step(text, at)
+            if origin is not None:
+                self._writer.mark(origin + at, text[at:after])
+            at = after
 
     def note(self, kind: str, source: str) -> None:
         self.notes.append(Note(kind, source))

@@ -5,6 +5,7 @@ import html
 import re
 
 from polyvox.text.parts import Note
+from polyvox.text.position_map import PositionMap
 
 MAX_PAUSE = 10.0  # seconds
 STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 1.0, "x-strong": 1.5}
@@ -101,10 +102,14 @@ def unescape(entity: str) -> str:
 
 
 class HiddenSpanFilter:
-    """Removes hidden content from streamed text: the reasoning of a language model, comments, scripts."""
+    """Removes hidden content from streamed text: the reasoning of a language model, comments, scripts.
 
-    def __init__(self) -> None:
+    positions: records where the characters of the text went.
+    """
+
+    def __init__(self, positions: PositionMap | None = None) -> None:
         self.notes: list[Note] = []
+        self._positions = positions
         self._pending = ""
         self._before = ""
         self._ends = ""
@@ -124,7 +129,7 @@ class HiddenSpanFilter:
                 stop = found + len(self._ends) if found >= 0 else len(text)
                 if found < 0 and not end:
                     stop -= _partial(lower, at, (self._ends,))
-                self._source.append(text[at:stop])
+                self._hide(text[at:stop])
                 at = stop
                 if found < 0 and not end:
                     break
@@ -138,19 +143,28 @@ class HiddenSpanFilter:
                 start, tag = (
                     min(starts) if starts else (len(text) - (0 if end else _partial(lower, at, tuple(HIDDEN))), "")
                 )
-                shown = text[at:start]
-                visible.append(shown)
-                self._before = shown[-1:] or self._before
+                visible.append(self._show(text[at:start]))
                 at = start + len(tag)
                 if not tag:
                     break
                 if self._before == "`":  # the text quotes the tag as code
-                    visible.append(text[start:at])
-                    self._before = ">"
+                    visible.append(self._show(text[start:at]))
                 else:
-                    self._ends, self._source = HIDDEN[tag], [text[start:at]]
+                    self._ends = HIDDEN[tag]
+                    self._hide(text[start:at])
         self._pending = text[at:]
         return "".join(visible)
+
+    def _show(self, text: str) -> str:
+        self._before = text[-1:] or self._before
+        if self._positions is not None:
+            self._positions.copy(len(text))
+        return text
+
+    def _hide(self, text: str) -> None:
+        self._source.append(text)
+        if self._positions is not None:
+            self._positions.replace(len(text), 0)
 
 
 def _partial(text: str, at: int, tags: tuple[str, ...]) -> int:

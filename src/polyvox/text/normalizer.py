@@ -3,11 +3,15 @@
 
 from itertools import chain
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from polyvox.text.inline_normalizer import CONTEXT, InlineNormalizer
 from polyvox.text.languages.english.number_words import cardinal
 from polyvox.text.markup import FENCE, PREFIX, RULE_LINE, HiddenSpanFilter
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note, Part, Words, merge_parts
+from polyvox.text.position_map import PositionMap
 from polyvox.text.split_points import MAX_SEGMENT, WINDOW, SplitPointFinder
 from polyvox.text.ssml import SsmlReader
 from polyvox.text.text_rules import TextRules
@@ -19,15 +23,19 @@ class TextNormalizer:
 
     It buffers the last word, which may still grow, and what a rule may match together with it: a number before a word,
     an open bracket or tag. At most MAX_SEGMENT + MAX_SPAN characters and one grapheme cluster are pending.
+    track_positions: record for `spoken_positions` where the characters of the text went.
     """
 
-    def __init__(self, rules: TextRules | None = None) -> None:
+    def __init__(self, rules: TextRules | None = None, track_positions: bool = False) -> None:
         self._rules = rules or TextRules()
-        self._ssml, self._writer = SsmlReader(), PartWriter()
-        self._cleaner, self._hidden = UnicodeCleaner(), HiddenSpanFilter()
+        # Of each stage, in order.
+        self._positions = [PositionMap() if track_positions else None for _ in range(4)]
+        self._ssml, self._writer = SsmlReader(self._positions[0]), PartWriter(self._positions[3])
+        self._new_filters()
         self._inline = InlineNormalizer(self._rules, self._writer)
         self._split_points = SplitPointFinder(self._rules.english, self._rules.lexicon)
         self._text, self._at = "", 0
+        self._text_start = 0  # position of _text in the output of the filters
         self._line_start = True
         self._fence, self._code, self._code_lines = "", list[str](), 0
         if self._rules.enabled and not self._rules.english:
@@ -39,6 +47,14 @@ class TextNormalizer:
     def notes(self) -> list[Note]:
         """What was changed or left out so far."""
         return [*self._notes, *self._cleaner.notes, *self._hidden.notes, *self._inline.notes]
+
+    def spoken_positions(self, positions: ArrayLike) -> NDArray[np.float64]:
+        """Positions in the words of all parts so far, for positions in the text, which ascend."""
+        found = np.asarray(positions, np.float64)
+        for stage in self._positions if self._rules.enabled else ():
+            assert stage is not None, "positions are not tracked"
+            found = stage(found)
+        return found
 
     def append(self, piece: str) -> list[Part]:
         """The parts that are complete after this piece; raises InvalidRequest for malformed SSML."""
@@ -52,14 +68,18 @@ class TextNormalizer:
             return []
         parts = self._end_text(self._ssml.flush())
         self._notes += [*self._cleaner.notes, *self._hidden.notes]
-        self._cleaner, self._hidden, self._line_start = UnicodeCleaner(), HiddenSpanFilter(), True
-        self._text, self._at = "", 0
+        self._new_filters()
+        self._text_start += len(self._text)
+        self._text, self._at, self._line_start = "", 0, True
         self._writer.restart()
         return parts
 
     def finish(self) -> list[Part]:
         """The remaining parts; raises InvalidRequest if an SSML document is not complete."""
         return self._end_text(self._ssml.finish()) if self._rules.enabled else []
+
+    def _new_filters(self) -> None:
+        self._cleaner, self._hidden = UnicodeCleaner(self._positions[1]), HiddenSpanFilter(self._positions[2])
 
     def _end_text(self, text: str) -> list[Part]:
         return self._read(self._hidden.append(self._cleaner.append(text, end=True), end=True), end=True)
@@ -88,7 +108,7 @@ class TextNormalizer:
             self._close_code()
             self._writer.end_line()
         start = max(0, self._at - CONTEXT)
-        self._text, self._at = self._text[start:], self._at - start
+        self._text, self._at, self._text_start = self._text[start:], self._at - start, self._text_start + start
         return self._writer.take()
 
     def _render(self, segment: str) -> None:
@@ -98,6 +118,7 @@ class TextNormalizer:
             return
         context = self._text[max(0, self._at - CONTEXT) : self._at]
         text, at = context + segment, len(context)
+        origin = self._text_start + self._at - len(context)
         if self._line_start and segment.strip():
             self._line_start = False
             if fence := FENCE.fullmatch(segment):
@@ -110,16 +131,17 @@ class TextNormalizer:
             ):
                 self._writer.paragraph()
                 return
-            at = self._prefixes(text, at)
-        self._inline.read(text, at)
+            at = self._prefixes(text, at, origin)
+        self._inline.read(text, at, origin)
 
-    def _prefixes(self, text: str, at: int) -> int:
+    def _prefixes(self, text: str, at: int, origin: int) -> int:
         while (prefix := PREFIX.match(text, at)) and prefix.end() > at:
             self._writer.structured |= not prefix["quote"]
             if prefix["number"]:
                 self._writer.say(f"{cardinal(prefix['number'])}," if self._rules.english else prefix[0], sentence=True)
             if prefix["task"] and self._rules.english:
                 self._writer.say("to do:" if prefix["task"] == " " else "done:")
+            self._writer.mark(origin + at, prefix[0])
             at = prefix.end()
             if prefix["row"] or prefix["heading"] or prefix["number"]:
                 break
@@ -151,6 +173,7 @@ class TextNormalizer:
         self._fence, self._code, self._line_start = "", [], True
         if self._rules.english:
             self._writer.say(f"Code block, {cardinal(str(lines))} {'line' if lines == 1 else 'lines'}, left out.")
+            self._writer.mark(self._text_start + self._at, "")
 
 
 def normalize_text(text: str, rules: TextRules | None = None) -> list[Part]:

@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects normalised text into parts: spacing, punctuation at line ends, pauses."""
 
+import re
+
 from polyvox.text.parts import Part, Pause, Rate, Words
+from polyvox.text.position_map import PositionMap
 
 _CLOSING = ")]}%!?.,;:…"
 _STOPS = ".!?…"
 _ENDS = ".!?,;:…—–-。！？，；："
+_WORD = re.compile(r"\S+")
 
 
 class PartWriter:
-    """Collects parts. The result does not depend on when `take` is called."""
+    """Collects parts. The result does not depend on when `take` is called.
 
-    def __init__(self) -> None:
+    positions: records the positions of what was written, by `mark`.
+    """
+
+    def __init__(self, positions: PositionMap | None = None) -> None:
+        self._positions = positions
+        self._num_chars = 0  # of all words
+        self._unmarked: list[str] = []  # written since the last mark
         self.structured = False  # the line is a heading, a list item or a table row
         self._parts: list[Part] = []
         self._text: list[str] = []
@@ -71,6 +81,7 @@ class PartWriter:
             self._gap = ""
             self._put(".", False)
             self._after_words = False
+            self._unmarked.clear()
 
     def pause(self, seconds: float) -> None:
         self._split(Pause(seconds))
@@ -78,6 +89,22 @@ class PartWriter:
     def rate(self, value: float) -> None:
         """Change the speaking rate of the text that follows."""
         self._split(Rate(value))
+
+    def mark(self, position: int, source: str) -> None:
+        """Records that the text since the last mark was written for a piece of the source."""
+        if self._positions is None or not self._unmarked:
+            return
+        text = "".join(self._unmarked)
+        start = self._num_chars - len(text)
+        self._positions.add(position, start)
+        if len(text) != len(source):
+            words, spoken = list(_WORD.finditer(source)), list(_WORD.finditer(text))
+            if len(words) == len(spoken):  # word by word
+                for word, said in zip(words, spoken, strict=True):
+                    self._positions.add(position + word.start(), start + said.start())
+                    self._positions.add(position + word.end(), start + said.end())
+        self._positions.add(position + len(source), self._num_chars)
+        self._unmarked.clear()
 
     def take(self) -> list[Part]:
         """The parts since the last call."""
@@ -105,7 +132,11 @@ class PartWriter:
         gap = self._gap or (" " if apart else "")
         if self._comma and self._last not in _ENDS:
             gap = ", "
-        self._text.append((gap if self._last else "") + text)
+        gap = gap if self._last else ""
+        self._text.append(gap + text)
+        if self._positions is not None:
+            self._num_chars += len(gap) + len(text)
+            self._unmarked.append(gap + text if self._unmarked else text)
         self._last, self._gap, self._comma = text[-1], "", False
 
     def _flush(self) -> None:

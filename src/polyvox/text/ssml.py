@@ -5,6 +5,7 @@ import html
 from xml.parsers import expat
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.text.position_map import PositionMap
 
 MAX_DEPTH = 64  # of nested elements
 MAX_ELEMENT = (
@@ -31,9 +32,11 @@ class SsmlReader:
 
     The result has <break>, <prosody>, <sub>, <say-as>, <phoneme>, <sentence> and <paragraph> in one form; other tags
     are removed. Text after </speak> may be another document. The result does not depend on the fragmentation.
+    positions: records where the characters of the text went.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, positions: PositionMap | None = None) -> None:
+        self._positions = positions
         self._pending = ""  # text that may be the start of a document
         self._is_plain = self._has_failed = False
         self._document: _Document | None = None
@@ -45,6 +48,7 @@ class SsmlReader:
     def append(self, piece: str) -> str:
         """The text that is complete after this piece; raises InvalidRequest with the position of an error, once."""
         if self._is_plain:
+            self._copy(piece)
             return piece
         if self._has_failed:
             return ""
@@ -57,6 +61,7 @@ class SsmlReader:
     def flush(self) -> str:
         """The pending text. A document may continue; other text may start one."""
         text, self._pending, self._is_plain = self._pending, "", False
+        self._copy(text)
         return text
 
     def finish(self) -> str:
@@ -80,15 +85,25 @@ class SsmlReader:
                     break
                 if not is_document:
                     self._is_plain = True
+                    self._copy(text)
                     found.append(text)
                     break
-                self._document, text = _Document(), _without_space(text)
+                document = _without_space(text)
+                if self._positions is not None:
+                    self._positions.replace(len(text) - len(document), 0)
+                self._document, text = _Document(self._positions), document
             text = self._document.feed(text)
             found.append(self._document.take())
             if self._document.is_complete:
                 self._document = None
                 found.append(" ")  # text that follows is not joined to it
+                if self._positions is not None:
+                    self._positions.replace(0, 1)
         return "".join(found)
+
+    def _copy(self, text: str) -> None:
+        if self._positions is not None:
+            self._positions.copy(len(text))
 
 
 def _starts_document(text: str) -> bool | None:
@@ -111,7 +126,8 @@ def _without_space(text: str) -> str:
 class _Document:
     """One <speak> element."""
 
-    def __init__(self) -> None:
+    def __init__(self, positions: PositionMap | None) -> None:
+        self._positions, self._num_content = positions, 0  # characters of the open content element so far
         self._parser = expat.ParserCreate()
         if hasattr(self._parser, "SetReparseDeferralEnabled"):  # Expat 2.6
             self._parser.SetReparseDeferralEnabled(False)
@@ -124,6 +140,7 @@ class _Document:
         self._content: list[str] = []  # of the open <sub>, <say-as> or <phoneme>, which starts with this tag
         self._content_tag, self._content_depth = "", 0
         self._out: list[str] = []
+        self._num_out = 0  # characters in all
         self._buffered = ""  # the start of a tag, or half of a surrogate pair
         self.is_complete = False
 
@@ -140,7 +157,7 @@ class _Document:
                 tag_start = text.rfind("<", at)
                 stop = tag_start if tag_start >= 0 else len(text) - ("\ud800" <= text[-1] <= "\udbff")
                 text, self._buffered = text[:stop], text[stop:]
-            self._parse(text[at:stop])
+            self._parse_piece(text[at:stop])
             at = stop
         if len(self._buffered) > MAX_TAG:
             raise self._error(f"must be SSML with tags of at most {MAX_TAG:,} characters")
@@ -154,6 +171,25 @@ class _Document:
 
     def unclosed(self) -> InvalidRequest:
         return self._error(f"must be well-formed SSML: <{self._open[-1] if self._open else 'speak'}> is not closed")
+
+    def _parse_piece(self, text: str) -> None:
+        """Parses text and the tag at its end, and records where they went."""
+        if self._positions is None:
+            self._parse(text)
+            return
+        tag_start = text.find("<") if text.endswith(">") else len(text)
+        for piece in (text[:tag_start], text[tag_start:]):
+            num_before, was_content = self._num_out, bool(self._content_tag)
+            self._parse(piece)
+            num_out = self._num_out - num_before
+            if was_content and self._content_tag:
+                self._num_content += len(piece)
+            elif was_content:  # the element is complete: its content becomes the whole of it
+                self._positions.replace(self._num_content, num_out)
+                self._positions.replace(len(piece), 0)
+                self._num_content = 0
+            else:
+                self._positions.replace(len(piece), num_out)
 
     def _parse(self, text: str) -> None:
         try:
@@ -186,16 +222,16 @@ class _Document:
         elif name in _MARKERS:
             tag = _tag(name, attributes, _MARKERS[name])
             self._check_size(name, tag)
-            self._out.append(tag)
+            self._write(tag)
         elif name in _RENAMED:
-            self._out.append(f"<{_RENAMED[name]}>")
+            self._write(f"<{_RENAMED[name]}>")
 
     def _end(self, name: str) -> None:
         if self._content_tag and len(self._open) == self._content_depth:
-            self._out.append(f"{self._content_tag}{' '.join(''.join(self._content).split())}</{name}>")
+            self._write(f"{self._content_tag}{' '.join(''.join(self._content).split())}</{name}>")
             self._content_tag, self._content = "", []
         elif not (self._content_tag or self._num_hidden) and (name == "prosody" or name in _RENAMED):
-            self._out.append(f"</{_RENAMED.get(name, name)}>")
+            self._write(f"</{_RENAMED.get(name, name)}>")
         self._num_hidden -= name in _HIDDEN
         self._open.pop()
         self.is_complete = not self._open
@@ -203,9 +239,16 @@ class _Document:
     def _characters(self, text: str) -> None:
         if self._num_hidden:
             return
-        (self._content if self._content_tag else self._out).append(text.translate(_CHARACTERS))
-        if self._content_tag:
+        cleaned = text.translate(_CHARACTERS)
+        if not self._content_tag:
+            self._write(cleaned)
+        else:
+            self._content.append(cleaned)
             self._check_size(self._open[self._content_depth - 1], self._content_tag, *self._content)
+
+    def _write(self, text: str) -> None:
+        self._out.append(text)
+        self._num_out += len(text)
 
     def _check_size(self, name: str, *pieces: str) -> None:
         if sum(map(len, pieces)) > MAX_ELEMENT:

@@ -5,6 +5,7 @@ import re
 import unicodedata
 
 from polyvox.text.parts import Note
+from polyvox.text.position_map import PositionMap
 
 ZWJ = "\u200d"
 MAX_CLUSTER = 32  # characters; longer clusters are split. Unicode's stream-safe format allows 30 marks
@@ -52,10 +53,14 @@ def _joins(char: str, before: str) -> bool:
 
 
 class UnicodeCleaner:
-    """Cleans streamed text. It buffers the characters that the next one may still change."""
+    """Cleans streamed text. It buffers the characters that the next one may still change.
 
-    def __init__(self) -> None:
+    positions: records where the characters of the text went.
+    """
+
+    def __init__(self, positions: PositionMap | None = None) -> None:
         self.notes: list[Note] = []
+        self._positions = positions
         self._pending = ""
 
     @property
@@ -70,6 +75,8 @@ class UnicodeCleaner:
             plain = _PLAIN.match(text, at)
             if plain and plain.end() > at + 1:  # a plain character does not combine with the one before it
                 done.append(text[at : plain.end() - 1].translate(_TABLE))
+                if self._positions is not None:
+                    self._positions.copy(plain.end() - 1 - at)
                 at = plain.end() - 1
             after = at + 1
             while after < len(text) and after - at < MAX_CLUSTER and _joins(text[after], text[after - 1]):
@@ -77,6 +84,8 @@ class UnicodeCleaner:
             if after == len(text) and after - at < MAX_CLUSTER and not end:
                 break
             done.append(self._cluster(text[at:after]))
+            if self._positions is not None:
+                self._positions.replace(after - at, len(done[-1]))
             at = after
         self._pending = text[at:]
         return "".join(done)

@@ -97,7 +97,7 @@ async def stream(
 
 @router.post(
     "/v1/text-to-speech/{voice_id}/with-timestamps",
-    summary="Synthesise a text; the response has the file in base64. Timestamps are null: the models have none.",
+    summary="Synthesise a text; the response has the file in base64 and the estimated times of its characters.",
 )
 async def convert_with_timestamps(
     request: Request,
@@ -113,7 +113,7 @@ async def convert_with_timestamps(
     "/v1/text-to-speech/{voice_id}/stream/with-timestamps",
     responses={200: {"content": {JSON_LINES: {}}}},
     response_class=Response,
-    summary="Synthesise a text; audio is streamed as JSON objects, one per line. Timestamps are null.",
+    summary="Synthesise a text; audio is streamed as JSON objects with times of characters, one per line.",
 )
 async def stream_with_timestamps(
     request: Request,
@@ -147,6 +147,7 @@ async def _respond(
         lexicons=await find_lexicons(
             state, request.scope[LIMITER].caller.key, body.pronunciation_dictionary_locators, ignored
         ),
+        timestamps=("character",) if json_lines else (),
     )
     headers = {**ignored.report(request_id), "request-id": request_id}
     response = JSONLinesSpeechResponse if json_lines else SpeechResponse

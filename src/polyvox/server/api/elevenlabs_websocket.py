@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from fastapi import APIRouter, WebSocket
 from pydantic import Field
 
+from polyvox.alignment import TimedText
 from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
 from polyvox.server.api.elevenlabs import VoiceSettings, parse_options, parse_speed
 from polyvox.server.api.elevenlabs_dictionaries import DictionaryLocator, find_lexicons
@@ -31,6 +32,7 @@ from polyvox.server.middleware.auth import bearer_token
 from polyvox.server.requests import RequestModel, is_strict, validate
 from polyvox.server.responses import ELEVENLABS_FIELDS, APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.timestamps import WebSocketAlignment
 
 router = APIRouter()
 
@@ -77,7 +79,7 @@ class ContextSession:
         self._connection, self._multiple = connection, multiple
         self._options = SynthesisOptions()
         self._strict = is_strict(connection.query.get("strict", ""))
-        self._inactivity_timeout, self._auto_mode = INACTIVITY_TIMEOUT, False
+        self._inactivity_timeout, self._auto_mode, self._times_from_start = INACTIVITY_TIMEOUT, False, False
         self._contexts: dict[str, LiveUtterance] = {}  # by name
         self._tasks: dict[asyncio.Task[None], LiveUtterance] = {}
         self._failed: deque[str] = deque(maxlen=MAX_CONTEXTS)  # names whose text is discarded
@@ -112,6 +114,7 @@ class ContextSession:
     async def _parse_query(self) -> None:
         query = self._connection.query
         ignored = IgnoredFields(self._strict)
+        sync_alignment = query.get("sync_alignment", "").lower()
         options = parse_options(
             self._connection.path["voice_id"],
             query.get("output_format"),
@@ -124,7 +127,9 @@ class ContextSession:
             seed=_parse_integer("seed", query["seed"]) if "seed" in query else None,
             normalize=query.get("apply_text_normalization") != "off",
             live=True,
+            timestamps=() if sync_alignment == "false" else ("character",),
         )
+        self._times_from_start = sync_alignment == "true"
         self._auto_mode = query.get("auto_mode", "").lower() == "true"
         if "inactivity_timeout" in query:
             timeout = max(1.0, _parse_integer("inactivity_timeout", query["inactivity_timeout"]))
@@ -244,13 +249,20 @@ class ContextSession:
 
     async def _send_audio(self, name: str, utterance: LiveUtterance) -> None:
         context = {"contextId": name} if self._multiple else {}
+        alignment, timed = WebSocketAlignment(self._times_from_start), list[TimedText]()
         try:
             async with aclosing(utterance.events()) as events:
                 async for event in events:
-                    if isinstance(event, bytes) and not utterance.cancelled:
+                    if isinstance(event, TimedText):
+                        timed.append(event)
+                    elif isinstance(event, bytes) and not utterance.cancelled:
                         audio = base64.b64encode(event).decode()
-                        message = {"audio": audio, "isFinal": None, **NO_ALIGNMENT, **context}
+                        message = {"audio": audio, "isFinal": None, **alignment.message_fields(timed), **context}
                         await self._connection.send_json(message, utterance)
+                        timed.clear()
+            if timed and not utterance.cancelled:  # text after the last audio
+                message = {"audio": "", "isFinal": None, **alignment.message_fields(timed), **context}
+                await self._connection.send_json(message, utterance)
         except PolyvoxError as error:
             utterance.record_failure(error)
             await self._connection.send_json(self._error_message(error, name), utterance)

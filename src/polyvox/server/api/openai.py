@@ -88,6 +88,9 @@ class SpeechParameters(RequestModel):
         description="Words and how they are spoken: a respelling or phonemes.",
     )
     extra_params: dict[str, Any] | None = Field(default=None, description="Sampling parameters.")
+    timestamp_granularities: list[Literal["word", "segment"]] | None = Field(
+        default=None, max_length=4, description="Send the times of words (estimated) or segments (exact), in events."
+    )
 
     def unknown_fields(self) -> list[str]:
         nested = [f"extra_params.{name}" for name in self.extra_params or {} if name not in SAMPLING_FIELDS]
@@ -117,7 +120,10 @@ async def create_speech(request: Request, body: SpeechRequest, state: State, str
     headers = ignored.report(request_id)
     if options.notice is not None:
         headers[NOTICE_HEADER] = options.notice
-    return SpeechResponse(state, options, request_id, as_events=body.stream_format == "sse", headers=headers)
+    as_events = body.stream_format == "sse"
+    if options.timestamps and not as_events:
+        raise InvalidRequest("timestamp_granularities", body.timestamp_granularities, "requires stream_format sse")
+    return SpeechResponse(state, options, request_id, as_events, headers)
 
 
 @router.get("/v1/audio/speech/{request_id}", summary="The record of a finished request of the same key.")
@@ -167,6 +173,7 @@ async def parse_parameters(body: SpeechParameters, state: AppState, ignored: Ign
         normalize=body.normalize,
         pronunciations=_pronunciations(body, info, ignored),
         notice=notice,
+        timestamps=tuple(body.timestamp_granularities or ()),
     )
 
 

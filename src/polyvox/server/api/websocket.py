@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, WebSocket
 from pydantic import Field
 
+from polyvox.alignment import TimedText
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.api.openai import SpeechParameters, parse_parameters
@@ -28,6 +29,7 @@ from polyvox.server.responses import OPENAI_FIELDS, APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.segments import Granularity, Segment
 from polyvox.server.synthesis.spool import SpooledFile
+from polyvox.server.synthesis.timestamps import timestamp_messages
 
 router = APIRouter()
 
@@ -44,7 +46,7 @@ class SessionConfig(SpeechParameters):
     response_format: Literal[*FORMATS] = "wav"  # type: ignore[valid-type]
     stream_audio: bool = Field(default=False, description="Send audio as it is generated; otherwise whole files.")
     split_granularity: Literal["none", "sentence", "clause", "token"] = "none"
-    word_timestamps: Literal[False] = False
+    word_timestamps: bool = Field(default=False, description="The same as timestamp_granularities with word.")
 
 
 @router.websocket("/v1/audio/speech/stream")
@@ -151,6 +153,8 @@ class Session:
             granularity=granularity,
             separate_files=separate_files,
         )
+        if config.word_timestamps and "word" not in options.timestamps:
+            options = replace(options, timestamps=("word", *options.timestamps))
         await state.synthesis.validate(options)
         ignored.report(request_id)
         self._options, self._complete_text = options, not separate_files
@@ -197,6 +201,14 @@ class Session:
         num_sentences = num_bytes = 0
         seconds_before = 0.0  # of audio, before the next file
         failed = False
+        timed: list[TimedText] = []  # of the audio that follows
+        file_start = timed_seconds = 0.0  # start of the current file, end of the audio so far
+
+        async def send_timestamps() -> None:
+            position = {"utterance_index": index, "sentence_index": max(0, num_sentences - 1)}
+            for message in timestamp_messages(timed, live.timestamps, "audio", file_start):
+                await self._connection.send_json({**message, **position}, live)
+            timed.clear()
 
         async def send_done() -> None:
             if num_sentences:
@@ -207,17 +219,26 @@ class Session:
         try:
             async with aclosing(live.events()) as events:
                 async for event in events:
-                    if isinstance(event, bytes):
+                    if isinstance(event, TimedText):
+                        timed.append(event)
+                        timed_seconds = event.end
+                    elif isinstance(event, bytes):
                         if not live.cancelled:
                             num_bytes += len(event)
+                            await send_timestamps()
                             await self._connection.send_bytes(event, live)
                     elif isinstance(event, SpooledFile):
+                        await send_timestamps()
                         num_bytes += await self._send_file(event, live, seconds_before)
                         seconds_before = live.playing_seconds
                     elif live.separate_files or not num_sentences:
+                        await send_timestamps()
                         await send_done()
+                        file_start = timed_seconds
                         await self._send_start(index, num_sentences, live, event)
                         num_sentences, num_bytes = num_sentences + 1, 0
+            if not live.cancelled:
+                await send_timestamps()
         except PolyvoxError as error:
             failed = True
             live.record_failure(error)

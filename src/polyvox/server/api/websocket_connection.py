@@ -20,9 +20,8 @@ from polyvox.server.requests import parse_json, request_id_of
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.reader import ReaderTimeout, ReaderTimer
-from polyvox.server.synthesis.segments import Segment
-from polyvox.server.synthesis.spool import SpooledFile
-from polyvox.server.synthesis.utterance import Utterance
+from polyvox.server.synthesis.timestamps import TimestampGranularity
+from polyvox.server.synthesis.utterance import Utterance, UtteranceEvent
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +243,10 @@ class LiveUtterance:
         return self._options.separate_files
 
     @property
+    def timestamps(self) -> tuple[TimestampGranularity, ...]:
+        return self._options.timestamps
+
+    @property
     def format(self) -> str:
         return self._options.format
 
@@ -311,7 +314,7 @@ class LiveUtterance:
         if self.utterance is not None:
             self.utterance.cancel()
 
-    async def events(self) -> AsyncGenerator[Segment | bytes | SpooledFile]:
+    async def events(self) -> AsyncGenerator[UtteranceEvent]:
         """As `Utterance.events`; raises Overloaded too if the utterance is rejected."""
         await self._can_start.wait()
         if self._is_blank or self._cancelled.is_set():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Sampling
 from polyvox.server.synthesis.segments import Granularity
+from polyvox.server.synthesis.timestamps import TimestampGranularity
 from polyvox.text import Lexicon, Pronunciation
 
 
@@ -23,7 +24,8 @@ class SynthesisOptions:
     streaming: bytes are sent as they are encoded; otherwise the result is one file with its final length. live: text
     may be appended; granularity is the unit in which it is synthesised. separate_files: each segment is a file of its
     own. turns: of a dialogue; text is that of all turns. pronunciations and lexicons: in addition to the server's
-    lexicon. The other fields are those of `Request`, `Encoder` and `TextRules`.
+    lexicon. timestamps: the units of text whose times are estimated. The other fields are those of `Request`, `Encoder`
+    and `TextRules`.
     """
 
     text: str = ""
@@ -49,3 +51,4 @@ class SynthesisOptions:
     granularity: Granularity = "sentence"
     separate_files: bool = False
     turns: tuple[Turn, ...] = ()
+    timestamps: tuple[TimestampGranularity, ...] = ()

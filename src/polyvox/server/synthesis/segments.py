@@ -13,6 +13,7 @@ from polyvox.long_form import CLAUSE_PAUSE, PARAGRAPH_PAUSE, SENTENCE_ENDS, SENT
 from polyvox.models.request import ClonedVoice, ThinkerPrompt
 from polyvox.text import Part, Pause, Rate, SentenceSplitter, TextNormalizer, TextRules, Words
 from polyvox.text.phonemes import unmark_phonemes
+from polyvox.text.segment_text import SegmentLocator, SegmentText
 
 # The unit of a segment: a sentence, a clause, or a sentence that starts with its first words.
 Granularity = Literal["sentence", "clause", "token"]
@@ -81,6 +82,7 @@ class Segment:
     rate: float = 1.0  # of speaking, relative to the utterance
     streaming: StreamingSegment | StreamingTokens | None = None
     voice: str | ClonedVoice | None = None  # of a dialogue; None is the voice of the utterance
+    source: SegmentText | None = None  # with the positions of the client's text, if they are tracked
 
     @property
     def written_text(self) -> str:
@@ -89,11 +91,16 @@ class Segment:
 
 
 class SegmentQueue:
-    """The segments of a text in order, for one reader. Text can be appended until `finish`."""
+    """The segments of a text in order, for one reader. Text can be appended until `finish`.
 
-    def __init__(self, rules: TextRules, granularity: Granularity = "sentence") -> None:
+    track_positions: segments have the text that the client wrote for them.
+    """
+
+    def __init__(self, rules: TextRules, granularity: Granularity = "sentence", track_positions: bool = False) -> None:
         self._rules, self._granularity = rules, granularity
-        self._spoken, self._sentences = TextNormalizer(rules), self._new_splitter()
+        self._spoken, self._sentences = TextNormalizer(rules, track_positions), self._new_splitter()
+        self._locator = SegmentLocator(self._spoken) if track_positions else None
+        self._source: SegmentText | None = None  # of the streaming segment
         self._trailing_space = ""  # may turn out to be a paragraph break
         self._ready: deque[Segment] = deque()
         self.num_ready_bytes = 0  # of text in the segments that are ready
@@ -110,9 +117,9 @@ class SegmentQueue:
         self.characters = 0
 
     @classmethod
-    def from_text(cls, text: str, rules: TextRules) -> "SegmentQueue":
+    def from_text(cls, text: str, rules: TextRules, track_positions: bool = False) -> "SegmentQueue":
         """A complete text; raises InvalidRequest if there is nothing to say."""
-        queue = cls(rules)
+        queue = cls(rules, track_positions=track_positions)
         queue.append(text)
         queue.finish()
         if not queue._ready:
@@ -120,9 +127,11 @@ class SegmentQueue:
         return queue
 
     @classmethod
-    def from_turns(cls, turns: Iterable[tuple[str, str | ClonedVoice | None]], rules: TextRules) -> "SegmentQueue":
+    def from_turns(
+        cls, turns: Iterable[tuple[str, str | ClonedVoice | None]], rules: TextRules, track_positions: bool = False
+    ) -> "SegmentQueue":
         """A dialogue of texts and their voices; raises InvalidRequest if a text has nothing to say."""
-        queue = cls(rules)
+        queue = cls(rules, track_positions=track_positions)
         for text, voice in turns:
             queue._voice, num_ready = voice, len(queue._ready)
             queue.append(text)
@@ -140,6 +149,8 @@ class SegmentQueue:
 
     def append(self, text: str) -> None:
         self.characters += len(text)
+        if self._locator is not None:
+            self._locator.append_written(text)
         self._add_parts(self._spoken.append(text))
 
     def start_answer(self, prompt: ThinkerPrompt) -> None:
@@ -171,6 +182,10 @@ class SegmentQueue:
             finally:
                 self.close()
 
+    def unspoken_rest(self) -> SegmentText | None:
+        """The client's text after the last segment, if positions are tracked."""
+        return None if self._locator is None else self._locator.rest()
+
     def close(self) -> None:
         """Accepts no more text; text that is not complete is dropped. Idempotent."""
         self._is_open = False
@@ -198,6 +213,8 @@ class SegmentQueue:
         for part in parts:
             match part:
                 case Words(text):
+                    if self._locator is not None:
+                        self._locator.append_words(text)
                     self._add_text(text)
                 case Pause(seconds):
                     self._end_sentence()
@@ -233,11 +250,12 @@ class SegmentQueue:
         for sentence in sentences:
             if self._streaming is not None:
                 self._streaming.extend(sentence, last=True)
-                self._streaming = None
+                self._locate(self._source, sentence, complete=True)
+                self._streaming = self._source = None
             else:
-                self._put(
-                    Segment(sentence, self._requested_silence or self._default_silence, self._rate, voice=self._voice)
-                )
+                source = self._locate(None, sentence, complete=True)
+                silence = self._requested_silence or self._default_silence
+                self._put(Segment(sentence, silence, self._rate, voice=self._voice, source=source))
             self._is_mid_sentence = sentence[-1] not in SENTENCE_ENDS
             is_clause = self._granularity == "clause" and self._is_mid_sentence
             self._default_silence = CLAUSE_PAUSE if is_clause else SENTENCE_PAUSE
@@ -245,10 +263,20 @@ class SegmentQueue:
     def _extend_streaming(self, known: str) -> None:
         if self._streaming is not None:
             self._streaming.extend(known)
+            self._locate(self._source, known, complete=False)
         elif any(map(str.isalnum, known)):
             self._streaming = StreamingSegment(known)
+            self._source = self._locate(None, known, complete=False)
             silence = self._requested_silence or self._default_silence
-            self._put(Segment(known, silence, self._rate, self._streaming))
+            self._put(Segment(known, silence, self._rate, self._streaming, source=self._source))
+
+    def _locate(self, source: SegmentText | None, spoken: str, complete: bool) -> SegmentText | None:
+        """Finds the client's text of the next segment, or more of a segment's."""
+        if self._locator is None:
+            return None
+        source = source or self._locator.begin()
+        self._locator.extend(source, max(source.spoken, spoken, key=len), complete)
+        return source
 
     def _put(self, segment: Segment) -> None:
         self._ready.append(segment)

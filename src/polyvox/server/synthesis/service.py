@@ -99,12 +99,13 @@ class SynthesisService:
         lexicon = lexicon.updated(options.pronunciations)
         rules = TextRules(options.language, lexicon, options.normalize, self.info.takes_phonemes)
         if options.live:
-            segments = SegmentQueue(rules, options.granularity)
+            segments = SegmentQueue(rules, options.granularity, bool(options.timestamps))
         elif options.turns:
             voices = {turn.voice: self._resolve_voice(turn.voice) for turn in options.turns}
-            segments = SegmentQueue.from_turns([(turn.text, voices[turn.voice]) for turn in options.turns], rules)
+            turns = [(turn.text, voices[turn.voice]) for turn in options.turns]
+            segments = SegmentQueue.from_turns(turns, rules, bool(options.timestamps))
         else:
-            segments = SegmentQueue.from_text(options.text, rules)
+            segments = SegmentQueue.from_text(options.text, rules, bool(options.timestamps))
         request = Request(
             text="",
             voice=self._resolve_voice(options.voice),

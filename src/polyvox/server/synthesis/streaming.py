@@ -4,11 +4,12 @@
 import base64
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, closing
 
 from starlette.types import Receive, Scope
 
+from polyvox.alignment import TimedText
 from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import log_request
@@ -16,11 +17,12 @@ from polyvox.server.middleware.limits import LIMITER
 from polyvox.server.responses import error_body, error_response, field_names
 from polyvox.server.synthesis.client_response import ClientResponse, ResponseWriter, read_parts
 from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.timestamps import http_alignments, timestamp_messages
 from polyvox.server.synthesis.utterance import Utterance
 
 EVENT_STREAM = "text/event-stream"
 JSON_LINES = "application/x-ndjson"
-_LINE_START, _LINE_END = b'{"alignment": null, "normalized_alignment": null, "audio_base64": "', b'"}\n'
+TimedAudio = AsyncIterator[tuple[bytes, list[TimedText]]]
 
 
 class SpeechResponse(ClientResponse):
@@ -63,8 +65,8 @@ class SpeechResponse(ClientResponse):
             log_request("request failed", self._request_id, {"error": str(error)}, logging.ERROR)
 
     async def _send_stream(self, utterance: Utterance, write: ResponseWriter) -> None:
-        async with aclosing(utterance.audio()) as audio:
-            async for part in self._events(utterance, audio) if self._as_events else audio:
+        async with aclosing(self._parts(utterance)) as parts:
+            async for part in parts:
                 if not write.started:
                     await write.start(self._response_headers(utterance))
                 write.audio_seconds = utterance.playing_seconds
@@ -72,13 +74,24 @@ class SpeechResponse(ClientResponse):
         if not write.started:  # everything was silence, which is trimmed
             await write.start(self._response_headers(utterance))
 
+    async def _parts(self, utterance: Utterance) -> AsyncGenerator[bytes]:
+        """The parts of the body of a streaming response."""
+        if self._as_events:
+            async with aclosing(utterance.timed_audio()) as timed_audio:
+                async for event in self._events(utterance, timed_audio):
+                    yield event
+        else:
+            async with aclosing(utterance.audio()) as audio:
+                async for part in audio:
+                    yield part
+
     async def _send_file(self, utterance: Utterance, write: ResponseWriter) -> None:
         with closing(await utterance.file()) as file:
             length = {} if self._as_events else {"content-length": str(file.num_bytes)}
             await write.start(self._response_headers(utterance) | length)
             write.set_size(file.num_bytes, utterance.playing_seconds)
             async with aclosing(read_parts(file, self._state.synthesis)) as parts:
-                async for part in self._file_body(parts):
+                async for part in self._file_body(utterance, parts):
                     await write.body(part)
 
     def _response_headers(self, utterance: Utterance) -> dict[str, str]:
@@ -92,12 +105,15 @@ class SpeechResponse(ClientResponse):
             **self._extra_headers,
         }
 
-    async def _events(self, utterance: Utterance, audio: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _events(self, utterance: Utterance, audio: TimedAudio) -> AsyncIterator[bytes]:
         """Server-sent events. A failure after the first audio is an event too."""
         started = False
         try:
-            async for part in audio:
-                yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
+            async for part, timed in audio:
+                for message in timestamp_messages(timed, self._options.timestamps, "speech.audio"):
+                    yield _event(message)
+                if part:
+                    yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
                 started = True
         except PolyvoxError as error:
             if not started:
@@ -109,27 +125,28 @@ class SpeechResponse(ClientResponse):
         done = {"request_id": record.request_id, "seed": record.seed, "finish_reason": record.finish_reason}
         yield _event({"type": "speech.audio.done", "usage": record.usage(), **done})
 
-    def _file_body(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    def _file_body(self, _: Utterance, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The body of a response with a whole file."""
         return parts
 
 
 class JSONLinesSpeechResponse(SpeechResponse):
-    """One JSON object per line, as ElevenLabs sends audio with timestamps. The timestamps are null."""
+    """One JSON object per line, as ElevenLabs sends audio with timestamps."""
 
     @property
     def events_type(self) -> str:
         return JSON_LINES if self._options.streaming else "application/json"
 
-    async def _events(self, _: Utterance, audio: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for part in audio:
-            yield _LINE_START + base64.b64encode(part) + _LINE_END
+    async def _events(self, _: Utterance, audio: TimedAudio) -> AsyncIterator[bytes]:
+        async for part, timed in audio:
+            line = {"audio_base64": base64.b64encode(part).decode(), **http_alignments(timed)}
+            yield json.dumps(line).encode() + b"\n"
 
-    async def _file_body(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        yield _LINE_START
+    async def _file_body(self, utterance: Utterance, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        yield json.dumps(http_alignments(utterance.timed_text)).encode()[:-1] + b', "audio_base64": "'
         async for part in parts:
             yield base64.b64encode(part)
-        yield _LINE_END
+        yield b'"}\n'
 
 
 def _event(value: dict[str, object]) -> bytes:

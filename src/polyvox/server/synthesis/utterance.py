@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import numpy as np
 
+from polyvox.alignment import SpeechTimeline, TimedText
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncStream
@@ -34,6 +35,7 @@ RETRY_INTERVAL = 0.2  # seconds between submissions of a later segment that was 
 # The next segment is submitted when this fraction of the current one is generated, estimated from its bytes of text:
 # early enough to avoid a gap, late enough that an utterance rarely uses two slots.
 PREFETCH_FRACTION, SECONDS_PER_BYTE = 0.6, 0.072
+UtteranceEvent = Segment | TimedText | bytes | SpooledFile
 BY_SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "runaway", "cancelled", "error")
 
 
@@ -60,6 +62,10 @@ class Utterance:
         self.failure: str | None = None  # why its text cannot be completed; for the record of a cancelled utterance
         self.awaiting_text = False  # all text so far is synthesised
         self.playing_seconds = 0.0  # playing time of the audio so far
+        self.timed_text: list[TimedText] = []  # of a whole file
+        self._timeline: SpeechTimeline | None = None
+        if options.timestamps:
+            self._timeline = SpeechTimeline(service.engine.sample_rate, options.streaming, options.speed)
 
     @property
     def content_type(self) -> str:
@@ -155,13 +161,31 @@ class Utterance:
                 if isinstance(event, bytes):
                     yield event
 
+    async def timed_audio(self) -> AsyncGenerator[tuple[bytes, list[TimedText]]]:
+        """As `audio`, with the text that starts in it. The last piece may be text without audio."""
+        timed: list[TimedText] = []
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                if isinstance(event, TimedText):
+                    timed.append(event)
+                elif isinstance(event, bytes):
+                    yield event, timed
+                    timed = []
+        if timed:
+            yield b"", timed
+
     async def file(self) -> SpooledFile:
-        """The whole audio, if it is not streaming. The caller closes the file. Raises StreamFailed or Overloaded."""
+        """The whole audio, if it is not streaming. The caller closes the file. Raises StreamFailed or Overloaded.
+
+        With timestamps, its text is in `timed_text`.
+        """
         found: SpooledFile | None = None
         try:
             async with aclosing(self.events()) as events:
                 async for event in events:
                     found = event if isinstance(event, SpooledFile) else found
+                    if isinstance(event, TimedText):
+                        self.timed_text.append(event)
         except BaseException:
             if found is not None:
                 found.close()
@@ -170,8 +194,11 @@ class Utterance:
             raise StreamFailed("The utterance was cancelled.")
         return found
 
-    async def events(self) -> AsyncGenerator[Segment | bytes | SpooledFile]:
-        """Each segment, then its encoded audio: bytes, or a file at its end, which the caller closes."""
+    async def events(self) -> AsyncGenerator[UtteranceEvent]:
+        """Each segment, then its encoded audio: bytes, or a file at its end, which the caller closes.
+
+        With timestamps, the text that starts in a piece of audio comes before it.
+        """
         assert self._encoder is not None
         started = False
         try:
@@ -183,6 +210,8 @@ class Utterance:
                                 yield rest
                             self._encoder = self._service.new_encoder(self._options)
                         started, self._rate = True, item.rate
+                        yield item
+                    elif isinstance(item, TimedText):
                         yield item
                     else:
                         self.playing_seconds += (
@@ -227,8 +256,8 @@ class Utterance:
                 encoder = self._encoder
                 self._encoding.add_done_callback(lambda _: encoder.close())
 
-    async def _samples(self) -> AsyncGenerator[Segment | Samples]:
-        """Each segment, then its samples, with the silence between segments."""
+    async def _samples(self) -> AsyncGenerator[Segment | TimedText | Samples]:
+        """Each segment, then its samples, with the silence between segments. The text of samples comes before them."""
         assert self._segments is not None
         while (segment := await self._next_segment()) is not None:
             silence = segment.silence
@@ -236,21 +265,39 @@ class Utterance:
             seconds = 0.0
             assert self._stream is not None
             yield segment
+            timeline = self._timeline if segment.source is not None else None
+            if timeline is not None and segment.source is not None:
+                timeline.begin(segment.source, segment.rate)
             async for chunk in self._stream:
                 if silence:
-                    yield self._silence(silence * segment.rate)  # the rate of speaking does not shorten it
+                    quiet = self._silence(silence * segment.rate)  # the rate of speaking does not shorten it
                     silence = 0.0
+                    if timeline is not None:
+                        yield timeline.silence(len(quiet))
+                    yield quiet
                 seconds += len(chunk.samples) / self._service.engine.sample_rate
                 if (seconds >= prefetch_after or chunk.final) and self._next is None and not self._cancelled:
                     self._prefetch()
                 if len(chunk.samples):
                     self.record.audio_seconds += len(chunk.samples) / self._service.engine.sample_rate
+                    if timeline is not None:
+                        yield timeline.push(chunk.samples, chunk.final)
+                        timeline = None if chunk.final else timeline
                     yield chunk.samples
             self._add_result(self._stream)
             if self._cancelled:
                 return
-        if self._segments.trailing_silence and not self._cancelled:
-            yield self._silence(self._segments.trailing_silence)
+            if timeline is not None:
+                yield timeline.push(np.zeros(0, np.float32), final=True)
+        if self._cancelled:
+            return
+        if self._segments.trailing_silence:
+            quiet = self._silence(self._segments.trailing_silence)
+            if self._timeline is not None:
+                yield self._timeline.silence(len(quiet))
+            yield quiet
+        if self._timeline is not None and (rest := self._segments.unspoken_rest()) and rest.written:
+            yield self._timeline.finish(rest)
 
     async def _next_segment(self) -> Segment | None:
         """Makes the next segment the current one; None after the last."""

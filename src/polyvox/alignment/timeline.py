@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The times of the text of an utterance in its audio, segment by segment, while it is synthesised."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyvox.alignment.aligner import SegmentAligner
+from polyvox.alignment.words import WordTime, next_word
+from polyvox.audio.samples import Samples
+from polyvox.audio.time_stretch import MAX_SPEED, MIN_SPEED
+from polyvox.text.phonemes.inline_phonemes import MARK_CLOSE, MARK_MIDDLE, MARK_OPEN
+from polyvox.text.segment_text import SegmentText
+
+# The end of a word that is still being spoken is predicted as this share of the expected remaining time: the next word
+# does not start before it.
+REMAINING_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Characters with their start and end times in seconds."""
+
+    chars: list[str] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+
+    def add(self, char: str, start: float) -> None:
+        if self.ends:
+            self.ends[-1] = start
+        self.chars.append(char)
+        self.starts.append(start)
+        self.ends.append(start)
+
+    def end_at(self, seconds: float) -> None:
+        if self.ends:
+            self.ends[-1] = seconds
+
+    def extend(self, other: "Times") -> None:
+        """Times that follow."""
+        self.chars.extend(other.chars)
+        self.starts.extend(other.starts)
+        self.ends.extend(other.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTime:
+    """A segment (a sentence) of the written text. Its times are exact."""
+
+    id: int
+    text: str
+    start: float
+    end: float
+    text_start: int
+    text_end: int
+
+    def shifted(self, seconds: float) -> "SegmentTime":
+        """The same segment with times that count from a later moment."""
+        start, end = self.start - seconds, self.end - seconds
+        return SegmentTime(self.id, self.text, start, end, self.text_start, self.text_end)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedText:
+    """The text that starts in a piece of audio. The last character ends with the audio."""
+
+    end: float  # of the audio so far, in seconds
+    written: Times = field(default_factory=Times)
+    spoken: Times = field(default_factory=Times)
+    words: list[WordTime] = field(default_factory=list)
+    segment: SegmentTime | None = None  # if it ends with the audio
+
+
+class SpeechTimeline:
+    """Times of characters and words. Text and audio come in any pieces; what was returned never changes.
+
+    streaming: text is returned with the audio in which it starts. Otherwise all of a segment at its end, when times are
+    more exact. speed: of the played audio relative to the samples.
+    """
+
+    def __init__(self, sample_rate: int, streaming: bool = True, speed: float = 1.0) -> None:
+        self._sample_rate, self._streaming, self._speed = sample_rate, streaming, speed
+        self.seconds = 0.0  # of audio so far
+        self._num_segments = 0
+        self._last_word_end = 0.0
+        self._segment = SegmentText(0, complete=True)
+        self._rate = speed
+
+    def begin(self, segment: SegmentText, rate: float = 1.0) -> None:
+        """The audio that follows is of this segment. rate: of speaking, relative to the speed."""
+        self._segment = segment
+        self._rate = min(max(self._speed * rate, MIN_SPEED), MAX_SPEED)
+        self._aligner = SegmentAligner(self._sample_rate)
+        self._start: float | None = None
+        self._spoken_starts: list[float] = []  # of the characters of the spoken text that are known
+        self._num_states = 0  # known
+        self._num_read = self._num_written = self._word_at = 0  # of the spoken text; of the written text
+        self._in_phonemes = self._text_ended = False
+
+    def silence(self, num_samples: int) -> TimedText:
+        """Silence before or after a segment."""
+        self.seconds += num_samples / self._sample_rate / self._rate
+        return TimedText(self.seconds)
+
+    def push(self, samples: Samples, final: bool) -> TimedText:
+        """Audio of the segment. final: its last."""
+        if self._start is None:
+            self._start = self.seconds
+        self._read_text(final)
+        self._aligner.push(samples)
+        sent, self.seconds = self.seconds, self.seconds + len(samples) / self._sample_rate / self._rate
+        timed = TimedText(self.seconds)
+        if final:
+            self._aligner.finish_audio()
+            timed = TimedText(self.seconds, segment=self._segment_time())
+        if final or self._streaming:
+            self._add_starts(sent if self._streaming else self._start, final, timed)
+            self._add_written(timed, final)
+            self._add_words(timed)
+        return timed
+
+    def finish(self, rest: SegmentText) -> TimedText:
+        """The text after the last segment, of which nothing is spoken."""
+        timed = TimedText(self.seconds)
+        for char in rest.written:
+            timed.written.add(char, self.seconds)
+        return timed
+
+    def _segment_time(self) -> SegmentTime:
+        written = self._segment.written
+        text = written.strip()
+        start = self._segment.start + len(written) - len(written.lstrip())
+        self._num_segments += 1
+        assert self._start is not None
+        return SegmentTime(self._num_segments - 1, text, self._start, self.seconds, start, start + len(text))
+
+    def _read_text(self, final: bool) -> None:
+        """Gives new text to the aligner."""
+        spoken = self._segment.spoken
+        complete = final or self._segment.complete
+        if self._num_read < len(spoken) or (complete and not self._text_ended):
+            self._aligner.extend(spoken[self._num_read :], complete)
+            self._num_read, self._text_ended = len(spoken), complete
+
+    def _add_starts(self, earliest: float, final: bool, timed: TimedText) -> None:
+        """Extends the known starts of the spoken characters."""
+        states = self._new_states(final)
+        self._num_states += len(states)
+        assert self._start is not None
+        frame = self._aligner.frame_seconds / self._rate
+        first = len(self._spoken_starts)
+        spoken, char_states = self._segment.spoken, self._aligner.char_states
+        while len(self._spoken_starts) < self._num_read:
+            state = char_states[len(self._spoken_starts)] - (self._num_states - len(states))
+            if state >= len(states):
+                break
+            seconds = self._start + float(states[max(0, state)]) * frame if len(states) else earliest
+            self._spoken_starts.append(min(max(seconds, earliest), self.seconds))
+            earliest = self._spoken_starts[-1]
+        if final:
+            tail = self._start + float(states[-1]) * frame if len(states) else self.seconds
+            self._spoken_starts += [self.seconds] * (self._num_read - len(self._spoken_starts))
+            self._spoken_starts.append(min(max(tail, earliest), self.seconds))
+        if first == 0 and self._spoken_starts and self._num_segments > (1 if final else 0):
+            timed.spoken.add(" ", self._spoken_starts[0])  # between segments
+        for index in range(first, min(len(self._spoken_starts), self._num_read)):
+            char = spoken[index]
+            if char == MARK_MIDDLE:
+                self._in_phonemes = True
+            elif char == MARK_CLOSE:
+                self._in_phonemes = False
+            elif char != MARK_OPEN and not self._in_phonemes:
+                timed.spoken.add(char, self._spoken_starts[index])
+        timed.spoken.end_at(self.seconds)
+
+    def _new_states(self, final: bool) -> NDArray[np.int64]:
+        if not final:
+            return self._aligner.partial_starts(self._num_states)
+        found = self._aligner.final_starts(self._num_states)
+        missing = self._aligner.num_states - self._num_states
+        if len(found) < missing:  # too little audio for the text
+            found = np.full(missing, self._aligner.num_frames)
+        return found
+
+    def _seconds_at(self, position: float) -> float | None:
+        """When a position of the spoken text starts; None if it is not known yet."""
+        index = int(position)
+        known = self._spoken_starts
+        if position == index:
+            return known[index] if index < len(known) else None
+        if index + 1 >= len(known):
+            return None
+        return known[index] + (position - index) * (known[index + 1] - known[index])
+
+    def _add_written(self, timed: TimedText, final: bool) -> None:
+        segment = self._segment
+        while self._num_written < len(segment.written):
+            seconds = self._seconds_at(segment.positions[self._num_written])
+            if seconds is None:
+                if not final:
+                    break
+                seconds = self.seconds
+            timed.written.add(segment.written[self._num_written], seconds)
+            self._num_written += 1
+        timed.written.end_at(self.seconds)
+
+    def _add_words(self, timed: TimedText) -> None:
+        segment = self._segment
+        while (word := next_word(segment, self._word_at)) is not None:
+            start = self._seconds_at(word.sound_start)
+            if start is None:
+                return
+            start = max(start, self._last_word_end)
+            end = self._seconds_at(word.sound_end)
+            if end is None:
+                last = self._aligner.char_states[word.sound_end - 1] + 1
+                remaining = self._aligner.expected_frames(self._num_states, last) * self._aligner.frame_seconds
+                end = self.seconds + REMAINING_SHARE * remaining / self._rate
+            self._last_word_end = end = max(start, end)
+            text = segment.written[word.start : word.end]
+            timed.words.append(WordTime(text, start, end, segment.start + word.start, segment.start + word.end))
+            self._word_at = word.after

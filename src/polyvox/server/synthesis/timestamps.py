@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of words, segments and characters in the formats of the APIs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from polyvox.alignment import TimedText, Times
+
+TimestampGranularity = Literal["word", "segment", "character"]  # characters: in ElevenLabs' APIs
+
+
+def word_objects(timed: Iterable[TimedText], file_start: float = 0.0) -> list[dict[str, Any]]:
+    """file_start: the moment from which times count, in seconds."""
+    return [
+        {
+            "word": word.word,
+            "start": round(word.start - file_start, 3),
+            "end": round(word.end - file_start, 3),
+            "text_start": word.text_start,
+            "text_end": word.text_end,
+        }
+        for text in timed
+        for word in text.words
+    ]
+
+
+def segment_objects(timed: Iterable[TimedText], file_start: float = 0.0) -> list[dict[str, Any]]:
+    """file_start: the moment from which times count, in seconds."""
+    return [
+        {
+            "id": segment.id,
+            "text": segment.text,
+            "start": round(segment.start - file_start, 3),
+            "end": round(segment.end - file_start, 3),
+            "text_start": segment.text_start,
+            "text_end": segment.text_end,
+        }
+        for text in timed
+        if (segment := text.segment) is not None
+    ]
+
+
+def timestamp_messages(
+    timed: Sequence[TimedText], granularities: Sequence[str], prefix: str, file_start: float = 0.0
+) -> list[dict[str, Any]]:
+    """The messages of Polyvox's own APIs. prefix: of their types."""
+    messages: list[dict[str, Any]] = []
+    if "word" in granularities and (words := word_objects(timed, file_start)):
+        messages.append({"type": f"{prefix}.words", "words": words, "estimated": True})
+    if "segment" in granularities:
+        for segment in segment_objects(timed, file_start):
+            messages.append({"type": f"{prefix}.segment", "segment": segment, "estimated": False})
+    return messages
+
+
+def http_alignments(timed: Sequence[TimedText]) -> dict[str, Any]:
+    """ElevenLabs' fields of HTTP responses. Times are seconds from the start of the audio."""
+
+    def alignment(parts: list[Times]) -> dict[str, Any] | None:
+        chars = [char for part in parts for char in part.chars]
+        if not chars:
+            return None
+        return {
+            "characters": chars,
+            "character_start_times_seconds": [round(start, 3) for part in parts for start in part.starts],
+            "character_end_times_seconds": [round(end, 3) for part in parts for end in part.ends],
+        }
+
+    return {
+        "alignment": alignment([text.written for text in timed]),
+        "normalized_alignment": alignment([text.spoken for text in timed]),
+        "estimated": True,
+    }
+
+
+class WebSocketAlignment:
+    """ElevenLabs' fields of WebSocket messages, in milliseconds.
+
+    Times count from the start of the message's audio, and the last character ends with the audio: clients add up the
+    messages. from_start: times count from the start of the utterance, as with ElevenLabs' sync_alignment.
+    """
+
+    def __init__(self, from_start: bool) -> None:
+        self._from_start = from_start
+        self._sent = 0  # milliseconds of audio before the next message
+
+    def message_fields(self, timed: Sequence[TimedText]) -> dict[str, Any]:
+        if not timed:
+            return {"alignment": None, "normalizedAlignment": None}
+        end = round(timed[-1].end * 1000)
+        fields = {
+            "alignment": self._alignment([text.written for text in timed], end),
+            "normalizedAlignment": self._alignment([text.spoken for text in timed], end),
+            "estimated": True,
+        }
+        self._sent = end
+        return fields
+
+    def _alignment(self, parts: list[Times], end: int) -> dict[str, Any] | None:
+        chars = [char for part in parts for char in part.chars]
+        starts = [round(start * 1000) for part in parts for start in part.starts]
+        if not chars:
+            if self._from_start or end == self._sent:
+                return None
+            chars, starts = [""], [self._sent]  # audio without new text: clients that add up times need its length
+        ends = [*starts[1:], end]
+        origin = 0 if self._from_start else self._sent
+        return {
+            "chars": chars,
+            "charStartTimesMs": [start - origin for start in starts],
+            "charDurationsMs": [stop - start for start, stop in zip(starts, ends, strict=True)],
+        }
