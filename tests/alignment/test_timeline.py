@@ -52,7 +52,7 @@ def run(queue: SegmentQueue, sizes: list[int], streaming: bool, seconds: float) 
             size = sizes[number % len(sizes)]
             found.append(timeline.push(samples[at : at + size], at + size >= len(samples)))
             at, number = at + size, number + 1
-    rest = queue.unspoken_rest()
+    rest = queue.rest_of_text()
     assert rest is not None
     return [*found, timeline.finish(rest)]
 
@@ -109,7 +109,7 @@ def test_text_that_arrives_during_its_audio_is_covered_once(text: str, pieces: l
         if current is not None:
             found.append(timeline.push(noise(0.1), final=current.complete))
             current = None if current.complete else current
-    rest = queue.unspoken_rest()
+    rest = queue.rest_of_text()
     assert rest is not None
     check([*found, timeline.finish(rest)], text)
 

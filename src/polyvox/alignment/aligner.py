@@ -127,7 +127,7 @@ class SegmentAligner:
         indices = np.array(self._symbols)
         self._indices, self._columns = indices, np.arange(len(indices))
         self._durations = self._model.durations[indices].T.astype(np.float64)  # [MAX_FRAMES + 1, states]
-        remaining = np.cumsum(np.exp(self._durations[:0:-1]), 0)[::-1]  # probability of at least so many frames
+        remaining = np.cumsum(np.exp(self._durations[:0:-1]), 0)[::-1]  # probability of this number of frames or more
         self._remaining = np.log(remaining + 1e-9)
         self._is_silent = np.isin(indices, [SYMBOLS.index(symbol) for symbol in SILENT])
         self._longer = np.where(self._is_silent, LONGER_SILENCE, LONGER)

@@ -182,7 +182,7 @@ class SegmentQueue:
             finally:
                 self.close()
 
-    def unspoken_rest(self) -> SegmentText | None:
+    def rest_of_text(self) -> SegmentText | None:
         """The client's text after the last segment, if positions are tracked."""
         return None if self._locator is None else self._locator.rest()
 

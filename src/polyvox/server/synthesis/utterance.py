@@ -296,7 +296,7 @@ class Utterance:
             if self._timeline is not None:
                 yield self._timeline.silence(len(quiet))
             yield quiet
-        if self._timeline is not None and (rest := self._segments.unspoken_rest()) and rest.written:
+        if self._timeline is not None and (rest := self._segments.rest_of_text()) and rest.written:
             yield self._timeline.finish(rest)
 
     async def _next_segment(self) -> Segment | None:
