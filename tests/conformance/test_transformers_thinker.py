@@ -7,12 +7,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from ipc.engine_processes import eventually
 from polyvox.engine.config import EngineConfig
@@ -117,6 +119,19 @@ def test_tokens_hidden_states_and_positions_are_those_of_the_reference(thinker: 
         if case.media in ("image", "video"):
             assert prompt.positions is not None
             assert np.array_equal(prompt.positions, expected["positions"])
+
+
+def test_a_checkpoint_is_loaded_without_its_talker(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny checkpoint has no processor and no weights of the thinker, which are then random."""
+    tokenizer = SimpleNamespace(eos_token_id=END, decode=lambda ids, skip_special_tokens: f"{ids}{skip_special_tokens}")
+    processor = SimpleNamespace(tokenizer=tokenizer)
+    monkeypatch.setattr(transformers.Qwen3OmniMoeProcessor, "from_pretrained", lambda _: processor)
+    thinker = TransformersThinker.load(str(checkpoints / "omni-plain"), "cpu", "float32")
+    assert not thinker._model.has_talker
+    thinker._prompts = CasePrompts(thinker._model)
+    tokens: list[GeneratedToken] = []
+    thinker.answer({CASE_FIELD: "text", "max_tokens": 3, "seed": 1}, lambda _: None, tokens.append, lambda: False)
+    assert tokens[-1].finish_reason in ("length", "stop")
 
 
 def test_a_cancelled_answer_ends_at_the_next_token(thinker: TransformersThinker) -> None:

@@ -51,12 +51,15 @@ class TransformersThinker:
 
     @classmethod
     def load(cls, name: str, device: str, dtype: str) -> "TransformersThinker":
-        """Loads the thinker of a checkpoint; its talker is not kept."""
+        """Loads the thinker of a checkpoint, through host memory; its talker is not kept."""
         from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
-        model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(name, dtype=dtype, device_map=device)
-        model.disable_talker()
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
         processor = Qwen3OmniMoeProcessor.from_pretrained(name)
+        model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(name, dtype=dtype)
+        model.disable_talker()
+        model.to(device)
         eos = model.thinker.generation_config.eos_token_id or processor.tokenizer.eos_token_id
         return cls(model.eval(), ProcessorPrompts(processor), [eos] if isinstance(eos, int) else eos)
 
