@@ -70,7 +70,9 @@ def test_say_shows_the_text_and_speaks_nothing(
     assert polyvox(monkeypatch, "say", "-o", "a.wav", "--model", "/nowhere", "--show-text", text) == 0
     lines = ["Doctor Grey paid three dollars.", "Grinning face", "Then [pause:2s]"]
     lines.append('<prosody rate="0.75">she left.</prosody>')
-    assert capsys.readouterr().out.splitlines() == lines
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == lines
+    assert "Sentences by language: english (" in printed.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -68,8 +68,8 @@ class SpokenSentence:
         return self.start + len(self.samples)
 
 
-def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], list[Note]]:
-    """Split a text into sentences. The notes list what was left out or changed.
+def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], TextNormalizer]:
+    """Split a text into sentences. The normaliser has notes of what was left out or changed, and the languages.
 
     Raises InvalidRequest if there is nothing to say.
     """
@@ -97,7 +97,7 @@ def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], list[Note]]
         raise InvalidRequest("text", text, "must have something to say")
     if default_pause:
         found[-1] = replace(found[-1], pause=0.0)
-    return found, normalizer.notes
+    return found, normalizer
 
 
 class SentenceJob:

@@ -200,8 +200,11 @@ class TTS:
         speed: from 0.25 to 4, at the same pitch. rules: how the text is normalised, by default for the language.
         keep: a folder for finished sentences, from which an interrupted run resumes. The others are as in `stream`.
         """
-        rules = replace(rules or TextRules(language), phonemes=self.model.info().takes_phonemes)
-        sentences, notes = split_text(text, rules)
+        info = self.model.info()
+        rules = replace(
+            rules or TextRules(language), phonemes=info.takes_phonemes, default_language=info.default_language
+        )
+        sentences, normalizer = split_text(text, rules)
         check_speed(speed)
         request = Request("", self.voice_for(voice), language, instructions, seed, sampling=sampling)
         store = None
@@ -220,7 +223,7 @@ class TTS:
         elif seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
         max_concurrent = max(1, self.engine.config.max_streams // 2)
-        return LongFormReader(self.engine, sentences, request, max_concurrent, store, speed, notes)
+        return LongFormReader(self.engine, sentences, request, max_concurrent, store, speed, normalizer.notes)
 
     def close(self) -> None:
         """Close the engine and cancel its streams."""

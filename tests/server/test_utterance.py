@@ -96,6 +96,7 @@ def test_live_text_is_synthesised_as_it_arrives(engine: PausableEngine) -> None:
 
     (outcome,) = spoken(engine, test)
     assert (outcome.finish_reason, outcome.sentences, outcome.characters) == ("stop", 2, 25)
+    assert outcome.language == "english"
 
 
 def test_live_text_without_words_finishes_at_once(engine: PausableEngine) -> None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """WS /v1/audio/speech/stream: what is said while its text is written, and how it is stopped."""
 
+import base64
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from ipc.engine_processes import eventually
-from ipc.fake_engine import LENGTH
-from polyvox.audio import read_audio
+from ipc.fake_engine import ABOUT, LENGTH
+from polyvox.audio import encode, read_audio
 from polyvox.server.settings import Settings
 from polyvox.tts import load
 from server.fakes import MAX_STREAMS, PausableEngine
@@ -46,6 +48,22 @@ def pieces(text: str, seed: int) -> list[str]:
     chance = random.Random(seed)
     positions = sorted(chance.choices(range(len(text) + 1), k=chance.randrange(40)))
     return [text[start:end] for start, end in zip([0, *positions], [*positions, len(text)], strict=True)]
+
+
+def test_a_recording_that_was_cut_is_reported_with_the_first_audio() -> None:
+    info = replace(ABOUT, max_reference_seconds=3.0)
+    recording = base64.b64encode(encode(np.full(4 * 24_000, 0.1, np.float32), 24_000, "flac")).decode()
+    with (
+        closing(PausableEngine(info)) as engine,
+        serving(engine, Settings()) as server,
+        session(server, ref_audio=recording, split_granularity="sentence") as websocket,
+    ):
+        websocket.send(type="input.text", text="One is here. Two is here.")
+        websocket.send(type="input.done")
+        messages, _ = websocket.until("session.done")
+    starts = [message for message in messages if message["type"] == "audio.start"]
+    assert starts[0]["notice"].endswith("its best 3.0 s are used.")
+    assert "notice" not in starts[1]
 
 
 @pytest.mark.parametrize("granularity", ["none", "sentence", "clause"])

@@ -32,6 +32,5 @@ def test_at_least_95_percent_of_each_category_are_read_correctly() -> None:
 
 
 def test_cases_written_after_the_rules_stay_correct() -> None:
-    """Except "the 100 W bulb": live text would have to wait for the word after the unit."""
     cases = load_cases(Path(__file__).with_name("english_held_out.tsv"))
-    assert [case.written for case in cases if not case.is_correct] == ["the 100 W bulb"]
+    assert [case.written for case in cases if not case.is_correct] == []

@@ -63,9 +63,11 @@ def say(
     _check_outputs(output, rate, subtitles)
     rules = TextRules(language, load_lexicon(lexicon) if lexicon else Lexicon(), enabled=not as_is)
     content = _read_text(text, file)
-    sentences, notes = split_text(content, rules)  # fails before the model is loaded
+    sentences, normalizer = split_text(content, rules)  # fails before the model is loaded
     if show_text:
-        _print_notes(notes, hint="Use --as-is to disable normalisation.")
+        if languages := ", ".join(f"{name} ({count})" for name, count in normalizer.languages.items()):
+            console.print(f"Sentences by language: {languages}.", soft_wrap=True)
+        _print_notes(normalizer.notes, hint="Use --as-is to disable normalisation.")
         _print_text(sentences)
         return
     with load(model, device, dtype, vocoder_device=vocoder_device) as tts, ExitStack() as stack:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyvox.errors import InvalidRequest
-from polyvox.models.request import Sampling
+from polyvox.models.request import AUTO, Sampling
 
 # Names of ModelInfo's attributes that say whether a request is supported.
 Capability = Literal[
@@ -55,6 +55,12 @@ class ModelInfo:
     @property
     def can_clone(self) -> bool:
         return self.identity.can_clone
+
+    @property
+    def default_language(self) -> str:
+        """The language of a text that shows none: English if the model speaks it, otherwise its first language."""
+        names = [name for name in self.languages if name != AUTO]
+        return "english" if "english" in names or not names else names[0]
 
     def supports(self, capability: Capability) -> bool:
         return bool(getattr(self, capability))

@@ -35,6 +35,7 @@ class RequestRecord:
     created: float  # seconds since 1970
     seed: int
     characters: int = 0
+    language: str | None = None  # of the text, or its languages in order, separated by commas
     sentences: int = 0
     text_tokens: int = 0
     frames: int = 0

@@ -4,11 +4,7 @@
 import re
 
 from polyvox.text import markup
-from polyvox.text.languages import english
-from polyvox.text.languages.english.electronic import code, link
-from polyvox.text.languages.english.formulas import FORMULAS
-from polyvox.text.languages.english.say_as import say_as
-from polyvox.text.languages.english.word_tables import SIGNS
+from polyvox.text.languages.language_rules import LanguageRules
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note
 from polyvox.text.phonemes.inline_phonemes import mark_phonemes
@@ -32,13 +28,19 @@ _PICTOGRAMS = re.compile(rf"(?:{PICTOGRAM}\u200d?)+")
 class InlineNormalizer:
     """Applies the rules of a language and a lexicon to segments, and notes what was changed or left out."""
 
-    def __init__(self, rules: TextRules, writer: PartWriter) -> None:
+    def __init__(self, rules: TextRules, writer: PartWriter, language: LanguageRules) -> None:
         self.notes: list[Note] = []
-        self._english, self._writer = rules.english, writer
+        self._writer = writer
         self._lexicon, self._takes_phonemes = rules.lexicon, rules.phonemes
-        self._rules: list[Rule] = english.RULES if rules.english else []
-        self._word_rules = [rule for rule in self._rules if not rule.starts_with_number]
         self._rates: list[float] = []  # of open <prosody> elements
+        self._language = language
+        self._rules, self._word_rules = language.rules, language.word_rules
+
+    def set_language(self, language: LanguageRules) -> None:
+        """The language of the segments that follow."""
+        if language is not self._language:
+            self._language = language
+            self._rules, self._word_rules = language.rules, language.word_rules
 
     def read(self, text: str, at: int = 0, origin: int | None = None) -> None:
         """Normalise a text from a position on; the text before it is context.
@@ -62,7 +64,7 @@ class InlineNormalizer:
         if self._lexicon and (after := self._pronounce(text, at)) > at:
             return after
         word = _WORD.match(text, at)
-        if word and english.SPECIAL_WORDS.isdisjoint((word[0], word[0].lower())) and not _ROMAN.fullmatch(word[0]):
+        if word and not _ROMAN.fullmatch(word[0]) and not self._language.is_special(word[0]):
             self._writer.raw(word[0])
             return word.end()
         if char in "[<`!" and (span := markup.SPAN.match(text, at)):
@@ -70,7 +72,7 @@ class InlineNormalizer:
             return span.end()
         if char == "&" and (entity := markup.ENTITY.match(text, at)):
             return self._entity(entity)
-        if char in "\\$" and self._english and (after := self._apply(FORMULAS, text, at)) > at:
+        if char in "\\$" and (after := self._apply(self._language.formulas, text, at)) > at:
             return after
         if char == "|" or (char == "\\" and text[at + 1 : at + 2] in _ESCAPED):
             if char == "|":
@@ -79,13 +81,13 @@ class InlineNormalizer:
         if run := _DECORATION.match(text, at):
             self._writer.raw(run[0])
             return run.end()
-        if self._english and char in "0123456789$€£¥" and (figures := self._foreign(text, at)):
+        if self._language.keeps_foreign_numbers and char in "0123456789$€£¥" and (figures := self._foreign(text, at)):
             self.note("number", figures[0])
             self._writer.raw(figures[0])
             return figures.end()
         if (after := self._apply(self._word_rules if char.isalpha() else self._rules, text, at)) > at:
             return after
-        if not self._english and (pictogram := _PICTOGRAMS.match(text, at)):
+        if not self._language.names_emoji and (pictogram := _PICTOGRAMS.match(text, at)):
             self.note("emoji", pictogram[0])
             self._writer.say("")
             return pictogram.end()
@@ -139,7 +141,7 @@ class InlineNormalizer:
         self._writer.say(spoken, sentence=name == "short" or not (name == "code" or source[0].isalpha()))
 
     def _foreign(self, text: str, at: int) -> re.Match[str] | None:
-        """A number next to letters of another script, where English words would be wrong."""
+        """A number next to letters of another script, where words of a language with Latin letters would be wrong."""
         figures = _NUMBER.match(text, at)
         if figures and (after := text[figures.end() : figures.end() + 1]) and _FOREIGN.match(after):
             return figures
@@ -149,7 +151,7 @@ class InlineNormalizer:
     def _markup(self, span: re.Match[str]) -> None:
         label, source = span["label"], span[0]
         if (inner := span["code"] or span["code2"]) is not None:
-            self._replace("code", source, code(inner) if self._english else inner)
+            self._replace("code", source, self._language.code(inner))
             if not any(map(str.isalnum, inner)):
                 self.note("code", source)
         elif label is not None:
@@ -158,7 +160,7 @@ class InlineNormalizer:
             self._element(span)
         elif span["link"]:
             self.note("url", source)
-            self._writer.say(link(span["link"]) if self._english else span["link"])
+            self._writer.say(self._language.link(span["link"]))
         else:
             self._tag(span)
 
@@ -176,7 +178,8 @@ class InlineNormalizer:
                     self.read(content)
             case _:
                 kind, format = attributes.get("interpret-as", ""), attributes.get("format", "")
-                spoken = say_as(kind, plain, format) if self._english else None
+                say_as = self._language.say_as
+                spoken = say_as(kind, plain, format) if say_as else None
                 if spoken is None:
                     self.read(content)
                 else:
@@ -225,8 +228,8 @@ class InlineNormalizer:
             self.note("image" if span["image"] else "link", span[0])
         if label.startswith("^"):
             return  # a footnote reference
-        if span["image"] and self._english:
-            self._writer.say("image:" if label.strip() else "image")
+        if span["image"] and (announcements := self._language.announcements):
+            self._writer.say(announcements.image + (":" if label.strip() else ""))
         self._writer.raw("(" if plain else "")
         self.read(label)  # a label has no brackets, so this does not recurse further
         self._writer.raw(")" if plain else "")
@@ -247,8 +250,8 @@ class InlineNormalizer:
             return entity.start() + 1
         if not char.strip():
             self.note("tag", entity[0])
-        if char in SIGNS and self._english:
-            self._writer.say(SIGNS[char])
+        if char in self._language.signs:
+            self._writer.say(self._language.signs[char])
         else:
             self._writer.raw(char or " ")
         return entity.end()

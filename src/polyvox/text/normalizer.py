@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyvox.text.inline_normalizer import CONTEXT, InlineNormalizer
-from polyvox.text.languages.english.number_words import cardinal
+from polyvox.text.language_selector import LanguageSelector
+from polyvox.text.languages.language_rules import LanguageRules
 from polyvox.text.markup import FENCE, PREFIX, RULE_LINE, HiddenSpanFilter
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note, Part, Words, merge_parts
@@ -22,7 +23,8 @@ class TextNormalizer:
     """Normalises streamed text and returns its parts as early as possible.
 
     It buffers the last word, which may still grow, and what a rule may match together with it: a number before a word,
-    an open bracket or tag. At most MAX_SEGMENT + MAX_SPAN characters and one grapheme cluster are pending.
+    an open bracket or tag. At most MAX_SEGMENT + MAX_SPAN characters and one grapheme cluster are pending. What depends
+    on the language of a sentence, such as a number, waits until the language is decided (`LanguageSelector`).
     track_positions: record for `spoken_positions` where the characters of the text went.
     """
 
@@ -32,16 +34,25 @@ class TextNormalizer:
         self._positions = [PositionMap() if track_positions else None for _ in range(4)]
         self._ssml, self._writer = SsmlReader(self._positions[0]), PartWriter(self._positions[3])
         self._new_filters()
-        self._inline = InlineNormalizer(self._rules, self._writer)
-        self._split_points = SplitPointFinder(self._rules.english, self._rules.lexicon)
+        self._selector = LanguageSelector(self._rules)
+        self._inline = InlineNormalizer(self._rules, self._writer, self._language)
+        self._split_points = {self._language.name: SplitPointFinder(self._language, self._rules.lexicon)}
         self._text, self._at = "", 0
         self._text_start = 0  # position of _text in the output of the filters
         self._line_start = True
         self._fence, self._code, self._code_lines = "", list[str](), 0
-        if self._rules.enabled and not self._rules.english:
+        if self._rules.enabled and not self._rules.is_auto and not self._language.rules:
             self._inline.note("language", self._rules.language)
-
         self._notes: list[Note] = []  # of text before a flush
+
+    @property
+    def _language(self) -> LanguageRules:
+        return self._selector.language
+
+    @property
+    def languages(self) -> dict[str, int]:
+        """The number of sentences by language, in the order of the text."""
+        return dict(self._selector.num_sentences) if self._rules.enabled else {}
 
     @property
     def notes(self) -> list[Note]:
@@ -71,6 +82,7 @@ class TextNormalizer:
         self._new_filters()
         self._text_start += len(self._text)
         self._text, self._at, self._line_start = "", 0, True
+        self._selector.start_sentence(0)
         self._writer.restart()
         return parts
 
@@ -99,17 +111,31 @@ class TextNormalizer:
                 continue
             window = self._text[self._at : self._at + WINDOW]
             ends = end and self._at + len(window) == len(self._text)
-            end_of_segment = self._split_points.first(window, ends, self._line_start)
+            end_of_segment = self._selector.plain_word_end(self._text, self._at)
+            is_decided = self._selector.select(self._text, self._at, end)
+            if end_of_segment is None:
+                if not is_decided:
+                    break
+                end_of_segment = self._finder().first(window, ends, self._line_start)
             if end_of_segment is None:
                 break
             self._render(window[:end_of_segment])
+            self._selector.advance(window[:end_of_segment], self._at)
             self._at += end_of_segment
         if end:
             self._close_code()
             self._writer.end_line()
-        start = max(0, self._at - CONTEXT)
+        start = max(0, min(self._at - CONTEXT, self._selector.first_needed(self._at)))
         self._text, self._at, self._text_start = self._text[start:], self._at - start, self._text_start + start
+        self._selector.shift(start)
         return self._writer.take()
+
+    def _finder(self) -> SplitPointFinder:
+        language = self._language
+        if language.name not in self._split_points:
+            self._split_points[language.name] = SplitPointFinder(language, self._rules.lexicon)
+        self._inline.set_language(language)
+        return self._split_points[language.name]
 
     def _render(self, segment: str) -> None:
         if segment == "\n":
@@ -138,9 +164,10 @@ class TextNormalizer:
         while (prefix := PREFIX.match(text, at)) and prefix.end() > at:
             self._writer.structured |= not prefix["quote"]
             if prefix["number"]:
-                self._writer.say(f"{cardinal(prefix['number'])}," if self._rules.english else prefix[0], sentence=True)
-            if prefix["task"] and self._rules.english:
-                self._writer.say("to do:" if prefix["task"] == " " else "done:")
+                cardinal = self._language.cardinal
+                self._writer.say(f"{cardinal(prefix['number'])}," if cardinal else prefix[0], sentence=True)
+            if prefix["task"] and (announcements := self._language.announcements):
+                self._writer.say(announcements.task if prefix["task"] == " " else announcements.completed_task)
             self._writer.mark(origin + at, prefix[0])
             at = prefix.end()
             if prefix["row"] or prefix["heading"] or prefix["number"]:
@@ -169,11 +196,12 @@ class TextNormalizer:
         if not self._fence:
             return
         self._inline.note("code", "".join(self._code))
-        lines = self._code_lines
+        num_lines = self._code_lines
         self._fence, self._code, self._line_start = "", [], True
-        if self._rules.english:
-            self._writer.say(f"Code block, {cardinal(str(lines))} {'line' if lines == 1 else 'lines'}, left out.")
+        if announcements := self._language.announcements:
+            self._writer.say(announcements.code_block(num_lines))
             self._writer.mark(self._text_start + self._at, "")
+        self._selector.start_sentence(self._at)
 
 
 def normalize_text(text: str, rules: TextRules | None = None) -> list[Part]:

@@ -7,6 +7,7 @@ from polyvox.text.parts import Part, Pause, Rate, Words
 from polyvox.text.position_map import PositionMap
 
 _CLOSING = ")]}%!?.,;:…"
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")  # scripts that join replaced words without spaces
 _STOPS = ".!?…"
 _ENDS = ".!?,;:…—–-。！？，；："
 _WORD = re.compile(r"\S+")
@@ -40,7 +41,8 @@ class PartWriter:
             self._after_words = False
 
     def say(self, words: str, sentence: bool = False) -> None:
-        """Words that replace something in the text; they are separated from their neighbours by spaces.
+        """Words that replace something in the text; they are separated from their neighbours by spaces, in
+        Chinese, Japanese and Korean only where they end with a space.
 
         sentence: capitalise them at the start of a sentence, so that the sentence splitter still finds it.
         """
@@ -55,6 +57,7 @@ class PartWriter:
         if sentence and starts_sentence:
             words = words.lstrip()[:1].upper() + words.lstrip()[1:]
         self._put(words.strip(), self._last.isalnum() or self._last in _CLOSING)
+        self._gap = " " if words[-1] == " " else ""
         self._after_words = True
 
     def line(self) -> None:
@@ -129,6 +132,7 @@ class PartWriter:
             if not text:
                 return
             self._after_pause = False
+        apart = apart and not (_UNSPACED.match(self._last) and _UNSPACED.match(text))
         gap = self._gap or (" " if apart else "")
         if self._comma and self._last not in _ENDS:
             gap = ", "

@@ -9,15 +9,26 @@ MIN_CLAUSE = 12  # characters; shorter clauses have no prosody of their own
 MAX_SENTENCE = 400  # characters; about half a minute of speech
 _LOOKAHEAD = 32  # characters after a full stop that may decide: quotes, white space, brackets, a letter
 
-_STOP = re.compile(r"[.!?…]+[\"'”’)\]»*_]*(?=\s)|[。！？｡][。！？!?…｡]*[」』”’）)\]\"']*|\n[ \t]*\n")
+# A French quotation ends with a space and ».
+_STOP = re.compile(r"[.!?…]+(?:[\"'”’)\]»*_]|\s»)*(?=\s)(?!\s»)|[。！？｡][。！？!?…｡]*[」』”’）)\]\"']*|\n[ \t]*\n")
 _CLAUSES = (re.compile(r"[,;:—–，、；：][\"'”’)\]]*\s|[，、；：]"), re.compile(r"\s"))
 _CLAUSE = re.compile(r"[,;:—–][\"'”’)\]]*(?=\s)|[，、；：]")
 _NEXT = re.compile(r"(\s+)[\"'“‘(\[«*_¿¡—–-]*([^\s\"'“‘(\[«*_¿¡—–-])")
+_NEXT_WORD = re.compile(r"\s+[\"'“‘(\[«*_¿¡—–-]*[^\s\"'“‘(\[«*_¿¡—–-]\w*\W")
 _BEFORE = re.compile(r"([^\W0-9_](?:[^\W_]|\.(?=\w))*)\.$")
-_INITIALS = re.compile(r"[A-Z](?:\.[A-Z])*")  # J. R. R., U.S.
+_INITIALS = re.compile(r"[A-ZА-ЯЁ](?:\.[A-ZА-ЯЁ])*")  # J. R. R., U.S.
 # These abbreviations do not end a sentence before a capital letter; others may.
 _NEVER_LAST = {name for name, (_, follows) in ABBREVIATIONS.items() if follows in ("name", "number", "any")}
 _NEVER_LAST -= {"no", "No", "min", "max", "c", "p", "al", "ca", "est", "sec", "Sec", "ch", "Ch"}
+# Those of other languages, for text that is not normalised.
+_OTHER_LANGUAGES = (
+    "z z.B d.h u.a i.d.R z.T v.a bzw ca Nr Hr Str Hauptstr Abs Kap evtl ggf vgl Sra Srta Sres Dña Avda pág núm sig Sig "
+    "sig.ra dott Dott dott.ssa avv pag MM av bd ул г кв стр им см т т.е т.к гл рис проф"
+)
+_NEVER_LAST |= set(_OTHER_LANGUAGES.split())
+_GERMAN_DATE = re.compile(
+    r"(?<!\d)\d{1,2}\. (?:Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember)\b"
+)
 _NUMBERED = {name for name, (_, follows) in ABBREVIATIONS.items() if follows == "number"}
 
 
@@ -96,11 +107,14 @@ class SentenceSplitter:
 
     @staticmethod
     def _certain(text: str, stop: re.Match[str]) -> bool:
-        """Whether enough text follows to decide: a letter after white space, or any character after a CJK stop."""
+        """Whether enough text follows to decide: a letter after white space (after a number a word), or any character
+        after a CJK stop."""
         if stop[0][0] == "\n":
             return True
         if stop[0][0] in "。！？｡":
             return stop.end() < len(text)
+        if text[stop.start() - 1 : stop.start()].isdigit():  # a date in German
+            return _NEXT_WORD.match(text, stop.end()) is not None
         return _NEXT.match(text, stop.end()) is not None
 
 
@@ -115,6 +129,10 @@ def _ends(text: str, stop: re.Match[str]) -> bool:
     dots = mark.rstrip("\"'”’)]»*_")
     if dots != ".":  # "?!" and "..." end a sentence unless a lower-case letter follows
         return not letter.islower()
+    if text[stop.start() - 1 : stop.start()].isdigit() and _GERMAN_DATE.match(
+        text, _start_of_number(text, stop.start())
+    ):
+        return False
     before = _BEFORE.search(text, max(0, stop.start() - 24), stop.start() + 1)
     word = before[1] if before else ""
     if word in _NEVER_LAST or (word in _NUMBERED and letter.isdigit()):
@@ -122,6 +140,13 @@ def _ends(text: str, stop: re.Match[str]) -> bool:
     if _INITIALS.fullmatch(word) and word != "I":
         return False
     return not letter.islower()
+
+
+def _start_of_number(text: str, end: int) -> int:
+    start = end
+    while start > max(0, end - 2) and text[start - 1].isdigit():
+        start -= 1
+    return start
 
 
 def split_sentences(text: str, limit: int = MAX_SENTENCE) -> list[str]:

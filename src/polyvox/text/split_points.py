@@ -3,14 +3,7 @@
 
 import re
 
-from polyvox.text.languages.english.word_tables import (
-    ABBREVIATIONS,
-    MONEY,
-    MONTHS,
-    NUMBERED_NOUNS,
-    REGNAL,
-    WEEKDAYS,
-)
+from polyvox.text.languages.language_rules import LanguageRules
 from polyvox.text.lexicon import CJK, Lexicon
 from polyvox.text.markup import FENCE, FORMULA, OPENS_TAG, SPAN
 
@@ -22,19 +15,6 @@ _CJK_STOPS = "。！？，、；："
 _ALNUM = re.compile(r"[^\W_]+")
 _OPENS_FORMULA = r"\$(?=[^\s$])|\\[(\[]|\\[dt]?frac|\\sqrt"
 _MAX_DOLLARS = 68  # characters in which $…$ must close
-_JOINS_NEXT = re.compile(rf"[0-9¼-¾⅐-⅞{''.join(sign for sign in MONEY if len(sign) == 1)}]|^[\W_]+$")
-_LAST_WORD = re.compile(r"([^\W0-9_][\w.]*)[.,]?[\"')*_]*$")
-_JOINING_WORDS = {*ABBREVIATIONS, *MONTHS, *(sign for sign in MONEY if len(sign) == 3)}
-_JOINING_WORDS |= {*NUMBERED_NOUNS, *REGNAL, "x"} | {name[:size] for name in (*MONTHS, *WEEKDAYS) for size in (3, 4, 5)}
-
-# Ends of a segment that join the next word: "1760 and", "10 a.m.", "20 sq", "$5 million", "Chapter I".
-_TAIL = 40  # characters
-_TAIL_WORDS = {"and", "or", "to", "through", "until", "&", "sq", "cu", "fl", "am", "pm", "a.m", "p.m"}
-_TAIL_WORDS |= {"hundred", "thousand", "million", "billion", "trillion"}
-_JOINING_TAIL = re.compile(rf"[0-9]\S* ?(?:{'|'.join(map(re.escape, sorted(_TAIL_WORDS)))})\.?$", re.IGNORECASE)
-_MAX_UNIT = 6  # characters of an abbreviated unit with its full stop, which may end a sentence: "5 ft."
-_UNIT_TAIL = re.compile(r"[0-9]\S* (?:[A-Za-z]+\.|A)$")
-_NUMERAL_TAIL = re.compile(rf"\b(?:{'|'.join(map(re.escape, (*NUMBERED_NOUNS, *REGNAL)))}) [IVX]$")
 
 
 class SplitPointFinder:
@@ -43,13 +23,13 @@ class SplitPointFinder:
     A segment ends at white space after a word that no rule joins to the next word, and at the end of a line.
     """
 
-    def __init__(self, english: bool, lexicon: Lexicon) -> None:
-        self._english = english
+    def __init__(self, language: LanguageRules, lexicon: Lexicon) -> None:
+        self._language = language
         self._joining_words = lexicon.joining_words
         inner = f"(?<=[{_CJK_STOPS}])(?=[{CJK}])"
         if not lexicon.has_cjk:
             inner += f"|(?<=[{CJK}])(?=[{CJK}])"
-        formulas = f"{_OPENS_FORMULA}|" if english else ""
+        formulas = f"{_OPENS_FORMULA}|" if language.formulas else ""
         self._next = re.compile(rf"\s|{formulas}[\[<`]|{inner}")
 
     def first(self, text: str, end: bool, line_start: bool) -> int | None:
@@ -130,19 +110,6 @@ class SplitPointFinder:
         chunk = text[start:end]
         if self._joining_words and not self._joining_words.isdisjoint(_ALNUM.findall(chunk.lower())):
             return True
-        if not self._english:
-            return not any(map(str.isalnum, chunk)) or (line_start and chunk.strip(".)").isdigit())
-        word = _LAST_WORD.search(chunk)
-        return (
-            bool(_JOINS_NEXT.search(chunk))
-            or (word is not None and word[1].rstrip(".") in _JOINING_WORDS)
-            or self._tail_joins_next(text, chunk, end)
-        )
-
-    @staticmethod
-    def _tail_joins_next(text: str, chunk: str, end: int) -> bool:
-        if chunk.rstrip(".").lower() in _TAIL_WORDS:
-            return _JOINING_TAIL.search(text, max(0, end - _TAIL), end) is not None
-        if chunk == "A" or (chunk.endswith(".") and len(chunk) <= _MAX_UNIT):
-            return _UNIT_TAIL.search(text, max(0, end - _TAIL), end) is not None
-        return chunk in ("I", "V", "X") and _NUMERAL_TAIL.search(text, max(0, end - _TAIL), end) is not None
+        if not any(map(str.isalnum, chunk)) or (line_start and chunk.strip(".)").isdigit()):
+            return True
+        return self._language.joins_next(text, start, end)

@@ -5,23 +5,25 @@ from dataclasses import dataclass, field
 
 from polyvox.text.lexicon import Lexicon
 
-ENGLISH = ("auto", "english")
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
     """How text is normalised.
 
-    language: "auto" and "english" have rules for numbers, dates and so on; for other languages only Unicode and markup
-    are cleaned. lexicon: words and their pronunciations. enabled: False passes text through unchanged. phonemes: the
-    model takes phonemes; otherwise words with phonemes are spoken as they are written.
+    language: the language of all sentences; "auto" detects the language of each sentence. In a language without rules
+    only Unicode and markup are cleaned. lexicon: words and their pronunciations. enabled: False passes text through
+    unchanged. phonemes: the model takes phonemes; otherwise words with phonemes are spoken as they are written.
+    default_language: with "auto", the language of sentences that show none.
     """
 
     language: str = "auto"
     lexicon: Lexicon = field(default_factory=Lexicon)
     enabled: bool = True
     phonemes: bool = False
+    default_language: str = "english"
 
     @property
-    def english(self) -> bool:
-        return self.language.strip().lower() in ENGLISH
+    def is_auto(self) -> bool:
+        return self.language.strip().lower() == AUTO

@@ -281,6 +281,8 @@ class Session:
         }
         if live.ignored_fields:
             start["ignored_fields"] = live.ignored_fields
+        if live.notice is not None and sentence == 0:
+            start["notice"] = live.notice
         await self._connection.send_json(start, live)
 
 

@@ -255,6 +255,11 @@ class LiveUtterance:
         return self._options.ignored_fields
 
     @property
+    def notice(self) -> str | None:
+        """For the client: what was done with the recording of the session."""
+        return self._options.notice
+
+    @property
     def sample_rate(self) -> int | None:
         return None if self.utterance is None else self.utterance.sample_rate
 

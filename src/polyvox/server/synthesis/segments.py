@@ -143,6 +143,11 @@ class SegmentQueue:
         return queue
 
     @property
+    def languages(self) -> list[str]:
+        """The languages of the text so far, in the order of their first sentences."""
+        return list(self._spoken.languages)
+
+    @property
     def trailing_silence(self) -> float:
         """Seconds of silence that the text requests at its end."""
         return self._requested_silence

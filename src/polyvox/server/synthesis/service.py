@@ -97,7 +97,9 @@ class SynthesisService:
         for other in reversed(options.lexicons):
             lexicon = other.over(lexicon)
         lexicon = lexicon.updated(options.pronunciations)
-        rules = TextRules(options.language, lexicon, options.normalize, self.info.takes_phonemes)
+        rules = TextRules(
+            options.language, lexicon, options.normalize, self.info.takes_phonemes, self.info.default_language
+        )
         if options.live:
             segments = SegmentQueue(rules, options.granularity, bool(options.timestamps))
         elif options.turns:

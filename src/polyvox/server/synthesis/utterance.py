@@ -411,6 +411,8 @@ class Utterance:
         if reason == "cancelled" and self.failure is not None:
             reason, error = "error", self.failure
         self.record.finish_reason, self.record.error = reason, error
+        if self._segments is not None:
+            self.record.language = ",".join(self._segments.languages) or None
         self.record.seconds = time.monotonic() - self._start_time
         self._service.on_finished(self.record)
 

@@ -53,6 +53,7 @@ def link(address: str) -> str:
 @ELECTRONIC("path", r"(?<!\w)[A-Za-z]:\\[\w\\.@+-]+")
 @ELECTRONIC("path", r"(?<![\w/.])(?:(?:~|\.{1,2})(?=/))?(?:/[\w.@+-]+){2,}/?|(?<![\w/.])(?:~|\.{1,2})/[\w.@+-]+")
 @ELECTRONIC("url", rf"(?<![\w@.-]){_DOMAIN}", re.IGNORECASE)
+@ELECTRONIC("url", rf"(?<![\w@./-])\d{{1,3}}/\d{{1,3}}\.(?:{'|'.join(tables.TOP_DOMAINS)})(?![\w-])(?!\.\w)")
 @ELECTRONIC("email", r"(?<![\w.])(?:mailto:)?[\w.+-]{1,64}@(?:[\w-]+\.)+[A-Za-z]{2,}(?!\w)")
 @ELECTRONIC("url", r"(?<!\w)(?:(?:https?|ftp)://|www\.)[^\s<>\"`|]+", re.IGNORECASE)
 def _address(match: re.Match[str]) -> str | None:
