@@ -198,8 +198,9 @@ export class SpeakView {
   #showWord() {
     const speech = this.#speech;
     if (!speech || (this.#composer.mode === "text" && this.#composer.text !== speech.times.text)) return;
-    const atEnd = this.#playback.status === "ended";
-    const spoken = atEnd || speech.audio.length === 0 ? null : speech.times.at(this.#panel.seconds);
+    const { status, position } = this.#playback;
+    const atEnd = status === "ended" || (speech.state === "waiting" && position >= speech.audio.length);
+    const spoken = atEnd ? null : speech.times.at(this.#panel.seconds);
     if (spoken) this.#highlight.show(spoken);
     else this.#highlight.clear();
   }
