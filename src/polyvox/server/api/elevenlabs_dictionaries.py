@@ -143,7 +143,10 @@ async def download(request: Request, state: State, dictionary_id: str, version_i
 @router.post("/{dictionary_id}/add-rules", summary="Add rules; they replace those of equal words.")
 async def add_rules(request: Request, state: State, dictionary_id: str, body: RulesRequest) -> JSONResponse:
     new = _parse(state, body.rules).pronunciations
-    edit = lambda old: replace(old, lexicon=updated(old.lexicon, new))  # noqa: E731
+
+    def edit(old: Dictionary) -> Dictionary:
+        return replace(old, lexicon=updated(old.lexicon, new))
+
     return JSONResponse(_version(await _change(request, state, dictionary_id, edit)))
 
 

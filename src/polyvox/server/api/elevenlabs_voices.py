@@ -34,7 +34,7 @@ _FORM_SCHEMA = {
     },
 }
 _REQUEST_BODY = {"required": True, "content": {FORM_TYPE: {"schema": _FORM_SCHEMA}}}
-_SORT_KEYS = {"name": "name", "created_at_unix": "created_at_unix"}
+SORT_FIELDS = ("name", "created_at_unix")
 
 
 @router.get("/v1/voices", summary="The voices in ElevenLabs' format.")
@@ -58,8 +58,8 @@ async def search_voices(
     if next_page_token and not (next_page_token.isascii() and next_page_token.isdecimal()):
         raise InvalidRequest("next_page_token", next_page_token, "must be a token of the previous page")
     found = [voice for voice in await _voices(state) if _matches(voice, search.lower(), category, voice_ids)]
-    if sort in _SORT_KEYS:
-        found.sort(key=lambda voice: voice[_SORT_KEYS[sort]] or 0, reverse=sort_direction == "desc")
+    if sort in SORT_FIELDS:
+        found.sort(key=lambda voice: voice[sort] or 0, reverse=sort_direction == "desc")
     start = int(next_page_token or 0)
     end = start + page_size
     has_more = end < len(found)
