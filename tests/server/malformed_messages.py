@@ -18,6 +18,8 @@ PATHS = (
     "/v1/audio/speech/stream",
     "/v1/text-to-speech/heart/stream-input?output_format=pcm_24000",
     "/v1/text-to-speech/michael/multi-stream-input?output_format=mp3_22050_32&auto_mode=true",
+    "/tts/websocket",
+    "/v1/speak?encoding=linear16",
 )
 NAMES: tuple[str, ...] = (
     "type",
@@ -29,6 +31,11 @@ NAMES: tuple[str, ...] = (
     "voice_settings",
     "xi_api_key",
     "seed",
+    "transcript",
+    "continue",
+    "cancel",
+    "output_format",
+    "pronunciation_dictionary_locators",
 )
 NAMES += (
     "close_socket",
@@ -40,7 +47,19 @@ NAMES += (
     "ref_audio",
     "\ud800",
 )
-TYPES = ("session.config", "input.text", "input.done", "input.cancel", "session.close", "audio.start", "")
+TYPES = (
+    "session.config",
+    "input.text",
+    "input.done",
+    "input.cancel",
+    "session.close",
+    "audio.start",
+    "",
+    "Speak",
+    "Flush",
+    "Clear",
+    "Close",
+)
 TEXTS = (
     "Hello there. ",
     "How are you? ",
@@ -82,7 +101,9 @@ def message(chance: random.Random) -> str | bytes:
         return chance.choice(FRAMES)
     text, name = chance.choice(TEXTS), chance.choice(("a", "b", "c"))
     if dice < 0.45:
-        found: dict[str, Any] = {"type": "input.text", "text": text, "context_id": name}
+        kind = chance.choice(("input.text", "Speak"))
+        found: dict[str, Any] = {"type": kind, "text": text, "transcript": text, "context_id": name}
+        found["continue"] = chance.random() < 0.5
     elif dice < 0.6:
         found = {"type": "input.done", "context_id": name, "flush": True}
     elif dice < 0.7:
