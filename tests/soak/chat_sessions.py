@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import base64
 import json
+import os
 import random
 import re
 import subprocess
@@ -30,6 +31,8 @@ from typer import echo
 from polyvox.bench.summary import percentile
 from polyvox.models.qwen3_tts.synthetic import write_tiny
 
+ROOT = Path(__file__).parents[2]
+PATHS = (ROOT / "src", ROOT / "tests", ROOT)
 ANSWER = (
     "That is a good question. There are three things to know about it: first, it takes some time; second, it is "
     "cheaper than you think; and third, you can stop whenever you like. Shall we begin?"
@@ -116,7 +119,9 @@ async def _run_turn(client: aiohttp.ClientSession, url: str, messages: list[dict
 @contextmanager
 def running(command: list[str], pattern: str, stream: str) -> Iterator[str]:
     """Starts a process and waits for a line; yields the group of the pattern."""
-    with subprocess.Popen(command, text=True, **{stream: subprocess.PIPE}) as process:  # type: ignore[call-overload]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "OMP_NUM_THREADS": "1"}
+    pipe = {stream: subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment, **pipe) as process:  # type: ignore[call-overload]
         lines = getattr(process, stream)
         try:
             yield next(filter(None, (re.search(pattern, line) for line in lines)))[1]
