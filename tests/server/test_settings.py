@@ -110,6 +110,20 @@ def test_printed_settings_can_be_loaded_again_and_contain_no_key(tmp_path: Path)
     assert list(yaml.safe_load(text)) == list(Settings.model_fields)
 
 
+@pytest.mark.parametrize(
+    "url", ["localhost:11434", "ftp://example.com", "http://", "http://user:secret@example.com/v1"]
+)
+def test_an_llm_must_be_a_url_without_a_password(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="'llm'"):
+        load_settings({"llm": url})
+
+
+def test_the_key_of_the_llm_is_not_printed() -> None:
+    settings = Settings(llm="http://localhost:11434/v1", llm_key="secret")
+    assert "secret" not in settings.to_yaml()
+    assert settings.shown_values()["llm_key"] == "(hidden)"
+
+
 def attributes_read(owners: set[str], *paths: Path) -> set[str]:
     """Attributes that the code of some files reads from variables with one of these names."""
     found = set()

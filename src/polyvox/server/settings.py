@@ -375,6 +375,8 @@ class Settings(BaseSettings):
     def _check_llm(cls, url: str | None) -> str | None:
         if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
             raise ValueError("must be a URL such as http://localhost:11434/v1")
+        if url is not None and urlsplit(url).password is not None:
+            raise ValueError("must have no password; set llm_key")
         return url
 
     @field_validator("spool_dir")

@@ -130,7 +130,9 @@ class SpokenChatResponse(ChatResponse):
         thinker = state.conversation.require_llm()
         self._utterance = utterance = await state.synthesis.start(self._options, self._request_id, owner)
         try:
-            await utterance.precheck(self._body)  # before the LLM is asked: a rejected request must not cost tokens
+            await utterance.precheck(
+                _summary(self._body)
+            )  # before the LLM is asked: a rejected request must not cost tokens
         except BaseException:
             await utterance.close()
             raise
@@ -218,6 +220,12 @@ class SpokenChatResponse(ChatResponse):
                 async for part in parts:
                     await write.body(base64.b64encode(part))
             await write.body(after)
+
+
+def _summary(body: ChatBody) -> list[object]:
+    """The last messages without their recordings and images, which would take long to hash."""
+    contents = [message.get("content") for message in body["messages"][-2:]]
+    return [content if isinstance(content, str) else len(content or ()) for content in contents]
 
 
 def base64_length(num_bytes: int) -> int:
