@@ -116,6 +116,7 @@ _LETTERS: dict[str, dict[str, float]] = {
     OTHER: dict.fromkeys("åøæłąęśżźćńğşıășțőűřěůžčšđћ", 3.0),
 }
 _ENDING, _MIN_STEM = 1.0, 2
+_LETTER = re.compile(r"[^\W\d_]")
 _NUMBER_BEFORE = re.compile(r"[0-9] $")
 _WORD_AFTER = re.compile(r" [^\W\d_]{2}")
 _MAX_ACRONYM = 4
@@ -195,7 +196,9 @@ def detect(text: str, ends: bool, inherited: str | None, default: str) -> str | 
     ends: no more text follows. inherited: the language of the text before the sentence. At most MAX_LOOKAHEAD
     characters decide, and a longer text never changes the decision.
     """
-    boundary = SENTENCE_END.search(text, 0, MAX_LOOKAHEAD)
+    ends_found = SENTENCE_END.finditer(text, 0, MAX_LOOKAHEAD)
+    # The full stop after the number of a list item ends no sentence.
+    boundary = next((end for end in ends_found if end[0] == "\n" or _LETTER.search(text, 0, end.start() + 1)), None)
     stop = boundary.start() + 1 if boundary else min(len(text), MAX_LOOKAHEAD)
     is_whole = boundary is not None or ends or len(text) > MAX_LOOKAHEAD
     expected = inherited or default

@@ -143,7 +143,10 @@ def build_language(grammar: CjkGrammar, magnitudes: str, own: Rules | None = Non
 
     @rules("telephone", r"(?<![A-Za-z0-9])\+\d{1,3}(?:[ -]?\d{2,5}){2,4}" + _RIGHT)
     @rules(
-        "telephone", _LEFT + r"(?:0\d{1,3}-\d{3,4}-\d{4}|0\d{2,3}-?\d{7,8}|1[3-9]\d{9}|[48]00-\d{3,4}-\d{3,4})" + _RIGHT
+        "telephone",
+        _LEFT
+        + r"(?:0\d{1,3}-\d{3,4}-\d{4}|0\d{2,3}-?\d{7,8}|1[3-9]\d{9}|1[56]\d\d-\d{4}|[48]00-\d{3,4}-\d{3,4})"
+        + _RIGHT,
     )
     def _phone(match: re.Match[str]) -> str:
         return (grammar.signs["+"] if match[0][0] == "+" else "") + grammar.phone(match[0])

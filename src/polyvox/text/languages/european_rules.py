@@ -47,6 +47,12 @@ def last_word(text: str) -> str:
     return found[1].lower() if found else ""
 
 
+def ends_sentence(grammar: Grammar, match: re.Match[str]) -> bool:
+    """Whether the full stop of an abbreviation ends a sentence: no text, or a capital letter follows."""
+    following = after(match)
+    return not following.strip() or (not grammar.capitalises_nouns and _CAPITAL_AFTER.match(following) is not None)
+
+
 def with_comma(number: str | None) -> str:
     """A number with the decimal comma: 1.5 and 1,000.50 as 1,5 and 1000,50. An empty text for None."""
     if number and re.fullmatch(r"\D?[0-9]+\.[0-9]{1,2}|\D?[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]{1,2}", number):
@@ -119,6 +125,12 @@ def _date_rules(grammar: Grammar) -> Rules:
     @rules("date", LEFT + r"(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4}|\d\d(?!\w))(?![\w])(?!\.\d)")
     def _numeric(match: re.Match[str]) -> str | None:
         return spoken(match, match["day"], int(match["month"]), match["year"])
+
+    @rules("date", LEFT + r"(?<!/)(?P<day>\d{1,2})/(?P<month>\d{1,2})(?![\w/])")
+    def _day_and_month(match: re.Match[str]) -> str | None:
+        if last_word(before(match)) not in grammar.words_before_date:
+            return None
+        return spoken(match, match["day"], int(match["month"]), "")
 
     @rules(
         "date",
@@ -218,7 +230,7 @@ def _amount_rules(grammar: Grammar) -> Rules:
         )
         if match["per"]:
             return f"{spoken} {grammar.per_units[match['per']]}"
-        return spoken + "." if sign.endswith(".") and not after(match).strip() else spoken
+        return spoken + "." if sign.endswith(".") and ends_sentence(grammar, match) else spoken
 
     @rules("percent", LEFT + rf"(?P<amount>{SIGN}{_AMOUNT})(?: ?%)?(?:{TO}(?P<until>{SIGN}{_AMOUNT}))? ?%")
     def _percent(match: re.Match[str]) -> str:
@@ -251,7 +263,7 @@ def _amount_rules(grammar: Grammar) -> Rules:
         else:
             spoken = grammar.count(with_comma(match["amount"]), noun, with_comma(match["until"]) or None)
         spoken += f" {grammar.per_units[match['per']]}" if match["per"] else ""
-        return spoken + "." if match["dot"] and not after(match).strip() else spoken
+        return spoken + "." if match["dot"] and ends_sentence(grammar, match) else spoken
 
     @rules(
         "large",
@@ -261,7 +273,7 @@ def _amount_rules(grammar: Grammar) -> Rules:
         first, last = with_comma(match["amount"]), with_comma(match["until"])
         spoken = f"{grammar.number(first)} {grammar.to} " if last else ""
         spoken += grammar.large(last or first, grammar.magnitudes[match["large"]], None)
-        return spoken + "." if match["large"].endswith(".") and not after(match).strip() else spoken
+        return spoken + "." if match["large"].endswith(".") and ends_sentence(grammar, match) else spoken
 
     return rules
 
@@ -362,8 +374,8 @@ def _word_rules(grammar: Grammar) -> Rules:
         short = match["short"]
         spoken = grammar.abbreviations[short]
         ends_text = not after(match).strip(" \"')]*_")
-        ends_sentence = ends_text or (short in ends and _CAPITAL_AFTER.match(after(match)))
-        return spoken + "." if short.endswith(".") and ends_sentence else spoken
+        is_end = ends_text or (short in ends and ends_sentence(grammar, match))
+        return spoken + "." if short.endswith(".") and is_end else spoken
 
     @rules("sign", r"(?<=[\w)] )[-−](?= \d)|(?<=\d )[-−](?= [\w(])")
     def _minus(_: re.Match[str]) -> str:
@@ -378,6 +390,7 @@ def _word_rules(grammar: Grammar) -> Rules:
 
 def _joining(grammar: Grammar) -> Callable[[str, int, int], bool]:
     firsts = {name.split(" ")[0] for name in (*grammar.abbreviations, *grammar.own_words)} | set(grammar.money)
+    firsts |= {f"{unit}." for unit in grammar.units}
     special = re.compile(rf"(?:{grammar.special_pattern}|[IVXLCDM]+)[.,]?")
     tails = {*grammar.magnitudes, *grammar.date_words, *grammar.joining_words, *grammar.months, *grammar.short_months}
     tails |= {month[:3] for month in grammar.months} | {f"{month[:3]}." for month in grammar.months}

@@ -71,6 +71,7 @@ class FrenchGrammar(Grammar):
     )
     percent, degree = Noun("pour cent", ""), Noun("degré", "degrés")
     comma, point, minus, plus, to, versus, of_money = "virgule", "point", "moins", "plus", "à", "à", " de "
+    words_before_date = ("le", "au", "du", "dès")
     of_fraction = " de "
     dot, at_sign, slash, dash, number_sign = "point", "arobase", "barre oblique", "tiret", "numéro"
     labels = word_set("chapitre page chambre numéro salle article ligne version partie tome volume quai étape")

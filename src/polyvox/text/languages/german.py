@@ -87,8 +87,7 @@ class GermanGrammar(Grammar):
     comma, point, minus, plus, to, versus = "Komma", "Punkt", "minus", "plus", "bis", "zu"
     dot, at_sign, slash, dash, number_sign = "Punkt", "ät", "Schrägstrich", "Bindestrich", "Nummer"
     labels = word_set("kapitel zimmer seite nummer punkt teil band artikel absatz gleis linie version klasse")
-    ordinal_dot = True
-    sentence_end_abbreviations = ()  # nouns are capitalised too
+    ordinal_dot = capitalises_nouns = True
     own_words, special_pattern = ("S.", *_WEEKDAYS), r"\w+str"
     joining_words = ("Uhr", "bis", "und")
     phone = r"(?:0\d{1,5}[ /-]\d{2,}(?:[ -]\d{2,}){0,4}|\(0\d{1,5}\) ?\d{3,}(?:[ -]\d{2,}){0,3}|01\d{8,10})"

@@ -85,6 +85,8 @@ class Grammar:
     not_nouns: frozenset[str] = frozenset()  # words after a number that it does not count
     date_words: tuple[str, ...] = ()  # words between day, month and year
     joining_words: tuple[str, ...] = ()  # words after a number that join the next word
+    capitalises_nouns = False
+    words_before_date: tuple[str, ...] = ()  # before a date such as 31/12
     ordinal_dot = False  # a full stop after a Roman numeral makes it an ordinal
     own_words: tuple[str, ...] = ()  # words and abbreviations at which a rule of the language itself starts
     special_pattern = r"(?!)"  # of such words

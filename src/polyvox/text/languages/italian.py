@@ -58,6 +58,7 @@ class ItalianGrammar(RomanceGrammar):
     )
     percent, degree = Noun("per cento"), Noun("grado", "gradi")
     comma, point, minus, plus, to, versus, of_money = "virgola", "punto", "meno", "più", "a", "a", " di "
+    words_before_date = ("il", "al", "dal", "del")
     of_fraction = " di "
     dot, at_sign, slash, dash, number_sign = "punto", "chiocciola", "barra", "trattino", "numero"
     labels = word_set(

@@ -58,6 +58,7 @@ class PortugueseGrammar(RomanceGrammar):
     )
     percent, degree = Noun("por cento"), Noun("grau", "graus")
     comma, point, minus, plus, to, versus, of_money = "vírgula", "ponto", "menos", "mais", "a", "a", " de "
+    words_before_date = ("em", "dia", "até", "no", "desde")
     of_fraction = " de "
     dot, at_sign, slash, dash, number_sign = "ponto", "arroba", "barra", "hífen", "número"
     labels = word_set(

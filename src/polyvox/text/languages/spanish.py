@@ -58,6 +58,7 @@ class SpanishGrammar(RomanceGrammar):
     )
     percent, degree = Noun("por ciento"), Noun("grado", "grados")
     comma, point, minus, plus, to, versus, of_money = "coma", "punto", "menos", "más", "a", "a", " de "
+    words_before_date = ("el", "del", "al", "día")
     of_fraction = " de "
     dot, at_sign, slash, dash, number_sign = "punto", "arroba", "barra", "guion", "número"
     labels = word_set(
