@@ -122,6 +122,7 @@ def test_say_plays_the_audio(
         (["say", "hi", "--speed", "9"], 2, "Invalid value for 'speed': must be between 0.25 and 4 (got 9.0)."),
         (["say", "hi", "-o", "a.ulaw", "--rate", "44100"], 2, "8000 for ulaw"),
         (["say", "hi", "--subtitles", "a.txt"], 2, "must end in .srt or .vtt"),
+        (["say", "hi", "--word-times"], 2, "requires --subtitles"),
         (["say", "<think>only thoughts</think>"], 2, "must have something to say"),
         (["say", "hi", "--seed", "-1"], 2, "(got -1)"),
         (["say", "hi", "-o", "a.exe"], 2, "must end in one of .wav, .flac, .mp3"),

@@ -61,6 +61,22 @@ def test_sentences_have_one_loudness_and_no_clicks(embedded: TTS) -> None:
         assert abs(one.samples[-1]) < 1e-3
 
 
+def test_words_have_times_within_their_sentence_at_any_speed(embedded: TTS) -> None:
+    text = "The shop is 5 km away, and it opens at noon. Is it?"
+    ends = []
+    for speed in (1.0, 1.5):
+        for spoken in embedded.read(text, seed=1, speed=speed, word_times=True):
+            rate = embedded.sample_rate
+            assert [text[word.text_start : word.text_end] for word in spoken.words] == [w.word for w in spoken.words]
+            times = [time for word in spoken.words for time in (word.start, word.end)]
+            assert times == sorted(times)
+            assert spoken.start / rate <= times[0] < spoken.start / rate + 0.2
+            assert times[-1] <= spoken.end / rate
+            ends.append(times[-1])
+    assert [word.word for word in spoken.words] == ["Is", "it?"]
+    assert ends[2] == pytest.approx(ends[0] / 1.5, abs=0.3)
+
+
 def test_an_interrupted_text_is_resumed(engine: LocalEngine, tmp_path: Path) -> None:
     settings: dict[str, object] = {"seed": 3}
     uninterrupted = joined(list(LongFormReader(engine, SENTENCES, REQUEST, 2)))

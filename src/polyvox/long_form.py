@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyvox.alignment import SpeechTimeline, WordTime
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.loudness import normalize_loudness
 from polyvox.audio.pcm import Pcm, from_pcm, to_pcm
@@ -28,6 +29,7 @@ from polyvox.files import write_atomically
 from polyvox.models.request import Request
 from polyvox.text import Note, Pause, Rate, TextNormalizer, TextRules, merge_parts, split_sentences
 from polyvox.text.phonemes import unmark_phonemes
+from polyvox.text.segment_text import SegmentLocator, SegmentText
 
 # Seconds of silence, if the text requests no pause. A clause is a segment where the speaking rate changes.
 DEFAULT_PAUSES = CLAUSE_PAUSE, SENTENCE_PAUSE, PARAGRAPH_PAUSE = 0.1, 0.25, 0.6
@@ -45,6 +47,7 @@ class Sentence:
     text: str
     pause: float = 0.0  # seconds
     rate: float = 1.0  # of speaking, relative to the speed of the whole
+    source: SegmentText | None = field(default=None, repr=False, compare=False)  # with the positions in the whole text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +60,7 @@ class SpokenSentence:
     start: int
     pause: int
     finish_reason: FinishReason
+    words: tuple[WordTime, ...] = ()  # with estimated times in seconds of the whole, if they were requested
 
     @property
     def text(self) -> str:
@@ -73,7 +77,9 @@ def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], TextNormali
 
     Raises InvalidRequest if there is nothing to say.
     """
-    normalizer = TextNormalizer(rules)
+    normalizer = TextNormalizer(rules, track_positions=True)
+    locator = SegmentLocator(normalizer)
+    locator.append_written(text)
     found: list[Sentence] = []
     default_pause = True  # the pause after the last sentence is ours and not from the text
     rate = 1.0
@@ -89,8 +95,12 @@ def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], TextNormali
                 found[-1] = replace(found[-1], pause=CLAUSE_PAUSE)
             continue
         default_pause = True
+        locator.append_words(part.text)
         for paragraph in _PARAGRAPH_BREAK.split(part.text):
-            found += [Sentence(sentence, SENTENCE_PAUSE, rate) for sentence in split_sentences(paragraph)]
+            for sentence in split_sentences(paragraph):
+                source = locator.begin()
+                locator.extend(source, sentence, complete=True)
+                found.append(Sentence(sentence, SENTENCE_PAUSE, rate, source))
             if found and paragraph.strip():
                 found[-1] = replace(found[-1], pause=PARAGRAPH_PAUSE)
     if not any(sentence.text for sentence in found):
@@ -170,6 +180,7 @@ class LongFormReader:
     store: "ResumeStore | None" = None
     speed: float = 1.0
     notes: list[Note] = field(default_factory=list)  # what was left out of the text
+    word_times: bool = False  # estimate the times of words
 
     @property
     def seed(self) -> int:
@@ -185,13 +196,25 @@ class LongFormReader:
                     jobs.append(self._start(num_started))
                     num_started += 1
                 pcm, reason = self._finish(index, jobs.popleft())
-                spoken = SpokenSentence(index, sentence, from_pcm(pcm), start, self._samples(sentence.pause), reason)
+                samples = from_pcm(pcm)
+                words = self._words(sentence, samples, start) if self.word_times else ()
+                pause = self._samples(sentence.pause)
+                spoken = SpokenSentence(index, sentence, samples, start, pause, reason, words)
                 start = spoken.end + spoken.pause
                 yield spoken
         finally:
             for job in jobs:
                 if job is not None:
                     job.cancel()
+
+    def _words(self, sentence: Sentence, samples: Samples, start: int) -> tuple[WordTime, ...]:
+        if sentence.source is None:
+            return ()
+        speed = min(max(self.speed * sentence.rate, MIN_SPEED), MAX_SPEED)
+        timeline = SpeechTimeline(self.engine.sample_rate, streaming=False, sample_speed=speed)
+        timeline.silence(start)
+        timeline.begin(sentence.source)
+        return tuple(timeline.push(samples, final=True).words)
 
     def _start(self, index: int) -> SentenceJob | None:
         text = self.sentences[index].text

@@ -194,11 +194,13 @@ class TTS:
         speed: float = 1.0,
         rules: TextRules | None = None,
         keep: Path | None = None,
+        word_times: bool = False,
     ) -> LongFormReader:
         """Speak a text of any length, sentence by sentence, at one loudness. Iterate over the result for the sentences.
 
         speed: from 0.25 to 4, at the same pitch. rules: how the text is normalised, by default for the language.
-        keep: a folder for finished sentences, from which an interrupted run resumes. The others are as in `stream`.
+        keep: a folder for finished sentences, from which an interrupted run resumes. word_times: estimate the times of
+        the words of each sentence. The others are as in `stream`.
         """
         info = self.model.info()
         rules = replace(
@@ -223,7 +225,8 @@ class TTS:
         elif seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
         max_concurrent = max(1, self.engine.config.max_streams // 2)
-        return LongFormReader(self.engine, sentences, request, max_concurrent, store, speed, normalizer.notes)
+        notes = normalizer.notes
+        return LongFormReader(self.engine, sentences, request, max_concurrent, store, speed, notes, word_times)
 
     def close(self) -> None:
         """Close the engine and cancel its streams."""

@@ -164,9 +164,10 @@ def test_speed_and_silence_move_the_times() -> None:
 
 
 def test_words_are_as_written_with_what_is_spoken_for_them() -> None:
-    queue = SegmentQueue.from_text("“Hi” **15 km** — $5! 你好。 <b>end</b>", TextRules("english"), track_positions=True)
+    text = "“Hi” **15 km** — $5! 你好。 <b>end</b>, x_y"
+    queue = SegmentQueue.from_text(text, TextRules("english"), track_positions=True)
     found = [word for timed in run(queue, [1920], True, 1.0) for word in timed.words]
-    assert [word.word for word in found] == ["“Hi”", "15", "km", "$5!", "你", "好。", "end"]
+    assert [word.word for word in found] == ["“Hi”", "15", "km", "$5!", "你", "好。", "end", "x_y"]
 
 
 def test_phonemes_in_the_text_have_no_times_of_their_own() -> None:

@@ -54,15 +54,27 @@ def test_a_file_is_complete(server: ServerProcess, client: ElevenLabs) -> None:
     capture.check(voice="heart")
 
 
-def test_a_stream_with_timestamps_starts_early_and_has_no_alignment(server: ServerProcess, client: ElevenLabs) -> None:
+def test_a_stream_with_timestamps_starts_early_and_has_all_characters(
+    server: ServerProcess, client: ElevenLabs
+) -> None:
+    chars, starts = "", list[float]()
     with StreamCapture(server) as capture:
         stream = client.text_to_speech.stream_with_timestamps
         for chunk in stream("heart", text=TEXT, output_format="pcm_24000", seed=3):
-            assert chunk.alignment is chunk.normalized_alignment is None
+            if chunk.alignment is not None:
+                chars += "".join(chunk.alignment.characters)
+                starts += chunk.alignment.character_start_times_seconds
             capture.add(base64.b64decode(chunk.audio_base_64))
     capture.check(voice="heart")
-    whole = client.text_to_speech.convert_with_timestamps("heart", text="Hello.", output_format="pcm_24000", seed=3)
-    assert base64.b64decode(whole.audio_base_64)
+    assert chars == TEXT
+    assert starts == sorted(starts)
+    whole = client.text_to_speech.convert_with_timestamps("heart", text="5 km.", output_format="pcm_24000", seed=3)
+    seconds = len(base64.b64decode(whole.audio_base_64)) / 48_000
+    assert whole.alignment is not None
+    assert whole.normalized_alignment is not None
+    assert "".join(whole.alignment.characters) == "5 km."
+    assert "".join(whole.normalized_alignment.characters) == "Five kilometers."
+    assert whole.alignment.character_end_times_seconds[-1] == pytest.approx(seconds, abs=0.001)
 
 
 @pytest.mark.parametrize(("name", "format", "rate"), FORMATS)

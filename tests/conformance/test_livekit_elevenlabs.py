@@ -5,6 +5,7 @@ import asyncio
 
 import aiohttp
 import pytest
+from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT, TimedString
 from livekit.plugins import elevenlabs
 
 from conformance.capture import SAMPLE_RATE, TEXT, StreamCapture
@@ -51,6 +52,29 @@ def test_streamed_text_starts_early_and_is_complete(encoding: str, rate: int, se
     with StreamCapture(server) as capture:
         asyncio.run(run(capture))
     capture.check(lossy=encoding.startswith("mp3"), sample_rate=rate, padding=PADDING, voice="heart")
+
+
+def test_words_have_times_in_the_audio(server: ServerProcess) -> None:
+    async def run(capture: StreamCapture) -> list[TimedString]:
+        words: list[TimedString] = []
+        async with aiohttp.ClientSession() as session, asyncio.timeout(TIMEOUT):
+            service = service_for(server, session, "pcm_24000")
+            async with service.stream() as stream:
+                stream.push_text(TEXT)
+                stream.end_input()
+                async for event in stream:
+                    capture.add(bytes(event.frame.data))
+                    words += event.frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, [])
+            await service.aclose()
+        return words
+
+    with StreamCapture(server) as capture:
+        words = asyncio.run(run(capture))
+    assert "".join(words).split() == TEXT.split()
+    times = [float(word.start_time) for word in words]
+    assert times == sorted(times)
+    seconds = len(server.one_shot(TEXT, capture.seed, voice="heart")) / SAMPLE_RATE
+    assert 0.4 * seconds < times[-1] < seconds
 
 
 def test_an_interruption_ends_the_utterance(server: ServerProcess) -> None:

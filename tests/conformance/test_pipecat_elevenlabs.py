@@ -2,6 +2,7 @@
 """Pipecat's ElevenLabs services: WebSocket with streamed text and interruptions, and HTTP."""
 
 import asyncio
+from typing import Any
 
 import aiohttp
 from pipecat.frames.frames import (
@@ -41,6 +42,28 @@ def test_an_utterance_starts_early_and_is_complete(server: ServerProcess) -> Non
     with StreamCapture(server) as capture:
         asyncio.run(run(capture))
     capture.check(voice="heart")
+
+
+def test_words_have_times_in_the_audio(server: ServerProcess) -> None:
+    service, words = websocket_service(server), list[tuple[str, float]]()
+    add = service.add_word_timestamps
+
+    async def record(word_times: list[tuple[str, float]], *rest: Any, **options: Any) -> None:
+        words.extend(word_times)
+        await add(word_times, *rest, **options)
+
+    async def run(capture: StreamCapture) -> None:
+        service.add_word_timestamps = record
+        await run_pipeline(service, capture, [TTSSpeakFrame(TEXT)])
+
+    with StreamCapture(server) as capture:
+        asyncio.run(run(capture))
+    spoken = TEXT.split()
+    assert [word for word, _ in words][: len(spoken) - 1] == spoken[:-1]  # the last word has no space after it
+    times = [time for _, time in words]
+    assert times == sorted(times)
+    seconds = len(server.one_shot(TEXT, capture.seed, voice="heart")) / SAMPLE_RATE
+    assert 0.4 * seconds < times[len(spoken) - 2] < seconds
 
 
 def test_a_streamed_response_sent_by_sentence_is_one_utterance(server: ServerProcess) -> None:

@@ -76,10 +76,11 @@ class SpeechTimeline:
     """Times of characters and words. Text and audio come in any pieces; what was returned never changes.
 
     streaming: text is returned with the audio in which it starts. Otherwise all of a segment at its end, when times are
-    more exact. speed: of the played audio relative to the samples.
+    more exact. speed: of the played audio relative to the samples. sample_speed: of the samples relative to speech.
     """
 
-    def __init__(self, sample_rate: int, streaming: bool = True, speed: float = 1.0) -> None:
+    def __init__(self, sample_rate: int, streaming: bool = True, speed: float = 1.0, sample_speed: float = 1.0) -> None:
+        self._sample_speed = sample_speed
         self._sample_rate, self._streaming, self._speed = sample_rate, streaming, speed
         self.seconds = 0.0  # of audio so far
         self._num_segments = 0
@@ -91,7 +92,7 @@ class SpeechTimeline:
         """The audio that follows is of this segment. rate: of speaking, relative to the speed."""
         self._segment = segment
         self._rate = min(max(self._speed * rate, MIN_SPEED), MAX_SPEED)
-        self._aligner = SegmentAligner(self._sample_rate)
+        self._aligner = SegmentAligner(self._sample_rate, self._sample_speed)
         self._start: float | None = None
         self._spoken_starts: list[float] = []  # of the characters of the spoken text that are known
         self._num_states = 0  # known

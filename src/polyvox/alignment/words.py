@@ -45,6 +45,10 @@ def next_word(segment: SegmentText, at: int) -> SpokenWord | None:
             start += 1
         while end > start and not _spoken(segment, end - 1).strip():
             end -= 1
+        # Markup within a word, and punctuation after it: "yes</b>,".
+        gap = next((index for index in range(start, end) if not _spoken(segment, index)), end)
+        if not any(map(str.isalnum, segment.spoken[round(_position(segment, gap)) : round(_position(segment, end))])):
+            end = gap
         first, last = round(_position(segment, start)), round(_position(segment, end))
         while first < last and not segment.spoken[first].isalnum():
             first += 1

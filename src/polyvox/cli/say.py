@@ -20,7 +20,7 @@ from polyvox.cli.terminal import Device, Dtype, Model, VocoderDevice, console, l
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.files import write_atomically
 from polyvox.long_form import DEFAULT_PAUSES, LongFormReader, Sentence, SpokenSentence, split_text
-from polyvox.subtitles import Cue, SubtitleFormat, format_subtitles
+from polyvox.subtitles import Cue, SubtitleFormat, format_subtitles, word_cues
 from polyvox.text import Lexicon, Note, TextRules, load_lexicon
 from polyvox.text.phonemes import unmark_phonemes
 
@@ -47,6 +47,9 @@ def say(
     speed: Annotated[float, typer.Option(help="Speed from 0.25 to 4, at the same pitch.")] = 1.0,
     rate: Annotated[int | None, typer.Option(help="Sample rate of the file, from 8000 to 48000.")] = None,
     subtitles: Annotated[Path | None, typer.Option(help="Write subtitles to this file (.srt or .vtt).")] = None,
+    word_times: Annotated[
+        bool, typer.Option("--word-times", help="Write the estimated times of words to the subtitles.")
+    ] = False,
     lexicon: Annotated[Path | None, typer.Option(help="File with pronunciations, such as: GIF = jiff")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Speak the text without normalisation.")] = False,
     show_text: Annotated[
@@ -61,6 +64,8 @@ def say(
     if output is None and not play:
         output = DEFAULT_OUTPUT if sys.stdout.isatty() else "-"
     _check_outputs(output, rate, subtitles)
+    if word_times and subtitles is None:
+        raise InvalidRequest("--word-times", word_times, "requires --subtitles")
     rules = TextRules(language, load_lexicon(lexicon) if lexicon else Lexicon(), enabled=not as_is)
     content = _read_text(text, file)
     sentences, normalizer = split_text(content, rules)  # fails before the model is loaded
@@ -74,7 +79,7 @@ def say(
         start = time.perf_counter()
         resumable = output not in (None, "-") and len(sentences) > 1
         keep = Path(f"{output}.parts") if resumable else None
-        reader = tts.read(content, voice, language, instructions, seed, None, speed, rules, keep)
+        reader = tts.read(content, voice, language, instructions, seed, None, speed, rules, keep, word_times)
         _print_resumed(reader)
         _print_notes(reader.notes, hint="Use --show-text to see the spoken text, --as-is to disable normalisation.")
         sinks: list[AudioSink] = []
@@ -83,18 +88,21 @@ def say(
         if play:
             sinks.append(stack.enter_context(Player(tts.sample_rate)))
         cues: list[Cue] = []
-        num_cut = end = 0
+        subtitle_format = None if subtitles is None else SUBTITLES[subtitles.suffix.lower()]
+        num_sentences = num_cut = end = 0
         for spoken in _with_progress(reader):
             for sink in sinks:
                 sink.push(np.concatenate([spoken.samples, np.zeros(spoken.pause, np.float32)]))
-            cues += [(spoken.start, spoken.end, spoken.text)] if spoken.text else []
+            num_sentences += bool(spoken.text)
+            if spoken.text and subtitle_format is not None:
+                cue = (spoken.start, spoken.end, spoken.text)
+                cues += word_cues(cue, spoken.words, tts.sample_rate, subtitle_format)
             num_cut += spoken.finish_reason != "stop"
             end = spoken.end + spoken.pause
         for sink in sinks:
             sink.finish()
-        if subtitles is not None:
-            format = SUBTITLES[subtitles.suffix.lower()]
-            write_atomically(subtitles, format_subtitles(cues, tts.sample_rate, format).encode())
+        if subtitles is not None and subtitle_format is not None:
+            write_atomically(subtitles, format_subtitles(cues, tts.sample_rate, subtitle_format).encode())
         if reader.store is not None:
             reader.store.clear()
         elapsed, seconds = time.perf_counter() - start, end / tts.sample_rate
@@ -103,7 +111,7 @@ def say(
         speech = f"{seconds:.2f} s of speech in {elapsed:.2f} s ({seconds / elapsed:.1f} × real time)"
         console.print(f"{action}: {speech}, seed {reader.seed}", soft_wrap=True)
         if num_cut:
-            console.print(f"warning: {num_cut} of {len(cues)} sentences were cut. Try another --seed.")
+            console.print(f"warning: {num_cut} of {num_sentences} sentences were cut. Try another --seed.")
         others = [name for name in tts.voices if name.lower() != (voice or tts.voices[0]).lower()]
         next_voice = f"Try another voice with --voice {others[0]}, or start" if others else "Start"
         console.print(f"{next_voice} a server with: polyvox serve")
