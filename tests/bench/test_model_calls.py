@@ -78,7 +78,7 @@ def test_the_dtype_of_a_codec_is_its_compute_dtype_not_that_of_its_codebooks() -
     codec = synthetic.random_model(files, torch.device("cpu"), torch.float32).codec
     codec.narrow(torch.float16)
     assert codec.dtype == torch.float16
-    assert next(codec.parameters()).dtype == torch.float32
+    assert next(codec.quantizer.parameters()).dtype == torch.float32
 
 
 def test_the_roofline_bound_is_the_larger_of_memory_and_compute_time() -> None:
