@@ -50,9 +50,21 @@ def test_the_pieces_of_a_context_are_one_utterance(server: RunningServer, engine
             say(websocket, "a", piece, more=True)
         say(websocket, "a", "", more=False)
         types, audio = until_done(websocket, "a")
-        assert (set(types[:-1]), types[-1]) == ({"chunk"}, "done")
+        assert (set(types[:-1]), types[-1]) == ({"chunk", "timestamps"}, "done")
         assert audio
     assert [request.text for request in engine.requests] == ["Hello there.", "How are you?"]
+
+
+def test_words_have_times(server: RunningServer) -> None:
+    words, starts = [], []
+    with connect_websocket(server, SOCKET) as websocket:
+        say(websocket, "a", "Hello there. How are you?", more=False)
+        while not (message := websocket.receive_json())["done"]:
+            if message["type"] == "timestamps":
+                words += message["word_timestamps"]["words"]
+                starts += message["word_timestamps"]["start"]
+    assert words == ["Hello", "there.", "How", "are", "you?"]
+    assert starts == sorted(starts)
 
 
 def test_contexts_are_independent_and_can_be_cancelled(server: RunningServer, engine: PausableEngine) -> None:

@@ -20,7 +20,7 @@ async def main():
             async for event in stream:
                 measurement.add(bytes(event.frame.data))
         await service.aclose()
-        measurement.report("livekit-plugins-cartesia", "no word times")
+        measurement.report("livekit-plugins-cartesia")
 
 
 asyncio.run(main())

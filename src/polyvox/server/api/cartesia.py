@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response
 from pydantic import Field
 
+from polyvox.alignment import WordTime
 from polyvox.errors import PolyvoxError
 from polyvox.server.api.live_session import LiveSession
 from polyvox.server.api.websocket_connection import LiveUtterance, WebSocketConnection, serve_websocket
@@ -63,6 +64,7 @@ class ContextMessage(BytesRequest):
     continues: bool = Field(default=False, alias="continue")
     cancel: bool = False
     flush: bool = False
+    add_timestamps: bool = Field(default=False, description="Send the times of words, which are estimated.")
 
 
 def parse_options(body: BytesRequest, state: AppState, request_id: str) -> SynthesisOptions:
@@ -114,7 +116,8 @@ class CartesiaSession(LiveSession):
             self._contexts.pop(found.context_id, None)
             return True
         if utterance is None:
-            options = replace(parse_options(found, self.connection.state, self.connection.request_id), live=True)
+            options = parse_options(found, self.connection.state, self.connection.request_id)
+            options = replace(options, live=True, timestamps=("word",) if found.add_timestamps else ())
             await self.connection.state.synthesis.validate(options)
             utterance = self._contexts[found.context_id] = self.start(options)
             self._names[utterance] = found.context_id
@@ -137,6 +140,15 @@ class CartesiaSession(LiveSession):
     async def send_audio(self, utterance: LiveUtterance, part: bytes) -> None:
         data = base64.b64encode(part).decode()
         message = {"type": "chunk", "data": data, "done": False, "status_code": 206, "step_time": 0.0}
+        await self.connection.send_json({**message, "context_id": self._names[utterance]}, utterance)
+
+    async def send_words(self, utterance: LiveUtterance, words: list[WordTime]) -> None:
+        times = {
+            "words": [each.word for each in words],
+            "start": [each.start for each in words],
+            "end": [each.end for each in words],
+        }
+        message = {"type": "timestamps", "done": False, "status_code": 206, "word_timestamps": times}
         await self.connection.send_json({**message, "context_id": self._names[utterance]}, utterance)
 
     async def send_end(self, utterance: LiveUtterance) -> None:

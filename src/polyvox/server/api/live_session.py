@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from contextlib import aclosing
 from typing import Any
 
+from polyvox.alignment import TimedText, WordTime
 from polyvox.errors import PolyvoxError
 from polyvox.server.api.websocket_connection import (
     POLICY_VIOLATION,
@@ -38,6 +39,10 @@ class LiveSession(ABC):
     @abstractmethod
     async def send_audio(self, utterance: LiveUtterance, part: bytes) -> None:
         """Sends a part of the audio of an utterance."""
+
+    async def send_words(self, utterance: LiveUtterance, words: list[WordTime]) -> None:
+        """Sends the times of words, if the utterance was started with them."""
+        raise NotImplementedError
 
     @abstractmethod
     async def send_end(self, utterance: LiveUtterance) -> None:
@@ -80,6 +85,8 @@ class LiveSession(ABC):
                 async for event in events:
                     if isinstance(event, bytes) and not utterance.cancelled:
                         await self.send_audio(utterance, event)
+                    elif isinstance(event, TimedText) and event.words and not utterance.cancelled:
+                        await self.send_words(utterance, event.words)
         except PolyvoxError as error:
             utterance.record_failure(error)
             await self.send_error(error, utterance)
