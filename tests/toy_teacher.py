@@ -15,7 +15,7 @@ from training.units import TEACHER_UNIT
 
 FULL_STOP = 4
 LETTERS = 50  # the first phoneme that is a tone
-ROWS_OF_STYLES = 64
+ROWS_OF_STYLES = 128
 
 
 def write_teacher(folder: Path) -> None:

@@ -17,9 +17,9 @@ from training.spectrum import SpectralLoss
 
 DISCRIMINATOR_RATE = 3e-4
 MATCHING = 2.0  # weight of feature matching relative to the adversarial loss
-# Weights of the gradients at the start and at the end of training. Phase is learned first; where it cannot be
-# predicted, the distance of complex values only removes energy.
-SHARES = {"spectral": (1.0, 1.0), "waves": (1.5, 0.4), "adversarial": (1.5, 2.0)}
+# Weights of the gradients at the start and at the end of training. Where phase cannot be predicted, the distance of
+# complex values removes energy, so its share is small.
+SHARES = {"spectral": (1.0, 1.0), "waves": (0.3, 0.1), "adversarial": (1.5, 2.0)}
 DECAY = 0.99  # of the running gradient norms
 
 

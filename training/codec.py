@@ -22,27 +22,29 @@ from polyvox.models.qwen3_tts.config import parse_config
 from training.adversarial import AdversarialLoss
 from training.corpus import Phonemes, read_timed
 from training.encoder import MARGIN, SpeechEncoder
+from training.fast_decoder import sound
 from training.files import load_parts, save_parts
 from training.graph import CapturedStep
 from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
 from training.optimizer import adam, set_learning_rate, synchronize
+from training.oscillator import initialise_oscillator
 from training.pool import SPOKEN_FILE, TIMED_FILE
 from training.schedule import Clock, Log, rate
 from training.speech_data import HELD_OUT, Segments, load_sound, windows, without_margin
 from training.units import FRAME
 from training.word_frequency import frame_counts, word_counts
 
-SEGMENT = 16  # frames
+SEGMENT = 8  # frames
 SKIPPED = 2  # frames at the start of a segment that have no loss
-PLAIN_STEPS = 600  # steps before quantization and discriminators start
+PLAIN_STEPS = 2000  # steps before quantization and discriminators start
 RISE = 600  # steps until the discriminators have their full weight
-KEPT = (0.05, 0.1, 0.25, 0.6)  # probability that the decoder receives all but 3, 2, 1 or 0 codes
+KEPT = (0.03, 0.07, 0.15, 0.75)  # probability that the decoder receives all but 3, 2, 1 or 0 codes
 PEAK_RATE = 5e-4
-AVERAGE = 0.998  # of the decoder's weights
+AVERAGE = 0.999  # of the decoder's weights
 RESUMED_STEP = 1000.0  # of an optimizer whose second moments are kept
 STATE = "state"
-COMMITMENT, NAMING = 0.25, 0.25
-LOG_SECONDS, SAVE_SECONDS, CHECK = 15.0, 120.0, 10
+COMMITMENT, NAMING = 1.0, 1.0
+LOG_SECONDS, SAVE_SECONDS, CHECK = 15.0, 200.0, 20
 
 
 class CodecTraining:
@@ -56,8 +58,9 @@ class CodecTraining:
         config = parse_config(voice_files(SAMPLING)).codec
         self.decoder = CodecDecoder(config)
         initialise(self.decoder)
+        initialise_oscillator(self.decoder)
         with torch.no_grad():
-            self.decoder.decoder[-1].conv.weight.mul_(0.3)  # type: ignore[union-attr, operator]
+            self.decoder.decoder[-1].conv.weight.mul_(0.1)  # type: ignore[union-attr, operator]
         self.decoder.to(device)
         self.encoder = SpeechEncoder(NUM_CODEBOOKS, CODE_0_SIZE, RESIDUAL_SIZE, CODE_DIM).to(device)
         self.adversarial = AdversarialLoss(device)
@@ -83,8 +86,7 @@ class CodecTraining:
 
     def decode(self, latent: Tensor) -> Tensor:
         """Samples after the first frames, whose history is missing."""
-        made = self.decoder.sound(latent, self.decoder.initial_state(len(latent)))[0]
-        return made[:, SKIPPED * FRAME :]
+        return sound(self.decoder, latent)[:, SKIPPED * FRAME :]
 
     def target(self, samples: Tensor) -> Tensor:
         return without_margin(samples)[:, SKIPPED * FRAME :]
@@ -107,7 +109,8 @@ class CodecTraining:
         kept = NUM_CODEBOOKS - len(KEPT) + 1 + (draws[:, None] > self.kept[:-1]).sum(1)
         coded = self.encoder(units, self.segments.source(starts), samples, kept, learn=True)
         naming, named = self.encoder.phonemes.phoneme_loss(coded.first, units)
-        made = self.decode(self.latent(coded.first, coded.rest))
+        # Code 0 is for the talker: it learns phonemes only, and the decoder takes it as it is.
+        made = self.decode(self.latent(coded.first.detach(), coded.rest))
         gradient = self.adversarial.gradient(made, self.target(samples))
         self._update([made, COMMITMENT * coded.commitment + NAMING * naming], [gradient, None])
         for name, value in (("commitment", coded.commitment), ("naming", naming), ("named", named)):

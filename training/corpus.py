@@ -37,7 +37,8 @@ from training.units import (
 )
 
 VOICES = ("af_heart", "am_michael")
-STYLES = 256
+STYLES, TIMBRE = 256, 128  # size of a style, and of its first part, which only the synthesis reads
+TIMBRE_LENGTH = 100  # phoneme count whose timbre all texts have
 MAX_PHONEMES = 200
 PROGRESS = 15.0  # seconds
 BLOCK, TIMED_BLOCK, TIMED_BATCH = 4096, 16_384, 128
@@ -259,7 +260,9 @@ class Worker:
     def _style(self, group: list[int]) -> Tensor:
         voices = torch.from_numpy(self.phonemes.voices[group].astype(np.int64))
         lengths = torch.tensor([len(self.phonemes[index]) for index in group])
-        return self.styles[voices.to(self.device), lengths.to(self.device)]
+        styles = self.styles[voices.to(self.device), lengths.to(self.device)].clone()
+        styles[:, :TIMBRE] = self.styles[voices.to(self.device), TIMBRE_LENGTH, :TIMBRE]
+        return styles
 
 
 def alike(texts: list[int], sizes: dict[int, int], batch: int) -> Iterator[list[int]]:

@@ -40,7 +40,7 @@ class SpectrogramDiscriminator(nn.Module):
         super().__init__()
         self.size = size
         self.register_buffer("window", torch.hann_window(size), persistent=False)
-        self.layers = nn.ModuleList([nn.Conv2d(2, width, (3, 9), padding=(1, 4))])
+        self.layers = nn.ModuleList([nn.Conv2d(2, width, (3, 9), (1, 2), padding=(1, 4))])
         for dilation in (1, 2, 4):
             padding = (dilation, 4)
             self.layers.append(nn.Conv2d(width, width, (3, 9), (1, 2), padding=padding, dilation=(dilation, 1)))
@@ -66,18 +66,19 @@ class Discriminators(nn.Module):
         super().__init__()
         self.all = nn.ModuleList([PeriodDiscriminator(period) for period in PERIODS])
         self.all.extend(SpectrogramDiscriminator(size) for size in RESOLUTIONS)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, samples: Tensor) -> list[DiscriminatorOutput]:
         return [discriminator(samples) for discriminator in self.all]
 
     def losses(self, real: Tensor, made: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
         """Least-squares discriminator loss on samples [B,N], and the features of the real ones; `made` is detached."""
-        outputs = self(real)
+        count = len(real)
+        outputs = self(torch.cat([real, made]))
         terms = [
-            (1 - a.float()).square().mean() + b.float().square().mean()
-            for (a, _), (b, _) in zip(outputs, self(made), strict=True)
+            (1 - score[:count].float()).square().mean() + score[count:].float().square().mean() for score, _ in outputs
         ]
-        return torch.stack(terms).mean(), [[one.detach() for one in features] for _, features in outputs]
+        return torch.stack(terms).mean(), [[one[:count].detach() for one in features] for _, features in outputs]
 
     def generator_losses(self, targets: list[list[Tensor]], made: Tensor) -> tuple[Tensor, Tensor]:
         """The generator's adversarial loss and its distance to the features of the real samples."""

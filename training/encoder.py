@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.oscillator import code_phasors
 from training.source import SOURCE_CODES, source_table
 from training.spectrum import mel_bank
 from training.units import MAX_UNIT_COUNT, UNIT, UNITS_PER_FRAME
@@ -24,7 +25,7 @@ SHIFT = 1  # units by which the predicted phoneme labels are later
 MELS, MEL_SIZE = 80, 1024
 PITCH_BINS, PITCH_SIZE = 40, 2048  # STFT bins up to 470 Hz, for pitch
 MARGIN = 2  # frames of audio context on each side
-SOURCE_SLOTS = 32  # points of a frame at which the phase of a code is given to the decoder
+PHASOR_SHARE = 0.1  # initial scale of residual codes in the phasor channels (oscillator.py)
 DECAY = 0.99
 DEAD = 0.1  # entries used less than this share of the mean are re-initialised
 FLOOR = 1e-4
@@ -177,10 +178,13 @@ class SpeechEncoder(nn.Module):
         self.sound = SoundEncoder()
         self.source = nn.Embedding(SOURCE_CODES, dim)
         with torch.no_grad():
-            table = source_table(SOURCE_SLOTS)
+            phasors = code_phasors()
+            table = torch.cat([phasors, source_table()], 1)
             self.source.weight.zero_()
             self.source.weight[:, : table.shape[1]] = table
         self.rest = nn.Linear(self.sound.norm.normalized_shape[0] + 2 * dim, dim)
+        with torch.no_grad():
+            self.rest.weight[: phasors.shape[1]] *= PHASOR_SHARE
         self.first = Codes(first_size, dim)
         self.books = nn.ModuleList(Codes(rest_size, dim) for _ in range(books - 2))
 

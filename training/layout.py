@@ -124,7 +124,7 @@ def decoder_config() -> dict[str, Any]:
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "head_dim": 64,
-        "sliding_window": 16,
+        "sliding_window": 8,
         "num_quantizers": NUM_CODEBOOKS,
         "upsample_rates": [5, 4, 4, 3],
         "upsampling_ratios": [2, 4],

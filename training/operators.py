@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SOURCE_NOISE = 7e-4
 TYPES = {1: torch.float32, 6: torch.int32, 7: torch.int64, 9: torch.bool, 11: torch.float64}
 
 Settings = dict[str, Any]
@@ -146,10 +145,7 @@ def _stft(_: Settings, x: Tensor, hop: Tensor, window: Tensor, *rest: Tensor | N
     window = window.to(x.device)
     x = x.reshape(len(x), -1)
     spectrum = torch.stft(x, size, int(hop), size, window, center=False, onesided=True, return_complex=True)
-    parts = torch.view_as_real(spectrum.transpose(1, 2))
-    # The source is exactly zero between voiced sounds; its phase must not come from rounding errors.
-    loudness = parts.square().mean((1, 2, 3), keepdim=True).sqrt()
-    return parts + SOURCE_NOISE * loudness * torch.randn_like(parts)
+    return torch.view_as_real(spectrum.transpose(1, 2))
 
 
 ON_HOST = {

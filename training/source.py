@@ -23,6 +23,9 @@ HARMONICS = 9
 # Smallest number of phase steps of a frame of each voice, and the number of different ones.
 LOWEST, RANGE = (31, 16), 64
 SOURCE_CODES = len(LOWEST) * RANGE * CLASSES
+SPECTRUM_HOP = 5  # teacher samples
+NOISE = 7e-4  # relative to the source
+NOISE_SEED = 1
 SILENT_PITCH = (200.0, 110.0)  # Hz, for utterances without a voiced sound
 
 
@@ -70,20 +73,34 @@ def phase(advance: Tensor, starts: Tensor, points: int) -> Tensor:
     return (2 * torch.pi * (cycles[..., None] * harmonics % 1)).float()
 
 
+def with_noise(spectrum: Tensor, advance: Tensor, starts: Tensor) -> Tensor:
+    """The source's spectrum [B,columns,bins,2] with noise, which is the same in all frames that start with one phase.
+
+    The source is zero between voiced sounds, where the noise determines the teacher's output.
+    """
+    columns = FRAME_POINTS * POINT_SAMPLES // SPECTRUM_HOP  # of a frame
+    generator = torch.Generator().manual_seed(NOISE_SEED)
+    noise = torch.randn(CLASSES, columns, *spectrum.shape[2:], generator=generator).to(spectrum.device)
+    first = starts[:, None] * (columns // UNITS_PER_FRAME)
+    column = torch.arange(spectrum.shape[1], device=spectrum.device)[None] - first
+    frame = column.div(columns, rounding_mode="floor").clamp(min=0, max=advance.shape[1] - 1)
+    classes = ((advance.cumsum(1) - advance) % CLASSES).gather(1, frame)
+    loudness = spectrum.square().mean((1, 2, 3), keepdim=True).sqrt()
+    return spectrum + NOISE * loudness * noise[classes, column % columns]
+
+
 def source_codes(advance: Tensor, voice: int) -> Tensor:
     """Code 1 of each frame [frames] of an utterance: voice, pitch and phase class."""
     start = (advance.cumsum(0) - advance) % CLASSES
     return (voice * RANGE + advance - LOWEST[voice]) * CLASSES + start
 
 
-def source_table(slots: int) -> Tensor:
-    """Features of each code, [SOURCE_CODES, 2 slots + 2]: the phasor at equal steps of the frame, pitch and voice."""
+def source_table() -> Tensor:
+    """Pitch and voice of each code, [SOURCE_CODES, 2]."""
     code = torch.arange(SOURCE_CODES)
     voice = code // (RANGE * CLASSES)
     advance = code // CLASSES % RANGE + torch.tensor(LOWEST)[voice]
-    time = torch.arange(slots) / slots
-    angle = 2 * torch.pi * (code[:, None] % CLASSES + advance[:, None] * time) / CLASSES
-    return torch.cat([angle.cos(), angle.sin(), advance[:, None] / 40 - 1.5, 2.0 * voice[:, None] - 1], 1)
+    return torch.stack([advance / 40 - 1.5, 2.0 * voice - 1], 1)
 
 
 def _filled(values: Tensor, known: Tensor, otherwise: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-resolution spectral losses, on magnitudes and on complex values."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,6 +11,8 @@ from training.units import SAMPLE_RATE
 
 # window, hop, mel bands
 SCALES = ((2048, 480, 128), (1024, 240, 80), (512, 120, 48), (256, 60, 24))
+
+PHASE_LIMIT = 800  # Hz; above, the phase of the teacher's harmonics cannot be predicted from the codes
 
 
 def mel_bank(size: int, bands: int) -> Tensor:
@@ -35,7 +39,7 @@ class SpectralLoss(nn.Module):
         return self.both(made, wanted)[0]
 
     def both(self, made: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance without phase, and the distance of complex values relative to the wanted ones."""
+        """The distance without phase, and the relative distance of complex values at low frequencies."""
         plain, waves = made.new_zeros(()), made.new_zeros(())
         for size, hop, _ in SCALES:
             x, y = (self._spectrum(samples, size, hop) for samples in (made, wanted))
@@ -44,7 +48,8 @@ class SpectralLoss(nn.Module):
             plain = plain + F.l1_loss((bank @ a).clamp(min=1e-3).log(), (bank @ b).clamp(min=1e-3).log())
             plain = plain + 0.5 * F.l1_loss((a + 1e-2).log(), (b + 1e-2).log())
             plain = plain + 0.5 * (b - a).norm() / (b.norm() + 1e-3)
-            waves = waves + _magnitudes(x - y).mean() / (b.mean() + 1e-3)
+            low = math.ceil(PHASE_LIMIT * size / SAMPLE_RATE)
+            waves = waves + _magnitudes(x[:, :low] - y[:, :low]).mean() / (b[:, :low].mean() + 1e-3)
         return plain / len(SCALES), waves / len(SCALES)
 
     def _spectrum(self, samples: Tensor, size: int, hop: int) -> Tensor:

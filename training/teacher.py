@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.operators import ARITHMETIC, ON_HOST, OPERATORS
-from training.source import lock, locked_pitch, phase
+from training.source import lock, locked_pitch, phase, with_noise
 
 GROUP, LEVELS = 64, 47
 FIRST_PART_BYTES = 30_000_000
@@ -41,6 +41,7 @@ WAVEFORM = "waveform"
 SOURCE_OPERATORS: dict[str, Callable[..., Tensor]] = {
     "Lock": lock,
     "LockedPitch": locked_pitch,
+    "Noise": with_noise,
     "Phase": lambda advance, starts, pitch: phase(advance, starts, pitch.shape[1]),
 }
 
@@ -134,6 +135,9 @@ def for_many(nodes: list[Node]) -> list[Node]:
             made.append(Node("LockedPitch", ["free pitch", ADVANCE, STARTS], [PITCH], {}))
         elif name == PHASE:
             made.append(Node("Phase", [ADVANCE, STARTS, PITCH], [PHASE], {}))
+        elif node.kind == "STFT":
+            made.append(Node(node.kind, node.inputs, ["spectrum"], node.settings))
+            made.append(Node("Noise", ["spectrum", ADVANCE, STARTS], node.outputs, {}))
         elif name == FIRST_SAMPLES:  # scales the first 20 samples, which are zero
             made.append(Node("Identity", node.inputs[:1], node.outputs, {}))
         else:

@@ -9,16 +9,20 @@ from training.source import (
     CLASSES,
     FRAME_POINTS,
     LOWEST,
+    NOISE,
     POINT_SAMPLES,
+    POINTS,
     RANGE,
     SILENT_PITCH,
     SOURCE_CODES,
+    SPECTRUM_HOP,
     STEPS_PER_HZ,
     lock,
     locked_pitch,
     phase,
     source_codes,
     source_table,
+    with_noise,
 )
 from training.units import UNITS_PER_FRAME
 
@@ -92,6 +96,26 @@ def test_a_code_has_voice_pitch_and_phase_class() -> None:
     assert (codes % CLASSES).tolist() == [0, 50 % CLASSES, 101 % CLASSES]
 
 
-def test_the_features_of_all_codes_differ() -> None:
-    table = source_table(32)
-    assert len({tuple(row) for row in table.tolist()}) == SOURCE_CODES == len(table)
+def test_the_features_of_a_code_are_pitch_and_voice() -> None:
+    table = source_table()
+    assert len({tuple(row) for row in table.tolist()}) * CLASSES == SOURCE_CODES == len(table)
+
+
+def test_the_noise_is_the_same_in_all_frames_that_start_with_one_phase() -> None:
+    frames, columns = 6, FRAME_SAMPLES // SPECTRUM_HOP
+    advance, starts = torch.tensor([[40, 40, 41, 43, 40, 40]]), torch.tensor([0])
+    spectrum = torch.ones(1, frames * columns, 11, 2)
+    made = (with_noise(spectrum, advance, starts) - spectrum).view(frames, columns, 11, 2)
+    assert (source_codes(advance[0], 0) % CLASSES).tolist() == [0, 0, 0, 1, 0, 0]
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[4])
+    assert not torch.allclose(made[0], made[3])
+    assert float(made.std()) == pytest.approx(NOISE, rel=0.1)
+
+
+def test_the_noise_moves_with_the_first_frame() -> None:
+    advance = torch.tensor([[40, 41, 40]])
+    spectrum = torch.ones(1, 3 * FRAME_SAMPLES // SPECTRUM_HOP, 11, 2)
+    shift = int(START) * POINTS * POINT_SAMPLES // SPECTRUM_HOP
+    early, late = (with_noise(spectrum, advance, start) for start in (torch.tensor([0]), START))
+    assert torch.equal(late[:, shift:], early[:, :-shift])
