@@ -36,14 +36,15 @@ from training.word_frequency import frame_counts, word_counts
 
 SEGMENT = 8  # frames
 SKIPPED = 2  # frames at the start of a segment that have no loss
-PLAIN_STEPS = 2000  # steps before quantization and discriminators start
+PLAIN_STEPS = 8000  # steps before quantization starts
+REGRESSION_STEPS = 12_000  # steps before the discriminators start
 RISE = 600  # steps until the discriminators have their full weight
 KEPT = (0.03, 0.07, 0.15, 0.75)  # probability that the decoder receives all but 3, 2, 1 or 0 codes
 PEAK_RATE = 5e-4
 AVERAGE = 0.999  # of the decoder's weights
 RESUMED_STEP = 1000.0  # of an optimizer whose second moments are kept
 STATE = "state"
-COMMITMENT, NAMING = 1.0, 1.0
+COMMITMENT, NAMING = 0.1, 1.0
 LOG_SECONDS, SAVE_SECONDS, CHECK = 15.0, 200.0, 20
 
 
@@ -101,7 +102,11 @@ class CodecTraining:
         gradient = self.adversarial.gradient(made, self.target(samples), adversarial=False)
         self._update([made, 0.01 * (first.square().mean() + rest.square().mean())], [gradient, None])
 
-    def step(self) -> None:
+    def regression_step(self) -> None:
+        """With quantization, without discriminators."""
+        self.step(adversarial=False)
+
+    def step(self, adversarial: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         starts = self.segments.draw(self.batch)
         samples, units = self.segments.samples(starts), self.segments.windows(starts)
@@ -111,7 +116,7 @@ class CodecTraining:
         naming, named = self.encoder.phonemes.phoneme_loss(coded.first, units)
         # Code 0 is for the talker: it learns phonemes only, and the decoder takes it as it is.
         made = self.decode(self.latent(coded.first.detach(), coded.rest))
-        gradient = self.adversarial.gradient(made, self.target(samples))
+        gradient = self.adversarial.gradient(made, self.target(samples), adversarial)
         self._update([made, COMMITMENT * coded.commitment + NAMING * naming], [gradient, None])
         for name, value in (("commitment", coded.commitment), ("naming", naming), ("named", named)):
             self.seen[name].copy_(value.detach())
@@ -125,7 +130,11 @@ class CodecTraining:
 
     def train(self, minutes: float, run_minutes: float) -> None:
         """Train for `minutes` in all, at most `run_minutes` of them in this run; save the state from time to time."""
-        before, plain_steps = self.seconds, self.arguments.plain_steps
+        before, plain_steps, regression_steps = (
+            self.seconds,
+            self.arguments.plain_steps,
+            self.arguments.regression_steps,
+        )
         run = self._captured()
         self.log(phase="captured", step=self.steps)
         clock, logged, saved, began = Clock(minutes, before), -LOG_SECONDS, 0.0, self.steps
@@ -134,16 +143,17 @@ class CodecTraining:
                 starts = torch.cat([self.segments.draw(64) for _ in range(self.arguments.start_batches)])
                 units, source = self.segments.windows(starts), self.segments.source(starts)
                 self.encoder.initialise_codebooks(units, source, self.segments.samples(starts))
+            if self.steps in (plain_steps, regression_steps):
                 run = self._captured()
             fall = rate(1.0, self.steps - began, clock.part, floor=0.05)
             set_learning_rate(self.optimizer, PEAK_RATE * fall)
-            rise = min(1.0, max(0.0, (self.steps - plain_steps) / RISE))
+            rise = min(1.0, max(0.0, (self.steps - regression_steps) / RISE))
             self.adversarial.schedule(fall, clock.part, rise)
             run()
             self.steps += 1
             if self.steps % CHECK == 0:
                 synchronize(self.device)
-                if clock.seconds - before - logged > LOG_SECONDS and self.steps > plain_steps:
+                if clock.seconds - before - logged > LOG_SECONDS:
                     logged = clock.seconds - before
                     self.log_progress("codec")
                 if clock.seconds - before - saved > SAVE_SECONDS:
@@ -156,8 +166,10 @@ class CodecTraining:
 
     def _captured(self) -> CapturedStep:
         """The step of the current stage."""
-        plain = self.steps < self.arguments.plain_steps
-        return CapturedStep(self.plain_step if plain else self.step, self.device)
+        if self.steps < self.arguments.plain_steps:
+            return CapturedStep(self.plain_step, self.device)
+        regression = self.steps < self.arguments.regression_steps
+        return CapturedStep(self.regression_step if regression else self.step, self.device)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -171,6 +183,8 @@ class CodecTraining:
             made = self.decode(self.latent(coded.first, coded.rest))
             spectral, waves = self.adversarial.spectral.both(made, self.target(samples))
             found |= {f"valid_{kept}": float(spectral), f"waves_{kept}": float(waves)}
+        plain = self.decode(self.latent(*self.encoder.plain(units, source, samples)))
+        found["valid_plain"] = float(self.adversarial.spectral(plain, self.target(samples)))
         self.swap()
         found["valid_named"] = float(self.encoder.phonemes.phoneme_loss(coded.first, units)[1])
         return found
@@ -311,7 +325,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="of training, earlier runs included")
     parser.add_argument("--run-minutes", type=float, default=math.inf, help="maximum minutes of this run")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--plain-steps", type=int, default=PLAIN_STEPS)
+    parser.add_argument("--plain-steps", type=int, default=PLAIN_STEPS, help="before quantization")
+    parser.add_argument("--regression-steps", type=int, default=REGRESSION_STEPS, help="before the discriminators")
     parser.add_argument("--start-batches", type=int, default=24)
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.models.qwen3_tts.codec import (
-    CausalConv,
-    CausalUpsample,
-    CodecDecoder,
-    DecoderPass,
-    ResidualUnit,
-    SnakeBeta,
-    UpsampleBlock,
-)
+from polyvox.models.layers.conv_decoder import CausalConv, CausalUpsample, DecoderPass, ResidualUnit, SnakeBeta, UpsampleBlock
+from polyvox.models.qwen3_tts.codec import CodecDecoder
 from training.snake import snake
 
 

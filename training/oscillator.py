@@ -10,11 +10,13 @@ modulation. Training changes all weights.
 
 import math
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from polyvox.models.qwen3_tts.codec import CodecDecoder, ConvNeXt, ResidualUnit, UpsampleBlock
+from polyvox.models.layers.conv_decoder import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, UpsampleBlock
+from polyvox.models.qwen3_tts.codec import CodecDecoder
 from training.source import CLASSES, LOWEST, RANGE, SOURCE_CODES
 from training.units import FRAME
 
@@ -49,10 +51,11 @@ def code_phasors() -> Tensor:
 def initialise_oscillator(decoder: CodecDecoder) -> None:
     """Set the weights of the phasor channels in all layers; entries of codebook 1 start with code_phasors()."""
     columns = [FRAME]
-    ups = [stage[0] for stage in decoder.upsample]  # type: ignore[index]
+    stages = [cast(nn.ModuleList, stage) for stage in decoder.upsample]
+    ups = [cast(CausalUpsample, stage[0]) for stage in stages]
     blocks = [block for block in decoder.decoder if isinstance(block, UpsampleBlock)]
-    for rate in [*(up.stride for up in ups), *(block.block[1].stride for block in blocks)]:  # type: ignore[union-attr]
-        columns.append(columns[-1] // int(rate))
+    for up in [*ups, *(cast(CausalUpsample, block.block[1]) for block in blocks)]:
+        columns.append(columns[-1] // up.stride)
     bases = [basis(count) for count in columns]
     norms = [FRAME_NORM, *(NORM for _ in bases[2:]), 1.0]
     maps = [
@@ -68,17 +71,13 @@ def initialise_oscillator(decoder: CodecDecoder) -> None:
     for projection in (decoder.pre_transformer.input_proj, decoder.pre_transformer.output_proj):
         _pass(projection.weight, widths[0])
         projection.bias[: widths[0]] = 0
-    for index, stage in enumerate(decoder.upsample):
-        up, convnext = stage  # type: ignore[misc]
-        assert isinstance(convnext, ConvNeXt)
-        _upsample(up.conv, maps[index])
-        convnext.gamma[: widths[index + 1]] = 0
-    first = decoder.decoder[0].conv
-    assert isinstance(first, nn.Conv1d)
-    _pass_conv(first, widths[len(ups)])
+    for index, stage in enumerate(stages):
+        _upsample(ups[index].conv, maps[index])
+        cast(ConvNeXt, stage[1]).gamma[: widths[index + 1]] = 0
+    _pass_conv(cast(CausalConv, decoder.decoder[0]).conv, widths[len(ups)])
     for index, block in enumerate(blocks, len(ups)):
         block.snake.alpha[: widths[index]] = LINEAR
-        _upsample(block.block[1].conv, maps[index])  # type: ignore[union-attr, arg-type]
+        _upsample(cast(CausalUpsample, block.block[1]).conv, maps[index])
         width, rate = widths[index + 1], FRAME // columns[index + 1] * 12.5
         units = [unit for unit in block.block if isinstance(unit, ResidualUnit)]
         for unit in units:

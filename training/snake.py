@@ -18,7 +18,7 @@ except ImportError:  # a CPU computes the same with torch
 
 def snake(x: Tensor, alpha: Tensor, beta: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
     """x [B,T,C] to [B, padding + T, C]: zeros, then x + sin²(e^alpha · x) / e^beta."""
-    return _Snake.apply(x.contiguous(), alpha, beta, padding, dtype)  # type: ignore[no-any-return, no-untyped-call]
+    return _Snake.apply(x.contiguous(), alpha, beta, padding, dtype)  # type: ignore[no-untyped-call]
 
 
 class _Snake(torch.autograd.Function):
@@ -72,7 +72,7 @@ class _Snake(torch.autograd.Function):
 
 if triton is not None:
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _forward(  # type: ignore[no-untyped-def]
         x, rate, height, y, length, padding, num_channels: tl.constexpr, num_rows: tl.constexpr
     ):
@@ -87,7 +87,7 @@ if triton is not None:
         to = (batch * (padding + length) + rows)[:, None] * num_channels + columns[None, :]
         tl.store(y + to, made, mask=inside)
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _backward(  # type: ignore[no-untyped-def]
         slope,
         x,

@@ -53,6 +53,21 @@ def test_streams_at_different_positions_share_a_batch(loaded: Loaded) -> None:
     assert relative_error(samples[1:], expected["short"][1:, : 19 * size]) < TOLERANCE["float64"]
 
 
+@pytest.mark.parametrize("slots", [[1, 2], [2, 0]])
+def test_streams_in_any_slots_have_the_samples_of_a_state_of_their_own(slots: list[int], loaded: Loaded) -> None:
+    codec = loaded("custom_voice", "float32").model.model.codec
+    codes = torch.from_numpy(golden("codec", "float32")["short_codes"]).to(DEVICE)[:2]
+    state, own, at = codec.initial_state(4), codec.initial_state(2), torch.tensor(slots, device=DEVICE)
+    before = {key: value.clone() for key, value in state.items()}
+    for first in (0, 1, 4):
+        frames = codes[:, first : first + (3 if first else 1)]
+        samples, _ = codec(frames, state, at)
+        expected, own = codec(frames, own)
+        assert torch.equal(samples, expected)
+    assert all(torch.equal(state[key][3], before[key][3]) for key in state)
+    assert all(torch.equal(state[key][at], own[key]) for key in state)
+
+
 def test_decoding_without_slots_does_not_change_its_input_state(loaded: Loaded) -> None:
     """So that a state can be kept and used again."""
     codec = loaded("custom_voice", "float32").model.model.codec

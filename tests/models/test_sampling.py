@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polyvox.errors import InvalidRequest
 from polyvox.kernels.noise import keyed_noise, philox
-from polyvox.kernels.sampler import apply_repetition_penalty, draw
+from polyvox.kernels.sampler import apply_repetition_penalty, draw, is_greedy
 from polyvox.models.layers.sampling import GeneratorNoise, seed_words, talker_parameters
 from polyvox.models.request import Sampling
 
@@ -35,8 +35,11 @@ def test_philox_gives_the_published_test_vectors() -> None:
         ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0], 0xD16CFE09),
     ):
         counter = [torch.tensor([[[word]]]) for word in words[:4]]
-        found = philox((counter[0], counter[1], counter[2], counter[3]), torch.tensor([words[4:]]))
+        key = torch.tensor([words[4:]])
+        found = philox((counter[0], counter[1], counter[2], counter[3]), key)
         assert found.item() == expected
+        host = [word.numpy() for word in counter]
+        assert philox((host[0], host[1], host[2], host[3]), key.numpy()).item() == expected
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 9), st.integers(0, 8191), st.integers(0, 15))
@@ -107,6 +110,15 @@ def test_greedy_sampling_ignores_the_noise() -> None:
     greedy = replace(PLAIN, temperature=0.0)
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     assert draw(logits, rows(greedy), torch.tensor([[99.0, 0.0, 0.0]])).tolist() == [1]
+
+
+def test_rows_that_are_all_greedy_need_no_noise() -> None:
+    greedy = rows(replace(PLAIN, temperature=0.0, top_k=2, top_p=0.5))
+    assert is_greedy(greedy)
+    assert not is_greedy(torch.cat([greedy, rows(PLAIN)]))
+    logits = torch.randn(20, 30, generator=torch.Generator().manual_seed(3)).round(decimals=1)  # with ties
+    params = greedy.expand(20, -1)
+    assert torch.equal(draw(logits, params, None), draw(logits, params, torch.randn(20, 30)))
 
 
 @given(st.integers(0, 10_000))

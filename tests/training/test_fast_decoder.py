@@ -51,13 +51,13 @@ def test_samples_and_gradients_equal_those_of_the_served_decoder(decoder: CodecD
 
 def test_the_gradients_of_the_activation_are_exact() -> None:
     x, alpha, beta = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 5, 4), (4,), (4,)))
-    inputs = tuple(value.float().requires_grad_() for value in (x, alpha, beta))
-    made = snake(*inputs, 3, torch.float32)
+    inputs = [value.float().requires_grad_() for value in (x, alpha, beta)]
+    made = snake(inputs[0], inputs[1], inputs[2], 3, torch.float32)
     assert made.shape == (2, 8, 4)
     assert not made[:, :3].any()
     slope = torch.randn_like(made)
     found = torch.autograd.grad(made, inputs, slope)
-    plain = tuple(value.detach().double().requires_grad_() for value in inputs)
+    plain = [value.detach().double().requires_grad_() for value in inputs]
     wanted = plain[0] + torch.sin(plain[0] * plain[1].exp()).square() / plain[2].exp()
     for a, b in zip(found, torch.autograd.grad(wanted, plain, slope[:, 3:].double()), strict=True):
         assert torch.allclose(a.double(), b, atol=1e-4)

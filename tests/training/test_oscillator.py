@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The initial decoder carries the phase of the harmonic source to every sample."""
 
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor
 
-from polyvox.models.qwen3_tts.codec import CodecDecoder, UpsampleBlock
+from polyvox.models.layers.conv_decoder import CausalUpsample, UpsampleBlock
+from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from training.layout import CODE_DIM, SAMPLING, initialise, voice_files
 from training.oscillator import ACCURACY, basis, code_phasors, initialise_oscillator
@@ -48,10 +51,15 @@ def test_the_last_stage_has_cosine_and_sine_of_the_phase_at_each_sample(
     quantizer = decoder.quantizer
     latent = quantizer.rvq_first.output_proj(first.mT) + quantizer.rvq_rest.output_proj(rest.mT)
     block = next(b for b in reversed(decoder.decoder) if isinstance(b, UpsampleBlock))
-    upsample = block.block[1]
+    upsample = cast(CausalUpsample, block.block[1])
     found: list[Tensor] = []
     plain = upsample.plain
-    monkeypatch.setattr(upsample, "plain", lambda x, past: found.append(plain(x, past)) or found[-1])
+
+    def record(x: Tensor, past: Tensor | None) -> Tensor:
+        found.append(plain(x, past))
+        return found[-1]
+
+    monkeypatch.setattr(upsample, "plain", record)
     decoder.sound(latent, decoder.initial_state(1))
     angle = phase(ADVANCE)
     ratio = torch.complex(found[0][0, 0], found[0][0, 1]) * torch.polar(torch.ones_like(angle), -angle)

@@ -30,8 +30,8 @@ class KVCache:
     ) -> None:
         """max_pages: of one slot. dtype: of keys and values, which may differ from the generator's."""
         layers, kv_heads, head_dim = shape
-        self.keys = torch.zeros(layers, num_pages + 1, PAGE, kv_heads, head_dim, device=device, dtype=dtype)
-        self.values = torch.zeros_like(self.keys)
+        self._pool = torch.zeros(2, layers, num_pages + 1, PAGE, kv_heads, head_dim, device=device, dtype=dtype)
+        self.keys, self.values = self._pool
         self.table = torch.full((num_slots, max_pages), SCRATCH_PAGE, dtype=torch.int64, device=device)
         self._num_pages = [0] * num_slots  # of each slot
 
@@ -71,12 +71,10 @@ class KVCache:
         visible = (columns <= queried[:, :, None])[:, None]
         unwritten = (columns > queried.amax(1, keepdim=True))[:, :, None, None]
 
-        def write_and_gather(pool: Tensor, new: Tensor) -> Tensor:
-            pool[page, offset] = new.flatten(0, 1).to(pool.dtype)
-            return pool[tables].to(new.dtype).flatten(1, 2).masked_fill(unwritten, 0).transpose(1, 2)
-
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = write_and_gather(self.keys[layer], k), write_and_gather(self.values[layer], v)
+            pool = self._pool[:, layer]
+            pool[:, page, offset] = torch.stack([k, v]).flatten(1, 2).to(pool.dtype)
+            keys, values = pool[:, tables].to(k.dtype).flatten(2, 3).masked_fill_(unwritten, 0).transpose(2, 3)
             queries = _by_slot(q.flatten(0, 1), metadata).transpose(1, 2)
             attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
             attended = attended.transpose(1, 2)

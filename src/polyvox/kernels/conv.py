@@ -89,9 +89,9 @@ def causal_upsample_reference(x: Tensor, past: Tensor | None, weight: Tensor, bi
 
 
 def last_columns(past: Tensor, x: Tensor) -> Tensor:
-    """The last H columns of the history [B,C,H] followed by x."""
-    history = past.shape[-1]
-    return torch.cat([past, x[..., -history:]], dim=-1)[..., -history:].clone()
+    """The last H columns of the history [B,C,H] followed by x; a view of x if it has as many."""
+    history, new = past.shape[-1], x.shape[-1]
+    return x[..., -history:] if new >= history else torch.cat([past[..., new:], x], dim=-1)
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -96,8 +96,15 @@ def draw_keyed_reference(logits: Tensor, book: int, draws: DrawInputs, first: Fi
     return draw(logits, params, noise)
 
 
-def draw(logits: Tensor, params: Tensor, noise: Tensor) -> Tensor:
-    """Sample token ids [B] from logits and Gumbel noise [B, vocab] with parameters [B, 4]."""
+def is_greedy(params: Tensor) -> bool:
+    """Whether all rows of parameters on a CPU are greedy; elsewhere False, because the host must not wait for them."""
+    return params.is_cpu and not params[:, TEMPERATURE].any()
+
+
+def draw(logits: Tensor, params: Tensor, noise: Tensor | None) -> Tensor:
+    """Sample token ids [B] from logits and Gumbel noise [B, vocab] with parameters [B, 4]; noise is None if greedy."""
+    if noise is None:
+        return logits.argmax(-1)
     scores = _wide(logits)
     temperature = params[:, TEMPERATURE, None]
     greedy = temperature == 0

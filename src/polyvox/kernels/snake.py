@@ -22,8 +22,13 @@ SNAKE_EPS = 1e-9
 
 def snake_reference(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     """Reference implementation: [B,C,T] with the logarithms alpha, beta [C]; one rounding at the end."""
-    scale = 1.0 / (beta.exp() + SNAKE_EPS)
-    return (x + scale[:, None] * torch.sin(x * alpha.exp()[:, None]).square()).to(x.dtype)
+    rate, height = snake_columns(alpha, beta)
+    return (x + height * torch.sin(x * rate).square()).to(x.dtype)
+
+
+def snake_columns(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference implementation's frequency and amplitude, [C,1], in the type of the logarithms."""
+    return alpha.exp()[:, None], (1.0 / (beta.exp() + SNAKE_EPS))[:, None]
 
 
 def snake_coefficients(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:

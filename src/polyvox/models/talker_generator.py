@@ -11,7 +11,7 @@ from polyvox import kernels
 from polyvox.kernels.frame_end import FrameRecord, finish_frame
 from polyvox.kernels.next_inputs import next_inputs
 from polyvox.kernels.noise import keyed_noise
-from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw, draw_keyed, first_code_scores
+from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw, draw_keyed, first_code_scores, is_greedy
 from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import Noise, predictor_parameters, seed_words, talker_parameters
 from polyvox.models.layers.talker import BaseTalker
@@ -261,11 +261,13 @@ class TalkerGeneratorState:
         key, segment, frame = self.key[slots], self.segment[slots], self.frame_index[slots]
         first_params, params = self.talker_params[slots], self.predictor_params[slots]
         first_noise = noise(key, segment, frame, 0, 1, talker.vocab_size)[:, 0]
-        rest_noise = noise(key, segment, frame, 1, predictor.num_codebooks, predictor.config.vocab_size)
+        rest_noise = None
+        if noise is not keyed_noise or not is_greedy(params):
+            rest_noise = noise(key, segment, frame, 1, predictor.num_codebooks, predictor.config.vocab_size)
 
         def draw_code(book: int, logits: Tensor) -> Tensor:
             if book:
-                return draw(logits, params, rest_noise[:, book - 1])
+                return draw(logits, params, None if rest_noise is None else rest_noise[:, book - 1])
             return draw(first_code_scores(logits, rules, slots, frame, first_params), first_params, first_noise)
 
         return draw_code

@@ -34,7 +34,7 @@ from polyvox.kernels.conv import (
 )
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
 from polyvox.kernels.ring_attention import RingAttention
-from polyvox.kernels.snake import snake_coefficients, snake_reference
+from polyvox.kernels.snake import snake_coefficients, snake_columns, snake_reference
 from polyvox.models.layers.decoder_config import ConvDecoderConfig
 from polyvox.models.layers.rotary import NoRotation, RotaryEmbedding, at_least_float32
 from polyvox.models.layers.transformer import Transformer
@@ -60,16 +60,19 @@ class DecoderPass:
     def __init__(self, before: DecoderState, slots: Tensor | None) -> None:
         self.before, self.slots = before, slots
         self.after: DecoderState = {} if slots is None else before
+        # Consecutive slots on a CPU are a slice of the state, which is read without a copy.
+        self._rows = slots if slots is None or slots.is_cuda else as_slice(slots)
         self.absent: Tensor | None = None
 
     def read(self, key: str) -> Tensor:
-        return self.before[key] if self.slots is None else self.before[key][self.slots]
+        """The rows of these streams; may be a view of the state, which `write` changes."""
+        return self.before[key] if self._rows is None else self.before[key][self._rows]
 
     def write(self, key: str, rows: Tensor) -> None:
-        if self.slots is None:
-            self.after[key] = rows
+        if self._rows is None:
+            self.after[key] = rows.clone()
         else:
-            self.after[key][self.slots] = rows
+            self.after[key][self._rows] = rows
 
     def mark_start(self) -> None:
         """Prepares `drop_block`; before any layer changes the state."""
@@ -87,6 +90,14 @@ class DecoderPass:
             return x
         columns = torch.arange(x.shape[-1], device=x.device)
         return x.masked_fill((columns < self.absent[:, None])[:, None], 0)
+
+
+def as_slice(slots: Tensor) -> Tensor | slice:
+    """Consecutive indices as a slice; others as they are."""
+    numbers = slots.tolist()
+    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return slice(numbers[0], numbers[0] + len(numbers))
+    return slots
 
 
 class WeightCache(Generic[T]):
@@ -112,9 +123,13 @@ class SnakeBeta(nn.Module):
         self.alpha = nn.Parameter(torch.empty(channels))
         self.beta = nn.Parameter(torch.empty(channels))
         self._coefficients: WeightCache[tuple[Tensor, Tensor]] = WeightCache()
+        self._columns: WeightCache[tuple[Tensor, Tensor]] = WeightCache()
 
     def forward(self, x: Tensor) -> Tensor:
-        return snake_reference(x, self.alpha, self.beta)
+        if x.is_cuda or torch.is_grad_enabled():
+            return snake_reference(x, self.alpha, self.beta)
+        rate, height = self._columns.get(lambda: snake_columns(self.alpha, self.beta), self.alpha)
+        return torch.sin(x * rate).square_().mul_(height).add_(x).to(x.dtype)
 
     def coefficients(self) -> tuple[Tensor, Tensor]:
         """As the kernel reads them."""
@@ -227,8 +242,9 @@ class ConvNeXt(nn.Module):
             assert step.slots is not None
             return depthwise_norm(x, step.before[key], step.slots, *parts)
         past = step.read(key)
+        y = depthwise_norm_reference(x, past, *parts)
         step.write(key, last_columns(past, x))
-        return depthwise_norm_reference(x, past, *parts)
+        return y
 
 
 class ResidualUnit(nn.Module):
