@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.models.layers.conv_decoder import CausalConv, CausalUpsample, DecoderPass, ResidualUnit, SnakeBeta, UpsampleBlock
+from polyvox.models.layers.conv_decoder import (
+    CausalConv,
+    CausalUpsample,
+    DecoderPass,
+    ResidualUnit,
+    SnakeBeta,
+    UpsampleBlock,
+)
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from training.snake import snake
 
