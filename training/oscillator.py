@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyvox.models.layers.conv_decoder import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, UpsampleBlock
-from polyvox.models.qwen3_tts.codec import CodecDecoder
+from polyvox.models.qwen3_tts.codec import CodecDecoder, PreTransformer
 from training.source import CLASSES, LOWEST, RANGE, SOURCE_CODES
 from training.units import FRAME
 
@@ -68,7 +68,8 @@ def initialise_oscillator(decoder: CodecDecoder) -> None:
     quantizer.rvq_first.output_proj.weight[: widths[0]] = 0
     _pass(quantizer.rvq_rest.output_proj.weight[..., 0], widths[0])
     _pass_conv(decoder.pre_conv.conv, widths[0])
-    for projection in (decoder.pre_transformer.input_proj, decoder.pre_transformer.output_proj):
+    transformer = cast(PreTransformer, decoder.pre_transformer)
+    for projection in (transformer.input_proj, transformer.output_proj):
         _pass(projection.weight, widths[0])
         projection.bias[: widths[0]] = 0
     for index, stage in enumerate(stages):

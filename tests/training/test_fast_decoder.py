@@ -32,7 +32,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> CodecDecoder:
 
 
 def test_samples_and_gradients_equal_those_of_the_served_decoder(decoder: CodecDecoder) -> None:
-    latent = torch.randn(2, decoder.config.codebook_dim, 3)
+    latent = torch.randn(2, 2 * layout.CODE_DIM, 3)
     weights = torch.randn(2, 3 * decoder.config.samples_per_frame)
 
     def result(samples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
