@@ -13,7 +13,7 @@ FREQUENT_WORDS = {
         "woman children city number chapter book weighs read add visit costs cost fell born lasted ended got get here "
         "later because although while according hours hour minutes lives company paid version game takes need needs "
         "like know think first last next two three around between still many much some any such during both those "
-        "these euros"
+        "these euros chance person second six police"
     ),
     "german": (
         "der die das und ist nicht ein eine einen einem einer ich du er sie wir ihr es zu mit auf für von den dem des "
@@ -26,7 +26,11 @@ FREQUENT_WORDS = {
         "erste ersten geht macht kommt kommen gehen machen sagen sagt sagte wollen will muss müssen soll sollte "
         "dürfen darf weiter gut gute wieder immer nie alles nichts etwas man ob weil damit doch mal ohne gegen "
         "zwischen seit während unser unsere euro preis zug kapitel zimmer fiel krieg dauerte dauert lief wiegt wohnt "
-        "fährt umsatz stieg fehlt liter"
+        "fährt umsatz stieg fehlt liter laut wurden letzte letzten nächste nächsten person personen jeder jede jedes "
+        "welche welcher welches dieser diese dieses diesem beide viele wenige andere anderen ganz fast bereits sowie "
+        "bzw trotzdem deshalb außerdem niemand jemand keiner ihm ihn ihnen hatte hatten wäre würde könnte liegt steht "
+        "findet gilt bleibt heißt zeigt sucht sitzung polizei regierung firma woche monat nacht abend mittag montag "
+        "dienstag mittwoch donnerstag freitag samstag sonntag zwei drei vier fünf sechs sieben acht neun zehn platz"
     ),
     "french": (
         "guerre mondiale pris fin faites cuire me minutes points le la les un une des du de et est en que qui dans "
@@ -39,7 +43,10 @@ FREQUENT_WORDS = {
         "sera serait avait avaient nouveau nouvelle petit petite grand grande même aussi alors jamais toujours rien "
         "quelque quelques chaque autre autres monde vie gens homme femme enfants maison voiture train environ selon "
         "lors dont car ici là voici voilà madame monsieur né née habite appelez lisez mesure part roule pèse parti "
-        "partis chapitre mme"
+        "partis chapitre mme dernier dernière prochain prochaine deux trois quatre cinq six sept huit neuf dix chacun "
+        "chacune personne personnes ont aura auront étais cela ceci celui celle beaucoup peu assez trop déjà près "
+        "loin ainsi pourquoi quand comment combien lundi mardi mercredi jeudi vendredi samedi dimanche nuit soir "
+        "matin midi police gouvernement société minuit heure cherche trouve coupez"
     ),
     "spanish": (
         "hornear guerra me manzanas abierto estamos debes quedó lugar rey el la los las un una unos unas de del y es "
@@ -51,7 +58,11 @@ FREQUENT_WORDS = {
         "nueva pequeño grande mismo entonces nunca siempre nada algo cada otro otra otros mundo vida hombre mujer "
         "niños ciudad señor señora número capítulo libro mide pesa llame añade visita costó cayó nació duró terminó "
         "tengo tenemos aquí allí luego después antes porque aunque mientras según euros dólares hora horas minutos "
-        "véase vive abrimos cenamos vuelo empresa pagó versión"
+        "véase vive abrimos cenamos vuelo empresa pagó versión dos tres cuatro cinco seis siete ocho nueve diez uno "
+        "nadie alguien ningún ninguna alguno alguna último última próximo próxima todos todas todo toda mucho muchos "
+        "poco pocos bastante demasiado aún todavía aquel aquella ellos ellas nosotros he has han hemos era sido "
+        "estado sería podría lunes martes miércoles jueves viernes sábado domingo noche tarde policía gobierno perro "
+        "busca grados descuento esperaba billetes"
     ),
     "portuguese": (
         "asse fechada fechado guerra me valor século tudo navio o a os as um uma uns umas de do da dos das e é em no "
@@ -63,7 +74,11 @@ FREQUENT_WORDS = {
         "nunca sempre nada algo cada outro outra outros mundo vida homem mulher crianças cidade senhor senhora número "
         "capítulo livro mede pesa leia adicione visite custou caiu nasceu durou terminou tenho temos aqui ali logo "
         "antes porque embora enquanto segundo reais horas hora minutos veja mora filme voo empresa pagou versão jogo "
-        "fica faz dívida falta responda abrimos restam"
+        "fica faz dívida falta responda abrimos restam dois duas três quatro cinco seis sete oito nove dez ninguém "
+        "alguém nenhum nenhuma algum alguma último última próximo próxima todos todas todo toda muitos pouco poucos "
+        "bastante demais ainda aquele aquela eles elas era sido estado seria poderia segunda terça quarta quinta "
+        "sexta sábado domingo tarde manhã polícia governo cachorro procura graus desconto esperava passagens dele "
+        "dela"
     ),
     "italian": (
         "cuocere guerra valore chiamate insegna fu il lo la i gli le un uno una di del della dei delle dello degli e "
@@ -76,7 +91,10 @@ FREQUENT_WORDS = {
         "altra altri mondo vita uomo donna bambini città signor signora numero capitolo libro pesa leggi aggiungi "
         "visita caduto nato durò finita abbiamo qui lì poi prima perché mentre secondo euro ora minuti vedi abita "
         "siamo apriamo ceniamo volo azienda pagato versione partita mi ti quanto quanti sig dott nostro nostra tutti "
-        "tutto quindi però parte manca"
+        "tutto quindi però parte manca due tre quattro cinque sei sette otto nove dieci ognuno ciascuno nessuno "
+        "qualcuno alcuni alcune ultimo ultima prossimo prossima tutte tutta molti poco pochi abbastanza troppo ancora "
+        "quello quella quelli essi stato stata stati sarebbe potrebbe lunedì martedì mercoledì giovedì venerdì sabato "
+        "domenica notte mattina polizia governo cane cerca posto carrozza gradi sconto tagliate"
     ),
     "other": (
         "het een niet zijn dat ik je wij hebben voor naar ook jag och är inte det som att på med ett ikke jeg og til "
