@@ -113,8 +113,9 @@ def table(server: ServerProcess, wyoming: str) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as voices, run_server_with_wyoming(Path(voices)) as (server, wyoming):
         rows = table(server, wyoming)
-    date, cores = datetime.now(UTC).date().isoformat(), os.cpu_count()
-    conditions = f"Measured on {date} with the embedded voice on a CPU ({platform.machine()}, {cores} cores, shared)."
+    date, machine = datetime.now(UTC).date().isoformat(), f"{platform.machine()}, {os.cpu_count()} cores"
+    load = f"load average {os.getloadavg()[2]:.0f}"
+    conditions = f"Measured on {date} with the embedded voice on a CPU ({machine}, {load})."
     page = PAGE.read_text()
     PAGE.write_text(TABLE.sub(lambda match: f"{match[1]}{conditions}\n\n{rows}\n{match[2]}", page))
 
