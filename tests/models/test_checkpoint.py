@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -137,6 +140,19 @@ def test_a_random_checkpoint_of_a_published_size_can_be_loaded(tmp_path: Path, m
     }
     model = get_family("qwen3_tts").load(folder, "random", LoadOptions(CPU, torch.float32))
     assert model.info().voices
+
+
+def test_loading_does_not_import_the_compiler_of_pytorch(checkpoints: Path) -> None:
+    """It has 900 modules, a third of the start of a process."""
+    code = (
+        "import sys; from polyvox.tts import load_model, load_options; "
+        "load_model(sys.argv[1], load_options('cpu', 'float32')); "
+        "sys.exit(any(name in sys.modules for name in ('torch._dynamo', 'sympy')))"
+    )
+    source = Path(synthetic.__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    command = [sys.executable, "-c", code, str(checkpoints / "custom_voice")]
+    assert subprocess.run(command, env=environment, timeout=120, check=False).returncode == 0
 
 
 def test_random_weights_follow_their_seed() -> None:

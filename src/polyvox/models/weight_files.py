@@ -84,6 +84,7 @@ def fill(parts: Iterable[tuple[WeightFiles, Mapping[str, Tensor]]]) -> None:
     parts = list(parts)
     done = 0
     total = sum(target.numel() for _, wanted in parts for target in wanted.values())
+    progress.report("load", 0, total)
     for found, wanted in parts:
         for size in _copy(found, wanted):
             done += size

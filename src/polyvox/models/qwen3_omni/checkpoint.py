@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from polyvox.errors import CheckpointError
+from polyvox.models.meta_device import allocate, meta_device
 from polyvox.models.qwen3_omni.config import OmniConfig, read_config
 from polyvox.models.qwen3_omni.model import PREFIXES, Qwen3Omni
 from polyvox.models.weight_files import fill, open_weights
@@ -22,7 +23,7 @@ def load_weights(
     config = read_config(folder)
     with ExitStack() as stack:
         found = open_weights(folder, stack, device, lambda name: name.startswith(PREFIXES))
-        with torch.device("meta"):
+        with meta_device():
             expected = Qwen3Omni(config).files()
         found.compare(expected, "Qwen3-Omni")
         try:
@@ -41,14 +42,14 @@ def empty_model(
     On a GPU the text embedding, of which a request needs a few rows, stays on the host.
     """
     vocoder_device = vocoder_device or device
-    with torch.device("meta"):
+    with meta_device():
         model = Qwen3Omni(config)
     model.text_embedding.to(dtype)
     model.talker.to(dtype)
     model.code2wav.to(torch.promote_types(dtype, torch.float32))
     if vocoder_device.type != "cpu" and dtype.itemsize < torch.float32.itemsize:
         model.code2wav.narrow(torch.float16)
-    model.to_empty(device=device)
+    allocate(model, device)
     if vocoder_device != device:
         model.code2wav.to_empty(device=vocoder_device)
     if device.type == "cuda":

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from polyvox.errors import CheckpointError
+from polyvox.models.meta_device import allocate, meta_device
 from polyvox.models.qwen3_tts.config import ModelConfig, read_config
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.weight_files import fill, open_weights
@@ -33,7 +34,7 @@ def load_weights(
             open_weights(part, stack, device, lambda name: not name.startswith(skipped))
             for part in (folder, folder / "speech_tokenizer")
         ]
-        with torch.device("meta"):
+        with meta_device():
             expected = Qwen3TTS(config).files()
         for found, wanted in zip(files, expected, strict=True):
             found.compare(wanted, "Qwen3-TTS")
@@ -54,7 +55,7 @@ def empty_model(
     embedding, of which a request needs a few rows and which is a third of the 0.6B model, stays on the host.
     """
     vocoder_device = vocoder_device or device
-    with torch.device("meta"):
+    with meta_device():
         model = Qwen3TTS(config)
     model.talker.to(dtype)
     for part in (model.codec, model.encoders):
@@ -62,7 +63,7 @@ def empty_model(
             part.to(torch.promote_types(dtype, torch.float32))
     if vocoder_device.type != "cpu" and dtype.itemsize < torch.float32.itemsize:
         model.codec.narrow(torch.float16)
-    model.to_empty(device=device)
+    allocate(model, device)
     if vocoder_device != device:
         model.codec.to_empty(device=vocoder_device)
     if device.type == "cuda":
