@@ -177,13 +177,10 @@ class SegmentAligner:
 
     def _skip(self, frame: int) -> None:
         """States that may last no time."""
+        before, rest = self._best.copy(), self._best[1:]
         for _ in range(MAX_SKIPS):
-            skipped = self._best[:-1] + self._durations[0, 1:]
-            is_better = skipped > self._best[1:]
-            if not is_better.any():
-                return
-            self._best[1:] = np.where(is_better, skipped, self._best[1:])
-            self._decisions[frame, 1:] = np.where(is_better, SKIP, self._decisions[frame, 1:])
+            np.maximum(rest, self._best[:-1] + self._durations[0, 1:], out=rest)
+        self._decisions[frame][self._best > before] = SKIP
 
     def _trace(self, first: int, state: int, frame: int) -> NDArray[np.int64]:
         """Start frames of the states `first` to `state`, which starts at `frame`."""
