@@ -19,8 +19,8 @@ TEXTS, SPOKEN = 90, 66
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "durations=--workers=2", "speech=--workers=2", f"speech=--limit={SPOKEN}", "codec=--batch=2",
-    "codec=--plain-steps=2", "codec=--regression-steps=3", "codec=--start-batches=1", "talker=--rows=512", "talker=--validation=2",
-    "finetune=--batch=1",
+    "codec=--plain-steps=2", "codec=--regression-steps=3", "codec=--start-batches=1",
+    "talker=--rows=512", "talker=--validation=2", "finetune=--batch=1",
 )  # fmt: skip
 MINUTES = "durations=1,speech=1,codec=0.1,talker=0.05,finetune=0.02"
 
