@@ -22,6 +22,7 @@ PROMPT_TOKENS = 7
 class Action(Enum):
     WAIT = "wait"  # until `release`
     DISCONNECT = "disconnect"  # without the end of the response
+    SILENCE = "silence"  # as the first step: no event before the next one
 
 
 # Text; a delta; bytes that are sent as they are; a pause in seconds; or an action.
@@ -131,7 +132,8 @@ class ScriptedLLM:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         first: dict[str, Any] = {"prompt_token_ids": list(script.prompt_ids)} if script.prompt_ids else {}
-        await response.write(_event({"role": "assistant", "content": ""}, **first))
+        if script.steps[:1] != [Action.SILENCE]:
+            await response.write(_event({"role": "assistant", "content": ""}, **first))
         assert self._released is not None
         start, num_texts = self._loop.time(), 0
         for step in script.steps:

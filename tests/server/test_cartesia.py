@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from polyvox.server.api.live_session import MAX_UTTERANCES
 from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
@@ -87,6 +88,18 @@ def test_errors_name_their_context_and_the_socket_stays_open(server: RunningServ
         assert websocket.receive_json()["type"] == "error"
         say(websocket, "b", "Hello. ", more=False)
         assert until_done(websocket, "b")[0][-1] == "done"
+
+
+def test_a_context_whose_text_is_too_long_is_ended(engine: PausableEngine) -> None:
+    with (
+        serving(engine, Settings(max_text_chars=10)) as server,
+        connect_websocket(server, SOCKET) as websocket,
+    ):
+        for index in range(MAX_UTTERANCES + 1):
+            say(websocket, f"long {index}", "More than ten characters.", more=True)
+            assert "at most 10 characters" in websocket.receive_json()["error"]
+        say(websocket, "short", "Hello. ", more=False)
+        assert until_done(websocket, "short")[0][-1] == "done"
 
 
 @pytest.mark.parametrize("message", [{"context_id": 7}, {"context_id": "a", "transcript": 7}])

@@ -87,6 +87,11 @@ GARBAGE: list[bytes] = [
     b'data: {"choices": [{"delta": {"content": 5}}]}\n\n',
     b'data: {"choices": [{"delta": []}, 3]}\n\n',
     b"data: \xff\xfe\n\n",
+    b'data: {"choices": [{"delta": {"tool_calls": [7]}}]}\n\n',
+    b'data: {"choices": [{"delta": {"tool_calls": [{"index": [], "function": {"name": 7}}]}}]}\n\n',
+    b'data: {"choices": [{"delta": {"tool_calls": {"a": 1}}}]}\n\n',
+    b'data: {"choices": [{"delta": {"content": "x"}, "logprobs": [1]}]}\n\n',
+    b'data: {"choices": [{"delta": {"content": "x"}, "logprobs": {"content": 7}}]}\n\n',
 ]
 
 
@@ -169,7 +174,6 @@ def test_an_endless_answer_is_cut_at_the_limit_of_text(client: httpx.Client, llm
     [
         (400, 400, "llm_rejected"),
         (404, 404, "llm_rejected"),
-        (401, 502, "llm_failed"),
         (500, 502, "llm_failed"),
         (429, 429, "llm_overloaded"),
         (503, 503, "llm_overloaded"),
@@ -189,6 +193,49 @@ def test_a_status_of_the_llm_is_the_status_of_the_response(
         assert response.headers["retry-after"] == "7"
     if code == "llm_rejected":
         assert response.json()["error"]["param"] == "temperature"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_what_the_llm_says_about_its_key_is_not_for_clients(
+    status: int, client: httpx.Client, llm: ScriptedLLM
+) -> None:
+    llm.script = Script(status=status, error={"error": {"message": "Incorrect API key provided: sk-secret."}})
+    response = client.post(PATH, json=body())
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "llm_failed")
+    assert "llm_key" in response.json()["error"]["message"]
+    assert "sk-secret" not in response.text
+
+
+def test_the_first_text_of_a_stream_may_take_longer_than_the_next(client: httpx.Client, llm: ScriptedLLM) -> None:
+    llm.script = Script([Action.SILENCE, 1.5 * TIMEOUT, "One two."])
+    assert text_of(streamed(client, modalities=["text"])) == "One two."
+
+
+@pytest.mark.parametrize("content", [5, True, {"text": "Hi"}, None])
+@pytest.mark.parametrize("modalities", [["text"], ["text", "audio"]])
+def test_the_content_of_messages_is_checked_by_the_llm(
+    content: object, modalities: list[str], client: httpx.Client, llm: ScriptedLLM
+) -> None:
+    messages = [{"role": "user", "content": content}]
+    assert client.post(PATH, json=body(messages=messages, modalities=modalities)).status_code == 200
+    assert llm.requests[-1]["messages"] == messages
+
+
+def test_cookies_of_the_llm_are_not_sent_with_later_requests(engine: PausableEngine, llm: ScriptedLLM) -> None:
+    settings = Settings(llm=llm.url.replace("127.0.0.1", "localhost"))  # addresses have no cookies
+    with serving(engine, settings) as server, server.client() as client:
+        llm.script = Script(status=400, error={}, headers={"set-cookie": "session=first; Path=/"})
+        assert client.post(PATH, json=body()).status_code == 400
+        llm.script = Script()
+        streamed(client)
+    assert "Cookie" not in llm.headers[-1]
+
+
+def test_a_usage_with_invalid_details_is_no_failure(client: httpx.Client, llm: ScriptedLLM) -> None:
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 2, "completion_tokens_details": 7}}\n\n'
+    llm.script = Script(["One two.", usage], with_usage=False)
+    *_, last = streamed(client, stream_options={"include_usage": True})
+    assert last["usage"]["completion_tokens_details"] == {"audio_tokens": 2, "text_tokens": 2}
 
 
 def test_an_llm_that_is_down_is_a_bad_gateway() -> None:

@@ -111,7 +111,9 @@ def test_voices_are_searched_sorted_and_paged(client: httpx.Client) -> None:
     assert (first["has_more"], first["total_count"], len(first["voices"])) == (True, 2, 1)
     assert names(page_size=1, next_page_token=first["next_page_token"]) == ["michael"]
     assert client.get("/v2/voices?page_size=0").status_code == 400
-    assert client.get("/v2/voices?next_page_token=x").status_code == 400
+    for token in ("x", "9" * 5000):
+        assert client.get("/v2/voices", params={"next_page_token": token}).status_code == 400
+        assert client.get(DICTIONARIES, params={"cursor": token}).status_code == 400
 
 
 def test_a_default_voice_of_elevenlabs_is_found_and_speaks(client: httpx.Client, engine: PausableEngine) -> None:

@@ -178,6 +178,7 @@ def test_an_error_is_reported_and_ends_the_connection(data: dict[str, Any], code
         b"[]\n",
         b'{"type": 7}\n',
         b'{"type": "describe", "data": [1]}\n',
+        b'{"type": "describe", "data": [1], "data_length": 2}\n{}',
         b'{"type": "describe", "data_length": -1}\n',
         b'{"type": "describe", "data_length": %d}\n' % (MAX_DATA_BYTES + 1),
         b'{"type": "x", "payload_length": "1"}\n',
@@ -187,6 +188,16 @@ def test_an_error_is_reported_and_ends_the_connection(data: dict[str, Any], code
 def test_what_is_not_an_event_ends_the_connection_with_an_error(data: bytes, client: WyomingClient) -> None:
     client.socket.sendall(data)
     assert client.receive()[0] == "error"
+
+
+def test_a_new_text_ends_the_one_before_that_was_not_ended(client: WyomingClient, engine: PausableEngine) -> None:
+    for text in ("", "One two. ", "Three"):
+        client.send("synthesize-start")
+        client.send("synthesize-chunk", text=text)
+    client.send("synthesize-stop")
+    for _ in range(3):
+        assert client.until("synthesize-stopped")[0][-1] == "synthesize-stopped"
+    assert [request.text for request in engine.requests] == ["One two.", "Three"]
 
 
 def test_a_client_that_disconnects_frees_its_stream(shared_port: int, engine: PausableEngine) -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationErro
 from pydantic.json_schema import JsonSchemaValue
 from starlette.requests import ClientDisconnect, HTTPConnection
 
+from polyvox.errors import InvalidRequest
 from polyvox.server.app_state import get_state
 from polyvox.server.responses import APIError, Disconnected
 from polyvox.server.settings import Settings
@@ -67,6 +68,13 @@ def validate(model: type[Model], fields: dict[str, Any]) -> Model:
         found = field_error(model, first)
         code = "missing_field" if found.missing else "invalid_field"
         raise APIError(422, code, found.message, found.field) from None
+
+
+def parse_integer(name: str, value: str, requirement: str = "must be an integer") -> int:
+    """A number of a query, of at most 19 digits: Python raises ValueError for thousands of them."""
+    if not (value.isascii() and value.isdecimal() and len(value) < 20):
+        raise InvalidRequest(name, value, requirement)
+    return int(value)
 
 
 def is_strict(value: str) -> bool:

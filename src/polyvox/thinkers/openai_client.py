@@ -44,6 +44,7 @@ DONE = b"[DONE]"
 ID_KEYS = ("prompt_token_ids", "prompt_media_rows", "prompt_positions", "token_ids")
 # Statuses that are the client's to handle. A wrong key or address is a mistake in the server's settings.
 CLIENT_STATUSES = (400, 404, 409, 413, 415, 422)
+KEY_STATUSES = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class OpenAIThinker:
             connector=aiohttp.TCPConnector(limit=config.max_requests, keepalive_timeout=KEEP_ALIVE),
             timeout=aiohttp.ClientTimeout(total=None, connect=config.connect_timeout),
             read_bufsize=READ_BUFFER,
+            cookie_jar=aiohttp.DummyCookieJar(),  # the requests of different users have nothing in common
         )
 
     @property
@@ -110,7 +112,9 @@ class OpenAIThinker:
             yield response.headers.get("content-type", "application/json"), self._parts(response, deadline)
 
     async def _parts(self, response: aiohttp.ClientResponse, deadline: float) -> AsyncIterator[bytes]:
-        while part := await self._read(response, deadline, started=True):
+        started = False
+        while part := await self._read(response, deadline, started):
+            started = True
             yield part
 
     async def _events(
@@ -193,6 +197,8 @@ class OpenAIThinker:
                 body = await response.content.read(MAX_ERROR_BYTES)
         except (aiohttp.ClientError, OSError, TimeoutError):
             body = b""
+        if response.status in KEY_STATUSES:  # the message may contain the key
+            return ThinkerFailed(f"The LLM rejected the server's key with status {response.status}: check llm_key.")
         message, param = _error_of(body)
         if response.status in (429, 503):
             return ThinkerOverloaded(f"The LLM is overloaded: {message}", _retry_after(response), response.status)
@@ -209,6 +215,29 @@ class OpenAIThinker:
             "llm_timeout": ("The LLM's answer took longer than", config.timeout),
         }[limit]
         return ThinkerTimeout(f"{what} {seconds:g} s", limit)
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int | None = None
+    function: _Function | None = None
+
+
+class _DeltaFields(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    """The fields of a choice that are read. All others are passed on."""
+
+    delta: _DeltaFields | None = None
+    finish_reason: str | None = None
+    logprobs: dict[str, list[Any] | None] | None = None
 
 
 class AnswerReader:
@@ -247,17 +276,18 @@ class AnswerReader:
         return events
 
     def _read_choice(self, chunk: dict[str, Any], choice: dict[str, Any], data: bytes) -> list[ThinkerEvent]:
-        delta = choice.get("delta") or {}
-        text = delta.get("content") if isinstance(delta, dict) else 0
-        if not isinstance(text, str | None):
-            raise _invalid(data)
+        try:
+            checked = msgspec.convert(choice, _Choice)
+        except msgspec.ValidationError:
+            raise _invalid(data) from None
+        delta, text = choice.get("delta") or {}, checked.delta.content if checked.delta else None
         events: list[ThinkerEvent] = []
         if self._with_ids and not self._has_prompt:
             events.append(_read_prompt({**choice, **chunk}, data))
             self._has_prompt = True
         ids = _ids(choice.get("token_ids") or [], data) if self._with_ids else ()
-        if isinstance(choice.get("finish_reason"), str):
-            self._finish_reason = choice["finish_reason"]
+        if checked.finish_reason is not None:
+            self._finish_reason = checked.finish_reason
             if self._finish_reason == "length":
                 ids = ids[:-1]  # the reference implementation does not speak the token at which it is cut
         kept = {key: value for key, value in choice.items() if key not in ID_KEYS}

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from polyvox.alignment import WordTime
-from polyvox.errors import PolyvoxError
+from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.api.live_session import LiveSession
 from polyvox.server.api.websocket_connection import LiveUtterance, WebSocketConnection, serve_websocket
 from polyvox.server.app_state import AppState, State
@@ -121,7 +121,12 @@ class CartesiaSession(LiveSession):
             await self.connection.state.synthesis.validate(options)
             utterance = self._contexts[found.context_id] = self.start(options)
             self._names[utterance] = found.context_id
-        utterance.append(found.transcript)
+        try:
+            utterance.append(found.transcript)
+        except InvalidRequest:  # the error ends the context
+            utterance.cancel()
+            del self._contexts[found.context_id]
+            raise
         if found.flush:
             utterance.flush()
         if not found.continues:

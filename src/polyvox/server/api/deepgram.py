@@ -17,7 +17,7 @@ from polyvox.server.api.websocket_connection import (
     serve_websocket,
 )
 from polyvox.server.app_state import State
-from polyvox.server.requests import JSONRoute, RequestModel, request_id_of
+from polyvox.server.requests import JSONRoute, RequestModel, parse_integer, request_id_of
 from polyvox.server.responses import error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import SpeechResponse
@@ -47,8 +47,6 @@ def parse_query(query: dict[str, str], default_encoding: str) -> SynthesisOption
     if encoding not in ENCODINGS:
         raise InvalidRequest("encoding", encoding, ENCODINGS)
     rate, speed = query.get("sample_rate"), query.get("speed", "1")
-    if rate is not None and not (rate.isascii() and rate.isdecimal()):
-        raise InvalidRequest("sample_rate", rate, "must be an integer")
     try:
         factor = float(speed)
     except ValueError:
@@ -59,7 +57,7 @@ def parse_query(query: dict[str, str], default_encoding: str) -> SynthesisOption
     return SynthesisOptions(
         voice=None if voice.lower().startswith(OWN_VOICES) else voice,
         format="wav" if is_wav else ENCODINGS[encoding],
-        sample_rate=None if rate is None else int(rate),
+        sample_rate=None if rate is None else parse_integer("sample_rate", rate),
         speed=factor,
     )
 

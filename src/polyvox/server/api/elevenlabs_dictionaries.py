@@ -15,7 +15,7 @@ from polyvox.server.app_state import AppState, State
 from polyvox.server.forms import FORM_TYPE, check_content_type, parse_form
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.middleware.limits import LIMITER
-from polyvox.server.requests import JSONRoute, RequestModel, read_body
+from polyvox.server.requests import JSONRoute, RequestModel, parse_integer, read_body
 from polyvox.text import Lexicon
 from polyvox.text.dictionary_library import Dictionary, updated
 from polyvox.text.lexicon_files import MAX_FILE_BYTES, parse_pls, parse_rules, to_pls, to_rule
@@ -89,12 +89,11 @@ async def find_lexicons(
 async def list_dictionaries(request: Request, state: State, page_size: int = 30, cursor: str = "") -> JSONResponse:
     if not 1 <= page_size <= MAX_PAGE:
         raise InvalidRequest("page_size", page_size, f"must be between 1 and {MAX_PAGE}")
-    if cursor and not (cursor.isascii() and cursor.isdecimal()):
-        raise InvalidRequest("cursor", cursor, "must be the cursor of the previous page")
+    start = parse_integer("cursor", cursor or "0", "must be the cursor of the previous page")
     found = await state.synthesis.in_thread(state.dictionaries.owned_by, _owner(request))
-    end = int(cursor or 0) + page_size
+    end = start + page_size
     has_more = end < len(found)
-    page = [_metadata(each) for each in found[end - page_size : end]]
+    page = [_metadata(each) for each in found[start:end]]
     return JSONResponse(
         {"pronunciation_dictionaries": page, "next_cursor": str(end) if has_more else None, "has_more": has_more}
     )

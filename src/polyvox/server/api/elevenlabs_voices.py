@@ -15,7 +15,7 @@ from polyvox.server.app_state import AppState, State
 from polyvox.server.default_voices import substitute
 from polyvox.server.forms import FORM_TYPE, FormFile, check_content_type, parse_form
 from polyvox.server.ignored_fields import IgnoredFields
-from polyvox.server.requests import read_body, request_id_of
+from polyvox.server.requests import parse_integer, read_body, request_id_of
 
 router = APIRouter()
 
@@ -55,12 +55,10 @@ async def search_voices(
 ) -> JSONResponse:
     if not 1 <= page_size <= MAX_PAGE:
         raise InvalidRequest("page_size", page_size, f"must be between 1 and {MAX_PAGE}")
-    if next_page_token and not (next_page_token.isascii() and next_page_token.isdecimal()):
-        raise InvalidRequest("next_page_token", next_page_token, "must be a token of the previous page")
+    start = parse_integer("next_page_token", next_page_token or "0", "must be the token of the previous page")
     found = [voice for voice in await _voices(state) if _matches(voice, search.lower(), category, voice_ids)]
     if sort in SORT_FIELDS:
         found.sort(key=lambda voice: voice[sort] or 0, reverse=sort_direction == "desc")
-    start = int(next_page_token or 0)
     end = start + page_size
     has_more = end < len(found)
     page = {"voices": found[start:end], "has_more": has_more, "total_count": len(found)}

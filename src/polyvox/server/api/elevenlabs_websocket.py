@@ -29,7 +29,7 @@ from polyvox.server.api.websocket_connection import (
 )
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.middleware.auth import bearer_token
-from polyvox.server.requests import RequestModel, is_strict, validate
+from polyvox.server.requests import RequestModel, is_strict, parse_integer, validate
 from polyvox.server.responses import ELEVENLABS_FIELDS, APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.timestamps import WebSocketAlignment
@@ -124,7 +124,7 @@ class ContextSession:
         )
         self._options = replace(
             options,
-            seed=_parse_integer("seed", query["seed"]) if "seed" in query else None,
+            seed=parse_integer("seed", query["seed"]) if "seed" in query else None,
             normalize=query.get("apply_text_normalization") != "off",
             live=True,
             timestamps=() if sync_alignment == "false" else ("character",),
@@ -132,7 +132,7 @@ class ContextSession:
         self._times_from_start = sync_alignment == "true"
         self._auto_mode = query.get("auto_mode", "").lower() == "true"
         if "inactivity_timeout" in query:
-            timeout = max(1.0, _parse_integer("inactivity_timeout", query["inactivity_timeout"]))
+            timeout = max(1.0, parse_integer("inactivity_timeout", query["inactivity_timeout"]))
             self._inactivity_timeout = min(timeout, MAX_INACTIVITY_TIMEOUT)
         await self._connection.state.synthesis.validate(self._options)
         ignored.report(self._connection.request_id)
@@ -298,9 +298,3 @@ def _close_code(error: PolyvoxError) -> int:
 
 def _timeout_error(seconds: float) -> APIError:
     return APIError(408, "input_timeout_exceeded", f"No message arrived for {seconds:g} s.")
-
-
-def _parse_integer(name: str, value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and len(value) < 20):
-        raise InvalidRequest(name, value, "must be an integer")
-    return int(value)

@@ -103,13 +103,17 @@ def usage_of(end: End, record: RequestRecord) -> dict[str, Any]:
     """The LLM's usage with the frames of speech as audio tokens; the text tokens are the engine's if it has none."""
     given = dict(end.usage or {"prompt_tokens": 0, "completion_tokens": record.text_tokens})
     prompt, text = _count(given.get("prompt_tokens")), _count(given.get("completion_tokens"))
-    details = {"audio_tokens": record.frames, "text_tokens": text}
+    details = given.get("completion_tokens_details")
     return {
         **given,
         "prompt_tokens": prompt,
         "completion_tokens": text + record.frames,
         "total_tokens": prompt + text + record.frames,
-        "completion_tokens_details": {**(given.get("completion_tokens_details") or {}), **details},
+        "completion_tokens_details": {
+            **(details if isinstance(details, Mapping) else {}),
+            "audio_tokens": record.frames,
+            "text_tokens": text,
+        },
     }
 
 

@@ -37,16 +37,16 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
         line = await reader.readuntil(b"\n")
         header = await parse_json(line, "event")
         data = header.get("data") or {}
+        if not isinstance(header.get("type"), str) or not isinstance(data, dict):
+            raise APIError(400, "invalid_event", "An event must have a type, and data that is an object.")
         if num_bytes := _length(header, "data_length", MAX_DATA_BYTES):
             data = {**data, **await parse_json(await reader.readexactly(num_bytes), "data of the event")}
         if num_bytes := _length(header, "payload_length", MAX_PAYLOAD_BYTES):
             await reader.readexactly(num_bytes)
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (asyncio.IncompleteReadError, OSError):
         return None
     except asyncio.LimitOverrunError:
         raise APIError(413, "too_large", f"A line must have at most {MAX_LINE_BYTES:,} bytes.") from None
-    if not isinstance(header.get("type"), str) or not isinstance(data, dict):
-        raise APIError(400, "invalid_event", "An event must have a type, and data that is an object.")
     return Event(header["type"], data)
 
 

@@ -62,7 +62,7 @@ class WyomingListener:
 
     async def _reject(self, writer: asyncio.StreamWriter, message: str) -> None:
         log.info("request rejected", extra={"protocol": "wyoming", "error": message})
-        with suppress(ConnectionError, TimeoutError):
+        with suppress(OSError):
             writer.write(Event("error", {"text": message, "code": "not_ready"}).to_bytes())
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await writer.drain()
@@ -73,5 +73,5 @@ async def _close(writer: asyncio.StreamWriter) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             await writer.wait_closed()
-    except (TimeoutError, ConnectionError, asyncio.CancelledError):
+    except (OSError, asyncio.CancelledError):
         writer.transport.abort()

@@ -54,7 +54,7 @@ class WyomingSession:
             self.state.metrics.aborts.labels("timeout").inc()
             log.warning("request aborted", extra={"request_id": self._id, "reason": error.problem})
             self._writer.transport.abort()
-        except ConnectionError:
+        except OSError:  # the client has left
             pass
         finally:
             if self._sending is not None:
@@ -111,7 +111,10 @@ class WyomingSession:
                 self._current = None
 
     async def _start(self, event: Event, streamed: bool) -> LiveUtterance:
-        """A new utterance, when the audio of the last one is sent."""
+        """A new utterance, when the audio of the last one is sent. Streamed text that was not ended is complete."""
+        if self._current is not None:
+            self._current.finish()
+            self._current = None
         await self._finish_sending()
         options = self._parse_options(event.data.get("voice") or {})
         await self.state.synthesis.validate(options)
@@ -156,7 +159,7 @@ class WyomingSession:
             await self._send(Event("synthesize-stopped"), utterance)
 
     async def _send(self, event: Event, live: LiveUtterance | None = None) -> None:
-        """Raises ReaderTimeout or ConnectionError."""
+        """Raises ReaderTimeout or OSError."""
         timer = ReaderTimer(self.state.settings.reader_timeout) if live is None else live.reader
         data = event.to_bytes()
         self._writer.write(data)
@@ -168,7 +171,7 @@ class WyomingSession:
             self.state.record_rejected(error, self._id)
         try:
             await self._send(Event("error", {"text": str(error), "code": error.code}))
-        except (ConnectionError, ReaderTimeout):
+        except (OSError, ReaderTimeout):
             self._writer.transport.abort()
 
     async def _info(self) -> dict[str, Any]:
