@@ -221,6 +221,19 @@ def test_the_content_of_messages_is_checked_by_the_llm(
     assert llm.requests[-1]["messages"] == messages
 
 
+@pytest.mark.parametrize("depth", [5, 900])
+@pytest.mark.parametrize("modalities", [["text"], ["text", "audio"]])
+def test_messages_with_any_json_are_sent_or_rejected(
+    depth: int, modalities: list[str], client: httpx.Client, llm: ScriptedLLM
+) -> None:
+    content = "[" * depth + '"\\ud800", ' + "9" * 30 + "]" * depth
+    text = json.dumps(body(modalities=modalities, messages=[{"role": "user", "content": "here"}]))
+    response = client.post(PATH, content=text.replace('"here"', content))
+    assert response.status_code in ((200,) if depth == 5 else (200, 400)), response.text
+    if depth == 5:
+        assert llm.requests[-1]["messages"][0]["content"] == json.loads(content)
+
+
 def test_cookies_of_the_llm_are_not_sent_with_later_requests(engine: PausableEngine, llm: ScriptedLLM) -> None:
     settings = Settings(llm=llm.url.replace("127.0.0.1", "localhost"))  # addresses have no cookies
     with serving(engine, settings) as server, server.client() as client:

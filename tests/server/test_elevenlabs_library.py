@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ElevenLabs' endpoints beside speech: cloned voices, search, dictionaries, account; and dialogues."""
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -252,13 +253,16 @@ def test_phoneme_rules_are_ignored_by_a_model_without_phonemes(client: httpx.Cli
     "body",
     [
         {"rules": [{"string_to_replace": "x", "type": "song"}], "name": "Bad"},
+        {"rules": [{"string_to_replace": "x", "type": []}], "name": "Bad"},
+        {"rules": [{"string_to_replace": "x\ud800", "type": "alias", "alias": "y"}], "name": "Bad"},
+        {"rules": [{"string_to_replace": "x", "type": "alias", "alias": "y\0"}], "name": "Bad"},
         {"rules": [{"type": "alias"}], "name": "Bad"},
         {"rules": [], "name": " "},
         {"rules": []},
     ],
 )
 def test_an_invalid_dictionary_is_rejected(body: dict[str, Any], client: httpx.Client) -> None:
-    assert client.post(f"{DICTIONARIES}/add-from-rules", json=body).status_code in (400, 422)
+    assert client.post(f"{DICTIONARIES}/add-from-rules", content=json.dumps(body)).status_code in (400, 422)
 
 
 def test_a_key_sees_only_its_own_dictionaries(engine: PausableEngine, tmp_path: Path) -> None:

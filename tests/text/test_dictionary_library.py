@@ -71,6 +71,14 @@ def test_other_owners_and_damaged_files_are_not_found(tmp_path: Path) -> None:
         DictionaryLibrary(tmp_path).get("anna", added.id)
 
 
+def test_a_dictionary_whose_newest_version_is_damaged_can_be_changed(tmp_path: Path) -> None:
+    library = DictionaryLibrary(tmp_path)
+    added = library.add("", "Terms", None, TERMS)
+    (tmp_path / f"{added.id}.2.json").write_text("{")
+    assert library.change("", added.id, lambda old: replace(old, name="Words")).number == 3
+    assert library.get("", added.id).name == "Words"
+
+
 def test_limits_and_an_unusable_folder_are_errors(tmp_path: Path) -> None:
     library = DictionaryLibrary(tmp_path)
     many = Lexicon(Pronunciation(f"word{number}", "x") for number in range(10_001))

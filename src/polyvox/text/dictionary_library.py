@@ -101,8 +101,8 @@ class DictionaryLibrary:
     def change(self, owner: str, dictionary_id: str, edit: Callable[[Dictionary], Dictionary]) -> Dictionary:
         """Stores what `edit` returns for the newest version as the next one."""
         while True:
-            old = self.get(owner, dictionary_id)
-            found = replace(edit(old), number=old.number + 1)
+            newest = self._versions().get(dictionary_id, [0])[-1]  # its file may be damaged
+            found = replace(edit(self.get(owner, dictionary_id)), number=newest + 1)
             _check(found.name, found.description, found.lexicon)
             try:
                 self._write(found)

@@ -11,6 +11,7 @@ from polyvox.text.unicode_cleaner import UnicodeCleaner
 
 MAX_WORD, MAX_PRONUNCIATION = 100, 240  # characters
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # PLS files are XML
 _TOKEN = re.compile(r"[^\W_]+|\S")
 _ALNUM = re.compile(r"[^\W_]+")
 _CJK_LETTER = re.compile(f"[{CJK}]")
@@ -29,6 +30,8 @@ class Pronunciation:
     def __post_init__(self) -> None:
         if not any(map(str.isalnum, self.word)) or "\n" in self.word:
             raise InvalidRequest("pronunciation", self.word, "words must have a letter or digit and be on one line")
+        if _NOT_IN_XML.search(self.word + self.respelling + self.phonemes + self.alphabet):
+            raise InvalidRequest("pronunciation", self.word, "must have no control characters or lone surrogates")
         if bool(self.respelling.strip()) == bool(self.phonemes.strip()):
             raise InvalidRequest("pronunciation", self.word, "must have either a respelling or phonemes")
         if len(self.word) > MAX_WORD or len(self.respelling + self.phonemes) > MAX_PRONUNCIATION:

@@ -75,7 +75,7 @@ def _rule(rule: Any) -> Pronunciation:
     if not isinstance(rule, dict):
         raise InvalidRequest("lexicon", rule, "rules must be JSON objects")
     word, kind = rule.get("string_to_replace"), rule.get("type", "alias")
-    field = {"alias": "alias", "phoneme": "phoneme"}.get(kind)
+    field = kind if kind in ("alias", "phoneme") else None
     if field is None:
         raise InvalidRequest("lexicon", kind, "the type of a rule must be alias or phoneme")
     spoken, alphabet = rule.get(field), rule.get("alphabet", "ipa")

@@ -157,7 +157,7 @@ class OpenAIThinker:
         self._num_requests += 1
         try:
             model = {} if self._config.model is None else {"model": self._config.model}
-            data = json.dumps({**body, **model}).encode()
+            data = _encode({**body, **model})
             start = asyncio.get_running_loop().time()
             limit: TimeLimit = "llm_first_token_timeout" if body.get("stream") else "llm_timeout"
             response = await self._connect(data, start, limit)
@@ -297,6 +297,14 @@ class AnswerReader:
             shown = {**whole, "choices": [{**kept, "delta": delta, "finish_reason": None}]}
             events.append(Delta(text or "", ids, shown))
         return events
+
+
+def _encode(body: ChatBody) -> bytes:
+    """JSON. msgspec encodes a long recording in a sixth of the time, but not all that a client may send."""
+    try:
+        return msgspec.json.encode(body)
+    except (UnicodeEncodeError, OverflowError):  # lone surrogates, integers of more than 64 bits
+        return json.dumps(body).encode()
 
 
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:

@@ -90,10 +90,13 @@ async def list_dictionaries(request: Request, state: State, page_size: int = 30,
     if not 1 <= page_size <= MAX_PAGE:
         raise InvalidRequest("page_size", page_size, f"must be between 1 and {MAX_PAGE}")
     start = parse_integer("cursor", cursor or "0", "must be the cursor of the previous page")
-    found = await state.synthesis.in_thread(state.dictionaries.owned_by, _owner(request))
     end = start + page_size
-    has_more = end < len(found)
-    page = [_metadata(each) for each in found[start:end]]
+
+    def read() -> tuple[list[dict[str, Any]], bool]:
+        found = state.dictionaries.owned_by(_owner(request))
+        return [_metadata(each) for each in found[start:end]], end < len(found)
+
+    page, has_more = await state.synthesis.in_thread(read)
     return JSONResponse(
         {"pronunciation_dictionaries": page, "next_cursor": str(end) if has_more else None, "has_more": has_more}
     )
@@ -101,28 +104,33 @@ async def list_dictionaries(request: Request, state: State, page_size: int = 30,
 
 @router.post("/add-from-rules", summary="Add a pronunciation dictionary.")
 async def add_from_rules(request: Request, body: NewDictionary, state: State) -> JSONResponse:
-    return await _add(request, state, body.name, body.description, _parse(state, body.rules))
+    return await _add(request, state, body.name, body.description, await _parse(state, body.rules))
 
 
 @router.get("/{dictionary_id}", summary="A pronunciation dictionary with its rules.")
 async def get_dictionary(request: Request, state: State, dictionary_id: str) -> JSONResponse:
-    found = await state.synthesis.in_thread(state.dictionaries.get, _owner(request), dictionary_id)
-    return JSONResponse({**_metadata(found), "rules": [to_rule(each) for each in found.lexicon.pronunciations]})
+    def read() -> dict[str, Any]:
+        found = state.dictionaries.get(_owner(request), dictionary_id)
+        return {**_metadata(found), "rules": [to_rule(each) for each in found.lexicon.pronunciations]}
+
+    return JSONResponse(await state.synthesis.in_thread(read))
 
 
 @router.patch("/{dictionary_id}", summary="Rename a pronunciation dictionary, or delete it.")
 async def change_dictionary(
     request: Request, state: State, dictionary_id: str, body: DictionaryChanges
 ) -> JSONResponse:
-    owner, name = _owner(request), body.name
-    if body.archived:
-        found = await state.synthesis.in_thread(state.dictionaries.get, owner, dictionary_id)
-        await state.synthesis.in_thread(state.dictionaries.remove, owner, dictionary_id)
-    elif name is None:
-        found = await state.synthesis.in_thread(state.dictionaries.get, owner, dictionary_id)
-    else:
-        found = await _change(request, state, dictionary_id, lambda old: replace(old, name=name))
-    return JSONResponse(_metadata(found))
+    owner, name, library = _owner(request), body.name, state.dictionaries
+
+    def change() -> dict[str, Any]:
+        found = library.get(owner, dictionary_id)
+        if body.archived:
+            library.remove(owner, dictionary_id)
+        elif name is not None:
+            found = library.change(owner, dictionary_id, lambda old: replace(old, name=name))
+        return _metadata(found)
+
+    return JSONResponse(await state.synthesis.in_thread(change))
 
 
 @router.delete("/{dictionary_id}", summary="Delete a pronunciation dictionary.")
@@ -141,19 +149,18 @@ async def download(request: Request, state: State, dictionary_id: str, version_i
 
 @router.post("/{dictionary_id}/add-rules", summary="Add rules; they replace those of equal words.")
 async def add_rules(request: Request, state: State, dictionary_id: str, body: RulesRequest) -> JSONResponse:
-    new = _parse(state, body.rules).pronunciations
+    new = (await _parse(state, body.rules)).pronunciations
 
     def edit(old: Dictionary) -> Dictionary:
         return replace(old, lexicon=updated(old.lexicon, new))
 
-    return JSONResponse(_version(await _change(request, state, dictionary_id, edit)))
+    return await _change(request, state, dictionary_id, edit)
 
 
 @router.post("/{dictionary_id}/set-rules", summary="Replace all rules.")
 async def set_rules(request: Request, state: State, dictionary_id: str, body: RulesRequest) -> JSONResponse:
-    lexicon = _parse(state, body.rules)
-    found = await _change(request, state, dictionary_id, lambda old: replace(old, lexicon=lexicon))
-    return JSONResponse(_version(found))
+    lexicon = await _parse(state, body.rules)
+    return await _change(request, state, dictionary_id, lambda old: replace(old, lexicon=lexicon))
 
 
 @router.post("/{dictionary_id}/remove-rules", summary="Remove the rules of words.")
@@ -164,7 +171,7 @@ async def remove_rules(request: Request, state: State, dictionary_id: str, body:
         left = [each for each in old.lexicon.pronunciations if each.word not in words]
         return replace(old, lexicon=Lexicon(left))
 
-    return JSONResponse(_version(await _change(request, state, dictionary_id, edit)))
+    return await _change(request, state, dictionary_id, edit)
 
 
 # Its body is a form, which JSONRoute would not read.
@@ -186,7 +193,7 @@ async def add_from_file(request: Request, state: State) -> JSONResponse:
             text = files[0].content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise InvalidRequest(FILE_FIELD, NOT_SHOWN, f"must be UTF-8: {error}") from None
-        lexicon = await state.synthesis.in_thread(parse_pls, text)
+        lexicon = await state.synthesis.in_thread(lambda: _checked(state, parse_pls(text)))
     return await _add(request, state, fields.get("name", ""), fields.get("description"), lexicon)
 
 
@@ -195,35 +202,35 @@ def _owner(request: Request) -> str:
 
 
 async def _add(request: Request, state: AppState, name: str, description: str | None, lexicon: Lexicon) -> JSONResponse:
-    _check_phonemes(state, lexicon)
-    add = state.dictionaries.add
-    found = await state.synthesis.in_thread(add, _owner(request), name, description, lexicon)
-    fields = {"name": found.name, "description": found.description, **_times(found)}
-    return JSONResponse({**_version(found), **fields})
+    def add() -> dict[str, Any]:
+        found = state.dictionaries.add(_owner(request), name, description, lexicon)
+        return {**_version(found), "name": found.name, "description": found.description, **_times(found)}
+
+    return JSONResponse(await state.synthesis.in_thread(add))
 
 
 async def _change(
     request: Request, state: AppState, dictionary_id: str, edit: Callable[[Dictionary], Dictionary]
-) -> Dictionary:
-    return await state.synthesis.in_thread(state.dictionaries.change, _owner(request), dictionary_id, edit)
+) -> JSONResponse:
+    def change() -> dict[str, Any]:
+        return _version(state.dictionaries.change(_owner(request), dictionary_id, edit))
+
+    return JSONResponse(await state.synthesis.in_thread(change))
 
 
-def _parse(state: AppState, rules: list[dict[str, Any]]) -> Lexicon:
-    lexicon = parse_rules(json.dumps(rules))
-    _check_phonemes(state, lexicon)
-    return lexicon
+async def _parse(state: AppState, rules: list[dict[str, Any]]) -> Lexicon:
+    return await state.synthesis.in_thread(lambda: _checked(state, parse_rules(json.dumps(rules))))
 
 
-def _check_phonemes(state: AppState, lexicon: Lexicon) -> None:
+def _checked(state: AppState, lexicon: Lexicon) -> Lexicon:
     """Rejects phonemes that the model would not understand. A model without phonemes ignores them."""
-    if not state.info.takes_phonemes:
-        return
     for each in lexicon.pronunciations:
-        if each.phonemes:
+        if each.phonemes and state.info.takes_phonemes:
             try:
                 mark_phonemes(each.word, each.phonemes, each.alphabet)
             except ValueError as error:
                 raise InvalidRequest("rules", each.phonemes, str(error)) from None
+    return lexicon
 
 
 def _times(found: Dictionary) -> dict[str, Any]:

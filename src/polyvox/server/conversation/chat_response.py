@@ -225,7 +225,10 @@ class SpokenChatResponse(ChatResponse):
 def _summary(body: ChatBody) -> list[object]:
     """The last messages without their recordings and images, which would take long to hash."""
     contents = [message.get("content") for message in body["messages"][-2:]]
-    return [len(content) if isinstance(content, list) else content for content in contents]
+    return [
+        content if isinstance(content, str) else len(content) if isinstance(content, list) else None
+        for content in contents
+    ]
 
 
 def base64_length(num_bytes: int) -> int:
