@@ -350,3 +350,21 @@ def test_requests_are_counted_in_the_metrics(client: httpx.Client, server: Runni
     assert 'polyvox_llm_requests_total{outcome="rejected"}' in page
     assert server.state.metrics.llm_requests.labels("finished")._value.get() >= 1
     assert "polyvox_llm_first_token_seconds_bucket" in page
+
+
+@pytest.mark.parametrize(
+    ("steps", "spoken"),
+    [
+        (["<speak>Hello there."], "Hello there."),
+        (["<speak>Hello ", "<b"], "Hello less than b"),
+        (["<speak>Salt & pepper.</speak>"], "Salt and pepper."),
+        (["<speak>Hello.</wrong>"], "Hello."),
+        (["<speak>", "<prosody rate='fast'>Hello.</prosody></speak>"], "Hello."),
+    ],
+)
+def test_ssml_of_the_llm_may_be_malformed(
+    steps: list[str], spoken: str, client: httpx.Client, llm: ScriptedLLM, engine: PausableEngine
+) -> None:
+    llm.script = Script(steps)
+    assert text_of(streamed(client)) == "".join(steps)
+    assert spoken.startswith(engine.requests[-1].text)  # the rest is appended

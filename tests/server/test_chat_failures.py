@@ -325,6 +325,7 @@ def test_requests_beyond_the_limit_are_rejected(llm: ScriptedLLM) -> None:
         next(lines)
         response = client.post(PATH, json=body())
         assert (response.status_code, response.json()["error"]["code"]) == (503, "llm_overloaded")
+        assert server.state.metrics.llm_requests.labels("rejected")._value.get() == 1
         llm.release()
         assert "[DONE]" in "".join(lines)
 

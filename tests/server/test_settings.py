@@ -111,11 +111,19 @@ def test_printed_settings_can_be_loaded_again_and_contain_no_key(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:11434", "ftp://example.com", "http://", "http://user:secret@example.com/v1"]
+    "url", ["localhost:11434", "ftp://example.com", "http://", "http://user:secret@example.com/v1", "http://user@a/v1"]
 )
 def test_an_llm_must_be_a_url_without_a_password(url: str) -> None:
     with pytest.raises(InvalidRequest, match="'llm'"):
         load_settings({"llm": url})
+
+
+def test_the_key_of_the_llm_must_fit_into_a_header() -> None:
+    assert load_settings({"llm_key": " secret\n"}).llm_key == "secret"
+    for key in ("sec\nret", "sécret"):
+        with pytest.raises(InvalidRequest, match="printable ASCII") as error:
+            load_settings({"llm_key": key})
+        assert key not in str(error.value)
 
 
 def test_the_key_of_the_llm_is_not_printed() -> None:

@@ -36,6 +36,13 @@ def test_the_oldest_transcripts_are_dropped_at_the_limit() -> None:
     assert store.num_chars == 8
 
 
+def test_the_oldest_of_many_short_transcripts_are_dropped() -> None:
+    store = TranscriptStore(max_transcripts=2)
+    for index in range(5):
+        store.put("", f"audio_{index}", "")
+    assert [store.get("", f"audio_{index}") for index in range(5)] == [None, None, None, "", ""]
+
+
 @pytest.mark.parametrize("audio", [{"id": 5}, {}, "audio_1", {"id": "audio_9"}])
 def test_an_audio_that_is_not_known_is_rejected_with_a_hint(audio: object) -> None:
     with pytest.raises(InvalidRequest, match=r"messages\[1\].audio"):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Wyoming protocol: what Home Assistant sends and reads, and clients that do not keep to it."""
 
+import asyncio
 import json
+import logging
 import socket
 import sys
 import threading
@@ -264,8 +266,11 @@ def test_an_announcement_needs_an_address_and_the_package(monkeypatch: pytest.Mo
         pass
 
 
-def test_the_address_is_announced_until_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_is_announced_until_the_server_stops(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[Any] = []
+    caplog.set_level(logging.INFO)
 
     class Zeroconf:
         def register_service(self, info: SimpleNamespace, allow_name_change: bool) -> None:
@@ -283,3 +288,36 @@ def test_the_address_is_announced_until_the_server_stops(monkeypatch: pytest.Mon
         port = listener.getsockname()[1]
         assert calls == [("_wyoming._tcp.local.", port, ["127.0.0.1"], True)]
     assert calls[-1] == "closed"
+    assert "wyoming announced" in caplog.messages
+
+
+def test_a_network_without_multicast_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise OSError(19, "No such device")
+
+    package = SimpleNamespace(Zeroconf=fail, ServiceInfo=lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "zeroconf", package)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(InvalidRequest, match="multicast: No such device"),
+        announced(listener),
+    ):
+        pass
+
+
+def test_a_client_that_left_before_it_was_accepted_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio does not know its address then."""
+    monkeypatch.setattr(asyncio.StreamWriter, "get_extra_info", lambda *_: None)
+    startup: Any = SimpleNamespace(connected=asyncio.Event().wait)
+
+    async def serve(listener: socket.socket) -> None:
+        wyoming = listener_module.WyomingListener(startup)
+        await wyoming.start(listener)
+        with socket.create_connection(listener.getsockname(), TIMEOUT) as client:
+            await asyncio.sleep(0.1)
+            assert len(wyoming._tasks) == 1  # it waits for the engine
+            await wyoming.close()
+            assert client.recv(1) == b""
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(serve(listener))

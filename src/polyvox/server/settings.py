@@ -375,9 +375,17 @@ class Settings(BaseSettings):
     def _check_llm(cls, url: str | None) -> str | None:
         if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
             raise ValueError("must be a URL such as http://localhost:11434/v1")
-        if url is not None and urlsplit(url).password is not None:
-            raise ValueError("must have no password; set llm_key")
+        if url is not None and "@" in urlsplit(url).netloc:
+            raise ValueError("must have no user and no password; set llm_key")
         return url
+
+    @field_validator("llm_key")
+    @classmethod
+    def _check_llm_key(cls, key: str | None) -> str | None:
+        key = key and key.strip()  # a file or a variable may end with a line break
+        if key and not (key.isascii() and key.isprintable()):
+            raise ValueError("must be printable ASCII, as a header is")
+        return key
 
     @field_validator("spool_dir")
     @classmethod

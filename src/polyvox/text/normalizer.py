@@ -32,7 +32,7 @@ class TextNormalizer:
         self._rules = rules or TextRules()
         # Of each stage, in order.
         self._positions = [PositionMap() if track_positions else None for _ in range(4)]
-        self._ssml, self._writer = SsmlReader(self._positions[0]), PartWriter(self._positions[3])
+        self._ssml, self._writer = SsmlReader(self._positions[0], self._rules.ssml), PartWriter(self._positions[3])
         self._new_filters()
         self._selector = LanguageSelector(self._rules)
         self._inline = InlineNormalizer(self._rules, self._writer, self._language)

@@ -32,13 +32,13 @@ class SsmlReader:
 
     The result has <break>, <prosody>, <sub>, <say-as>, <phoneme>, <sentence> and <paragraph> in one form; other tags
     are removed. Text after </speak> may be another document. The result does not depend on the fragmentation.
-    positions: records where the characters of the text went.
+    positions: records where the characters of the text went. enabled: False passes documents through too.
     """
 
-    def __init__(self, positions: PositionMap | None = None) -> None:
-        self._positions = positions
+    def __init__(self, positions: PositionMap | None = None, enabled: bool = True) -> None:
+        self._positions, self._enabled = positions, enabled
         self._pending = ""  # text that may be the start of a document
-        self._is_plain = self._has_failed = False
+        self._is_plain, self._has_failed = not enabled, False
         self._document: _Document | None = None
 
     @property
@@ -60,7 +60,7 @@ class SsmlReader:
 
     def flush(self) -> str:
         """The pending text. A document may continue; other text may start one."""
-        text, self._pending, self._is_plain = self._pending, "", False
+        text, self._pending, self._is_plain = self._pending, "", not self._enabled
         self._copy(text)
         return text
 

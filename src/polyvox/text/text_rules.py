@@ -15,7 +15,8 @@ class TextRules:
     language: the language of all sentences; "auto" detects the language of each sentence. In a language without rules
     only Unicode and markup are cleaned. lexicon: words and their pronunciations. enabled: False passes text through
     unchanged. phonemes: the model takes phonemes; otherwise words with phonemes are spoken as they are written.
-    default_language: with "auto", the language of sentences that show none.
+    default_language: with "auto", the language of sentences that show none. ssml: a text that starts with <speak> must
+    be well-formed; otherwise its tags are read like those of other text.
     """
 
     language: str = "auto"
@@ -23,6 +24,7 @@ class TextRules:
     enabled: bool = True
     phonemes: bool = False
     default_language: str = "english"
+    ssml: bool = True
 
     @property
     def is_auto(self) -> bool:

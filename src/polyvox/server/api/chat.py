@@ -102,6 +102,7 @@ async def parse_chat_audio(
         voice=options.voice or voice or body.speaker,
         format="pcm" if requested == PCM16 else requested,
         sample_rate=sample_rate,
+        ssml=False,  # an LLM's mistakes in it are no reason to fail
         live=True,
         streaming=body.stream,
         granularity="token",

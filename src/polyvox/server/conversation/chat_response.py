@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope
 
-from polyvox.errors import PolyvoxError, UnknownVoice
+from polyvox.errors import Overloaded, PolyvoxError, UnknownVoice
 from polyvox.server.app_state import AppState
 from polyvox.server.conversation.chat_format import DONE, OpenAIChatFormat, VLLMOmniChatFormat, event
 from polyvox.server.conversation.message import MessageBuilder
@@ -43,7 +43,7 @@ class ChatResponse(ClientResponse):
             await write.end()
             outcome = "finished"
         except PolyvoxError as error:
-            outcome = "timeout" if isinstance(error, ThinkerTimeout) else "rejected" if error.status < 500 else "failed"
+            outcome = _outcome(error)
             if isinstance(error, UnknownVoice):  # OpenAI's clients take 404 for an unknown model
                 error = APIError(400, error.code, error.message_for("audio.voice"), "audio.voice")
             if not write.started:
@@ -139,7 +139,16 @@ class SpokenChatResponse(ChatResponse):
         by_tokens = state.info.takes_conversations
         answer = SpokenAnswer(thinker, self._body, utterance, state.settings.max_text_chars, by_tokens)
         audio_id, message = new_audio_id(), MessageBuilder()
-        async with aclosing(answer.events()) as events:
+
+        async def events_and_transcript() -> AsyncGenerator[AnswerEvent]:
+            """The transcript is stored before the end is sent: the client's next request may name it."""
+            async with aclosing(answer.events()) as events:
+                async for event in events:
+                    if isinstance(event, End):
+                        state.conversation.transcripts.put(owner, audio_id, message.text)
+                    yield event
+
+        async with aclosing(events_and_transcript()) as events:
             send = self._send_stream if self._options.streaming else self._send_whole
             await send(self._format(audio_id, utterance), events, message, write)
         if answer.first_token is not None:
@@ -148,7 +157,6 @@ class SpokenChatResponse(ChatResponse):
             if answer.lacks_media:  # the talker does not read the audio and images of the prompt
                 fields["media_rows"] = "zeros"
             log_detail("llm answered", self._request_id, fields)
-        state.conversation.transcripts.put(owner, audio_id, message.text)
         await state.request_log.flush()
 
     def _format(self, audio_id: str, utterance: Utterance) -> OpenAIChatFormat:
@@ -220,6 +228,12 @@ class SpokenChatResponse(ChatResponse):
                 async for part in parts:
                     await write.body(base64.b64encode(part))
             await write.body(after)
+
+
+def _outcome(error: PolyvoxError) -> str:
+    if isinstance(error, ThinkerTimeout):
+        return "timeout"
+    return "rejected" if error.status < 500 or isinstance(error, Overloaded) else "failed"
 
 
 def _summary(body: ChatBody) -> list[object]:

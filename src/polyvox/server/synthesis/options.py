@@ -42,6 +42,7 @@ class SynthesisOptions:
     bit_rate: int | None = None
     speed: float = 1.0
     normalize: bool = True
+    ssml: bool = True
     pronunciations: tuple[Pronunciation, ...] = ()
     lexicons: tuple[Lexicon, ...] = ()  # the first has precedence
     notice: str | None = None  # for the client: what was done with the request's recording

@@ -98,7 +98,12 @@ class SynthesisService:
             lexicon = other.over(lexicon)
         lexicon = lexicon.updated(options.pronunciations)
         rules = TextRules(
-            options.language, lexicon, options.normalize, self.info.takes_phonemes, self.info.default_language
+            options.language,
+            lexicon,
+            options.normalize,
+            self.info.takes_phonemes,
+            self.info.default_language,
+            options.ssml,
         )
         if options.live:
             segments = SegmentQueue(rules, options.granularity, bool(options.timestamps))

@@ -27,10 +27,13 @@ def announced(listener: socket.socket) -> Iterator[None]:
         host = _outgoing_address()
     name = f"polyvox-{socket.gethostname().partition('.')[0]}.{SERVICE}"
     info = ServiceInfo(SERVICE, name, port=port, parsed_addresses=[host])
-    zeroconf = Zeroconf()
+    try:
+        zeroconf = Zeroconf()
+    except OSError as error:
+        raise InvalidRequest("zeroconf", True, f"needs a network with multicast: {error.strerror}") from None
     try:
         zeroconf.register_service(info, allow_name_change=True)
-        log.info("wyoming announced", extra={"name": info.name, "address": f"{host}:{port}"})
+        log.info("wyoming announced", extra={"service": info.name, "address": f"{host}:{port}"})
         yield
     finally:
         zeroconf.close()  # withdraws the announcement

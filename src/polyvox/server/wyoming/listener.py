@@ -42,7 +42,7 @@ class WyomingListener:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = str(writer.get_extra_info("peername", ("",))[0])
+        address = str((writer.get_extra_info("peername") or ("",))[0])  # None if the client has already left
         try:
             state = await self._startup.connected()
             if state is None:
