@@ -187,7 +187,7 @@ def test_every_script_has_symbols(char: str, symbol: str | None) -> None:
     assert symbol_of(char) == symbol
 
 
-def test_alignment_takes_linear_time() -> None:
+def test_the_memory_of_an_alignment_grows_with_the_audio_only() -> None:
     aligner = SegmentAligner(RATE)
     aligner.extend("word " * 80, complete=True)
     for _ in range(20):

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -71,12 +72,22 @@ def test_other_owners_and_damaged_files_are_not_found(tmp_path: Path) -> None:
         DictionaryLibrary(tmp_path).get("anna", added.id)
 
 
-def test_a_dictionary_whose_newest_version_is_damaged_can_be_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"rules": [{"type": []}]}'])
+def test_a_dictionary_whose_newest_version_is_damaged_can_be_listed_and_changed(tmp_path: Path, damaged: str) -> None:
+    added = DictionaryLibrary(tmp_path).add("", "Terms", None, TERMS)
+    (tmp_path / f"{added.id}.2.json").write_text(damaged)
+    library = DictionaryLibrary(tmp_path)
+    assert [each.number for each in library.owned_by("")] == [1]
+    assert library.change("", added.id, partial(renamed, "Words")).number == 3
+    assert library.get("", added.id).name == "Words"
+
+
+def test_a_change_that_other_processes_prevent_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = DictionaryLibrary(tmp_path)
     added = library.add("", "Terms", None, TERMS)
-    (tmp_path / f"{added.id}.2.json").write_text("{")
-    assert library.change("", added.id, lambda old: replace(old, name="Words")).number == 3
-    assert library.get("", added.id).name == "Words"
+    monkeypatch.setattr(library, "_write", mock.Mock(side_effect=FileExistsError))
+    with pytest.raises(DictionaryLibraryError, match="changed too often"):
+        library.change("", added.id, partial(renamed, "Words"))
 
 
 def test_limits_and_an_unusable_folder_are_errors(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ipc.fake_engine import ABOUT
 from polyvox.text import TextNormalizer, TextRules, format_parts, normalize_text
 from polyvox.text.language_detector import MAX_LOOKAHEAD, detect
-from polyvox.text.languages import LANGUAGES
+from polyvox.text.languages import LANGUAGES, _load, load_rules
 from tools.text_accuracy import accuracy_table, load_cases
 
 FOLDER = Path(__file__).with_name("languages")
@@ -90,6 +90,13 @@ def test_a_sentence_without_words_has_the_language_of_the_text_before() -> None:
 def test_numbers_of_a_language_without_rules_stay_as_written() -> None:
     assert spoken("Jag har inte 25 bilar, det är sant.") == "Jag har inte 25 bilar, det är sant."
     assert spoken("Η τιμή είναι 25 ευρώ σήμερα.") == "Η τιμή είναι 25 ευρώ σήμερα."
+
+
+def test_the_names_of_languages_without_rules_are_not_kept() -> None:
+    languages = [f"unknown {number}" for number in range(100)]
+    before = _load.cache_info().currsize
+    assert [load_rules(language).name for language in languages] == languages
+    assert _load.cache_info().currsize == before
 
 
 def test_the_detected_languages_are_reported() -> None:

@@ -79,6 +79,9 @@ def test_phonemes_that_do_not_exist_are_noted_and_the_written_word_is_spoken() -
         ("a", "x", "y"),
         ("a" * 101, "x", ""),
         ("a", "x" * 241, ""),
+        ("a\ud800", "x", ""),
+        ("a", "x\x01", ""),
+        ("a", "", "b\udfff"),
     ],
 )
 def test_an_invalid_pronunciation_is_rejected(word: str, respelling: str, phonemes: str) -> None:
@@ -188,7 +191,11 @@ def test_a_json_file_has_rules(tmp_path: Path) -> None:
         assert load_lexicon(write(tmp_path, "words.json", json.dumps(content))).pronunciations == expected
 
 
-@pytest.mark.parametrize("rules", ["{", "3", '["a"]', '[{"type": "sound"}]', '[{"string_to_replace": "a"}]'])
+@pytest.mark.parametrize(
+    "rules",
+    ["{", "3", "[" * 100_000, '["a"]', '[{"type": "sound"}]', '[{"type": ["alias"]}]', '[{"string_to_replace": "a"}]'],
+    ids=lambda rules: rules[:30],
+)
 def test_invalid_json_rules_are_rejected(tmp_path: Path, rules: str) -> None:
     with pytest.raises(InvalidRequest, match=r"lexicon|pronunciation"):
         load_lexicon(write(tmp_path, "words.json", rules))

@@ -101,3 +101,13 @@ def test_unchanged_text_needs_no_memory_for_positions() -> None:
         positions.copy(3)
     assert len(positions._inputs) == 2
     assert positions([2999.5, 3000, 3004]).tolist() == [2999.5, 3000, 3000]
+
+
+@pytest.mark.parametrize("fragment", [1, 90, 1000])
+@pytest.mark.parametrize("text", ["Hello.", "<speak>Hello.</speak>"])
+def test_white_space_before_a_text_does_not_move_its_positions(text: str, fragment: int) -> None:
+    written = " " * 250 + text
+    words, normalizer = spoken(written, TextRules(), fragment)
+    at = written.index("Hello")
+    start, end = normalizer.spoken_positions([at, at + 5])
+    assert words[round(start) : round(end)] == "Hello"

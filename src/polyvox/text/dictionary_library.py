@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from polyvox.text.lexicon_files import MAX_ENTRIES, MAX_FILE_BYTES, parse_rules,
 SUFFIX = ".json"
 MAX_DICTIONARIES = 1000
 MAX_VERSIONS = 10  # of a dictionary
+MAX_ATTEMPTS = 100  # to add a version while other processes add versions
 MAX_NAME, MAX_DESCRIPTION = 200, 2000  # characters
 CACHE_SIZE = 32  # versions in memory
 _FILE = re.compile(r"([A-Za-z0-9]{20})\.(\d{1,9})\.json")
@@ -85,38 +86,49 @@ class DictionaryLibrary:
     def get(self, owner: str, dictionary_id: str, version_id: str | None = None) -> Dictionary:
         """A version of a dictionary, by default its newest. Raises UnknownDictionary."""
         numbers = self._versions().get(dictionary_id, [])
-        for number in reversed(numbers):
-            found = self._read(dictionary_id, number)
-            if found is not None and found.owner == owner and version_id in (None, found.version_id):
+        for found in self._readable(dictionary_id, numbers):
+            if found.owner == owner and version_id in (None, found.version_id):
                 return found
         value = dictionary_id if version_id is None else f"{dictionary_id}/{version_id}"
         raise UnknownDictionary("pronunciation_dictionary_id", value, "is not a dictionary of this API key")
 
     def owned_by(self, owner: str) -> list[Dictionary]:
         """The newest version of each dictionary, the newest dictionary first."""
-        found = [self._read(key, numbers[-1]) for key, numbers in self._versions().items()]
-        own = [each for each in found if each is not None and each.owner == owner]
-        return sorted(own, key=lambda each: (-each.created, each.id))
+        readable = [self._readable(key, numbers) for key, numbers in self._versions().items()]
+        newest = [found for found in (next(versions, None) for versions in readable) if found is not None]
+        return sorted((each for each in newest if each.owner == owner), key=lambda each: (-each.created, each.id))
 
     def change(self, owner: str, dictionary_id: str, edit: Callable[[Dictionary], Dictionary]) -> Dictionary:
         """Stores what `edit` returns for the newest version as the next one."""
-        while True:
-            newest = self._versions().get(dictionary_id, [0])[-1]  # its file may be damaged
-            found = replace(edit(self.get(owner, dictionary_id)), number=newest + 1)
+        for _ in range(MAX_ATTEMPTS):
+            numbers = self._versions().get(dictionary_id, [0])
+            old = self.get(owner, dictionary_id)
+            found = replace(edit(old), number=max(old.number, numbers[-1]) + 1)  # the newest file may be damaged
             _check(found.name, found.description, found.lexicon)
             try:
                 self._write(found)
             except FileExistsError:
                 continue
-            for number in self._versions().get(dictionary_id, [])[:-MAX_VERSIONS]:
-                self._path(dictionary_id, number).unlink(missing_ok=True)
+            self._delete(dictionary_id, self._versions().get(dictionary_id, [])[:-MAX_VERSIONS])
             return found
+        raise DictionaryLibraryError(f"The dictionary {dictionary_id} is changed too often by other requests.")
 
     def remove(self, owner: str, dictionary_id: str) -> None:
         """Deletes all versions. Raises UnknownDictionary."""
         self.get(owner, dictionary_id)
-        for number in self._versions().get(dictionary_id, []):
-            self._path(dictionary_id, number).unlink(missing_ok=True)
+        self._delete(dictionary_id, self._versions().get(dictionary_id, []))
+
+    def _delete(self, dictionary_id: str, numbers: Iterable[int]) -> None:
+        try:
+            for number in numbers:
+                self._path(dictionary_id, number).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._error(error) from None
+
+    def _readable(self, dictionary_id: str, numbers: Sequence[int]) -> Iterator[Dictionary]:
+        """The versions that are not damaged, the newest first."""
+        found = (self._read(dictionary_id, number) for number in reversed(numbers))
+        return (each for each in found if each is not None)
 
     def _versions(self) -> dict[str, list[int]]:
         """The version numbers of each dictionary, in order."""
@@ -166,7 +178,7 @@ class DictionaryLibrary:
         with self._lock:
             if (cached := self._cache.get(path.name)) is not None and path.exists():
                 return cached
-        with suppress(OSError, ValueError, KeyError, InvalidRequest):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, InvalidRequest):
             content = json.loads(path.read_bytes())
             lexicon = parse_rules(json.dumps(content["rules"]))
             owner, name, description, created = (content[key] for key in ("owner", "name", "description", "created"))

@@ -63,7 +63,7 @@ def parse_rules(text: str) -> Lexicon:
     or phoneme and alphabet; case_sensitive is true by default, as in ElevenLabs' API."""
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest("lexicon", NOT_SHOWN, f"must be JSON: {error}") from None
     rules = found.get("rules") if isinstance(found, dict) else found
     if not isinstance(rules, list):
@@ -75,12 +75,11 @@ def _rule(rule: Any) -> Pronunciation:
     if not isinstance(rule, dict):
         raise InvalidRequest("lexicon", rule, "rules must be JSON objects")
     word, kind = rule.get("string_to_replace"), rule.get("type", "alias")
-    field = kind if kind in ("alias", "phoneme") else None
-    if field is None:
+    if kind not in ("alias", "phoneme"):
         raise InvalidRequest("lexicon", kind, "the type of a rule must be alias or phoneme")
-    spoken, alphabet = rule.get(field), rule.get("alphabet", "ipa")
+    spoken, alphabet = rule.get(kind), rule.get("alphabet", "ipa")
     if not (isinstance(word, str) and isinstance(spoken, str) and isinstance(alphabet, str)):
-        raise InvalidRequest("lexicon", rule, f"a rule must have string_to_replace and {field}")
+        raise InvalidRequest("lexicon", rule, f"a rule must have string_to_replace and {kind}")
     match_case = rule.get("case_sensitive", True) is not False
     if kind == "alias":
         return Pronunciation(word, spoken, match_case=match_case)

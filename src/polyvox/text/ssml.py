@@ -38,6 +38,7 @@ class SsmlReader:
     def __init__(self, positions: PositionMap | None = None, enabled: bool = True) -> None:
         self._positions, self._enabled = positions, enabled
         self._pending = ""  # text that may be the start of a document
+        self._num_dropped = 0  # characters of white space before it that are not kept
         self._is_plain, self._has_failed = not enabled, False
         self._document: _Document | None = None
 
@@ -78,7 +79,9 @@ class SsmlReader:
         while text:
             if self._document is None:
                 rest = _without_space(text)
-                text = text[: min(len(text) - len(rest), MAX_LEADING_SPACE)] + rest
+                num_space = len(text) - len(rest)
+                self._num_dropped += max(0, num_space - MAX_LEADING_SPACE)
+                text = text[: min(num_space, MAX_LEADING_SPACE)] + rest
                 is_document = _starts_document(text)
                 if is_document is None:
                     self._pending = text
@@ -90,7 +93,8 @@ class SsmlReader:
                     break
                 document = _without_space(text)
                 if self._positions is not None:
-                    self._positions.replace(len(text) - len(document), 0)
+                    self._positions.replace(len(text) - len(document) + self._num_dropped, 0)
+                self._num_dropped = 0
                 self._document, text = _Document(self._positions), document
             text = self._document.feed(text)
             found.append(self._document.take())
@@ -103,7 +107,9 @@ class SsmlReader:
 
     def _copy(self, text: str) -> None:
         if self._positions is not None:
+            self._positions.replace(self._num_dropped, 0)
             self._positions.copy(len(text))
+        self._num_dropped = 0
 
 
 def _starts_document(text: str) -> bool | None:

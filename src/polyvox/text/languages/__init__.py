@@ -20,10 +20,12 @@ LANGUAGES = (
 )
 
 
-@cache
 def load_rules(language: str) -> LanguageRules:
     """The rules of a language; a language that has none gets empty rules."""
-    if language not in LANGUAGES:
-        return LanguageRules(language)
+    return _load(language) if language in LANGUAGES else LanguageRules(language)
+
+
+@cache
+def _load(language: str) -> LanguageRules:
     rules: LanguageRules = import_module(f"polyvox.text.languages.{language}").LANGUAGE
     return rules
