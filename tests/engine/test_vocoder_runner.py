@@ -212,12 +212,19 @@ def test_a_vocoder_that_blocks_decodes_beside_the_frame_step(loaded: Loaded, mon
 
 
 @pytest.mark.parametrize(
-    "config", [EngineConfig(max_streams=4), EngineConfig(max_streams=4, cuda_graphs=True, context=256)]
+    ("config", "num_frames"),
+    [(EngineConfig(max_streams=4), 24), (EngineConfig(max_streams=4, cuda_graphs=True, context=256), 10)],
+    ids=["plain", "graphs"],
 )
-def test_a_vocoder_with_copied_codes_gives_the_same_samples(config: EngineConfig, loaded: Loaded) -> None:
+def test_a_vocoder_with_copied_codes_gives_the_same_samples(
+    config: EngineConfig, num_frames: int, loaded: Loaded
+) -> None:
     """As if generator and vocoder were on two devices."""
-    speech = loaded("custom_voice", "float64").model
-    requests = [request(seed=seed, frames=10) for seed in range(5)]
+    compare_copied_codes(loaded("custom_voice", "float64").model, config, num_streams=6, num_frames=num_frames)
+
+
+def compare_copied_codes(speech: Qwen3TTSModel, config: EngineConfig, num_streams: int, num_frames: int) -> None:
+    requests = [request(seed=seed, frames=num_frames) for seed in range(num_streams)]
 
     def synthesise() -> list[Samples]:
         engine = LocalEngine(speech, replace(config, max_queue_seconds=100.0))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import Loaded
+from conftest import Loaded, LoadedTTS
 from parity import Batch
 from polyvox import kernels
 
@@ -23,7 +23,10 @@ def test_streams_with_kernels_sample_the_codes_of_the_reference(
     checkpoint: str, lengths: tuple[int, ...], num_frames: int, loaded: Loaded
 ) -> None:
     """Packed prompts, then frames; VoiceDesign has no projection before its predictor, Qwen3-Omni has experts."""
-    tts = loaded(checkpoint, "float32")
+    compare_codes(loaded(checkpoint, "float32"), lengths, num_frames)
+
+
+def compare_codes(tts: LoadedTTS, lengths: tuple[int, ...], num_frames: int) -> None:
     model = tts.model.model
     model.talker.precompute()
     generator = torch.Generator().manual_seed(1)
@@ -48,7 +51,11 @@ def test_streams_with_kernels_sample_the_codes_of_the_reference(
 @pytest.mark.parametrize("streams", [3, 8])
 def test_a_small_batch_has_the_logits_of_the_reference_predictor(streams: int, loaded: Loaded) -> None:
     """In float16, where eight streams are 16 rows in the first pass; the codes are given, so no sample can differ."""
-    talker = deepcopy(loaded("custom_voice", "float32").model.model.talker).half()
+    compare_predictor_logits(loaded("custom_voice", "float32"), streams)
+
+
+def compare_predictor_logits(tts: LoadedTTS, streams: int) -> None:
+    talker = deepcopy(tts.model.model.talker).half()
     talker.precompute()
     predictor, width = talker.code_predictor, talker.codec_head.weight.shape[1]
     generator = torch.Generator().manual_seed(2)

@@ -14,7 +14,6 @@ from polyvox.models.talker_prompt import NO_CODE, Prompt
 
 pytestmark = pytest.mark.slow
 
-FRAMES = 6
 REQUEST = st.tuples(
     st.text("abc hello the", min_size=1, max_size=30).filter(str.strip),
     st.sampled_from(["whole", "streaming"]),
@@ -22,9 +21,10 @@ REQUEST = st.tuples(
     st.integers(0, 2**64 - 1),
     st.sampled_from([Sampling(), Sampling(temperature=0, predictor_temperature=0), Sampling(top_p=0.7)]),
 )
+Requests = list[tuple[str, Layout, str, int, Sampling]]
 
 
-def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[list[list[int]]]:
+def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]], num_frames: int) -> list[list[list[int]]]:
     """The codes of each request's frames, all of them in one batch."""
     generator = tts.model.generator
     prompts, seeds, sampling = zip(*requests, strict=True)
@@ -36,19 +36,20 @@ def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]]) -> list[
         seeds,
     )
     spoken: list[list[list[int]]] = [[] for _ in requests]
-    for _ in range(FRAMES):
+    for _ in range(num_frames):
         codes, over = batch.frame()
         for row in (~over).nonzero()[:, 0].tolist():
             spoken[row].append(codes[row].tolist())
     return spoken
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(REQUEST, min_size=2, max_size=5))
-def test_a_stream_in_a_batch_generates_the_codes_that_it_generates_alone(
-    requests: list[tuple[str, Layout, str, int, Sampling]], loaded: Loaded
-) -> None:
-    tts = loaded("custom_voice", "float64")
+def test_a_stream_in_a_batch_generates_the_codes_that_it_generates_alone(requests: Requests, loaded: Loaded) -> None:
+    compare_batch_with_solo_runs(loaded("custom_voice", "float64"), requests, num_frames=10)
+
+
+def compare_batch_with_solo_runs(tts: LoadedTTS, requests: Requests, num_frames: int) -> None:
     ready = [
         (
             build_prompt(
@@ -60,8 +61,8 @@ def test_a_stream_in_a_batch_generates_the_codes_that_it_generates_alone(
         for text, layout, voice, seed, params in requests
     ]
     with torch.no_grad():
-        together = speak(tts, ready)
-        assert together == [speak(tts, [request])[0] for request in ready]
+        together = speak(tts, ready, num_frames)
+        assert together == [speak(tts, [request], num_frames)[0] for request in ready]
 
 
 def test_embedding_a_frame_does_not_mix_the_rows_of_a_batch(loaded: Loaded) -> None:
