@@ -138,7 +138,8 @@ class InlineNormalizer:
             self.note("repeated", source)
         elif not any(map(str.isalnum, spoken)) and any(map(str.isalnum, source)):
             self.note("left out", source)
-        self._writer.say(spoken, sentence=name == "short" or not (name == "code" or source[0].isalpha()))
+        may_start = name in ("short", "money") or not (name == "code" or source[0].isalpha())
+        self._writer.say(spoken, sentence=may_start)
 
     def _foreign(self, text: str, at: int) -> re.Match[str] | None:
         """A number next to letters of another script, where words of a language with Latin letters would be wrong."""

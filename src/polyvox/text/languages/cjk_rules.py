@@ -190,7 +190,7 @@ def build_language(grammar: CjkGrammar, magnitudes: str, own: Rules | None = Non
     def _range(match: re.Match[str]) -> str:
         return grammar.span(grammar.number(match[1]), grammar.range_end(match[2], after(match)))
 
-    @rules("number", _LEFT + rf"({SIGN}{NUM})(?!\.\d)" + _RIGHT)
+    @rules("number", rf"(?<![A-Za-z0-9])(?<!\d\.)({SIGN}{NUM})(?!\.\d)" + _RIGHT)  # also in lists: 1,2,3
     def _number(match: re.Match[str]) -> str:
         return grammar.counted(match[1], before(match), after(match)) or grammar.number(match[1])
 
