@@ -22,6 +22,7 @@ MAX_WAITING = 8  # requests behind the running one
 MAX_BODY_BYTES = 64_000_000
 RETRY_SECONDS = 2.0
 SHUTDOWN_TIMEOUT = 2.0  # seconds
+WRITE_TIMEOUT = 60.0  # seconds for a client to read the next token: the others wait for the model
 LLM_PATH = "/v1/chat/completions"
 
 
@@ -93,15 +94,25 @@ class TransformersServer:
             await response.prepare(request)
             event: ThinkerPrompt | GeneratedToken | None = first
             while event is not None:
-                await response.write(answer.chunk(event))
+                await _write(request, response, answer.chunk(event))
                 event = await events.get()
             await generating
-            await response.write(answer.end())
-            await response.write_eof()
+            await _write(request, response, answer.end())
             return response
         finally:
             cancelled.set()
             await asyncio.shield(asyncio.gather(generating, return_exceptions=True))  # the next one needs the model
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Resets the connection of a client that does not read."""
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT):
+            await response.write(data)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError(f"the client read nothing for {WRITE_TIMEOUT:g} s") from None
 
 
 class _Answer:
@@ -109,7 +120,8 @@ class _Answer:
 
     def __init__(self, model: str, body: dict[str, Any]) -> None:
         self._with_ids = bool(body.get("return_token_ids"))
-        self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        options = body.get("stream_options")
+        self._with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         self._frame = {"id": f"chatcmpl-{time.time_ns():x}", "created": int(time.time()), "model": model}
         self._num_prompt = self._num_tokens = 0
 

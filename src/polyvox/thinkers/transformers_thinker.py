@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from polyvox.audio import read_audio
+from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.request import ThinkerPrompt
 from polyvox.thinkers.interface import ChatBody
 
-AUDIO_RATE = 16_000  # of the feature extractor
+AUDIO_RATE, MAX_AUDIO_SECONDS = 16_000, 300.0  # of the feature extractor; of a recording
 MAX_TOKENS, DEFAULT_TOKENS = 32_768, 1024  # of an answer
 REPLACEMENT = "\ufffd"  # a character whose bytes are not complete
 
@@ -193,17 +194,19 @@ def generation_options(body: ChatBody) -> dict[str, Any]:
     if body.get("tools"):
         raise InvalidRequest("tools", NOT_SHOWN, "is not supported by this LLM")
     options: dict[str, Any] = {}
-    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
-    if not isinstance(max_tokens, int) or not 1 <= max_tokens <= MAX_TOKENS:
+    given = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    max_tokens = next((value for value in given if value is not None), DEFAULT_TOKENS)
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 1 <= max_tokens <= MAX_TOKENS:
         raise InvalidRequest("max_tokens", max_tokens, f"must be between 1 and {MAX_TOKENS}")
     options["max_new_tokens"] = max_tokens
-    for name, high in (("temperature", 2.0), ("top_p", 1.0), ("top_k", 1_000_000)):
+    for name, high, kind in (("temperature", 2, float), ("top_p", 1, float), ("top_k", 1_000_000, int)):
         value = body.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
-            raise InvalidRequest(name, value, f"must be between 0 and {high:g}")
-        options[name] = value
+        if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 <= value <= high:
+            number = "an integer" if kind is int else "a number"
+            raise InvalidRequest(name, value, f"must be {number} between 0 and {high}")
+        options[name] = kind(value)  # transformers distinguishes 2 and 2.0
     if (seed := body.get("seed")) is not None and (not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise InvalidRequest("seed", seed, "must be an integer of at least 0")
     if options.get("temperature") == 0:
@@ -225,17 +228,31 @@ def _read_part(part: Any, audio: list[Any], images: list[Any]) -> dict[str, Any]
         case {"type": "text", "text": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "input_audio", "input_audio": {"data": str(data)}}:
-            audio.append(read_audio(io.BytesIO(_decode_base64(data)), AUDIO_RATE))
+            audio.append(_read_audio(_decode_base64(data)))
             return {"type": "audio", "audio": ""}
         case {"type": "audio_url", "audio_url": {"url": str(url)}}:
-            audio.append(read_audio(io.BytesIO(_read_data_url(url)), AUDIO_RATE))
+            audio.append(_read_audio(_read_data_url(url)))
             return {"type": "audio", "audio": ""}
         case {"type": "image_url", "image_url": {"url": str(url)}}:
-            from PIL import Image
-
-            images.append(Image.open(io.BytesIO(_read_data_url(url))).convert("RGB"))
+            images.append(_read_image(_read_data_url(url)))
             return {"type": "image", "image": ""}
     raise InvalidRequest("messages", NOT_SHOWN, "parts must be text, input_audio, audio_url or image_url")
+
+
+def _read_audio(data: bytes) -> Samples:
+    samples = read_audio(data, AUDIO_RATE, MAX_AUDIO_SECONDS)
+    if len(samples) >= MAX_AUDIO_SECONDS * AUDIO_RATE:
+        raise InvalidRequest("messages", NOT_SHOWN, f"recordings must be shorter than {MAX_AUDIO_SECONDS:g} s")
+    return samples
+
+
+def _read_image(data: bytes) -> Any:
+    from PIL import Image
+
+    try:
+        return Image.open(io.BytesIO(data)).convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InvalidRequest("messages", NOT_SHOWN, f"an image cannot be read: {error}") from None
 
 
 def _read_data_url(url: str) -> bytes:
