@@ -82,7 +82,6 @@ def test_the_request_of_the_documentation(client: httpx.Client, engine: Pausable
         ({"a": ""}, "respelling or phonemes"),
         ({"": "x"}, "letter or digit"),
         ({"a": {"respelling": "x", "phonemes": "y"}}, "either"),
-        ({"a": {"phonemes": "a"}}, "not supported by Fake-CustomVoice"),
         ({"a": {"phonemes": "a", "alphabet": "x"}}, "alphabet"),
         ({"a": 3}, "pronunciations"),
         ({f"w{number}": "x" for number in range(1001)}, "1000"),

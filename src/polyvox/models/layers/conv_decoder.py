@@ -61,7 +61,7 @@ class DecoderPass:
         self.before, self.slots = before, slots
         self.after: DecoderState = {} if slots is None else before
         # Consecutive slots on a CPU are a slice of the state, which is read without a copy.
-        self._rows = slots if slots is None or slots.is_cuda else as_slice(slots)
+        self._rows = slots if slots is None or slots.device.type != "cpu" else as_slice(slots)
         self.absent: Tensor | None = None
 
     def read(self, key: str) -> Tensor:
