@@ -263,7 +263,16 @@ def test_an_invalid_request_is_rejected_with_the_field_and_the_reason(
 
 
 @pytest.mark.parametrize(
-    "body", ['{"input": "hi", "seed": NaN}', '{"input": "hi", "\\ud800": 1}', "{", '{"input": "\\ud800"}', "[" * 99_999]
+    "body",
+    [
+        '{"input": "hi", "seed": NaN}',
+        '{"input": "hi", "\\ud800": 1}',
+        "{",
+        '{"input": "\\ud800"}',
+        '{"input": "hi \\ud800", "normalize": false}',
+        "[" * 99_999,
+    ],
+    ids=lambda body: body[:45],
 )
 def test_a_body_that_cannot_be_quoted_gets_a_valid_error(body: str, client: httpx.Client) -> None:
     response = client.post("/v1/audio/speech", content=body)

@@ -201,7 +201,7 @@ class SegmentQueue:
         if not self._ready:
             return None
         segment = self._ready.popleft()
-        self.num_ready_bytes -= len(segment.text.encode())
+        self.num_ready_bytes -= len(segment.text.encode(errors="surrogatepass"))
         return segment
 
     async def next(self) -> Segment | None:
@@ -285,6 +285,6 @@ class SegmentQueue:
 
     def _put(self, segment: Segment) -> None:
         self._ready.append(segment)
-        self.num_ready_bytes += len(segment.text.encode())
+        self.num_ready_bytes += len(segment.text.encode(errors="surrogatepass"))
         self._requested_silence = 0.0
         self._changed.set()

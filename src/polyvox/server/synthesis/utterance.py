@@ -261,7 +261,9 @@ class Utterance:
         assert self._segments is not None
         while (segment := await self._next_segment()) is not None:
             silence = segment.silence
-            prefetch_after = PREFETCH_FRACTION * SECONDS_PER_BYTE * len(segment.written_text.encode())
+            prefetch_after = (
+                PREFETCH_FRACTION * SECONDS_PER_BYTE * len(segment.written_text.encode(errors="surrogatepass"))
+            )
             seconds = 0.0
             assert self._stream is not None
             yield segment
