@@ -60,20 +60,58 @@ def run(queue: SegmentQueue, sizes: list[int], streaming: bool, seconds: float) 
 def check(found: list[TimedText], text: str, streaming: bool = True) -> None:
     """What holds for every text and audio."""
     assert "".join(char for timed in found for char in timed.written.chars) == text
-    sent = last = 0.0
-    for timed in found:
-        for times in (timed.written, timed.spoken):
+    for parts in ([timed.written for timed in found], [timed.spoken for timed in found]):
+        sent = last = 0.0
+        for timed, times in zip(found, parts, strict=True):
             assert len(times.chars) == len(times.starts) == len(times.ends)
-            bounds = [sent if streaming else 0.0, *times.starts, timed.end]
-            assert bounds == sorted(bounds)
-            assert times.ends == [*times.starts[1:], timed.end][: len(times.ends)]
-        sent = timed.end
+            assert times.ends[:-1] == times.starts[1:]
+            if times.chars:
+                bounds = [last, *times.starts, times.ends[-1]]
+                assert bounds == sorted(bounds)
+                last = times.ends[-1]
+                assert not times.chars[0].strip() or times.starts[0] >= (sent if streaming else 0.0)
+            sent = timed.end
+        assert last >= found[-1].end
+    last = 0.0
     words = [word for timed in found for word in timed.words]
     for word in words:
         assert text[word.text_start : word.text_end] == word.word
         assert last <= word.start <= word.end
         last = word.end
     assert [word.text_start for word in words] == sorted({word.text_start for word in words})
+
+
+def pieces_of(parts: list[list[str]]) -> list[str]:
+    return [piece for chars in parts for piece in "".join(chars).split()]
+
+
+@given(text=TEXTS, sizes=st.lists(st.sampled_from([480, 1920, 9600]), min_size=1, max_size=4), cut=st.integers(1, 80))
+@settings(max_examples=15, deadline=None)
+def test_no_word_is_divided_between_pieces_of_audio(text: str, sizes: list[int], cut: int) -> None:
+    queue = SegmentQueue(TextRules(), track_positions=True)
+    queue.append(text[:cut])
+    queue.append(text[cut:])
+    queue.finish()
+    found = run(queue, sizes, True, 0.4)
+    if any("\u3040" <= char <= "\u9fff" for char in text):  # each character is a word
+        return
+    assert pieces_of([timed.written.chars for timed in found]) == text.split()
+    spoken = [timed.spoken.chars for timed in found]
+    assert pieces_of(spoken) == "".join(char for chars in spoken for char in chars).split()
+
+
+def test_the_end_of_a_word_that_is_still_spoken_is_predicted() -> None:
+    timeline = SpeechTimeline(RATE)
+    timeline.begin(segment_of("Lighthouses, and"))
+    first = timeline.push(vowel(0.12), final=False)
+    assert "".join(first.written.chars) == "Lighthouses, "
+    assert first.written.ends[-1] == first.words[0].end > first.end
+    assert first.written.starts[0] < first.written.starts[5] < first.written.starts[10]
+    second = timeline.push(vowel(0.08), final=False)
+    assert not second.written.chars
+    last = timeline.push(vowel(0.8), final=True)
+    assert "".join(last.written.chars) == "and"
+    assert last.written.starts[0] >= first.written.ends[-1]
 
 
 @given(

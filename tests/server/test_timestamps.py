@@ -140,12 +140,12 @@ def test_elevenlabs_http_has_the_times_of_all_characters(path: str, client: http
     for field, expected in (("alignment", TEXT), ("normalized_alignment", SPOKEN)):
         found = [line[field] for line in lines if line[field] is not None]
         assert "".join(char for alignment in found for char in alignment["characters"]) == expected
+        assert [word for alignment in found for word in "".join(alignment["characters"]).split()] == expected.split()
         starts = [start for alignment in found for start in alignment["character_start_times_seconds"]]
         ends = [end for alignment in found for end in alignment["character_end_times_seconds"]]
         assert starts == sorted(starts)
         assert ends == sorted(ends)
-        assert len(starts) == len(ends) == len(expected)
-        assert ends[-1] == pytest.approx(seconds, abs=0.001)
+        assert ends[-1] >= seconds - 0.001
 
 
 def speak(websocket: WebSocketClient, text: str, context: str | None = None) -> list[dict[str, Any]]:
@@ -166,21 +166,22 @@ def test_elevenlabs_websocket_has_the_times_of_all_characters(query: str, server
     with connect_websocket(server, f"{SPEECH}/stream-input?output_format=pcm_24000{query}") as websocket:
         messages = speak(websocket, TEXT)
     for field, expected in (("alignment", f" {TEXT}"), ("normalizedAlignment", SPOKEN)):
-        chars, sent = "", 0.0
+        pieces, seconds, end = list[str](), 0.0, 0
         for message in messages:
-            seconds = len(base64.b64decode(message["audio"] or "")) / BYTES_PER_SECOND
             if alignment := message[field]:
-                chars += "".join(alignment["chars"])
-                origin = sent if query else 0.0
+                pieces.append("".join(alignment["chars"]))
+                origin = 0 if query else end  # clients add up the alignments
                 starts, durations = alignment["charStartTimesMs"], alignment["charDurationsMs"]
                 assert starts == sorted(starts)
-                assert starts[0] >= round(origin * 1000) - 1
-                assert starts[-1] + durations[-1] == pytest.approx((origin + seconds) * 1000, abs=1)
+                assert origin + starts[0] >= end
                 assert all(a + b == c for a, b, c in zip(starts, durations, starts[1:], strict=False))
-            elif not query:
-                assert seconds == 0  # clients that add up the messages miss no audio
-            sent += seconds
-        assert chars == expected
+                first = len(pieces[-1]) - len(pieces[-1].lstrip())
+                assert not pieces[-1].strip() or origin + starts[first] >= round(seconds * 1000) - 1
+                end = origin + starts[-1] + durations[-1]
+            seconds += len(base64.b64decode(message["audio"] or "")) / BYTES_PER_SECOND
+        assert "".join(pieces) == expected
+        assert [word for piece in pieces for word in piece.split()] == expected.split()
+        assert end >= round(seconds * 1000) - 1
 
 
 def test_contexts_have_their_own_times(server: RunningServer) -> None:
@@ -188,7 +189,7 @@ def test_contexts_have_their_own_times(server: RunningServer) -> None:
         for context, text in (("a", "Hello there."), ("b", "Good bye.")):
             messages = [message for message in speak(websocket, text, context) if message.get("alignment")]
             assert "".join("".join(message["alignment"]["chars"]) for message in messages) == f" {text}"
-            assert messages[0]["alignment"]["charStartTimesMs"][0] == 0
+            assert messages[0]["alignment"]["charStartTimesMs"][0] < 300
 
 
 def test_a_client_can_turn_alignments_off(server: RunningServer) -> None:
@@ -204,5 +205,6 @@ def test_rounded_times_add_up() -> None:
             times.add("a", (number - 0.5) * 0.0804)
             times.end_at(number * 0.0804)
         found = alignment.message_fields([TimedText(number * 0.0804, times)])["alignment"]
-        total += found["charStartTimesMs"][-1] + found["charDurationsMs"][-1]
+        if found is not None:
+            total += found["charStartTimesMs"][-1] + found["charDurationsMs"][-1]
     assert total == 8040

@@ -9,6 +9,7 @@ from polyvox.text.segment_text import SegmentText
 # Scripts without spaces: each character is a word, with the punctuation after it.
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^\s{_UNSPACED}]+")
+WORD_WITH_SPACES = re.compile(rf"\s*({_WORD.pattern})\s*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of a segment as it is spoken and as it was written."""
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from polyvox.text.normalizer import TextNormalizer
+
+_MARKUP = re.compile(r"(?:[^\w\s<]|_|<[^<>\s]*>){1,64}")
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +57,18 @@ class SegmentLocator:
             if num_chars < len(part):
                 break
         if complete:
+            self._add_markup(segment, end)
             self._words, self._words_start = self._words[len(spoken) :], end
+
+    def _add_markup(self, segment: SegmentText, end: int) -> None:
+        """Adds the markup right after the last word of a segment, of which nothing is spoken."""
+        found = _MARKUP.match(self._written)
+        length = found.end() if found is not None else 0
+        following = self._normalizer.spoken_positions(self._num_assigned + 1 + np.arange(length))
+        num_chars = int(np.searchsorted(following, end, "right"))
+        segment.written += self._written[:num_chars]
+        segment.positions += [float(len(segment.spoken))] * num_chars
+        self._written, self._num_assigned = self._written[num_chars:], self._num_assigned + num_chars
 
     def rest(self) -> SegmentText:
         """The written text after the last segment, of which nothing is spoken."""

@@ -76,37 +76,32 @@ def http_alignments(timed: Sequence[TimedText]) -> dict[str, Any]:
 class WebSocketAlignment:
     """ElevenLabs' fields of WebSocket messages, in milliseconds.
 
-    Times count from the start of the message's audio, and the last character ends with the audio: clients add up the
-    messages. from_start: times count from the start of the utterance, as with ElevenLabs' sync_alignment.
+    Times count from the end of the last alignment that was not null: clients add up the alignments. from_start: times
+    count from the start of the utterance, as with ElevenLabs' sync_alignment.
     """
 
     def __init__(self, from_start: bool) -> None:
         self._from_start = from_start
-        self._sent = 0  # milliseconds of audio before the next message
+        self._written_end = self._spoken_end = 0  # of the last alignments
 
     def message_fields(self, timed: Sequence[TimedText]) -> dict[str, Any]:
         if not timed:
             return {"alignment": None, "normalizedAlignment": None}
-        end = round(timed[-1].end * 1000)
-        fields = {
-            "alignment": self._alignment([text.written for text in timed], end),
-            "normalizedAlignment": self._alignment([text.spoken for text in timed], end),
-            "estimated": True,
-        }
-        self._sent = end
-        return fields
+        written, self._written_end = self._alignment([text.written for text in timed], self._written_end)
+        spoken, self._spoken_end = self._alignment([text.spoken for text in timed], self._spoken_end)
+        return {"alignment": written, "normalizedAlignment": spoken, "estimated": True}
 
-    def _alignment(self, parts: list[Times], end: int) -> dict[str, Any] | None:
-        chars = [char for part in parts for char in part.chars]
+    def _alignment(self, parts: list[Times], origin: int) -> tuple[dict[str, Any] | None, int]:
+        """The alignment and its end. origin: the end of the last one."""
+        parts = [part for part in parts if part.chars]
+        if not parts:
+            return None, origin
         starts = [round(start * 1000) for part in parts for start in part.starts]
-        if not chars:
-            if self._from_start or end == self._sent:
-                return None
-            chars, starts = [""], [self._sent]  # audio without new text: clients that add up times need its length
-        ends = [*starts[1:], end]
-        origin = 0 if self._from_start else self._sent
-        return {
-            "chars": chars,
-            "charStartTimesMs": [start - origin for start in starts],
-            "charDurationsMs": [stop - start for start, stop in zip(starts, ends, strict=True)],
+        end = round(parts[-1].ends[-1] * 1000)
+        zero = 0 if self._from_start else origin
+        alignment = {
+            "chars": [char for part in parts for char in part.chars],
+            "charStartTimesMs": [start - zero for start in starts],
+            "charDurationsMs": [stop - start for start, stop in zip(starts, [*starts[1:], end], strict=True)],
         }
+        return alignment, end

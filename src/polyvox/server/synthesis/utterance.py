@@ -298,8 +298,10 @@ class Utterance:
             if self._timeline is not None:
                 yield self._timeline.silence(len(quiet))
             yield quiet
-        if self._timeline is not None and (rest := self._segments.rest_of_text()) and rest.written:
-            yield self._timeline.finish(rest)
+        if self._timeline is not None and (rest := self._segments.rest_of_text()) is not None:
+            timed = self._timeline.finish(rest)
+            if timed.written.chars or timed.spoken.chars:
+                yield timed
 
     async def _next_segment(self) -> Segment | None:
         """Makes the next segment the current one; None after the last."""
