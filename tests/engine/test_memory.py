@@ -3,6 +3,7 @@
 
 import logging
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from polyvox.engine.memory import (
 )
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.errors import InvalidRequest
+from polyvox.models.qwen3_omni.speech_model import Qwen3OmniModel
 
 STREAM = 100_000_000  # bytes
 AUTOMATIC = EngineConfig(max_streams=0, context=1024)
@@ -90,6 +92,14 @@ def test_a_context_of_0_is_the_models_default(loaded: Loaded) -> None:
         model = loaded(checkpoint, "float32").model
         assert ModelRunner(model, EngineConfig(max_streams=1)).config.context == context
         assert ModelRunner(model, EngineConfig(max_streams=1, context=300)).config.context == 300
+
+
+def test_the_weights_include_the_text_embeddings_outside_of_the_talker(loaded: Loaded) -> None:
+    model = cast(Qwen3OmniModel, loaded("omni-plain", "float32").model)
+    table = model.model.text_embedding.weight.nbytes
+    usage = ModelRunner(model, EngineConfig(max_streams=1)).memory()[0]
+    talker = sum(tensor.nbytes for tensor in model.model.talker.parameters())
+    assert usage.size == talker + table + model.vocoder.nbytes
 
 
 def test_the_engine_logs_its_memory_usage_at_start(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:

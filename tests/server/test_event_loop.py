@@ -13,6 +13,7 @@ import pytest
 
 from ipc.engine_processes import eventually
 from polyvox.server.api import playground
+from polyvox.server.app import RECORDS, SHARED_FOLDERS
 from polyvox.server.metrics import Metrics
 from polyvox.server.middleware.limits import LIMITER, Caller, ConcurrencyLimiter
 from polyvox.server.settings import Settings
@@ -49,9 +50,9 @@ OPENED = OpenedFiles()  # audit hooks cannot be removed
 def test_no_file_is_opened_by_the_event_loop(
     engine: PausableEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = tmp_path / "records"
-    records.mkdir()
-    monkeypatch.setattr(live_server, "create_server", partial(create_server, records=records))
+    for name in SHARED_FOLDERS:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(live_server, "create_server", partial(create_server, shared_dir=tmp_path))
     monkeypatch.setattr(Metrics, "render", lambda *_: Path("/proc/self/stat").read_bytes())  # as with several processes
     monkeypatch.setattr(spool, "MAX_MEMORY_BYTES", 1)
     playground.assets.cache_clear()
@@ -71,7 +72,7 @@ def test_no_file_is_opened_by_the_event_loop(
         finally:
             OPENED.thread = None
     assert OPENED.paths == []
-    assert list(records.iterdir())
+    assert list((tmp_path / RECORDS).iterdir())
 
 
 def test_a_body_that_would_take_long_to_parse_is_rejected(server: RunningServer, client: httpx.Client) -> None:

@@ -44,8 +44,7 @@ def llm() -> Iterator[ScriptedLLM]:
 
 @pytest.fixture(scope="module")
 def server(engine: GreedyEngine, llm: ScriptedLLM) -> Iterator[RunningServer]:
-    with serving(engine, Settings(llm=llm.url), wait=False) as server:  # its trial utterance needs a tokenizer
-        eventually(lambda: server.server.state is not None)
+    with serving(engine, Settings(llm=llm.url)) as server:
         yield server
 
 
@@ -67,6 +66,16 @@ def script_of(case: Conversation, *before: Step) -> Script:
     ids = [*answer_of(case), END]
     texts = [f"{token} " for token in ids[:-1]]
     return Script([texts[0], *before, *texts[1:], ""], prompt_ids=case.prompt, ids=[[token] for token in ids])
+
+
+def test_a_checkpoint_without_a_tokenizer_is_ready_and_rejects_plain_text(
+    client: httpx.Client, engine: GreedyEngine
+) -> None:
+    assert engine.info().trial_prompt
+    assert client.get("/readyz").status_code == 200
+    response = client.post("/v1/audio/speech", json={"input": "Hi.", "voice": "ethan"})
+    assert response.status_code == 400
+    assert "without a tokenizer" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

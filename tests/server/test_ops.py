@@ -30,8 +30,7 @@ from polyvox import __version__
 from polyvox.errors import EngineDown, Overloaded
 from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.server import health
-from polyvox.server import request_log as request_log_module
+from polyvox.server import health, shared_store
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import LogFormatter
 from polyvox.server.metrics import Metrics
@@ -219,7 +218,7 @@ def test_the_request_log_is_bounded_and_shared_between_processes(tmp_path: Path)
 
 def test_a_stalled_disk_does_not_keep_a_response_from_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stalled = threading.Event()
-    monkeypatch.setattr(Path, "write_text", lambda *_: stalled.wait(30))
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: stalled.wait(30))
     request_log = RequestLog(tmp_path)
     request_log.put(RequestRecord("a", "model", 0.0, seed=1))
     start = time.monotonic()
@@ -230,9 +229,9 @@ def test_a_stalled_disk_does_not_keep_a_response_from_its_end(tmp_path: Path, mo
 
 def test_a_stalled_disk_drops_records_and_rejects_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stalled = threading.Event()
-    monkeypatch.setattr(Path, "write_text", lambda *_: stalled.wait(30))
-    monkeypatch.setattr(request_log_module, "MAX_PENDING", 3)
-    monkeypatch.setattr(request_log_module, "READ_TIMEOUT", 0.01)
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: stalled.wait(30))
+    monkeypatch.setattr(shared_store, "MAX_PENDING", 3)
+    monkeypatch.setattr(shared_store, "READ_TIMEOUT", 0.01)
     request_log = RequestLog(tmp_path)
     assert request_log.put(RequestRecord("a", "model", 0.0, seed=1))
     for _ in range(4):  # the first two wait for the disk, the others are rejected at once

@@ -183,7 +183,7 @@ def models() -> Iterator[Finding]:
     free = torch.cuda.mem_get_info(device)[0] if cuda else _memory()[0]
     target = f"{'the GPU' if cuda else 'memory'}, {str(dtype).removeprefix('torch.')}"
     for size in published_sizes():
-        weights, stream, context = model_needs(size, dtype)
+        weights, stream, context = model_needs(size, dtype, cuda)
         streams = int((free * USABLE_MEMORY - weights) // stream)
         needs = f"{_gb(weights)}, and {stream / 1e6:.0f} MB per stream of {context} positions"
         if streams < 1:
@@ -289,16 +289,22 @@ CHECKS = (
 )  # fmt: skip
 
 
-def model_needs(size: str, dtype: "torch.dtype") -> tuple[int, int, int]:
-    """Bytes of a published model's weights, bytes per stream (KV cache and slot state), and positions per stream."""
+def model_needs(size: str, dtype: "torch.dtype", cuda: bool) -> tuple[int, int, int]:
+    """Bytes of a published model's weights, bytes per stream (KV cache and slot state), and positions per stream.
+
+    cuda: without the table of text embeddings, which stays on the host.
+    """
     import torch
 
     from polyvox.engine.memory import stream_bytes
     from polyvox.models.registry import random_model
+    from polyvox.models.talker_generator import TalkerGenerator
 
     model = random_model(size, torch.device("meta"), dtype)  # shapes without memory
-    context = model.generator.default_context
-    return model.generator.nbytes + model.vocoder.nbytes, stream_bytes(model, context), context
+    generator, context = model.generator, model.generator.default_context
+    assert isinstance(generator, TalkerGenerator)
+    table = generator.talker.text_table.nbytes if cuda else 0
+    return generator.nbytes - table + model.vocoder.nbytes, stream_bytes(model, context), context
 
 
 def _memory() -> tuple[int, int]:

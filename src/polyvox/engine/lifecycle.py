@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a supervised engine: start, service, failure, and the wait before the next start."""
+"""The life of a supervised engine: start, service, failure, and the delay before the next start."""
 
 import logging
 import random
@@ -16,11 +16,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a failed engine is started again. Times are in seconds."""
+    """When a failed engine or process is started again. Times are in seconds."""
 
     initial_delay: float = 0.5  # after the first failure; doubled by each further one
     max_delay: float = 30.0
-    healthy_seconds: float = 60.0  # an engine that ran this long starts again from initial_delay
+    healthy_seconds: float = 60.0  # after a run this long the next delay is initial_delay
+
+
+class Backoff:
+    """The delays before restarts. Each is shortened by up to a half at random, so that engines that failed together do
+    not start together."""
+
+    def __init__(self, policy: RestartPolicy, jitter: Callable[[], float] = random.random) -> None:
+        self._policy, self._jitter = policy, jitter
+        self.num_failures = 0  # since the last healthy run
+
+    def next_delay(self, run_seconds: float) -> float:
+        """Counts a failure after this run and returns the seconds until the next start."""
+        policy = self._policy
+        if run_seconds >= policy.healthy_seconds:
+            self.num_failures = 0
+        longest = min(policy.max_delay, policy.initial_delay * 2.0 ** min(self.num_failures, 60))
+        self.num_failures += 1
+        return longest * (1 - 0.5 * self._jitter())
 
 
 def start_error(error: Exception) -> PolyvoxError:
@@ -34,8 +52,7 @@ def start_error(error: Exception) -> PolyvoxError:
 class EngineLifecycle:
     """Keeps the status of an engine and decides when it is started again: with exponential backoff, without end.
 
-    publish: receives every change of the status. A delay is shortened by up to a half at random, so that engines that
-    failed together do not start together.
+    publish: receives every change of the status.
     """
 
     def __init__(
@@ -45,8 +62,8 @@ class EngineLifecycle:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._policy, self._publish, self._clock, self._jitter = policy, publish, clock, jitter
-        self._num_failures = 0  # since the last healthy period
+        self._publish, self._clock = publish, clock
+        self._backoff = Backoff(policy, jitter)
         self._began = self._running_since = clock()
         self._stages = StageTimes(clock)
         self.status = EngineStatus(EngineState.STARTING)
@@ -86,16 +103,12 @@ class EngineLifecycle:
 
     def on_failed(self, reason: str) -> float:
         """The engine, or its start, failed. Returns the seconds until the next attempt."""
-        now, status, policy = self._clock(), self.status, self._policy
-        if status.running and now - self._running_since >= policy.healthy_seconds:
-            self._num_failures = 0
-        longest = min(policy.max_delay, policy.initial_delay * 2.0 ** min(self._num_failures, 60))
-        delay = longest * (1 - 0.5 * self._jitter())
-        self._num_failures += 1
+        now, status = self._clock(), self.status
+        delay = self._backoff.next_delay(now - self._running_since if status.running else 0.0)
         down_since = now if status.down_since is None else status.down_since
         log.warning(
             "engine restarting",
-            extra={"reason": reason, "failures": self._num_failures, "delay": round(delay, 2)},
+            extra={"reason": reason, "failures": self._backoff.num_failures, "delay": round(delay, 2)},
         )
         self._set(
             replace(

@@ -47,6 +47,8 @@ class ModelInfo:
     max_reference_seconds: float | None = None  # longest recording to clone
     modalities: tuple[Modality, ...] = ("audio",)  # of the output
     takes_conversations: bool = False  # speaks a thinker's answer by token ids: request.ThinkerPrompt
+    # A thinker's prompt for a trial utterance, which its last token may answer; empty if the model takes text.
+    trial_prompt: tuple[int, ...] = ()
     voice_genders: Mapping[str, Gender] = field(default_factory=dict)  # of built-in voices, as far as they are known
     takes_phonemes: bool = False  # text may have words with phonemes: text/phonemes/inline_phonemes.py
     # A published model of the same family for each capability, for error messages.

@@ -67,7 +67,9 @@ class TalkerGenerator:
         self.kv_shape = KVShape(shape.layers, shape.kv_heads, shape.head_dim)
         self.hidden_size, self.max_positions = shape.hidden_size, config.max_positions
         self.default_context, self.num_codebooks = default_context, config.code_groups
-        self.nbytes = sum(tensor.nbytes for tensor in talker.parameters() if tensor.device == self.device)
+        # The text table may be outside of the talker, and on a GPU it stays on the host.
+        weights = {*talker.parameters(), talker.text_table}
+        self.nbytes = sum(tensor.nbytes for tensor in weights if tensor.device == self.device)
 
     def parameters(self) -> Iterable[Tensor]:
         return self.talker.parameters()

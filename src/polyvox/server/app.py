@@ -34,6 +34,7 @@ from polyvox.server.api import (
     websocket,
 )
 from polyvox.server.app_state import get_state
+from polyvox.server.conversation.conversation import TRANSCRIPTS
 from polyvox.server.middleware.access_log import AccessLogMiddleware
 from polyvox.server.middleware.auth import AuthMiddleware
 from polyvox.server.middleware.cross_site import CrossSiteMiddleware
@@ -67,27 +68,29 @@ ROUTERS = (
     ops.router,
     playground.router,
 )
+RECORDS = "records"  # the folder of request records in that of all server processes
+SHARED_FOLDERS = (RECORDS, TRANSCRIPTS)
 INTERNAL_ERROR = "Internal error. The server's log has the details under the request id."
 
 
 def create_app(
     connect: Connect,
     settings: Settings | None = None,
-    records: Path | None = None,
+    shared_dir: Path | None = None,
     on_set_up: Callable[[Exception | None], None] = lambda _: None,
 ) -> FastAPI:
     """The application of one server process, which serves health requests before its engine has started.
 
-    records: a folder for request records that all processes share. on_set_up: called when the engine has started and
-    the application is set up, with None, or cannot be set up, with the error.
+    shared_dir: a folder with SHARED_FOLDERS in it, if there are several processes. on_set_up: called when the engine has
+    started and the application is set up, with None, or cannot be set up, with the error.
     """
     settings = settings or Settings()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        request_log = RequestLog(records)
+        request_log = RequestLog(None if shared_dir is None else shared_dir / RECORDS)
         async with connect() as engine:
-            app.state.startup = startup = Startup(engine, settings, request_log, on_set_up)
+            app.state.startup = startup = Startup(engine, settings, request_log, shared_dir, on_set_up)
             yield
             await startup.stop()
             request_log.close()

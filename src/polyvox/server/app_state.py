@@ -3,6 +3,7 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends
@@ -43,8 +44,10 @@ class AppState:
     conversation: Conversation
 
     @classmethod
-    async def create(cls, engine: AsyncEngine, settings: Settings, request_log: RequestLog) -> "AppState":
-        """Queries the engine for its model and size."""
+    async def create(
+        cls, engine: AsyncEngine, settings: Settings, request_log: RequestLog, shared_dir: Path | None
+    ) -> "AppState":
+        """Queries the engine for its model and size. shared_dir: see create_app."""
         info, stats = await engine.info(), await engine.stats()
         library = VoiceLibrary() if settings.voices_dir is None else VoiceLibrary(settings.voices_dir)
         voices = VoiceCatalog(library, info, settings.voice_aliases)
@@ -62,7 +65,7 @@ class AppState:
             request_log,
             metrics,
             HealthMonitor(synthesis, info, metrics),
-            Conversation.create(settings),
+            Conversation.create(settings, shared_dir),
         )
         synthesis.on_finished = state.record_finished
         return state

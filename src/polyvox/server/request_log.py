@@ -1,29 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of finished requests, kept for `GET /v1/audio/speech/{request_id}`."""
 
-import asyncio
-import hashlib
 import json
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from polyvox.audio.clip import FinishReason
 from polyvox.engine.interface import Result
-from polyvox.errors import Overloaded
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from polyvox.server.shared_store import SharedStore, StoreLimits
 
 MAX_RECORDS = 1000  # per server process
-MAX_PENDING = 1000  # reads and writes: while a disk stalls, further ones are dropped
-READ_TIMEOUT = 5.0  # seconds
-FLUSH_TIMEOUT = 1.0  # seconds
 
 
 @dataclass(slots=True)
@@ -69,83 +56,24 @@ class RequestRecord:
 
 
 class RequestLog:
-    """The latest records: in memory, or in files of a folder that all server processes share.
-
-    A record is found only by its owner: ids are chosen by clients, and two keys may choose the same. Files are read and
-    written by one thread, in the order of the calls.
-    """
+    """The latest records, found by their owner. folder: shared by all server processes; None for memory."""
 
     def __init__(self, folder: Path | None = None, max_records: int = MAX_RECORDS) -> None:
-        self._folder, self._max_records = folder, max_records
-        self._latest: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
-        self._files = ThreadPoolExecutor(1, "polyvox-request-log")
-        self._free_calls = threading.BoundedSemaphore(MAX_PENDING)
+        self._store = SharedStore(folder, StoreLimits(max_values=max_records), "request records")
 
     def put(self, record: RequestRecord) -> bool:
         """Stores a record; false if it is dropped, because the disk stalls."""
-        name, values = _name(record.owner, record.request_id), record.as_dict() | {"usage": record.usage()}
-        if self._folder is not None and self._call(self._write, name, values) is None:
-            return False
-        self._latest.pop(name, None)
-        self._latest[name] = values if self._folder is None else None
-        if len(self._latest) > self._max_records:
-            expired, _ = self._latest.popitem(last=False)
-            if self._folder is not None:
-                self._call(self._delete, expired)
-        return True
+        values = record.as_dict() | {"usage": record.usage()}
+        return self._store.put(record.owner, record.request_id, json.dumps(values))
 
     async def get(self, owner: str, request_id: str) -> dict[str, Any] | None:
         """The record, or None. Raises Overloaded if the disk stalls."""
-        name = _name(owner, request_id)
-        if self._folder is None:
-            return self._latest.get(name)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(READ_TIMEOUT):
-                if (reading := self._call(self._read, name)) is not None:
-                    return await asyncio.shield(asyncio.wrap_future(reading))
-        raise Overloaded("The request records cannot be read now: the disk does not answer.", READ_TIMEOUT)
+        text = await self._store.get(owner, request_id)
+        return None if text is None else json.loads(text)
 
     async def flush(self) -> None:
-        """Returns when all records can be read by other processes, or after FLUSH_TIMEOUT: a disk may stall."""
-        if self._folder is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_TIMEOUT):
-                    if (waiting := self._call(lambda: None)) is not None:
-                        await asyncio.shield(asyncio.wrap_future(waiting))
+        """Returns when all records can be read by other processes, or after a timeout: a disk may stall."""
+        await self._store.flush()
 
     def close(self) -> None:
-        self._files.shutdown(wait=False)
-
-    def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T] | None:
-        """Runs work in the thread after all earlier calls; None if MAX_PENDING calls are pending already."""
-        if not self._free_calls.acquire(blocking=False):
-            return None
-        future = self._files.submit(work, *args, **kwargs)
-        future.add_done_callback(lambda _: self._free_calls.release())
-        return future
-
-    def _write(self, name: str, values: dict[str, Any]) -> None:
-        path = self._path(name)
-        partial = path.with_suffix(".partial")
-        with suppress(OSError):  # a full disk loses the record, not the request
-            partial.write_text(json.dumps(values))
-            partial.replace(path)
-
-    def _delete(self, name: str) -> None:
-        with suppress(OSError):
-            self._path(name).unlink(missing_ok=True)
-
-    def _read(self, name: str) -> dict[str, Any] | None:
-        with suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads(self._path(name).read_text())
-            return found
-        return None
-
-    def _path(self, name: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{name}.json"
-
-
-def _name(owner: str, request_id: str) -> str:
-    """Also a file name: ids may have any characters."""
-    return hashlib.sha256(f"{owner}\n{request_id}".encode("utf-8", "replace")).hexdigest()
+        self._store.close()

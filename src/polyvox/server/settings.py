@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 from pydantic_settings import (
     BaseSettings,
@@ -410,6 +410,8 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
+    _llm_is_supervised: bool = PrivateAttr(default=False)
+
     @property
     def wyoming_address(self) -> tuple[str, int] | None:
         return None if self.wyoming is None else _split_address(self.wyoming)
@@ -435,6 +437,16 @@ class Settings(BaseSettings):
             vocoder_device=self.vocoder_device,
             trace=self.trace,
         )
+
+    @property
+    def llm_is_supervised(self) -> bool:
+        """Whether the server itself starts and restarts the LLM."""
+        return self._llm_is_supervised
+
+    def with_supervised_llm(self, url: str) -> "Settings":
+        copy = self.model_copy(update={"llm": url})
+        copy._llm_is_supervised = True
+        return copy
 
     def restart_policy(self) -> RestartPolicy:
         return RestartPolicy(self.restart_delay, self.max_restart_delay)

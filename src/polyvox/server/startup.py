@@ -5,6 +5,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from polyvox.engine.interface import AsyncEngine
 from polyvox.errors import EngineDown
@@ -19,7 +20,8 @@ CONNECT_TIMEOUT = 5.0  # seconds that a request waits for the connection to an e
 class Startup:
     """Creates the AppState when the engine runs; until then `state` is None.
 
-    on_set_up: called when the state is created, with None, or cannot be created, with the error.
+    shared_dir: see create_app. on_set_up: called when the state is created, with None, or cannot be created, with the
+    error.
     """
 
     def __init__(
@@ -27,10 +29,11 @@ class Startup:
         engine: AsyncEngine,
         settings: Settings,
         request_log: RequestLog,
+        shared_dir: Path | None,
         on_set_up: Callable[[Exception | None], None],
     ) -> None:
         self.engine, self.settings = engine, settings
-        self._request_log, self._on_set_up = request_log, on_set_up
+        self._request_log, self._shared_dir, self._on_set_up = request_log, shared_dir, on_set_up
         self.state: AppState | None = None
         self._created = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="polyvox-startup")
@@ -57,7 +60,9 @@ class Startup:
             while self.state is None:
                 if self.engine.status().running:
                     with suppress(EngineDown):  # it has failed again
-                        self.state = await AppState.create(self.engine, self.settings, self._request_log)
+                        self.state = await AppState.create(
+                            self.engine, self.settings, self._request_log, self._shared_dir
+                        )
                         break
                 await asyncio.sleep(POLL_INTERVAL)
         except Exception as error:

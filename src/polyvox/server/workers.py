@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,13 +27,14 @@ from polyvox.engine.interface import AsyncEngine, Engine
 from polyvox.errors import PolyvoxError
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
-from polyvox.server.app import Connect, create_app
+from polyvox.server.app import SHARED_FOLDERS, Connect, create_app
 from polyvox.server.app_state import AppState
 from polyvox.server.logs import set_up_logs
 from polyvox.server.malloc import limit_malloc
 from polyvox.server.metrics import MULTIPROCESS_DIR, TimeoutKind
 from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol, reset
 from polyvox.server.settings import BACKLOG, Settings
+from polyvox.server.shared_folder import shared_folder
 from polyvox.server.startup import Startup
 from polyvox.server.synthesis.reader import SEND_BUFFER
 from polyvox.server.synthesis.service import SynthesisService
@@ -49,6 +49,7 @@ CLOSE_TIMEOUT = 3  # seconds after the drain for all requests to end
 DRAIN_INTERVAL = 0.05  # seconds between two checks for running utterances
 RESTART_INTERVAL = 1.0  # seconds between two starts of a server process
 MAX_REPORT_CHARS = 500  # of an error that a server process reports; writes to a pipe are atomic up to 4,096 bytes
+METRICS = "metrics"  # the folder of metrics in that of all server processes
 Waitable = Connection | socket.socket  # becomes readable when something has happened
 # A pong waits behind all audio that a player has not played yet.
 PONG_TIMEOUT = 300.0  # seconds
@@ -189,19 +190,19 @@ class Server(uvicorn.Server):
 def create_server(
     connect: Connect,
     settings: Settings,
-    records: Path | None = None,
+    shared_dir: Path | None = None,
     engine_failed: Waitable | None = None,
     on_set_up: Callable[[Exception | None], None] = lambda _: None,
     wyoming: socket.socket | None = None,
 ) -> Server:
-    """A server that is not started yet. records, on_set_up: see create_app."""
+    """A server that is not started yet. shared_dir, on_set_up: see create_app."""
 
     def stop_on_error(error: Exception | None) -> None:
         if error is not None:
             server.fail(error)
         on_set_up(error)
 
-    app = create_app(connect, settings, records, stop_on_error)
+    app = create_app(connect, settings, shared_dir, stop_on_error)
 
     def count_timeout(kind: TimeoutKind) -> None:
         if (state := server.state) is not None:
@@ -239,7 +240,7 @@ def run_server(
     connect: Connect,
     settings: Settings,
     listener: socket.socket,
-    records: Path | None = None,
+    shared_dir: Path | None = None,
     engine_failed: Waitable | None = None,
     on_set_up: Callable[[Exception | None], None] = lambda _: None,
     wyoming: socket.socket | None = None,
@@ -251,7 +252,7 @@ def run_server(
     log.info("server process started", extra={"pid": os.getpid()})
     if settings.workers:  # otherwise the engine is in this process
         limit_malloc()
-    server = create_server(connect, settings, records, engine_failed, on_set_up, wyoming)
+    server = create_server(connect, settings, shared_dir, engine_failed, on_set_up, wyoming)
     server.run(sockets=[listener])
     if (error := server.set_up_error) is not None:
         raise PolyvoxError(f"The server cannot be set up: {str(error) or repr(error)}") from error
@@ -271,18 +272,17 @@ def run_workers(
     """
     reports, reporter = _SPAWN.Pipe(duplex=False)
     with (
-        tempfile.TemporaryDirectory(prefix=f"polyvox-{os.getpid()}-server-") as folder,
+        shared_folder() as folder,
         _stop_signal() as stop,
         reports,
         reporter,
     ):
-        records, metrics = Path(folder) / "records", Path(folder) / "metrics"
-        records.mkdir()
-        metrics.mkdir()
-        os.environ[MULTIPROCESS_DIR] = str(metrics)
+        for name in (*SHARED_FOLDERS, METRICS):
+            (folder / name).mkdir()
+        os.environ[MULTIPROCESS_DIR] = str(folder / METRICS)
         processes: list[SpawnProcess] = []
         try:
-            arguments = (endpoint, settings, listener, records, reporter, wyoming)
+            arguments = (endpoint, settings, listener, folder, reporter, wyoming)
             processes = [_start(arguments) for _ in range(settings.workers)]
             ends: list[Waitable] = [stop] if engine_failed is None else [stop, engine_failed]
             is_set_up = False
@@ -320,7 +320,7 @@ def _worker_main(
     endpoint: EngineEndpoint,
     settings: Settings,
     listener: socket.socket,
-    records: Path,
+    shared_dir: Path,
     reporter: Connection,
     wyoming: socket.socket | None,
 ) -> None:
@@ -332,7 +332,7 @@ def _worker_main(
             reporter.send(None)
 
     try:
-        run_server(connect_remote(endpoint), settings, listener, records, on_set_up=on_set_up, wyoming=wyoming)
+        run_server(connect_remote(endpoint), settings, listener, shared_dir, on_set_up=on_set_up, wyoming=wyoming)
     except Exception as error:  # multiprocessing would print it
         reporter.send((str(error) or repr(error))[:MAX_REPORT_CHARS])
         log.critical("server process failed", exc_info=True)

@@ -78,14 +78,23 @@ class ThinkerOverloaded(Overloaded):
         self.status = status
 
 
+class ThinkerStarting(Overloaded):
+    """The server starts or restarts the thinker, which does not listen yet."""
+
+    code = "llm_starting"
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("The LLM is starting.", retry_after)
+
+
 class Thinker(Protocol):
     """A language model for any number of concurrent answers."""
 
     def answer(self, body: ChatBody, with_ids: bool) -> AsyncGenerator[ThinkerEvent]:
         """Streams one answer: with `with_ids` a ThinkerPrompt, then Deltas, then the End.
 
-        Closing the generator cancels the answer. Raises ThinkerRejected, ThinkerOverloaded, ThinkerTimeout or
-        ThinkerFailed.
+        Closing the generator cancels the answer. Raises ThinkerRejected, ThinkerOverloaded, ThinkerStarting,
+        ThinkerTimeout or ThinkerFailed.
         """
 
     async def close(self) -> None:

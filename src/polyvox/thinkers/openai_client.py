@@ -26,6 +26,7 @@ from polyvox.thinkers.interface import (
     ThinkerFailed,
     ThinkerOverloaded,
     ThinkerRejected,
+    ThinkerStarting,
     ThinkerTimeout,
     TimeLimit,
 )
@@ -38,6 +39,7 @@ END_TIMEOUT = 0.2  # seconds for the end of the response after the end of the an
 KEEP_ALIVE = 30.0  # seconds that an idle connection stays open
 READ_BUFFER = 64 * 1024  # bytes that are read ahead of the parser
 MAX_ERROR_BYTES = 64 * 1024  # of the body of an error
+STARTING_RETRY_AFTER = 5.0  # seconds; a large model takes minutes to load
 DEFAULT_RETRY_AFTER = 1.0  # seconds, if the server does not say
 DONE = b"[DONE]"
 # Of the keys of a chunk, those that only models that speak by token ids need.
@@ -52,6 +54,7 @@ class LLMConfig:
     """An OpenAI-compatible server and its limits. Times are in seconds.
 
     url: with its version, such as http://localhost:11434/v1. model: None for the one that each request names.
+    is_supervised: this server starts and restarts it; while it does not listen, ThinkerStarting is raised.
     """
 
     url: str
@@ -62,6 +65,7 @@ class LLMConfig:
     token_timeout: float = 20.0
     timeout: float = 600.0
     max_requests: int = 256
+    is_supervised: bool = False
 
 
 class OpenAIThinker:
@@ -183,6 +187,8 @@ class OpenAIThinker:
             except TimeoutError:
                 raise self._timeout(limit) from None
             except (aiohttp.ClientError, OSError) as error:
+                if self._config.is_supervised and isinstance(error, aiohttp.ClientConnectorError):
+                    raise ThinkerStarting(STARTING_RETRY_AFTER) from None
                 if attempt + 1 == MAX_ATTEMPTS:
                     message = f"The LLM cannot be reached: {_describe(error)}."
                     raise ThinkerFailed(message) from None

@@ -27,6 +27,10 @@ def identity_of(config: OmniConfig, name: str) -> ModelIdentity:
     return ModelIdentity(name, f"omni-{numbers}")
 
 
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in TOKENIZER_FILES)
+
+
 class Qwen3OmniFamily:
     """Loads the speech side of Qwen3-Omni checkpoints; the thinker runs elsewhere."""
 
@@ -37,12 +41,11 @@ class Qwen3OmniFamily:
 
     def read_info(self, folder: Path, name: str | Path) -> ModelInfo:
         config = read_config(folder)
-        return model_info(config, identity_of(config, shown_name(folder, name)))
+        return model_info(config, identity_of(config, shown_name(folder, name)), has_tokenizer(folder))
 
     def load(self, folder: Path, name: str | Path, options: LoadOptions) -> Qwen3OmniModel:
         weights = load_weights(folder, options.device, options.dtype, options.vocoder_device)
-        has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
-        tokenizer = TextTokenizer(folder, weights.config) if has_tokenizer else None
+        tokenizer = TextTokenizer(folder, weights.config) if has_tokenizer(folder) else None
         return Qwen3OmniModel(weights, tokenizer, identity_of(weights.config, shown_name(folder, name)))
 
     def random_model(

@@ -36,8 +36,11 @@ PUBLISHED: dict[Capability, str] = {
 }
 
 
-def model_info(config: OmniConfig, identity: ModelIdentity) -> ModelInfo:
+def model_info(config: OmniConfig, identity: ModelIdentity, has_tokenizer: bool) -> ModelInfo:
     """The capabilities of a checkpoint with this config."""
+    # Instead of line breaks, whose id only a tokenizer knows, it has the token of silence.
+    turns = (config.im_start_id, config.user_id, config.tts_pad_id, config.im_end_id)
+    trial_prompt = (*turns, config.im_start_id, config.assistant_id, config.tts_pad_id)
     return ModelInfo(
         identity=identity,
         voices=tuple(config.talker.speakers),
@@ -48,6 +51,7 @@ def model_info(config: OmniConfig, identity: ModelIdentity) -> ModelInfo:
         frame_seconds=config.code2wav.samples_per_frame / config.code2wav.sample_rate,
         sampling=config.sampling,
         takes_conversations=True,
+        trial_prompt=() if has_tokenizer else trial_prompt,
         alternatives=PUBLISHED,
     )
 
@@ -64,7 +68,7 @@ class Qwen3OmniModel:
         self.vocoder = CodecVocoder(model.code2wav)
 
     def info(self) -> ModelInfo:
-        return model_info(self.config, self.identity)
+        return model_info(self.config, self.identity, self._tokenizer is not None)
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:  # noqa: ARG002
         raise self.info().unsupported("recording", NOT_SHOWN, "can_clone")

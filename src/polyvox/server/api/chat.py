@@ -70,7 +70,7 @@ async def create_chat_completion(request: Request, body: ChatRequest, state: Sta
     state.conversation.require_llm()
     owner = request.scope[LIMITER].caller.key
     given: dict[str, Any] = await request.json()
-    messages = state.conversation.transcripts.resolve(owner, body.messages)
+    messages = await state.conversation.transcripts.resolve(owner, body.messages)
     forwarded = {key: value for key, value in given.items() if key not in SPEECH_FIELDS} | {"messages": messages}
     if not body.is_spoken:
         return TextChatResponse(state, forwarded, request_id, {})

@@ -139,18 +139,15 @@ class SpokenChatResponse(ChatResponse):
         by_tokens = state.info.takes_conversations
         answer = SpokenAnswer(thinker, self._body, utterance, state.settings.max_text_chars, by_tokens)
         audio_id, message = new_audio_id(), MessageBuilder()
-
-        async def events_and_transcript() -> AsyncGenerator[AnswerEvent]:
-            """The transcript is stored before the end is sent: the client's next request may name it."""
-            async with aclosing(answer.events()) as events:
-                async for event in events:
-                    if isinstance(event, End):
-                        state.conversation.transcripts.put(owner, audio_id, message.text)
-                    yield event
-
-        async with aclosing(events_and_transcript()) as events:
-            send = self._send_stream if self._options.streaming else self._send_whole
-            await send(self._format(audio_id, utterance), events, message, write)
+        async with (
+            aclosing(answer.events()) as answered,
+            aclosing(self._keep(answered, owner, audio_id, message)) as events,
+        ):
+            chat = self._format(audio_id, utterance)
+            if self._options.streaming:
+                await self._send_stream(chat, events, write)
+            else:
+                await self._send_whole(chat, events, message, write)
         if answer.first_token is not None:
             state.metrics.llm_first_token.observe(answer.first_token)
             fields: dict[str, object] = {"llm_first_token": round(answer.first_token, 3)}
@@ -158,6 +155,17 @@ class SpokenChatResponse(ChatResponse):
                 fields["media_rows"] = "zeros"
             log_detail("llm answered", self._request_id, fields)
         await state.request_log.flush()
+
+    async def _keep(
+        self, events: AsyncGenerator[AnswerEvent], owner: str, audio_id: str, message: MessageBuilder
+    ) -> AsyncGenerator[AnswerEvent]:
+        """The events, joined to the message, whose transcript is stored before its client can refer to it."""
+        async for item in events:
+            if isinstance(item, Delta):
+                message.add(item)
+            elif isinstance(item, End):
+                await self._state.conversation.transcripts.put(owner, audio_id, message.text)
+            yield item
 
     def _format(self, audio_id: str, utterance: Utterance) -> OpenAIChatFormat:
         model = str(self._body.get("model") or self._state.settings.llm_model or utterance.record.model)
@@ -169,7 +177,6 @@ class SpokenChatResponse(ChatResponse):
         self,
         chat: OpenAIChatFormat,
         events: AsyncGenerator[AnswerEvent],
-        message: MessageBuilder,
         write: ResponseWriter,
     ) -> None:
         assert self._utterance is not None
@@ -185,7 +192,6 @@ class SpokenChatResponse(ChatResponse):
         async for item in events:
             match item:
                 case Delta():
-                    message.add(item)
                     await send(chat.text(item))
                 case bytes():
                     has_audio = True
@@ -207,8 +213,6 @@ class SpokenChatResponse(ChatResponse):
         with ExitStack() as files:
             async for item in events:
                 match item:
-                    case Delta():
-                        message.add(item)
                     case SpooledFile():
                         file = files.enter_context(item)
                     case End():

@@ -2,59 +2,61 @@
 """Transcripts of earlier answers: clients refer to them in the history by the id of their audio."""
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Mapping
-from time import monotonic
+from pathlib import Path
 from typing import Any
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.server.shared_store import SharedStore, StoreLimits
 
 LIFETIME = 3600  # seconds
-# Of all transcripts of a server process; the oldest are dropped.
-MAX_CHARS, MAX_TRANSCRIPTS = 10_000_000, 50_000
+MAX_CHARS, MAX_TRANSCRIPTS = 10_000_000, 50_000  # of a server; the oldest are deleted
 HINT = "Send the transcript as the content of the message instead."
 
 
 class TranscriptStore:
-    """The transcripts of one server process, by the key that made them and the id of their audio."""
+    """Transcripts by the key that made them and the id of their audio.
 
-    def __init__(self, max_chars: int = MAX_CHARS, max_transcripts: int = MAX_TRANSCRIPTS) -> None:
-        self._max_chars, self._max_transcripts, self.num_chars = max_chars, max_transcripts, 0
-        self._texts: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
+    folder: shared by all server processes, None for memory. The limits are those of this process.
+    """
 
-    def put(self, owner: str, audio_id: str, text: str) -> None:
-        self._texts[owner, audio_id] = monotonic() + LIFETIME, text
-        self.num_chars += len(text)
-        while self._texts and self._must_drop_oldest():
-            self.num_chars -= len(self._texts.popitem(last=False)[1][1])
+    def __init__(
+        self, folder: Path | None = None, max_chars: int = MAX_CHARS, max_transcripts: int = MAX_TRANSCRIPTS
+    ) -> None:
+        self._store = SharedStore(folder, StoreLimits(max_transcripts, max_chars, LIFETIME), "transcripts")
 
-    def get(self, owner: str, audio_id: str) -> str | None:
-        expires, text = self._texts.get((owner, audio_id), (0.0, ""))
-        return text if monotonic() < expires else None
+    async def put(self, owner: str, audio_id: str, text: str) -> None:
+        """Returns when all server processes can read it, or after a timeout: a disk may stall."""
+        self._store.put(owner, audio_id, text)
+        await self._store.flush()
 
-    def _must_drop_oldest(self) -> bool:
-        expires, _ = next(iter(self._texts.values()))
-        is_full = self.num_chars > self._max_chars or len(self._texts) > self._max_transcripts
-        return is_full or expires < monotonic()
+    async def get(self, owner: str, audio_id: str) -> str | None:
+        """Raises Overloaded if the disk stalls."""
+        return await self._store.get(owner, audio_id)
 
-    def resolve(self, owner: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def close(self) -> None:
+        self._store.close()
+
+    async def resolve(self, owner: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages with text in place of the audio of earlier answers; raises InvalidRequest for an unknown id."""
-        return [self._resolve(owner, message, index) for index, message in enumerate(messages)]
+        texts: dict[str, str] = {}  # by audio id: each is read once
+        resolved = []
+        for index, message in enumerate(messages):
+            rest = {key: value for key, value in message.items() if key != "audio"}
+            audio, field = message.get("audio"), f"messages[{index}].audio"
+            if audio is not None and not rest.get("content"):
+                if not isinstance(audio, Mapping) or not isinstance(audio.get("id"), str):
+                    raise InvalidRequest(field, NOT_SHOWN, "must have the id of an earlier answer")
+                if (audio_id := audio["id"]) not in texts:
+                    texts[audio_id] = await self._read(owner, audio_id, field)
+                rest["content"] = texts[audio_id]
+            resolved.append(rest)
+        return resolved
 
-    def _resolve(self, owner: str, message: dict[str, Any], index: int) -> dict[str, Any]:
-        if "audio" not in message:
-            return message
-        rest = {key: value for key, value in message.items() if key != "audio"}
-        audio = message["audio"]
-        if rest.get("content") or audio is None:
-            return rest
-        field = f"messages[{index}].audio"
-        if not isinstance(audio, Mapping) or not isinstance(audio.get("id"), str):
-            raise InvalidRequest(field, NOT_SHOWN, "must have the id of an earlier answer")
-        text = self.get(owner, audio["id"])
-        if text is None:
-            raise InvalidRequest(field, audio["id"], "the id is unknown or has expired", HINT)
-        return {**rest, "content": text}
+    async def _read(self, owner: str, audio_id: str, field: str) -> str:
+        if (text := await self.get(owner, audio_id)) is None:
+            raise InvalidRequest(field, audio_id, "the id is unknown or has expired", HINT)
+        return text
 
 
 def new_audio_id() -> str:

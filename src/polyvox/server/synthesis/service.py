@@ -17,7 +17,7 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncEngine, AsyncStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.info import ModelInfo
-from polyvox.models.request import ClonedVoice, Request
+from polyvox.models.request import ClonedVoice, Request, ThinkerPrompt
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis.options import SynthesisOptions
@@ -148,8 +148,18 @@ class SynthesisService:
             raise
 
     async def submit_trial(self, options: SynthesisOptions) -> AsyncStream:
-        """Submits the first segment as a later one, which a busy engine admits before queued requests."""
+        """Submits the first segment as a later one, which a busy engine admits before queued requests.
+
+        A model that takes no text speaks the answer to its trial prompt instead.
+        """
         segments, request, _ = await self.in_thread(self.prepare, options)
+        if ids := self.info.trial_prompt:
+            prompt = ThinkerPrompt(ids)
+            answer = replace(request, live=True, layout="streaming", thinker_prompt=prompt, segment=1)
+            stream = await self.submit(answer)
+            stream.append_tokens(ids[-1:])
+            stream.finish_text()
+            return stream
         segment = segments.next_ready()
         assert segment is not None
         return await self.submit(replace(request, text=segment.text, segment=1))
