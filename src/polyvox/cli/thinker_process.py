@@ -70,7 +70,7 @@ class ThinkerSupervisor:
                 process.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
-        self._thread.join()
+        self._thread.join(STOP_TIMEOUT)
 
     def _supervise(self) -> None:
         while not self._closing.is_set():

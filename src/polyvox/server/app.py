@@ -81,8 +81,8 @@ def create_app(
 ) -> FastAPI:
     """The application of one server process, which serves health requests before its engine has started.
 
-    shared_dir: a folder with SHARED_FOLDERS in it, if there are several processes. on_set_up: called when the engine has
-    started and the application is set up, with None, or cannot be set up, with the error.
+    shared_dir: a folder with SHARED_FOLDERS in it, if there are several processes. on_set_up: called when the engine
+    has started and the application is set up, with None, or cannot be set up, with the error.
     """
     settings = settings or Settings()
 

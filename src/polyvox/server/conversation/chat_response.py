@@ -141,7 +141,7 @@ class SpokenChatResponse(ChatResponse):
         audio_id, message = new_audio_id(), MessageBuilder()
         async with (
             aclosing(answer.events()) as answered,
-            aclosing(self._keep(answered, owner, audio_id, message)) as events,
+            aclosing(self._store_transcript(answered, owner, audio_id, message)) as events,
         ):
             chat = self._format(audio_id, utterance)
             if self._options.streaming:
@@ -156,7 +156,7 @@ class SpokenChatResponse(ChatResponse):
             log_detail("llm answered", self._request_id, fields)
         await state.request_log.flush()
 
-    async def _keep(
+    async def _store_transcript(
         self, events: AsyncGenerator[AnswerEvent], owner: str, audio_id: str, message: MessageBuilder
     ) -> AsyncGenerator[AnswerEvent]:
         """The events, joined to the message, whose transcript is stored before its client can refer to it."""
