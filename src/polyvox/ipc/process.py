@@ -98,7 +98,9 @@ def run_engine_process(
             gc.enable()
             gc.freeze()  # the collector skips what the start allocated; scanning it paused every stream for 130 ms
             listener.listen()
-            supervisor.send(StartedEngine(engine.sample_rate, engine.info(), engine.stats()))
+            started = StartedEngine(engine.sample_rate, engine.info(), engine.stats())
+            with suppress(OSError):  # the supervisor has ended, and _watch_supervisor handles it
+                supervisor.send(started)
         except Exception as error:
             with suppress(OSError):  # the supervisor has ended
                 supervisor.send(start_error(error))
