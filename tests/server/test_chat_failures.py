@@ -197,13 +197,22 @@ def test_a_status_of_the_llm_is_the_status_of_the_response(
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_what_the_llm_says_about_its_key_is_not_for_clients(
-    status: int, client: httpx.Client, llm: ScriptedLLM
+    status: int, llm: ScriptedLLM, engine: PausableEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     llm.script = Script(status=status, error={"error": {"message": "Incorrect API key provided: sk-secret."}})
-    response = client.post(PATH, json=body())
+    settings = Settings(llm=llm.url, llm_key="sk-secret")
+    with serving(engine, settings) as server, server.client() as client:
+        response = client.post(PATH, json=body())
     assert (response.status_code, response.json()["error"]["code"]) == (502, "llm_failed")
     assert "llm_key" in response.json()["error"]["message"]
     assert "sk-secret" not in response.text
+    (record,) = [record for record in caplog.records if record.message == "llm key rejected"]
+    assert vars(record)["error"] == "Incorrect API key provided: (hidden)."
+
+
+def test_a_long_message_of_the_llm_is_cut(client: httpx.Client, llm: ScriptedLLM) -> None:
+    llm.script = Script(status=400, error={"error": {"message": "x" * 50_000}})
+    assert len(client.post(PATH, json=body()).json()["error"]["message"]) < 1100
 
 
 def test_the_first_text_of_a_stream_may_take_longer_than_the_next(client: httpx.Client, llm: ScriptedLLM) -> None:

@@ -38,7 +38,7 @@ MAX_ATTEMPTS, RETRY_DELAY = 2, 0.1  # of a request whose connection fails before
 END_TIMEOUT = 0.2  # seconds for the end of the response after the end of the answer
 KEEP_ALIVE = 30.0  # seconds that an idle connection stays open
 READ_BUFFER = 64 * 1024  # bytes that are read ahead of the parser
-MAX_ERROR_BYTES = 64 * 1024  # of the body of an error
+MAX_ERROR_BYTES, MAX_ERROR_CHARS = 64 * 1024, 1000  # of the body of an error; of its message for the client
 STARTING_RETRY_AFTER = 5.0  # seconds; a large model takes minutes to load
 DEFAULT_RETRY_AFTER = 1.0  # seconds, if the server does not say
 DONE = b"[DONE]"
@@ -203,9 +203,11 @@ class OpenAIThinker:
                 body = await response.content.read(MAX_ERROR_BYTES)
         except (aiohttp.ClientError, OSError, TimeoutError):
             body = b""
-        if response.status in KEY_STATUSES:  # the message may contain the key
-            return ThinkerFailed(f"The LLM rejected the server's key with status {response.status}: check llm_key.")
         message, param = _error_of(body)
+        if response.status in KEY_STATUSES:  # the message is about the server's key, not for its clients
+            hidden = message.replace(self._config.key, "(hidden)") if self._config.key else message
+            log.warning("llm key rejected", extra={"status": response.status, "error": hidden})
+            return ThinkerFailed(f"The LLM rejected the server's key with status {response.status}: check llm_key.")
         if response.status in (429, 503):
             return ThinkerOverloaded(f"The LLM is overloaded: {message}", _retry_after(response), response.status)
         if response.status in CLIENT_STATUSES:
@@ -355,9 +357,9 @@ def _error_of(body: bytes) -> tuple[str, str | None]:
     try:
         error = json.loads(body)["error"]
         if isinstance(error, str):
-            return error, None
+            return error[:MAX_ERROR_CHARS], None
         param = error.get("param")
-        return str(error["message"]), param if isinstance(param, str) else None
+        return str(error["message"])[:MAX_ERROR_CHARS], param if isinstance(param, str) else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return shorten(body.decode(errors="replace").strip()), None
 
