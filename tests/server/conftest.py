@@ -11,6 +11,7 @@ from ipc.engine_processes import eventually
 from polyvox.server.settings import Settings
 from server.fakes import MAX_STREAMS, PausableEngine
 from server.live_server import RunningServer, serving
+from server.scripted_llm import ScriptedLLM, scripted_llm
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +53,16 @@ def server(shared_server: RunningServer, engine: PausableEngine) -> Iterator[Run
 def client(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def shared_llm() -> Iterator[ScriptedLLM]:
+    with scripted_llm() as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared_llm: ScriptedLLM) -> Iterator[ScriptedLLM]:
+    shared_llm.reset()
+    yield shared_llm
+    shared_llm.release()

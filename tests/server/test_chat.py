@@ -5,7 +5,6 @@ import base64
 import io
 import json
 import wave
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -18,26 +17,13 @@ from polyvox.audio import read_audio
 from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
-from server.scripted_llm import MODEL, PROMPT_TOKENS, Action, Script, ScriptedLLM, scripted_llm
+from server.scripted_llm import MODEL, PROMPT_TOKENS, Action, Script, ScriptedLLM
 
 pytestmark = pytest.mark.slow
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}]
 KEY = "the-key-of-the-llm"
 PATH = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def shared_llm() -> Iterator[ScriptedLLM]:
-    with scripted_llm() as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared_llm: ScriptedLLM) -> Iterator[ScriptedLLM]:
-    shared_llm.reset()
-    yield shared_llm
-    shared_llm.release()
 
 
 @pytest.fixture(scope="module")

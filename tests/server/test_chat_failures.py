@@ -27,19 +27,6 @@ SLOW: list[Step] = ["One two three. Four", *(1000 * (0.05, " more"))]  # it does
 
 
 @pytest.fixture(scope="module")
-def shared_llm() -> Iterator[ScriptedLLM]:
-    with scripted_llm() as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared_llm: ScriptedLLM) -> Iterator[ScriptedLLM]:
-    shared_llm.reset()
-    yield shared_llm
-    shared_llm.release()
-
-
-@pytest.fixture(scope="module")
 def server_settings(shared_llm: ScriptedLLM) -> Settings:
     return Settings(
         llm=shared_llm.url, llm_token_timeout=TIMEOUT, llm_first_token_timeout=2 * TIMEOUT, max_text_chars=2000
