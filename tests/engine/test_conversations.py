@@ -20,7 +20,7 @@ from polyvox.engine.stream_status import StreamStatus
 from polyvox.errors import InvalidRequest, StreamFailed
 from polyvox.models.hashing_tokenizer import HashingTokenizer
 from polyvox.models.qwen3_omni.speech_model import Qwen3OmniModel
-from polyvox.models.request import Request, Sampling, ThinkerPrompt
+from polyvox.models.request import Layout, Request, Sampling, ThinkerPrompt
 from reference.omni_cases import CONVERSATIONS, END, LINE, OPEN, Conversation, user
 
 CASES = [case for case in CONVERSATIONS if case.shape == "plain"]
@@ -189,6 +189,9 @@ def test_a_conversation_takes_tokens_and_no_text(engine: LocalEngine) -> None:
     stream.cancel()
     with pytest.raises(InvalidRequest, match="chelsie, ethan, aiden"):
         engine.submit(replace(request_of(TEXT), voice="serena"))
+    for layout in ("whole", "unknown"):
+        with pytest.raises(InvalidRequest, match="layout"):
+            engine.submit(replace(request_of(TEXT), layout=cast(Layout, layout)))
 
 
 def test_missing_rows_of_audio_are_zeros(engine: LocalEngine) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from polyvox.text.normalizer import TextNormalizer
 
+MAX_MARKUP = 1024  # characters after the last word of a segment that may be its markup
 _MARKUP = re.compile(r"(?:[^\w\s<]|_|<[^<>\s]*>){1,64}")
 
 
@@ -27,51 +28,74 @@ class SegmentLocator:
 
     def __init__(self, normalizer: TextNormalizer) -> None:
         self._normalizer = normalizer
-        self._written, self._num_assigned = "", 0  # the text that belongs to no segment yet, and the length before it
-        self._words, self._words_start = "", 0  # the spoken words from the last segment on, and their position
+        self._written = _Window()  # the text that belongs to no segment yet
+        self._words = _Window()  # the spoken words from the last segment on
 
     def append_written(self, text: str) -> None:
-        self._written += text
+        self._written.append(text)
 
     def append_words(self, text: str) -> None:
-        self._words += text
+        self._words.append(text)
 
     def begin(self) -> SegmentText:
         """The next segment, whose spoken text is not known yet."""
-        num_blank = len(self._words) - len(self._words.lstrip())
-        self._words, self._words_start = self._words[num_blank:], self._words_start + num_blank
-        return SegmentText(self._num_assigned)
+        while self._words.first(1).isspace():
+            self._words.drop(1)
+        return SegmentText(self._written.start)
 
     def extend(self, segment: SegmentText, spoken: str, complete: bool) -> None:
         """Sets the spoken text of the last segment. It continues what is known."""
         segment.spoken, segment.complete = spoken, complete
-        end = self._words_start + len(spoken)
+        words_start = self._words.start
+        end = words_start + len(spoken)
         # Positions are searched in parts: text that is not normalised yet may be long.
-        while self._written:
-            part = self._written[: 2 * len(spoken) + 64]
-            found = self._normalizer.spoken_positions(np.arange(self._num_assigned, self._num_assigned + len(part)))
+        while part := self._written.first(2 * len(spoken) + 64):
+            found = self._normalizer.spoken_positions(self._written.start + np.arange(len(part)))
             num_chars = int(np.searchsorted(found, end))
             segment.written += part[:num_chars]
-            segment.positions += np.maximum(0.0, found[:num_chars] - self._words_start).tolist()
-            self._written, self._num_assigned = self._written[num_chars:], self._num_assigned + num_chars
+            segment.positions += np.maximum(0.0, found[:num_chars] - words_start).tolist()
+            self._written.drop(num_chars)
             if num_chars < len(part):
                 break
         if complete:
             self._add_markup(segment, end)
-            self._words, self._words_start = self._words[len(spoken) :], end
+            self._words.drop(len(spoken))
 
     def _add_markup(self, segment: SegmentText, end: int) -> None:
         """Adds the markup right after the last word of a segment, of which nothing is spoken."""
-        found = _MARKUP.match(self._written)
+        following = self._written.first(MAX_MARKUP)
+        found = _MARKUP.match(following)
         length = found.end() if found is not None else 0
-        following = self._normalizer.spoken_positions(self._num_assigned + 1 + np.arange(length))
-        num_chars = int(np.searchsorted(following, end, "right"))
-        segment.written += self._written[:num_chars]
+        positions = self._normalizer.spoken_positions(self._written.start + 1 + np.arange(length))
+        num_chars = int(np.searchsorted(positions, end, "right"))
+        segment.written += following[:num_chars]
         segment.positions += [float(len(segment.spoken))] * num_chars
-        self._written, self._num_assigned = self._written[num_chars:], self._num_assigned + num_chars
+        self._written.drop(num_chars)
 
     def rest(self) -> SegmentText:
         """The written text after the last segment, of which nothing is spoken."""
-        rest = SegmentText(self._num_assigned, "", self._written, [0.0] * len(self._written), complete=True)
-        self._num_assigned, self._written = self._num_assigned + len(self._written), ""
-        return rest
+        start, written = self._written.start, self._written.rest()
+        self._written.drop(len(written))
+        return SegmentText(start, "", written, [0.0] * len(written), complete=True)
+
+
+class _Window:
+    """A text that grows at its end and is dropped at its start, in time proportional to its length."""
+
+    def __init__(self) -> None:
+        self._text, self._num_dropped = "", 0
+        self.start = 0  # its position in all text that was appended
+
+    def append(self, text: str) -> None:
+        self._text += text
+
+    def first(self, num_chars: int) -> str:
+        return self._text[self._num_dropped : self._num_dropped + num_chars]
+
+    def rest(self) -> str:
+        return self._text[self._num_dropped :]
+
+    def drop(self, num_chars: int) -> None:
+        self._num_dropped, self.start = self._num_dropped + num_chars, self.start + num_chars
+        if 2 * self._num_dropped > len(self._text):
+            self._text, self._num_dropped = self._text[self._num_dropped :], 0

@@ -171,7 +171,7 @@ class Qwen3OmniModel:
             raise self.info().unsupported("instructions", request.instructions, "takes_instructions")
         if request.language != AUTO:
             raise InvalidRequest("language", request.language, (AUTO,))
-        if request.layout == "whole":
+        if request.layout not in (None, "streaming"):
             raise InvalidRequest("layout", request.layout, ("streaming",))
         check_numbers(request, self.config.talker.max_positions)
         self._speaker(request)
