@@ -9,11 +9,12 @@ from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polyvox.errors import InvalidRequest
-from polyvox.server.conversation.transcripts import LIFETIME, TranscriptStore
+from polyvox.server.conversation.transcripts import LIFETIME, MAX_RESOLVED_CHARS, TranscriptStore
 from polyvox.server.settings import Settings
 from polyvox.server.shared_folder import LOCK, PREFIX, shared_folder
 from server.fakes import PausableEngine
@@ -122,3 +123,14 @@ def test_an_answer_is_found_by_the_id_of_its_audio_in_every_server_process() -> 
                     break
             assert len(asked) == settings.workers
             assert llm.requests[-1]["messages"][2]["content"] == message["content"]
+
+
+def test_the_transcripts_of_a_request_are_limited_together() -> None:
+    async def resolve(num_messages: int) -> list[dict[str, Any]]:
+        store = TranscriptStore()
+        await store.put("", "audio_1", "x" * (MAX_RESOLVED_CHARS // 2))
+        return await store.resolve("", num_messages * [{"role": "assistant", "audio": {"id": "audio_1"}}])
+
+    assert len(asyncio.run(resolve(2))) == 2
+    with pytest.raises(InvalidRequest, match=r"messages\[2\].audio.*at most 1,000,000 characters"):
+        asyncio.run(resolve(10_000))

@@ -11,6 +11,7 @@ from polyvox.server.shared_store import SharedStore, StoreLimits
 
 LIFETIME = 3600  # seconds
 MAX_CHARS, MAX_TRANSCRIPTS = 10_000_000, 50_000  # of a server; the oldest are deleted
+MAX_RESOLVED_CHARS = 1_000_000  # of all transcripts in one request: a short one could name a long one many times
 HINT = "Send the transcript as the content of the message instead."
 
 
@@ -40,6 +41,7 @@ class TranscriptStore:
     async def resolve(self, owner: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages with text in place of the audio of earlier answers; raises InvalidRequest for an unknown id."""
         texts: dict[str, str] = {}  # by audio id: each is read once
+        num_chars = 0
         resolved = []
         for index, message in enumerate(messages):
             rest = {key: value for key, value in message.items() if key != "audio"}
@@ -49,6 +51,10 @@ class TranscriptStore:
                     raise InvalidRequest(field, NOT_SHOWN, "must have the id of an earlier answer")
                 if (audio_id := audio["id"]) not in texts:
                     texts[audio_id] = await self._read(owner, audio_id, field)
+                num_chars += len(texts[audio_id])
+                if num_chars > MAX_RESOLVED_CHARS:
+                    limit = f"{MAX_RESOLVED_CHARS:,} characters"
+                    raise InvalidRequest(field, NOT_SHOWN, f"the transcripts of a request must have at most {limit}")
                 rest["content"] = texts[audio_id]
             resolved.append(rest)
         return resolved
