@@ -151,7 +151,7 @@ def engine(checkpoints: Path) -> Iterator[GreedyEngine]:
 
 @pytest.fixture(scope="module")
 def client(engine: GreedyEngine, thinker: TransformersThinker) -> Iterator[httpx.Client]:
-    with running(thinker) as url, serving(engine, Settings(llm=url), wait=False) as server, server.client() as client:
+    with running(thinker) as url, serving(engine, Settings(llm=url)) as server, server.client() as client:
         eventually(lambda: server.server.state is not None)
         yield client
 
