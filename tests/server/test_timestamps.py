@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of words and characters in all APIs: complete, in order, and never later than their audio."""
 
+import asyncio
 import base64
 import json
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from polyvox.alignment import TimedText, Times
-from polyvox.server.synthesis.timestamps import WebSocketAlignment
+from polyvox.alignment import SpeechTimeline, TimedText, Times
+from polyvox.audio.samples import Samples
+from polyvox.server.synthesis.timestamps import AlignmentScheduler, WebSocketAlignment
+from polyvox.text.segment_text import SegmentText
 from server.live_server import RunningServer
 from server.websocket_clients import WebSocketClient, connect_websocket
 
@@ -195,6 +199,33 @@ def test_contexts_have_their_own_times(server: RunningServer) -> None:
 def test_a_client_can_turn_alignments_off(server: RunningServer) -> None:
     with connect_websocket(server, f"{SPEECH}/stream-input?output_format=pcm_24000&sync_alignment=false") as websocket:
         assert all(message["alignment"] is None for message in speak(websocket, TEXT))
+
+
+def test_other_tasks_run_between_the_alignments_of_utterances() -> None:
+    order: list[str] = []
+
+    class RecordingTimeline(SpeechTimeline):
+        def push(self, samples: Samples, final: bool) -> TimedText:
+            order.append("alignment")
+            return super().push(samples, final)
+
+    async def other_task() -> None:
+        while order.count("alignment") < 4:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        scheduler, audio = AlignmentScheduler(), np.zeros(1920, np.float32)
+        timelines = [RecordingTimeline(24_000) for _ in range(4)]
+        for timeline in timelines:
+            timeline.begin(SegmentText(0, complete=True))
+        pushes = [scheduler.push(timeline, audio, False) for timeline in timelines]
+        async with asyncio.timeout(5):
+            await asyncio.gather(*pushes, other_task())
+
+    asyncio.run(run())
+    assert ["alignment", "alignment"] not in [order[at : at + 2] for at in range(len(order))]
+    assert order.count("alignment") == 4
 
 
 def test_rounded_times_add_up() -> None:

@@ -51,8 +51,8 @@ class SegmentAligner:
         self._best = np.zeros(0)  # score of each state if it ends at the last frame
         self._stayed = np.zeros(0)  # the same, if it lasted longer than the table of durations
         self._sums = np.zeros(0)  # of the scores of each state over all frames
-        # Score of entering each state after the last frames, the newest first, less its sums at that time.
-        self._entries = np.zeros((MAX_FRAMES, 0))
+        # [states, frames]: score of entering each state after the last frames, the newest first, less its sums then.
+        self._entries = np.zeros((0, MAX_FRAMES))
         self._decisions = np.zeros((64, 0), np.int8)  # [frames, states]: how the best end of a state came about
         self._add_states([LEAD])
 
@@ -80,10 +80,10 @@ class SegmentAligner:
         """Start frames of the states from `first` on that have begun by now."""
         if not self._num_frames:
             return np.zeros(0, np.int64)
-        # Row n of the entries: the state has lasted n frames so far.
-        running = self._entries[1:] + self._remaining[: MAX_FRAMES - 1]
-        lengths = running.argmax(0)
-        best = running[lengths, self._columns] + self._sums
+        # Column n of the entries: the state has lasted n frames so far.
+        running = self._entries[:, 1:] + self._remaining[:, : MAX_FRAMES - 1]
+        lengths = running.argmax(1)
+        best = running[self._rows, lengths] + self._sums
         scores = np.maximum(best, self._stayed)
         if self._num_quiet >= MIN_PAUSE:  # the next word has not begun
             scores = np.where(self._is_silent, scores, IMPOSSIBLE)
@@ -102,8 +102,7 @@ class SegmentAligner:
 
     def expected_frames(self, first: int, last: int) -> float:
         """Mean duration of a range of states."""
-        probabilities = np.exp(self._durations[:, first:last])
-        return float((probabilities * np.arange(MAX_FRAMES + 1)[:, None]).sum())
+        return float(self._model.mean_frames[self._indices[first:last]].sum())
 
     @property
     def symbols(self) -> NDArray[np.int64]:
@@ -125,9 +124,11 @@ class SegmentAligner:
         is_first = not self._symbols
         self._symbols += [SYMBOLS.index(symbol) for symbol in symbols]
         indices = np.array(self._symbols)
-        self._indices, self._columns = indices, np.arange(len(indices))
-        self._durations = self._model.durations[indices].T.astype(np.float64)  # [MAX_FRAMES + 1, states]
-        remaining = np.cumsum(np.exp(self._durations[:0:-1]), 0)[::-1]  # probability of this number of frames or more
+        self._indices, self._rows = indices, np.arange(len(indices))
+        durations = self._model.durations[indices].astype(np.float64)
+        self._skips, self._durations = durations[:, 0], np.ascontiguousarray(durations[:, 1:])  # [states, MAX_FRAMES]
+        # Probability of this number of frames or more.
+        remaining = np.cumsum(np.exp(self._durations[:, ::-1]), 1)[:, ::-1]
         self._remaining = np.log(remaining + 1e-9)
         self._is_silent = np.isin(indices, [SYMBOLS.index(symbol) for symbol in SILENT])
         self._longer = np.where(self._is_silent, LONGER_SILENCE, LONGER)
@@ -135,14 +136,14 @@ class SegmentAligner:
         num_new = len(symbols)
         self._sums = np.concatenate([self._sums, np.zeros(num_new)])
         self._best = np.concatenate([self._best, np.full(num_new, IMPOSSIBLE)])
-        self._entries = np.concatenate([self._entries, np.full((MAX_FRAMES, num_new), IMPOSSIBLE)], 1)
+        self._entries = np.concatenate([self._entries, np.full((num_new, MAX_FRAMES), IMPOSSIBLE)])
         self._decisions = np.concatenate([self._decisions, np.zeros((len(self._decisions), num_new), np.int8)], 1)
         self._stayed = np.concatenate([self._stayed, np.full(num_new, IMPOSSIBLE)])
         if is_first:
             self._entries[0, 0] = 0.0
-            self._best[0] = self._durations[0, 0]
+            self._best[0] = self._skips[0]
         self._skip(self._num_frames)
-        self._entries[0, 1:] = self._best[:-1] - self._sums[1:]
+        self._entries[1:, 0] = self._best[:-1] - self._sums[1:]
 
     def _read(self, frames: NDArray[np.float32], at_end: bool) -> None:
         self._frames = np.concatenate([self._frames, frames])
@@ -151,8 +152,8 @@ class SegmentAligner:
             return
         first = self._num_context
         scores = self._model.scores(with_context(self._frames)[first : first + num_ready]).astype(np.float64)
-        for row, level in zip(scores, self._frames[first:, 0], strict=False):
-            self._step(row[self._indices])
+        for row, level in zip(scores[:, self._indices], self._frames[first:, 0], strict=False):
+            self._step(row)
             self._num_quiet = self._num_quiet + 1 if level < QUIET else 0
         self._num_context = min(BEFORE, first + num_ready)
         self._frames = self._frames[first + num_ready - self._num_context :]
@@ -163,23 +164,23 @@ class SegmentAligner:
         if self._num_frames >= len(self._decisions):
             self._decisions = np.concatenate([self._decisions, np.zeros_like(self._decisions)])
         self._sums += scores
-        ended = self._entries + self._durations[1:]
-        lengths = ended.argmax(0)
-        best = ended[lengths, self._columns] + self._sums
+        ended = self._entries + self._durations
+        lengths = ended.argmax(1)
+        best = ended[self._rows, lengths] + self._sums
         self._stayed = self._best + scores + self._longer
         is_longer = self._stayed > best
         self._best = np.where(is_longer, self._stayed, best)
         self._decisions[self._num_frames] = np.where(is_longer, STAY, lengths + 1)
         self._skip(self._num_frames)
-        self._entries[1:] = self._entries[:-1]
+        self._entries[:, 1:] = self._entries[:, :-1]
         self._entries[0, 0] = IMPOSSIBLE
-        self._entries[0, 1:] = self._best[:-1] - self._sums[1:]
+        self._entries[1:, 0] = self._best[:-1] - self._sums[1:]
 
     def _skip(self, frame: int) -> None:
         """States that may last no time."""
         before, rest = self._best.copy(), self._best[1:]
         for _ in range(MAX_SKIPS):
-            np.maximum(rest, self._best[:-1] + self._durations[0, 1:], out=rest)
+            np.maximum(rest, self._best[:-1] + self._skips[1:], out=rest)
         self._decisions[frame][self._best > before] = SKIP
 
     def _trace(self, first: int, state: int, frame: int) -> NDArray[np.int64]:

@@ -31,12 +31,13 @@ class SpeechFeatures:
     def __init__(self, sample_rate: int, speed: float = 1.0) -> None:
         self._hop = max(1, round(FRAME_SECONDS / WINDOWS / speed * sample_rate))
         self._size = round(WINDOW_SECONDS * sample_rate)
-        self._offsets = np.arange(self._size)
         self._fft_size = 1 << (self._size - 1).bit_length()
         self._window = np.hanning(self._size).astype(np.float32) * np.float32(REFERENCE_WINDOW / self._size)
         frequencies = np.fft.rfftfreq(self._fft_size, 1 / sample_rate)
         edges = np.array(BAND_EDGES)[:, None]
-        self._bands = ((frequencies >= edges[:-1]) & (frequencies < edges[1:])).astype(np.float32).T
+        bands = ((frequencies >= edges[:-1]) & (frequencies < edges[1:])).astype(np.float32).T
+        # Mean over the windows of a frame, of the squares of the real and of the imaginary part.
+        self._bands = np.tile(bands.repeat(2, 0), (WINDOWS, 1)) / np.float32(WINDOWS)
         self._buffer = np.zeros(0, np.float32)
         self._peak = MIN_PEAK
         self._last: Features | None = None  # level and shape of the last frame
@@ -47,17 +48,17 @@ class SpeechFeatures:
 
     def push(self, samples: Samples) -> Features:
         """The frames that are complete with these samples."""
-        self._buffer = np.concatenate([self._buffer, samples])
+        self._buffer = np.concatenate([self._buffer, samples], dtype=np.float32)
         num_frames = (len(self._buffer) - self._size - (WINDOWS - 1) * self._hop) // self.frame_samples + 1
         if num_frames <= 0:
             return np.zeros((0, NUM_FEATURES), np.float32)
-        starts = np.arange(num_frames * WINDOWS)[:, None] * self._hop
-        spectra = np.fft.rfft(self._buffer[starts + self._offsets] * self._window, self._fft_size)
-        powers = ((spectra.real**2 + spectra.imag**2).astype(np.float32) @ self._bands + MIN_POWER).reshape(
-            num_frames, WINDOWS, -1
-        )
+        item = self._buffer.itemsize
+        shape, strides = (num_frames * WINDOWS, self._size), (self._hop * item, item)
+        windows: Features = np.ndarray(shape, np.float32, self._buffer, strides=strides)
+        spectra = np.fft.rfft(windows * self._window, self._fft_size).astype(np.complex64, copy=False)
+        parts = spectra.view(np.float32).reshape(num_frames, -1)
         self._buffer = self._buffer[num_frames * self.frame_samples :]
-        return self._features(powers.mean(1))
+        return self._features(np.square(parts) @ self._bands + np.float32(MIN_POWER))
 
     def finish(self) -> Features:
         """The remaining frames, with silence after the end."""
@@ -76,4 +77,5 @@ class SpeechFeatures:
         before = np.concatenate([frames[:1] if self._last is None else self._last, frames[:-1]])
         self._last = frames[-1:]
         change = frames - before
-        return np.concatenate([frames, change[:, :1], np.abs(change[:, 1:]).mean(1, keepdims=True)], 1)
+        shape_change = np.abs(change[:, 1:]).sum(1, keepdims=True) / np.float32(change.shape[1] - 1)
+        return np.concatenate([frames, change[:, :1], shape_change], 1)

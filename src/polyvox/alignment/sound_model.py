@@ -69,7 +69,9 @@ class SoundModel:
     scale: Features
     layers: tuple[tuple[Features, Features], ...]  # weight and bias
     prior: Features  # log-probability of each trained symbol
+    speech_prior: float  # of all letters together
     durations: NDArray[np.float32]  # [symbols, MAX_FRAMES + 1]
+    mean_frames: NDArray[np.float64]  # of each symbol
 
     def scores(self, frames: Features) -> Features:
         """[frames, symbols]: log of the likelihood, less that of the best symbol. frames: from `with_context`."""
@@ -77,11 +79,8 @@ class SoundModel:
         for index, (weight, bias) in enumerate(self.layers):
             hidden = (np.maximum(hidden, 0.0) if index else hidden) @ weight + bias
         hidden -= hidden.max(1, keepdims=True)
-        hidden -= np.log(np.exp(hidden).sum(1, keepdims=True))
-        num_letters = len(LETTERS)
-        speech = np.log(np.exp(hidden[:, :num_letters]).sum(1)) - np.log(np.exp(self.prior[:num_letters]).sum())
-        trained = hidden - self.prior
-        found = np.concatenate([trained, np.repeat(speech[:, None], len(GENERIC_SECONDS), 1)], 1)
+        speech = np.log(np.exp(hidden[:, : len(LETTERS)]).sum(1, keepdims=True)) - self.speech_prior
+        found = np.concatenate([hidden - self.prior, *[speech] * len(GENERIC_SECONDS)], 1)
         return np.asarray(found - found.max(1, keepdims=True), np.float32)
 
 
@@ -101,4 +100,7 @@ def load_sound_model(path: Path = MODEL_FILE) -> SoundModel:
         arrays = {name: file[name].astype(np.float32) for name in file.files}
     layers = tuple((arrays[f"weight_{index}"], arrays[f"bias_{index}"]) for index in range(2))
     durations = np.concatenate([arrays["durations"], generic_durations()])
-    return SoundModel(arrays["mean"], arrays["scale"], layers, arrays["prior"], durations)
+    prior = arrays["prior"]
+    speech_prior = float(np.log(np.exp(prior.ravel()[: len(LETTERS)]).sum()))
+    mean_frames = np.exp(durations) @ np.arange(MAX_FRAMES + 1)
+    return SoundModel(arrays["mean"], arrays["scale"], layers, prior, speech_prior, durations, mean_frames)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.alignment.aligner import SegmentAligner
-from polyvox.alignment.words import WORD_WITH_SPACES, WordTime, next_word
+from polyvox.alignment.words import WORD_WITH_SPACES, SpokenWord, WordTime, next_word
 from polyvox.audio.samples import Samples
 from polyvox.audio.time_stretch import MAX_SPEED, MIN_SPEED
 from polyvox.text.phonemes.inline_phonemes import MARK_CLOSE, MARK_MIDDLE, MARK_OPEN
@@ -101,6 +101,7 @@ class SpeechTimeline:
         self._start: float | None = None
         self._spoken_starts: list[float] = []  # of the characters of the spoken text that are known
         self._num_states = 0  # known
+        self._next_word: SpokenWord | None = None  # if no text that follows can change it
         self._shown: list[str] = []  # what is shown for each spoken character
         self._num_read = self._word_at = 0  # of the spoken text; of the written text
         self._written.num_chars = self._spoken.num_chars = 0
@@ -248,10 +249,12 @@ class SpeechTimeline:
 
     def _add_words(self, timed: TimedText) -> None:
         segment = self._segment
-        while (word := next_word(segment, self._word_at)) is not None:
+        while (word := self._next_word or next_word(segment, self._word_at)) is not None:
             start = self._seconds_at(word.sound_start)
             if start is None:
+                self._next_word = word if segment.complete else None
                 return
+            self._next_word = None
             start = max(start, self._last_word_end)
             end = self._seconds_at(word.sound_end)
             if end is None:

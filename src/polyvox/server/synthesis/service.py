@@ -24,6 +24,7 @@ from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import SegmentQueue
 from polyvox.server.synthesis.spool import Spool
+from polyvox.server.synthesis.timestamps import AlignmentScheduler
 from polyvox.server.synthesis.utterance import Utterance
 from polyvox.text import Lexicon, TextRules, load_lexicon
 
@@ -61,6 +62,7 @@ class SynthesisService:
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")
         self._encoding = ThreadPoolExecutor(settings.encoder_threads, "polyvox-encode")
         self._decoding = ThreadPoolExecutor(RECORDING_THREADS, "polyvox-decode")
+        self.alignments = AlignmentScheduler()
         self.spool = Spool(settings.spool_dir, settings.max_spool_bytes // max(1, settings.workers))
         self._num_preparing = self._num_recordings = 0
         # The latest rejections by whole_file, with their times.

@@ -1,12 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of words, segments and characters in the formats of the APIs."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from polyvox.alignment import TimedText, Times
+from polyvox.alignment import SpeechTimeline, TimedText, Times
+from polyvox.audio.samples import Samples
 
 TimestampGranularity = Literal["word", "segment", "character"]  # characters: in ElevenLabs' APIs
+
+
+class AlignmentScheduler:
+    """Aligns the audio of all utterances on the event loop, one chunk per iteration of the loop.
+
+    The engine returns chunks of all streams at once. Other tasks wait for one alignment, not for all.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def push(self, timeline: SpeechTimeline, samples: Samples, final: bool) -> TimedText:
+        """As `SpeechTimeline.push`."""
+        async with self._turn:
+            timed = timeline.push(samples, final)
+            await asyncio.sleep(0)
+        return timed
 
 
 def word_objects(timed: Iterable[TimedText], file_start: float = 0.0) -> list[dict[str, Any]]:

@@ -283,14 +283,14 @@ class Utterance:
                 if len(chunk.samples):
                     self.record.audio_seconds += len(chunk.samples) / self._service.engine.sample_rate
                     if timeline is not None:
-                        yield timeline.push(chunk.samples, chunk.final)
+                        yield await self._service.alignments.push(timeline, chunk.samples, chunk.final)
                         timeline = None if chunk.final else timeline
                     yield chunk.samples
             self._add_result(self._stream)
             if self._cancelled:
                 return
             if timeline is not None:
-                yield timeline.push(np.zeros(0, np.float32), final=True)
+                yield await self._service.alignments.push(timeline, np.zeros(0, np.float32), final=True)
         if self._cancelled:
             return
         if self._segments.trailing_silence:
