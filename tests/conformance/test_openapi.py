@@ -18,7 +18,7 @@ from polyvox.audio import encode
 
 EXAMPLES = 200  # per operation at most, besides those that cover the schema
 REQUEST_TIMEOUT = 30.0  # seconds
-RUN_TIMEOUT = 600.0  # seconds
+RUN_TIMEOUT = 1500.0  # seconds
 # The schema cannot express model capabilities and voices; and as a request id may be "batch", the path of batches
 # also answers GET, which its entry does not list.
 EXCLUDED_CHECKS = "positive_data_acceptance,allow_header_conformance"

@@ -130,8 +130,9 @@ def test_an_answer_that_takes_too_long_is_a_timeout(llm: ScriptedLLM) -> None:
 
 
 def test_a_slow_llm_is_no_failure(client: httpx.Client, llm: ScriptedLLM) -> None:
-    llm.script = Script(["One", 0.2, " two", 0.2, " three."])
-    assert text_of(streamed(client)) == "One two three."
+    """Each pause is below the limit, and all of them together are above it."""
+    llm.script = Script(["One", *(5 * (TIMEOUT / 4, " two"))])
+    assert text_of(streamed(client)) == "One" + 5 * " two"
 
 
 def test_a_whole_text_may_take_longer_than_a_first_token(client: httpx.Client, llm: ScriptedLLM) -> None:
