@@ -45,9 +45,9 @@ async def list_voices(state: State) -> JSONResponse:
 @router.get("/v2/voices", summary="Search the voices, in ElevenLabs' format and in pages.")
 async def search_voices(
     state: State,
+    voice_ids: Annotated[list[str], Query(default_factory=list)],
     search: str = "",
     category: str = "",
-    voice_ids: Annotated[list[str] | None, Query()] = None,
     sort: str = "",
     sort_direction: str = "asc",
     page_size: int = 10,
@@ -190,10 +190,10 @@ async def _voices(state: AppState) -> list[dict[str, Any]]:
     ]
 
 
-def _matches(voice: dict[str, Any], search: str, category: str, voice_ids: list[str] | None) -> bool:
+def _matches(voice: dict[str, Any], search: str, category: str, voice_ids: list[str]) -> bool:
     texts = (voice["name"], voice["description"] or "", voice["category"], *voice["labels"].values())
     return (
         any(search in text.lower() for text in texts)
         and category in ("", voice["category"])
-        and (voice_ids is None or voice["voice_id"] in voice_ids)
+        and (not voice_ids or voice["voice_id"] in voice_ids)
     )
