@@ -13,7 +13,7 @@ CLIENTS := .conformance/clients/node/.complete \
 serve: $(VENV)/.runtime  ## start the server with the embedded voice
 	$(BIN)/polyvox serve $(ARGS)
 
-quick: $(VENV)/.dev  ## the tests to run at each save; under a minute on 2 cores
+quick: $(VENV)/.dev  ## the tests to run at each save
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
 
 test: $(VENV)/.dev  ## all tests without GPU; three processes for two cores, because some tests only wait
