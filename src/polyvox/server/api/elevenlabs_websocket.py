@@ -23,8 +23,7 @@ from polyvox.server.api.websocket_connection import (
     IdleTimeout,
     LiveUtterance,
     WebSocketConnection,
-    cancel_all,
-    raise_first,
+    run_session,
     serve_websocket,
 )
 from polyvox.server.ignored_fields import IgnoredFields
@@ -97,19 +96,7 @@ class ContextSession:
         except (PolyvoxError, IdleTimeout) as error:
             reason = _timeout_error(INACTIVITY_TIMEOUT) if isinstance(error, IdleTimeout) else error
             await self._close_with(reason, repeat=self._multiple and isinstance(error, InvalidRequest))
-        receiving = asyncio.create_task(self._receive_loop(first))
-        failed = asyncio.create_task(self._task_failed.wait())
-        try:
-            await asyncio.wait({receiving, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done() and receiving.exception() is None and self._tasks:
-                await asyncio.wait([*self._tasks], return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            if self._is_busy():
-                self._connection.count_abort()
-            results = await cancel_all(receiving, failed, *self._tasks)
-            self._tasks.clear()
-            del receiving, failed
-        raise_first(results)
+        await run_session(self._connection, self._receive_loop(first), self._tasks, self._task_failed)
 
     async def _parse_query(self) -> None:
         query = self._connection.query

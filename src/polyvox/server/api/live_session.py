@@ -14,8 +14,7 @@ from polyvox.server.api.websocket_connection import (
     IdleTimeout,
     LiveUtterance,
     WebSocketConnection,
-    cancel_all,
-    raise_first,
+    run_session,
 )
 from polyvox.server.responses import APIError
 from polyvox.server.synthesis.options import SynthesisOptions
@@ -40,9 +39,8 @@ class LiveSession(ABC):
     async def send_audio(self, utterance: LiveUtterance, part: bytes) -> None:
         """Sends a part of the audio of an utterance."""
 
-    async def send_words(self, utterance: LiveUtterance, words: list[WordTime]) -> None:
-        """Sends the times of words, if the utterance was started with them."""
-        raise NotImplementedError
+    async def send_words(self, utterance: LiveUtterance, words: list[WordTime]) -> None:  # noqa: B027
+        """Sends the times of words. Only utterances that were started with word times have any."""
 
     @abstractmethod
     async def send_end(self, utterance: LiveUtterance) -> None:
@@ -53,19 +51,7 @@ class LiveSession(ABC):
         """utterance: the one that has failed."""
 
     async def run(self) -> None:
-        receiving = asyncio.create_task(self._receive_loop())
-        failed = asyncio.create_task(self._task_failed.wait())
-        try:
-            await asyncio.wait({receiving, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done() and receiving.exception() is None and self._tasks:
-                await asyncio.wait([*self._tasks], return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            if self._is_busy():
-                self.connection.count_abort()
-            results = await cancel_all(receiving, failed, *self._tasks)
-            self._tasks.clear()
-            del receiving, failed
-        raise_first(results)
+        await run_session(self.connection, self._receive_loop(), self._tasks, self._task_failed)
 
     def start(self, options: SynthesisOptions) -> LiveUtterance:
         """A new utterance. Raises APIError if too many are running."""

@@ -4,7 +4,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -177,6 +177,31 @@ async def cancel_all(*tasks: asyncio.Task[Any]) -> list[BaseException | None]:
     for task in tasks:
         task.cancel()
     return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def run_session(
+    connection: "WebSocketConnection",
+    receive_loop: Coroutine[Any, Any, None],
+    tasks: dict[asyncio.Task[None], "LiveUtterance"],
+    task_failed: asyncio.Event,
+) -> None:
+    """Receives messages until the client ends the session, then waits for the tasks that send audio.
+
+    A failed task ends the session. All tasks are cancelled at the end, and the first exception is raised.
+    """
+    receiving = asyncio.create_task(receive_loop)
+    failed = asyncio.create_task(task_failed.wait())
+    try:
+        await asyncio.wait({receiving, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if receiving.done() and receiving.exception() is None and tasks:
+            await asyncio.wait([*tasks], return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        if any(utterance.busy for utterance in tasks.values()):
+            connection.count_abort()
+        results = await cancel_all(receiving, failed, *tasks)
+        tasks.clear()
+        del receiving, failed
+    raise_first(results)
 
 
 def raise_first(results: list[BaseException | None]) -> None:

@@ -3,6 +3,7 @@
 
 import base64
 import logging
+from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from typing import Any
@@ -59,12 +60,13 @@ class ChatResponse(ClientResponse):
         finally:
             metrics.llm_requests.labels(outcome).inc()
 
+    @abstractmethod
     async def _answer(self, owner: str, write: ResponseWriter) -> None:
-        raise NotImplementedError
+        """Sends the answer; raises PolyvoxError."""
 
+    @abstractmethod
     def _is_event_stream(self) -> bool:
         """Whether an error can be sent as an event. Otherwise the body ends without its end."""
-        raise NotImplementedError
 
     def _is_recorded(self) -> bool:
         """Whether the failed request is counted and logged already."""
