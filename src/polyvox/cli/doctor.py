@@ -260,7 +260,7 @@ def voice_library() -> Iterator[Finding]:
     except PolyvoxError as error:
         yield Finding("voice library", "warn", str(error), "set POLYVOX_HOME to a writable folder")
         return
-    message = f"{len(voices)} voices in {library.folder}"
+    message = f"{len(voices)} voices in {library.store.location}"
     if damaged:
         yield Finding("voice library", "warn", f"{message}; {len(damaged)} damaged", "run: polyvox voice list")
     else:

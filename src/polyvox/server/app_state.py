@@ -25,7 +25,7 @@ from polyvox.server.voice_catalog import VoiceCatalog
 from polyvox.text.dictionary_library import DictionaryLibrary
 from polyvox.voices import VoiceLibrary
 
-DICTIONARIES = "dictionaries"  # the folder of pronunciation dictionaries in that of the voice library
+DICTIONARIES = "dictionaries"  # the folder of pronunciation dictionaries in the store of the voice library
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class AppState:
             settings.max_streams or int(stats["slots"]),
             synthesis,
             voices,
-            DictionaryLibrary(library.folder / DICTIONARIES),
+            DictionaryLibrary(library.store.subfolder(DICTIONARIES)),
             RecordingReader(settings, engine.sample_rate),
             request_log,
             metrics,

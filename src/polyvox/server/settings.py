@@ -24,6 +24,7 @@ from pydantic_settings import (
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.lifecycle import RestartPolicy
 from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.file_store import is_url
 from polyvox.server.validation import field_error
 
 ENV_PREFIX = "POLYVOX_"
@@ -283,8 +284,10 @@ class Settings(BaseSettings):
         default=30.0, gt=0, description="Seconds until an idle WebSocket is closed.", json_schema_extra=LIMITS
     )
 
-    voices_dir: Path | None = Field(
-        default=None, description="Folder of the voice library; by default the user's own.", json_schema_extra=VOICES
+    voices_dir: Path | str | None = Field(
+        default=None,
+        description="Folder or URL (s3://…) of the voice library; by default the user's own folder.",
+        json_schema_extra=VOICES,
     )
     lexicon: Path | None = Field(
         default=None,
@@ -386,6 +389,11 @@ class Settings(BaseSettings):
         if key and not (key.isascii() and key.isprintable()):
             raise ValueError("must be printable ASCII, as a header is")
         return key
+
+    @field_validator("voices_dir")
+    @classmethod
+    def _parse_voices_dir(cls, location: Path | str | None) -> Path | str | None:
+        return Path(location) if isinstance(location, str) and not is_url(location) else location
 
     @field_validator("spool_dir")
     @classmethod

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pronunciation dictionaries on disk: one file per version, written atomically and without locks.
+"""Pronunciation dictionaries in files: one file per version, written atomically and without locks.
 
-A new version is a hard link, which fails if another process has added the same version number; then the change is made
-again on the newer version. The newest versions are kept, so that requests may name an older one.
+Adding a version fails if another process has added the same version number; then the change is made again on the newer
+version. The newest versions are kept, so that requests may name an older one.
 """
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import threading
@@ -15,10 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from polyvox.errors import InvalidRequest, PolyvoxError
-from polyvox.files import link_new, sweep_partials, sync_folder, write_partial
+from polyvox.file_store import FileStore
 from polyvox.text.lexicon import Lexicon, Pronunciation
 from polyvox.text.lexicon_files import MAX_ENTRIES, MAX_FILE_BYTES, parse_rules, to_rule
 
@@ -39,7 +37,7 @@ class UnknownDictionary(InvalidRequest):
 
 
 class DictionaryLibraryError(PolyvoxError):
-    """The folder of the pronunciation dictionaries cannot be read or written."""
+    """The store of the pronunciation dictionaries cannot be read or written."""
 
     code = "dictionary_library"
 
@@ -68,10 +66,10 @@ class Dictionary:
 
 
 class DictionaryLibrary:
-    """The dictionaries of a folder. Processes may read and change it concurrently."""
+    """The dictionaries of a file store. Processes may read and change it concurrently."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, store: FileStore) -> None:
+        self._store = store
         self._cache: dict[str, Dictionary] = {}  # by file name
         self._lock = threading.Lock()
 
@@ -121,7 +119,8 @@ class DictionaryLibrary:
     def _delete(self, dictionary_id: str, numbers: Iterable[int]) -> None:
         try:
             for number in numbers:
-                self._path(dictionary_id, number).unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    self._store.remove(_file_name(dictionary_id, number))
         except OSError as error:
             raise self._error(error) from None
 
@@ -133,18 +132,13 @@ class DictionaryLibrary:
     def _versions(self) -> dict[str, list[int]]:
         """The version numbers of each dictionary, in order."""
         try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return {}
+            names = self._store.names()
         except OSError as error:
             raise self._error(error) from None
         found: dict[str, list[int]] = {}
         for match in filter(None, map(_FILE.fullmatch, names)):
             found.setdefault(match[1], []).append(int(match[2]))
         return {key: sorted(numbers) for key, numbers in found.items()}
-
-    def _path(self, dictionary_id: str, number: int) -> Path:
-        return self.folder / f"{dictionary_id}.{number}{SUFFIX}"
 
     def _write(self, dictionary: Dictionary) -> None:
         """Raises FileExistsError if the version exists."""
@@ -159,32 +153,26 @@ class DictionaryLibrary:
         if len(data) > MAX_FILE_BYTES:
             raise InvalidRequest("rules", len(data), f"must have at most {MAX_FILE_BYTES:,} bytes")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = write_partial(self.folder, data)
-            try:
-                link_new(partial, self._path(dictionary.id, dictionary.number))
-            finally:
-                partial.unlink(missing_ok=True)
-            sync_folder(self.folder)
+            self._store.add(_file_name(dictionary.id, dictionary.number), data)
         except FileExistsError:
             raise
         except OSError as error:
             raise self._error(error) from None
-        sweep_partials(self.folder)
 
     def _read(self, dictionary_id: str, number: int) -> Dictionary | None:
         """None if another process has deleted the file, or if it is damaged. Versions never change."""
-        path = self._path(dictionary_id, number)
+        name = _file_name(dictionary_id, number)
         with self._lock:
-            if (cached := self._cache.get(path.name)) is not None and path.exists():
-                return cached
+            cached = self._cache.get(name)
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, InvalidRequest):
-            content = json.loads(path.read_bytes())
+            if cached is not None and self._store.version(name) is not None:
+                return cached
+            content = json.loads(self._store.read(name, MAX_FILE_BYTES + 1)[1])
             lexicon = parse_rules(json.dumps(content["rules"]))
-            owner, name, description, created = (content[key] for key in ("owner", "name", "description", "created"))
-            found = Dictionary(dictionary_id, number, owner, name, description, created, lexicon)
+            owner, title, description, created = (content[key] for key in ("owner", "name", "description", "created"))
+            found = Dictionary(dictionary_id, number, owner, title, description, created, lexicon)
             with self._lock:
-                self._cache[path.name] = found
+                self._cache[name] = found
                 while len(self._cache) > CACHE_SIZE:
                     del self._cache[next(iter(self._cache))]
             return found
@@ -192,7 +180,13 @@ class DictionaryLibrary:
 
     def _error(self, error: OSError) -> DictionaryLibraryError:
         reason = error.strerror or error
-        return DictionaryLibraryError(f"The pronunciation dictionaries in {self.folder} cannot be used: {reason}.")
+        return DictionaryLibraryError(
+            f"The pronunciation dictionaries in {self._store.location} cannot be used: {reason}."
+        )
+
+
+def _file_name(dictionary_id: str, number: int) -> str:
+    return f"{dictionary_id}.{number}{SUFFIX}"
 
 
 def updated(lexicon: Lexicon, pronunciations: Iterable[Pronunciation]) -> Lexicon:

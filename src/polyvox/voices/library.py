@@ -1,56 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The voice library: one file per voice, written atomically and without locks.
+"""The voice library: one file per voice in a folder or an object store, written atomically and without locks.
 
-The file name is derived from the name of the voice. A new voice is a hard link, which fails if the name exists; a
-changed voice is a rename; a removed voice is one deleted file. A killed process leaves at most a hidden temporary file,
-which a later write of any process deletes.
+The file name is derived from the name of the voice. In a folder a new voice is a hard link, which fails if the name
+exists; a changed voice is a rename; a removed voice is one deleted file. A killed process leaves at most a hidden
+temporary file, which a later write of any process deletes.
 """
 
 import os
 import re
 import threading
-import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from stat import S_ISREG
 from urllib.parse import quote, unquote
 
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists, VoiceLibraryError
-from polyvox.files import link_new, sweep_partials, sync_folder, write_partial
+from polyvox.file_store import FolderStore, is_url, open_store
+from polyvox.files import write_partial
 from polyvox.models.info import ModelIdentity
 from polyvox.models.request import ClonedVoice
 from polyvox.voices.voice import MAX_FILE, Voice, check, from_bytes, name_key, new_voice, to_bytes
 
 SUFFIX = ".safetensors"
 CACHE_SIZE = 1024  # voices in memory
-MIN_CACHE_AGE_NS = 1_000_000_000  # two writes within a tick of the file system's clock may look the same
 CONTENT_ID = re.compile(r"[0-9a-f]{64}")
 ADD_HINT = "Add a voice with: polyvox voice add NAME FILE --model MODEL."
-
-FileVersion = tuple[int, int, int]  # inode, modification time and size
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedVoice:
-    """A file of the library that cannot be read, and the reason."""
+    """A file of the library that cannot be read, and the reason. path: or the URL."""
 
     name: str
-    path: Path
+    path: Path | str
     reason: str
 
 
 class VoiceLibrary:
-    """The voices of a folder. Processes may read and change it concurrently and see each other's changes at once.
+    """The voices of a folder, or of a URL such as s3://bucket/voices. Processes may read and change it concurrently.
 
-    The default folder is $POLYVOX_HOME/voices, or polyvox/voices in the user's data folder.
+    They see each other's changes at once in a folder, and within seconds in an object store. The default folder is
+    $POLYVOX_HOME/voices, or polyvox/voices in the user's data folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self.folder = default_folder() if folder is None else Path(folder)
-        self._cache: dict[Path, tuple[FileVersion, Voice | DamagedVoice]] = {}
+        self.store = open_store(default_folder() if folder is None else folder)
+        self._cache: dict[str, tuple[object, Voice | DamagedVoice]] = {}  # by file name
         self._lock = threading.Lock()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a library that is not in an object store."""
+        assert isinstance(self.store, FolderStore)
+        return self.store.folder
 
     def add(
         self,
@@ -75,7 +78,7 @@ class VoiceLibrary:
             found: Voice | DamagedVoice | None = next((voice for voice in self.list() if voice.id == name), None)
         else:
             try:
-                found = self._load(self._path(name))
+                found = self._load(to_file_name(name))
             except InvalidRequest:  # not a valid name, so no voice has it
                 found = None
         if found is None:
@@ -114,9 +117,9 @@ class VoiceLibrary:
 
     def check_free(self, name: str) -> None:
         """Raises InvalidRequest for an invalid name and VoiceExists for a name in use."""
-        path = self._path(name)
+        file_name = to_file_name(name)
         try:
-            if path.exists():
+            if file_name in self.store.names():
                 raise _exists_error(name)
         except OSError as error:
             raise self._library_error(error) from None
@@ -124,14 +127,11 @@ class VoiceLibrary:
     def remove(self, name: str) -> None:
         """Delete a voice and its data. Raises UnknownVoice."""
         try:
-            self._path(name).unlink()
+            self.store.remove(to_file_name(name))
         except (FileNotFoundError, InvalidRequest):
             raise self._unknown(name) from None
         except OSError as error:
             raise self._library_error(error) from None
-        with suppress(OSError):
-            sync_folder(self.folder)
-        self.sweep()
 
     def edit(self, name: str, new_name: str, description: str | None) -> Voice:
         """Change the name and the description of a voice. Raises UnknownVoice, and VoiceExists for a name in use.
@@ -178,98 +178,91 @@ class VoiceLibrary:
 
     def sweep(self) -> int:
         """Delete old temporary files of killed processes and return their number."""
-        return sweep_partials(self.folder)
+        return self.store.sweep()
 
     # Files
 
-    def _path(self, name: str) -> Path:
-        return self.folder / (quote(name_key(name), safe="") + SUFFIX)
-
     def _put(self, voice: Voice, replace: bool) -> None:
-        path = self._path(voice.name)
         if not replace:
             self.check_free(voice.name)  # before anything is written
-        if self.folder.parts[:1] == ("~",):
+        if isinstance(self.store, FolderStore) and self.folder.parts[:1] == ("~",):
             raise VoiceLibraryError("There is no home folder for the voice library. Set POLYVOX_HOME to a folder.")
+        file_name, data = to_file_name(voice.name), to_bytes(voice)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise self._library_error(error) from None
-        try:
-            partial = write_partial(self.folder, to_bytes(voice))
-            try:
-                if replace:
-                    partial.replace(path)
-                else:
-                    link_new(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
-            sync_folder(self.folder)
+            if replace:
+                self.store.replace(file_name, data)
+            else:
+                self.store.add(file_name, data)
         except FileExistsError:
             raise _exists_error(voice.name) from None
         except OSError as error:
             raise self._library_error(error) from None
-        self.sweep()
 
     def _scan(self) -> tuple[Voice | DamagedVoice, ...]:
         try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return ()
+            names = self.store.names()
         except OSError as error:
             raise self._library_error(error) from None
-        paths = [self.folder / name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
-        found = [voice for path in paths if (voice := self._load(path)) is not None]
+        names = [name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
+        found = [voice for name in names if (voice := self._load(name)) is not None]
         return tuple(sorted(found, key=lambda voice: voice.name.casefold()))
 
-    def _load(self, path: Path) -> Voice | DamagedVoice | None:
+    def _load(self, file_name: str) -> Voice | DamagedVoice | None:
         """The voice of a file, from the cache if the file has not changed. None if there is no file."""
         try:
-            stat = path.stat()
-            if not S_ISREG(stat.st_mode):
-                return DamagedVoice(_name(path), path, "not a regular file")
-            version = _version(stat)
+            version = self.store.version(file_name)
+            if version is None:
+                raise FileNotFoundError
             with self._lock:
-                cached = self._cache.get(path)
+                cached = self._cache.get(file_name)
             if cached is not None and cached[0] == version:
                 return cached[1]
-            with path.open("rb") as file:
-                version = _version(os.fstat(file.fileno()))
-                found = self._parse(path, file.read(MAX_FILE + 1))
+            version, data = self.store.read(file_name, MAX_FILE + 1)
+            found = self._parse(file_name, data)
         except FileNotFoundError:
             with self._lock:
-                self._cache.pop(path, None)
+                self._cache.pop(file_name, None)
             return None
         except OSError as error:
-            return DamagedVoice(_name(path), path, error.strerror or str(error))
+            return self._damaged(file_name, error.strerror or str(error))
         with self._lock:
-            self._cache.pop(path, None)
-            if time.time_ns() - version[1] > MIN_CACHE_AGE_NS:
-                self._cache[path] = version, found
+            self._cache.pop(file_name, None)
+            if version is not None:
+                self._cache[file_name] = version, found
             while len(self._cache) > CACHE_SIZE:
                 del self._cache[next(iter(self._cache))]
         return found
 
-    def _parse(self, path: Path, data: bytes) -> Voice | DamagedVoice:
+    def _parse(self, file_name: str, data: bytes) -> Voice | DamagedVoice:
         try:
             voice = from_bytes(data)
-            if self._path(voice.name) != path:
+            if to_file_name(voice.name) != file_name:
                 raise ValueError(f"it has the voice {voice.name!r}; import it instead")
         except ValueError as error:
-            return DamagedVoice(_name(path), path, str(error))
+            return self._damaged(file_name, str(error))
         return voice
+
+    def _damaged(self, file_name: str, reason: str) -> DamagedVoice:
+        name = unquote(file_name.removesuffix(SUFFIX))
+        store = self.store
+        path = store.folder / file_name if isinstance(store, FolderStore) else f"{store.location}/{file_name}"
+        return DamagedVoice(name if name.isprintable() else file_name, path, reason)
 
     def _unknown(self, name: str) -> UnknownVoice:
         names = [voice.name for voice in self.list()]
         return UnknownVoice("voice", name, names or "the voice library is empty", "" if names else ADD_HINT)
 
     def _library_error(self, error: OSError) -> VoiceLibraryError:
-        return VoiceLibraryError(f"The voice library in {self.folder} cannot be used: {error.strerror or error}.")
+        return VoiceLibraryError(
+            f"The voice library in {self.store.location} cannot be used: {error.strerror or error}."
+        )
 
 
-def default_folder() -> Path:
-    """The folder of the user's voice library."""
+def default_folder() -> Path | str:
+    """The folder of the user's voice library, or its URL."""
     if home := os.environ.get("POLYVOX_HOME"):
+        if is_url(home):
+            return f"{home.rstrip('/')}/voices"
         return Path(os.path.expanduser(home)) / "voices"
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     # Without a home folder it stays ~; nothing is found there and writing fails.
@@ -281,13 +274,8 @@ def _read_file(path: Path) -> bytes:
         return file.read(MAX_FILE + 1)
 
 
-def _version(stat: os.stat_result) -> FileVersion:
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-def _name(path: Path) -> str:
-    name = unquote(path.name.removesuffix(SUFFIX))
-    return name if name.isprintable() else path.name
+def to_file_name(name: str) -> str:
+    return quote(name_key(name), safe="") + SUFFIX
 
 
 def _changed(voice: Voice, name: str, description: str | None) -> Voice:
