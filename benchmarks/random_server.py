@@ -35,7 +35,8 @@ def build(settings: "Settings", size: str, frames: int, tokens: int) -> "InProce
 def main() -> None:
     from polyvox.cli.serve import serve_with_engine_process
     from polyvox.server.logs import set_up_logs
-    from polyvox.server.settings import BACKLOG, load_settings
+    from polyvox.server.settings import BACKLOG
+    from polyvox.server.settings_sources import load_settings
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="1.7B", choices=["0.6B", "1.7B"])

@@ -15,7 +15,8 @@ import pytest
 
 from polyvox.audio import read_audio
 from polyvox.engine.memory import usage_table
-from polyvox.server.settings import Settings, load_settings
+from polyvox.server.settings import Settings
+from polyvox.server.settings_sources import load_settings
 from polyvox.tts import load
 from tools.module_tables import missing, rendered
 

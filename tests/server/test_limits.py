@@ -14,7 +14,8 @@ from starlette.requests import HTTPConnection
 from ipc.engine_processes import eventually
 from polyvox.errors import InvalidRequest
 from polyvox.server.middleware.addresses import TrustedProxies
-from polyvox.server.settings import Settings, load_settings
+from polyvox.server.settings import Settings
+from polyvox.server.settings_sources import load_settings
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
 from server.load_storms import begin, read_response, status_of

@@ -15,7 +15,8 @@ from polyvox.cli.main import build_app
 from polyvox.cli.serve import _print_summary
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
-from polyvox.server.settings import Settings, load_settings
+from polyvox.server.settings import Settings
+from polyvox.server.settings_sources import load_settings
 from server.fakes import PausableEngine
 
 SOURCE = Path(__file__).parents[2] / "src/polyvox"

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from ipc.engine_processes import eventually
-from polyvox.server.settings import Settings, load_settings
+from polyvox.server.settings import Settings
+from polyvox.server.settings_sources import load_settings
 from polyvox.server.synthesis.spool import Spool, SpooledFile, SpoolFull
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving

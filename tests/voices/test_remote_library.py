@@ -14,7 +14,7 @@ from polyvox import remote_store
 from polyvox.errors import InvalidRequest, UnknownVoice, VoiceExists, VoiceLibraryError
 from polyvox.file_store import FileStore, FolderStore, open_store
 from polyvox.remote_store import REFRESH_SECONDS, RETRY_SECONDS, RemoteStore
-from polyvox.server.settings import load_settings
+from polyvox.server.settings_sources import load_settings
 from polyvox.text import Lexicon, Pronunciation
 from polyvox.text.dictionary_library import DictionaryLibrary
 from polyvox.voices import VoiceLibrary

@@ -19,7 +19,8 @@ from polyvox.cli.terminal import console, exit_code
 from polyvox.cli.thinker_process import thinker_process
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.progress import ProgressBar, ProgressLog, progress_display
-from polyvox.server.settings import BACKLOG, Settings, find_log_format, load_settings
+from polyvox.server.settings import BACKLOG, Settings
+from polyvox.server.settings_sources import find_log_format, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,36 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server configuration. Precedence: command-line flags, environment (POLYVOX_…), YAML file, defaults."""
+"""The settings of the server: their names, defaults, limits and descriptions."""
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
 from pydantic.config import JsonDict
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    YamlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.lifecycle import RestartPolicy
-from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.file_store import is_url
-from polyvox.server.validation import field_error
 
 ENV_PREFIX = "POLYVOX_"
 BACKLOG = 2048  # connections that wait to be accepted
-# Variables with the prefix that are not settings of the server.
-OTHER_VARIABLES = {"POLYVOX_HOME", "POLYVOX_CONFIG", "POLYVOX_TEST_DEVICE", "POLYVOX_BENCH_KEY"}
 MAX_JSON_BYTES_PER_CHARACTER = 12  # an escaped surrogate pair
 OTHER_FIELDS_BYTES = 64 * 1024  # of a JSON body, beside its text
 
@@ -469,57 +456,3 @@ class Settings(BaseSettings):
     def to_yaml(self) -> str:
         """All settings as a configuration file, without API keys."""
         return yaml.safe_dump(self.shown_values(), sort_keys=False, allow_unicode=True)
-
-
-def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
-    """Reads the settings from flags, the environment and a YAML file. Flags that are None are not set.
-
-    Raises InvalidRequest with the key, its value, what is allowed and the source of the value.
-    """
-    if file is None and (configured := os.environ.get(ENV_PREFIX + "CONFIG")):
-        file = Path(configured)
-    sources: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _read_file(file)}
-    sources["environment"] = _read_environment()
-    sources["flags"] = {key: value for key, value in (flags or {}).items() if value is not None}
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for origin, given in sources.items():  # later sources override earlier ones
-        for key, value in given.items():
-            if key not in Settings.model_fields:
-                raise InvalidRequest("settings", key, [*Settings.model_fields], f"Source: {origin}.")
-            values[key], origins[key] = value, origin
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        found = field_error(Settings, error.errors()[0])
-        shown = NOT_SHOWN if found.field in SECRETS else values[found.field]
-        raise InvalidRequest(found.field, shown, found.requirement, f"Source: {origins[found.field]}.") from None
-
-
-def find_log_format(flags: Mapping[str, Any], file: Path | None = None) -> str:
-    """The log format that the sources name, also if other settings are invalid."""
-    path = file or os.environ.get(ENV_PREFIX + "CONFIG")
-    in_file = None
-    if path:
-        with suppress(InvalidRequest):
-            in_file = _read_file(Path(path)).get("log_format")
-    return str(flags.get("log_format") or os.environ.get(ENV_PREFIX + "LOG_FORMAT") or in_file or "text")
-
-
-def _read_file(file: Path) -> Mapping[str, Any]:
-    try:
-        file.stat()  # the source skips files that do not exist
-        return YamlConfigSettingsSource(Settings, yaml_file=file)()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidRequest("config", str(file), f"must be a readable YAML file: {error}") from None
-    except (TypeError, ValueError, AttributeError):
-        raise InvalidRequest("config", str(file), "must be a mapping with lines such as `port: 8000`") from None
-
-
-def _read_environment() -> Mapping[str, Any]:
-    """Lists are separated by commas: POLYVOX_PUBLIC=voices,docs, POLYVOX_VOICE_ALIASES=alloy=heart,echo=michael."""
-    for name in os.environ:
-        key = name.removeprefix(ENV_PREFIX).lower()
-        if name.startswith(ENV_PREFIX) and name not in OTHER_VARIABLES and key not in Settings.model_fields:
-            raise InvalidRequest("settings", name, [*Settings.model_fields], "Source: environment.")
-    return EnvSettingsSource(Settings)()
