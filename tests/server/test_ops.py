@@ -193,7 +193,7 @@ def test_streams_are_counted_by_status() -> None:
     text = Metrics().render({"status_running": 2.0, "status_queued": 0.0, "lead_min": float("inf")}).decode()
     assert 'polyvox_streams{status="running"} 2\n' in text
     assert 'polyvox_streams{status="queued"} 0\n' in text
-    assert "lead" not in text
+    assert "min_lead" not in text
 
 
 def test_build_info_and_restarts_are_metrics() -> None:

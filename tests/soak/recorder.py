@@ -27,12 +27,12 @@ METRICS = {
     "polyvox_queue_depth": "queue",
     "polyvox_engine_slots": "slots",
     "polyvox_engine_slots_free": "slots_free",
-    "polyvox_engine_pages_free": "pages_free",
+    "polyvox_engine_kv_pages_free": "pages_free",
     "polyvox_engine_underruns_total": "engine_underruns",
     "polyvox_playback_underruns_total": "server_underruns",
-    "polyvox_engine_step_seconds": "step_seconds",
+    "polyvox_engine_last_step_seconds": "step_seconds",
     "polyvox_engine_step_streams": "step_streams",
-    "polyvox_engine_lead_seconds": "min_lead",
+    "polyvox_engine_min_lead_seconds": "min_lead",
     "polyvox_event_loop_lag_seconds": "event_loop_lag",
 }
 STATUS_PREFIX = 'polyvox_streams{status="'

@@ -27,6 +27,7 @@ from polyvox.engine.memory import usage_table
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
+from polyvox.engine.step_histogram import StepHistogram
 from polyvox.engine.stream import LocalStream, OnReady, StopRequest
 from polyvox.engine.stream_manager import StreamManager
 from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES, SchedulerLimits, StepPlan
@@ -74,6 +75,7 @@ class LocalEngine:
         self._num_streams = 0  # since the start: the last stream's id
         self._totals = dict.fromkeys(("steps", "frames", "prompt_rows"), 0.0)
         self._last_step: dict[str, float] = {}  # sizes
+        self._step_times = StepHistogram()
         self._num_failures = 0  # consecutive
         self._busy_since: float | None = None  # start of the current iteration; None while idle
         self._trace = TraceWriter(self.config.trace) if self.config.trace else None
@@ -140,6 +142,7 @@ class LocalEngine:
                 "capacity": self.load.capacity(),
                 "slots": self.config.max_streams,
                 "slots_free": len(self.ledger.free_slots),
+                "pages": self.config.pages,
                 "pages_free": len(self.ledger.free_pages),
                 "lead_min": leads[0] if leads else inf,
                 "lead_p10": leads[len(leads) // 10] if leads else inf,
@@ -149,6 +152,7 @@ class LocalEngine:
                 "stuck_seconds": now - busy_since if busy_since is not None else 0.0,
                 "broken": float(self.broken is not None),
                 **{f"step_{name}": value for name, value in self._last_step.items()},
+                **self._step_times.stats(),
             }
 
     def close(self) -> None:
@@ -417,6 +421,7 @@ class LocalEngine:
 
     def _observe(self, step: CompletedStep, now: float) -> None:
         self.load.observe(step.plan, step.seconds)
+        self._step_times.observe(step.seconds)
         batch, rows, frames, _ = step.plan.sizes()
         self._totals["steps"] += 1
         self._totals["frames"] += batch

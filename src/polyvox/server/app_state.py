@@ -68,6 +68,7 @@ class AppState:
             Conversation.create(settings, shared_dir),
         )
         synthesis.on_finished = state.record_finished
+        synthesis.on_chunk = metrics.record_chunk
         return state
 
     def record_finished(self, record: RequestRecord) -> None:
@@ -91,7 +92,7 @@ class AppState:
             self.metrics.requests.labels("cancelled").inc()
             self.metrics.aborts.labels("disconnect").inc()
         else:
-            self.metrics.requests.labels("overloaded" if isinstance(error, Overloaded) else "rejected").inc()
+            self.metrics.record_rejected(error.code, isinstance(error, Overloaded))
         level = logging.INFO if error.status < 500 or isinstance(error, Overloaded) else logging.ERROR
         log_request("request rejected", request_id, {"status": error.status, "error": str(error)}, level)
 

@@ -4,6 +4,7 @@
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, get_args
 
@@ -12,6 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from polyvox import __version__
 from polyvox.audio.clip import FinishReason
+from polyvox.engine.step_histogram import STEP_BUCKET_PREFIX
 from polyvox.engine.stream_status import STATS_PREFIX
 from polyvox.server.request_log import RequestRecord
 
@@ -20,6 +22,8 @@ MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server process
 # the audio plays (reader_slow), or a message on a WebSocket.
 TimeoutKind = Literal["headers", "body", "reader", "reader_slow", "websocket_idle"]
 LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
+LEAD_BUCKETS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+GAP_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.5, 1.0, 2.0, 5.0)
 RTF_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
 # Metrics made from the engine's statistics. Names that end in _total are counters, the others gauges.
 ENGINE_METRICS = {
@@ -28,23 +32,55 @@ ENGINE_METRICS = {
     "waiting": ("polyvox_queue_depth", "Queued requests."),
     "slots": ("polyvox_engine_slots", "Stream slots."),
     "slots_free": ("polyvox_engine_slots_free", "Free stream slots."),
-    "pages_free": ("polyvox_engine_pages_free", "Free KV cache pages."),
+    "pages": ("polyvox_engine_kv_pages", "KV cache pages."),
+    "pages_free": ("polyvox_engine_kv_pages_free", "Free KV cache pages."),
     "steps": ("polyvox_engine_steps_total", "Engine steps since the start."),
     "frames": ("polyvox_engine_frames_total", "Frames generated since the start."),
     "underruns": ("polyvox_engine_underruns_total", "Playback underruns since the start."),
     "step_batch": ("polyvox_engine_step_streams", "Batch size of the last step."),
-    "step_seconds": ("polyvox_engine_step_seconds", "Duration of the last step in seconds."),
-    "lead_min": ("polyvox_engine_lead_seconds", "Smallest lead of all streams in seconds."),
+    "step_seconds": ("polyvox_engine_last_step_seconds", "Duration of the last step in seconds."),
+    "lead_min": ("polyvox_engine_min_lead_seconds", "Smallest lead of all streams in seconds."),
     "restarts": ("polyvox_engine_restarts_total", "Restarts of the engine since the start of the server."),
+    "ready": ("polyvox_ready", "1 if the server is ready, otherwise 0."),
 }
+STEP_HISTOGRAM = ("polyvox_engine_step_seconds", "Duration of engine steps in seconds.")
+STREAMS_BY_STATUS = ("polyvox_streams", "Streams by status.")
+BUILD_INFO = ("polyvox_build_info", "Version of Polyvox and of Python, and the loaded model.")
+HTTP_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+OTHER = "other"  # label of a method or path that the server does not have
+# Reasons of rejections that exist from the start, for rate(). The others are the codes of errors.
+COMMON_REJECTIONS = ("overloaded", "engine_down", "too_many_requests", "invalid_api_key", "invalid_request")
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """A metric as /metrics has it. A histogram has _bucket, _sum and _count after its name."""
+
+    name: str
+    kind: Kind
+    description: str
+    labels: tuple[str, ...] = ()
+
+
+def definitions() -> list[MetricDefinition]:
+    """All metrics of /metrics."""
+    found = [
+        *Metrics(multiprocess=False).definitions(),
+        *(MetricDefinition(name, _kind(name), text) for name, text in ENGINE_METRICS.values()),
+        MetricDefinition(STEP_HISTOGRAM[0], "histogram", STEP_HISTOGRAM[1]),
+        MetricDefinition(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1], ("status",)),
+        MetricDefinition(BUILD_INFO[0], "gauge", BUILD_INFO[1], ("version", "python", "model")),
+    ]
+    return sorted(found, key=lambda definition: definition.name)
 
 
 class Metrics:
     """The metrics of one server process; in multiprocess mode a scrape adds those of all processes."""
 
-    def __init__(self, model: str = "") -> None:
+    def __init__(self, model: str = "", multiprocess: bool | None = None) -> None:
         self._model = model
-        self._multiprocess = MULTIPROCESS_DIR in os.environ
+        self._multiprocess = MULTIPROCESS_DIR in os.environ if multiprocess is None else multiprocess
         self._registry = CollectorRegistry()
         own = None if self._multiprocess else self._registry
         self.requests = Counter("polyvox_requests", "Requests by outcome.", ["outcome"], registry=own)
@@ -56,6 +92,29 @@ class Metrics:
             self._timeouts.labels(kind)
         for outcome in (*get_args(FinishReason), "rejected", "overloaded"):
             self.requests.labels(outcome)
+        self._rejections = Counter(
+            "polyvox_rejections", "Rejected requests, by the code of their error.", ["reason"], registry=own
+        )
+        for reason in COMMON_REJECTIONS:
+            self._rejections.labels(reason)
+        self._http_requests = Counter(
+            "polyvox_http_requests",
+            "HTTP requests and WebSockets by method, route and status; a WebSocket has status 101.",
+            ["method", "route", "status"],
+            registry=own,
+        )
+        self._lead = Histogram(
+            "polyvox_lead_seconds",
+            "Lead of the client's player when a chunk is ready to be sent, in seconds; 0 is an underrun.",
+            buckets=LEAD_BUCKETS,
+            registry=own,
+        )
+        self._chunk_gap = Histogram(
+            "polyvox_chunk_gap_seconds",
+            "Time from sending a chunk until the next one is ready, in seconds.",
+            buckets=GAP_BUCKETS,
+            registry=own,
+        )
         self.ttfa = Histogram(
             "polyvox_ttfa_seconds", "Time to first audio in seconds.", buckets=LATENCY_BUCKETS, registry=own
         )
@@ -100,6 +159,30 @@ class Metrics:
         if record.audio_seconds and record.finish_reason in ("stop", "length", "runaway"):
             self.rtf.observe(record.seconds / record.audio_seconds)
 
+    def record_chunk(self, gap: float, lead: float) -> None:
+        """Called for each chunk of audio but the first of an utterance, with seconds."""
+        self._chunk_gap.observe(gap)
+        self._lead.observe(lead)
+
+    def record_rejected(self, code: str, overloaded: bool) -> None:
+        self.requests.labels("overloaded" if overloaded else "rejected").inc()
+        self._rejections.labels(code).inc()
+
+    def count_http_request(self, method: str, route: str | None, status: int) -> None:
+        """route: the path of the endpoint with its parameters' names; None for unknown paths."""
+        self._http_requests.labels(method if method in HTTP_METHODS else OTHER, route or OTHER, str(status)).inc()
+
+    def definitions(self) -> list[MetricDefinition]:
+        """The metrics that the server itself counts."""
+        found = []
+        for metric in vars(self).values():
+            if isinstance(metric, Counter | Gauge | Histogram):
+                (family,) = metric.describe()
+                name = f"{family.name}_total" if isinstance(metric, Counter) else family.name
+                kind: Kind = "counter" if isinstance(metric, Counter) else _gauge_or_histogram(metric)
+                found.append(MetricDefinition(name, kind, family.documentation, metric._labelnames))
+        return found
+
     def count_timeout(self, kind: TimeoutKind) -> None:
         self._timeouts.labels(kind).inc()
 
@@ -112,22 +195,51 @@ class Metrics:
         lines = [*self._build_info()]
         for key, (name, description) in ENGINE_METRICS.items():
             if key in stats and isfinite(stats[key]):
-                kind = "counter" if name.endswith("_total") else "gauge"
-                lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}", f"{name} {stats[key]:g}"]
+                lines += [*_header(name, _kind(name), description), f"{name} {stats[key]:.15g}"]
         by_status = {key: value for key, value in stats.items() if key.startswith(STATS_PREFIX)}
         if by_status:
-            lines += ["# HELP polyvox_streams Streams by status.", "# TYPE polyvox_streams gauge"]
+            lines += _header(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1])
             lines += [
-                f'polyvox_streams{{status="{key.removeprefix(STATS_PREFIX)}"}} {value:g}'
+                f'{STREAMS_BY_STATUS[0]}{{status="{key.removeprefix(STATS_PREFIX)}"}} {value:g}'
                 for key, value in by_status.items()
             ]
+        lines += _step_histogram(stats)
         return generate_latest(registry) + "\n".join([*lines, ""]).encode()
 
     def _build_info(self) -> list[str]:
         labels = {"version": __version__, "python": platform.python_version(), "model": self._model}
         pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-        name, description = "polyvox_build_info", "Version of Polyvox and of Python, and the loaded model."
-        return [f"# HELP {name} {description}", f"# TYPE {name} gauge", f"{name}{{{pairs}}} 1"]
+        name, description = BUILD_INFO
+        return [*_header(name, "gauge", description), f"{name}{{{pairs}}} 1"]
+
+
+def _step_histogram(stats: Mapping[str, float]) -> list[str]:
+    """The engine's histogram of step times. Its statistics have the steps of each bucket, by upper bound."""
+    buckets = sorted(
+        (float(key.removeprefix(STEP_BUCKET_PREFIX)), count)
+        for key, count in stats.items()
+        if key.startswith(STEP_BUCKET_PREFIX)
+    )
+    if not buckets:
+        return []
+    name, total = STEP_HISTOGRAM[0], 0.0
+    lines = _header(name, "histogram", STEP_HISTOGRAM[1])
+    for bound, count in buckets:
+        total += count
+        lines.append(f'{name}_bucket{{le="{bound if isfinite(bound) else "+Inf"}"}} {total:.15g}')
+    return [*lines, f"{name}_sum {stats['step_seconds_total']:.15g}", f"{name}_count {total:.15g}"]
+
+
+def _header(name: str, kind: Kind, description: str) -> list[str]:
+    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
+
+
+def _kind(name: str) -> Kind:
+    return "counter" if name.endswith("_total") else "gauge"
+
+
+def _gauge_or_histogram(metric: Gauge | Histogram) -> Kind:
+    return "gauge" if isinstance(metric, Gauge) else "histogram"
 
 
 def _escaped(value: str) -> str:

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 # Logged at level debug: a supervisor or a load balancer requests them every second.
 PROBE_PATHS = (*HEALTH_PATHS, "/metrics")
 
+SWITCHING_PROTOCOLS = 101  # HTTP status of an accepted WebSocket
+
 
 class AccessLogMiddleware:
     """The outermost middleware: it sees every response, and every request without one."""
@@ -66,6 +68,7 @@ class AccessLogMiddleware:
                 line.event = "request aborted"
                 line.fields.setdefault("reason", "disconnect")
             line.fields |= {"method": scope["method"], "bytes": num_bytes}
+            _count(scope, scope["method"], status)
             self._write(scope, line, start)
 
     async def _log_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,6 +99,7 @@ class AccessLogMiddleware:
         finally:
             current_line.reset(token)
             line.event = "websocket closed" if accepted else "request rejected"
+            _count(scope, "GET", SWITCHING_PROTOCOLS if accepted else line.fields.get("status"))
             self._write(scope, line, start)
 
     def _write(self, scope: Scope, line: RequestLine, start: float) -> None:
@@ -115,3 +119,10 @@ class AccessLogMiddleware:
             event,
             extra={name: value for name, value in fields.items() if value is not None},
         )
+
+
+def _count(scope: Scope, method: str, status: object) -> None:
+    """Counts a request that has a response. Before the engine has started there are no metrics."""
+    state = scope["app"].state.startup.state
+    if state is not None and isinstance(status, int):
+        state.metrics.count_http_request(method, getattr(scope.get("route"), "path", None), status)

@@ -20,6 +20,7 @@ from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request, ThinkerPrompt
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
+from polyvox.server.synthesis.chunk_timing import OnChunk
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import SegmentQueue
@@ -51,12 +52,13 @@ class SynthesisService:
         resolve_voice: Callable[[str | ClonedVoice | None], str | ClonedVoice | None],
         settings: Settings,
         on_finished: Callable[[RequestRecord], None] = lambda _: None,
+        on_chunk: OnChunk = lambda _gap, _lead: None,
     ) -> None:
         self.engine, self.info, self.settings = engine, info, settings
         self.active: set[Utterance] = set()
         self.draining = False
         self.drain_expired = False  # drain_timeout has passed, and unfinished requests are aborted
-        self.on_finished = on_finished
+        self.on_finished, self.on_chunk = on_finished, on_chunk
         self._resolve_voice = resolve_voice
         self._lexicon = load_lexicon(settings.lexicon) if settings.lexicon is not None else Lexicon()
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")

@@ -19,6 +19,7 @@ from polyvox.engine.interface import AsyncStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import Request, ThinkerPrompt
 from polyvox.server.request_log import RequestRecord
+from polyvox.server.synthesis.chunk_timing import ChunkTiming
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingSegment, StreamingTokens
@@ -63,6 +64,7 @@ class Utterance:
         self.awaiting_text = False  # all text so far is synthesised
         self.playing_seconds = 0.0  # playing time of the audio so far
         self.timed_text: list[TimedText] = []  # of a whole file
+        self._chunk_timing = ChunkTiming(service.on_chunk)
         self._timeline: SpeechTimeline | None = None
         if options.timestamps:
             self._timeline = SpeechTimeline(service.engine.sample_rate, options.streaming, options.speed)
@@ -219,7 +221,9 @@ class Utterance:
                         )
                         if data := await self._encode(self._encoder.push, item, self._rate):
                             self._note_first_audio()
+                            self._chunk_timing.on_ready(self.playing_seconds, time.monotonic())
                             yield data
+                            self._chunk_timing.on_sent(time.monotonic())
             has_file = (started or not self._options.live) and not self._cancelled
             if has_file and (rest := await self._finish_encoding()):
                 yield rest
@@ -311,6 +315,7 @@ class Utterance:
             segment = await self._segments.next()
             self.awaiting_text = False
             self._start_time += time.monotonic() - since
+            self._chunk_timing.on_text_awaited()
             if segment is None or self._cancelled:
                 return None
             self._next = segment, asyncio.create_task(self._submit(segment))
