@@ -7,6 +7,7 @@ import sys
 import tempfile
 import tracemalloc
 import wave
+from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -16,7 +17,7 @@ import pytest
 from audio.signals import RAW, chunks, decoded, speech
 from polyvox import Audio, InvalidRequest
 from polyvox.audio.formats import FORMATS, Encoder, encode, format_for_path
-from polyvox.audio.g711 import alaw_bytes, ulaw_bytes
+from polyvox.audio.g711 import alaw_bytes, alaw_samples, ulaw_bytes, ulaw_samples
 from polyvox.audio.pcm import Pcm, to_pcm
 from polyvox.audio.resample import resample
 from polyvox.errors import StreamFailed
@@ -238,6 +239,11 @@ def test_telephone_codes_match_g711(law, name: str) -> None:  # type: ignore[no-
     assert (np.abs(ours - every) <= np.maximum(nearest + 1, step)).all()
     codes = np.frombuffer(law(values.astype(np.int16)), np.uint8)
     assert np.array_equal(values[codes], values)  # decoded values encode to their own code
+
+
+@pytest.mark.parametrize(("decode", "name"), [(ulaw_samples, "mulaw"), (alaw_samples, "alaw")])
+def test_telephone_codes_decode_to_the_samples_of_g711(decode: Callable[[bytes], Pcm], name: str) -> None:
+    assert np.array_equal(decode(bytes(range(256))), _g711(bytes(range(256)), name))
 
 
 def _g711(codes: bytes, name: str) -> Pcm:

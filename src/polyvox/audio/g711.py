@@ -18,6 +18,31 @@ def alaw_bytes(pcm: Pcm) -> bytes:
     return _table(_alaw)[pcm.view(np.uint16)].tobytes()
 
 
+def ulaw_samples(data: bytes) -> Pcm:
+    return _ulaw_values()[np.frombuffer(data, np.uint8)]
+
+
+def alaw_samples(data: bytes) -> Pcm:
+    return _alaw_values()[np.frombuffer(data, np.uint8)]
+
+
+@cache
+def _ulaw_values() -> Pcm:
+    """The sample of every μ-law code."""
+    codes = ~np.arange(256)
+    size = ((codes & 15) * 2 + 33 << (codes >> 4 & 7)) - 33 << 2
+    return np.where(codes & 0x80, -size, size).astype(np.int16)
+
+
+@cache
+def _alaw_values() -> Pcm:
+    """The sample of every A-law code."""
+    codes = np.arange(256) ^ 0x55
+    segment = codes >> 4 & 7
+    size = ((codes & 15) << 4) + np.where(segment, 0x108, 8) << np.maximum(segment - 1, 0)
+    return np.where(codes & 0x80, size, -size).astype(np.int16)
+
+
 @cache
 def _table(law: Callable[[NDArray[np.int32]], NDArray[np.int32]]) -> NDArray[np.uint8]:
     """The code of every 16-bit sample, indexed by the sample as an unsigned integer."""
