@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 
 from polyvox.audio.samples import Samples
+from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.supervisor import EngineProcess
@@ -75,6 +76,11 @@ class PacedEngine:
     def take_all(self, wanted: Sequence[tuple[PacedStream, int]]) -> list[list[Chunk]]:
         with self._lock:
             return [[s.buffer.popleft() for _ in range(min(limit, len(s.buffer)))] for s, limit in wanted]
+
+    def current_load(self) -> EngineLoad:
+        with self._lock:
+            num_streams = len(self._streams)
+        return EngineLoad(time.monotonic(), self._expected, self._expected - num_streams, num_streams=num_streams)
 
     def stats(self) -> dict[str, float]:
         return {"cpu": time.process_time()}

@@ -33,7 +33,7 @@ def build(settings: "Settings", size: str, frames: int, tokens: int) -> "InProce
 
 
 def main() -> None:
-    from polyvox.cli.serve import serve_with_engine_process
+    from polyvox.cli.serve import serve_with_engine_processes
     from polyvox.server.logs import set_up_logs
     from polyvox.server.settings import BACKLOG
     from polyvox.server.settings_sources import load_settings
@@ -51,7 +51,7 @@ def main() -> None:
     set_up_logs(settings)
     make = partial(build, settings, given.size, given.frames, given.tokens)
     with socket.create_server((settings.host, settings.port), backlog=BACKLOG) as listener:
-        serve_with_engine_process(settings, listener, make)
+        serve_with_engine_processes(settings, listener, [make])
 
 
 if __name__ == "__main__":

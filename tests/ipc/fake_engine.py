@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from polyvox import progress
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
+from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, Overloaded
@@ -179,6 +180,15 @@ class FakeEngine:
     def may_step(self, _: FakeStream) -> bool:
         """Overridden by engines that pause streams."""
         return True
+
+    def current_load(self) -> EngineLoad:
+        with self.work:
+            stuck_seconds = time.monotonic() - self._step_began if self._step_began is not None else 0.0
+            num_streams = len(self._streams)
+            free = SLOTS - num_streams
+            return EngineLoad(
+                time.monotonic(), SLOTS, free, 0.0, free, 0.0, num_streams=num_streams, stuck_seconds=stuck_seconds
+            )
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
         return [stream.take(most) for stream, most in wanted]

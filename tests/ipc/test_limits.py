@@ -32,7 +32,7 @@ from polyvox.errors import EngineDown
 from polyvox.ipc import client, framing, messages
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
-from polyvox.ipc.status_file import StatusFile
+from polyvox.ipc.status_file import LoadFile, StatusFile
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.models.request import Request
 
@@ -128,7 +128,7 @@ async def test_a_call_without_an_answer_times_out(process: EngineProcess, engine
 
 
 async def test_a_count_that_arrives_together_with_the_timeout_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = client._EngineConnection(1, 0.0, lambda: EngineDown("down", 1.0))
+    connection = client._EngineConnection(1, 0.0, "The engine", lambda: EngineDown("down", 1.0))
     sent: list[messages.Message] = []
 
     def send_and_reply(message: messages.Message) -> None:
@@ -146,6 +146,7 @@ async def test_a_count_that_arrives_together_with_the_timeout_is_given_back(monk
 async def test_a_call_that_waits_for_the_first_connection_ends_when_the_client_is_closed(tmp_path: Path) -> None:
     endpoint = EngineEndpoint(tmp_path)
     StatusFile(tmp_path, create=True).close()
+    LoadFile(tmp_path, create=True).close()
     with socket.socket(socket.AF_UNIX) as listener:  # accepts, but sends no handshake
         listener.bind(str(endpoint.socket_path))
         listener.listen()

@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from polyvox.engine.engine_status import EngineState, EngineStatus
-from polyvox.ipc.status_file import SIZE, StatusFile
+from polyvox.ipc.shared_record import SIZE
+from polyvox.ipc.status_file import StatusFile
 
 
 def test_a_reader_sees_what_was_written_last(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def running_workers(factory: Callable[[], Any], settings: Settings) -> Iterator[
         EngineProcess(factory, EngineProcessConfig(restarts=QUICK_RESTARTS)) as engine_process,
     ):
         port = listener.getsockname()[1]
-        parent = _SPAWN.Process(target=run_workers, args=(engine_process.endpoint, settings, listener))
+        parent = _SPAWN.Process(target=run_workers, args=([engine_process.endpoint], settings, listener))
         parent.start()
         listener.close()  # only the server's processes listen, as with the command
         server = RunningWorkers(f"http://127.0.0.1:{port}", port, parent, engine_process)

@@ -14,6 +14,7 @@ from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.cost_model import CostModel
+from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import Scheduler
@@ -112,11 +113,16 @@ class PacedEngine:
                 following_bytes=request.following_bytes,
                 owner=demand.owner,
                 fingerprint=demand.fingerprint,
+                may_reserve=demand.may_reserve,
             )
             self._admission.enqueue(state, now)
             stream = self._streams[state] = PacedStream(self, request, on_ready)
             self.work.notify_all()
             return stream
+
+    def current_load(self) -> EngineLoad:
+        with self.work:
+            return self._admission.current_load(time.monotonic())
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
         return [stream.take(most) for stream, most in wanted]

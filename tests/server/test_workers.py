@@ -155,7 +155,7 @@ def test_a_server_that_cannot_be_set_up_ends_instead_of_restarting_its_processes
         EngineProcess(EngineWithoutSlots) as engine_process,
         pytest.raises(PolyvoxError, match=r"^The server cannot be set up: 'slots'$"),
     ):
-        run_workers(engine_process.endpoint, Settings(workers=2), listener)
+        run_workers([engine_process.endpoint], Settings(workers=2), listener)
 
 
 def test_sigterm_lets_the_streams_of_all_processes_finish(lasting: RunningWorkers) -> None:

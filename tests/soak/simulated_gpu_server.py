@@ -14,13 +14,13 @@ STEP, STEP_STREAM = 0.004, 0.0003  # seconds of a frame step, and of each stream
 CODEC, CODEC_FRAME = 0.001, 0.00005
 
 
-def build_engine(settings: Settings) -> InProcessEngine:
+def build_engine(settings: Settings, replica: int | None = None, gpu: str | None = None) -> InProcessEngine:
     """Replaces `engine_builder.build_engine`; runs in the engine's process."""
     from soak import simulated_model
 
     simulated_model.STEP, simulated_model.STEP_STREAM = STEP, STEP_STREAM
     simulated_model.CODEC, simulated_model.CODEC_FRAME = CODEC, CODEC_FRAME
-    return simulated_server.build_engine(settings)
+    return simulated_server.build_engine(settings, replica, gpu)
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from polyvox.server import engine_builder
 from polyvox.server.settings import Settings
 
 
-def build_engine(settings: Settings) -> InProcessEngine:
+def build_engine(settings: Settings, replica: int | None = None, gpu: str | None = None) -> InProcessEngine:
     """Replaces `engine_builder.build_engine`; runs in the engine's process."""
-    engine_builder.set_up_engine_process(settings)
+    engine_builder.set_up_engine_process(settings, replica, gpu)
     from soak import simulated_model
 
     return simulated_model.build_engine(settings)

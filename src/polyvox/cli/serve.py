@@ -23,7 +23,7 @@ from polyvox.server.settings import BACKLOG, Settings
 from polyvox.server.settings_sources import find_log_format, load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from polyvox.engine.interface import InProcessEngine
     from polyvox.ipc.process import StartedEngine
@@ -113,11 +113,16 @@ serve.__annotations__ = {name: each.annotation for name, each in inspect.signatu
 
 def _serve(settings: Settings, listener: socket.socket, wyoming: socket.socket | None) -> None:
     from polyvox.server import engine_builder
+    from polyvox.server.replica_devices import resolve_replicas
 
+    gpus = resolve_replicas(settings)
     if settings.workers == 0:
         _serve_with_local_engine(settings, listener, wyoming)
+    elif len(gpus) == 1:
+        serve_with_engine_processes(settings, listener, [partial(engine_builder.build_engine, settings)], wyoming)
     else:
-        serve_with_engine_process(settings, listener, partial(engine_builder.build_engine, settings), wyoming)
+        builders = [partial(engine_builder.build_engine, settings, replica, gpu) for replica, gpu in enumerate(gpus)]
+        serve_with_engine_processes(settings, listener, builders, wyoming)
 
 
 def _serve_with_local_engine(settings: Settings, listener: socket.socket, wyoming: socket.socket | None) -> None:
@@ -143,37 +148,37 @@ def _serve_with_local_engine(settings: Settings, listener: socket.socket, wyomin
         os._exit(0)
 
 
-def serve_with_engine_process(
+def serve_with_engine_processes(
     settings: Settings,
     listener: socket.socket,
-    build: "Callable[[], InProcessEngine]",
+    builders: "Sequence[Callable[[], InProcessEngine]]",
     wyoming: socket.socket | None = None,
 ) -> None:
-    """Serve until a signal stops the server. Raise the error if the engine cannot start.
+    """Serve until a signal stops the server. Raise the error if no engine can start.
 
-    build: called in the engine's process; must be picklable.
+    builders: one for each replica, called in its process; must be picklable.
     """
     from polyvox.ipc.process import EngineProcessConfig
-    from polyvox.ipc.supervisor import EngineProcess
+    from polyvox.ipc.replica_processes import ReplicaProcesses
 
     display = _show_start(settings, listener)
 
     def on_started(started: "StartedEngine", seconds: dict[str, float]) -> None:
         display.close()
-        _print_summary(settings, listener, started.info, started.stats, seconds)
+        _print_summary(settings, listener, started.info, started.stats, seconds, len(builders))
 
-    config = EngineProcessConfig(restarts=settings.restart_policy())
-    # It starts while this process imports the server.
-    with EngineProcess(build, config, wait_for_start=False, on_progress=display, on_started=on_started) as process:
+    config = EngineProcessConfig(restarts=settings.restart_policy(), drain_timeout=settings.drain_timeout)
+    # They start while this process imports the server.
+    with ReplicaProcesses(builders, config, on_progress=display, on_started=on_started) as processes:
         from polyvox.server import workers
 
         if settings.workers == 1:
-            connect = workers.connect_remote(process.endpoint)
-            workers.run_server(connect, settings, listener, engine_failed=process.start_failed, wyoming=wyoming)
+            connect = workers.connect_remote(*processes.endpoints)
+            workers.run_server(connect, settings, listener, engine_failed=processes.start_failed, wyoming=wyoming)
         else:
-            workers.run_workers(process.endpoint, settings, listener, process.start_failed, wyoming)
+            workers.run_workers(processes.endpoints, settings, listener, processes.start_failed, wyoming)
         display.close()
-        process.check()
+        processes.check()
 
 
 def _show_start(settings: Settings, listener: socket.socket) -> ProgressBar | ProgressLog:
@@ -195,14 +200,21 @@ def _print_summary(
     info: "ModelInfo",
     stats: dict[str, float],
     seconds: dict[str, float],
+    num_replicas: int = 1,
 ) -> None:
-    """Print the model, the duration of the start by stage, the capacity, the address and an example request."""
+    """Print the model, the duration of the start by stage, the capacity, the address and an example request.
+
+    stats, seconds: of the first replica that is ready.
+    """
     address = _address(settings, listener)
     is_open = not settings.api_keys and not ip_address(listener.getsockname()[0]).is_loopback
     if settings.log_format == "json":
         fields = {"address": address, "model": info.identity.name, "voices": info.voices, "slots": stats["slots"]}
         stage_seconds = {stage: round(value, 1) for stage, value in seconds.items()}
-        log.info("server listening", extra={**fields, "capacity": stats["capacity"], "start_seconds": stage_seconds})
+        more = {"replicas": num_replicas} if num_replicas > 1 else {}
+        log.info(
+            "server listening", extra={**fields, "capacity": stats["capacity"], "start_seconds": stage_seconds, **more}
+        )
         if is_open:
             log.warning("no authentication", extra={"address": address, "hint": "Set api_keys to require a key."})
         return
@@ -212,7 +224,8 @@ def _print_summary(
     stages = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if stage != "total")
     console.print(f"Engine ready in {seconds['total']:.1f} s" + (f": {stages}" if stages else ""), soft_wrap=True)
     capacity = f"estimated real-time capacity: {stats['capacity']:g} streams"
-    console.print(f"Maximum concurrent streams: {stats['slots']:g}; {capacity}.", soft_wrap=True)
+    each = f"Each of {num_replicas} replicas: maximum" if num_replicas > 1 else "Maximum"
+    console.print(f"{each} concurrent streams: {stats['slots']:g}; {capacity}.", soft_wrap=True)
     console.print(f"Listening on {address} (press Ctrl-C to stop).", soft_wrap=True)
     if settings.wyoming is not None:
         console.print(f"Wyoming (Home Assistant) on {settings.wyoming}, without API keys.", soft_wrap=True)

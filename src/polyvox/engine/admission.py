@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Generic
 
+from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import STALL_FACTOR
 from polyvox.engine.slots import SlotLedger
@@ -51,13 +52,22 @@ class Demand:
     num_bytes: int = 0  # of text, with the segments that follow
     fingerprint: int = 0
     num_pages: int = 0  # 0 before the request is prepared
+    may_reserve: bool = True  # a rejection reserves the time to retry after
 
     @classmethod
     def of(cls, request: Request) -> "Demand":
         # The text is not validated yet.
         num_bytes = len(str(request.text).encode(errors="replace")) + request.following_bytes
         live, continues = not request.whole_file, request.segment > 0
-        return cls(live, continues, request.utterance_id, request.owner, num_bytes, request.fingerprint)
+        return cls(
+            live,
+            continues,
+            request.utterance_id,
+            request.owner,
+            num_bytes,
+            request.fingerprint,
+            may_reserve=request.may_reserve,
+        )
 
 
 @dataclass(slots=True)
@@ -94,6 +104,7 @@ class Admission(Generic[S]):
             num_bytes,
             stream.fingerprint,
             num_pages,
+            stream.may_reserve,
         )
         wait = self._check(demand, now)
         if stream.continues:
@@ -207,6 +218,23 @@ class Admission(Generic[S]):
             if len(ahead) <= num_ahead:
                 return wait
 
+    def current_load(self, now: float) -> EngineLoad:
+        """The load and the spare capacity. It uses snapshots, so it may be asked often."""
+        (free, wait), (free_files, wait_files) = self._spare(True, now), self._spare(False, now)
+        num_streams = sum(self.streams.counts().values())
+        return EngineLoad(now, self.load.capacity(), free, wait, free_files, wait_files, num_streams)
+
+    def _spare(self, live: bool, now: float) -> tuple[int, float]:
+        """New utterances that could start now, less the queued ones, and the expected wait of a new one."""
+        active, free_pages = self.streams.active, len(self.ledger.free_pages)
+        used_pages = self.load.limits.num_pages - free_pages
+        mean_pages = used_pages / len(active) if active else self.load.limits.num_pages / self.load.limits.num_slots
+        free = min(self._free_slots(live, now), int(free_pages / max(mean_pages, 1.0)))
+        free -= sum(one.live is live and not one.continues for one in self.streams[StreamStatus.QUEUED])
+        if live and self.load.snapshot(now).num_live and not self._has_slack(now):
+            free = min(free, 0)
+        return free, 0.0 if free > 0 else self.estimate_wait(Demand(live), now)
+
     def retry_after(self, demand: Demand, now: float) -> float:
         """Seconds until a rejected request may be accepted, reserved for it if it can be recognised."""
         limits, estimate = self.load.limits, self.estimate
@@ -214,7 +242,7 @@ class Admission(Generic[S]):
         seconds = ceil(max(1.0, turn - RETRY_WAIT_SHARE * limits.max_queue_seconds))
         if seconds > MAX_RETRY_SECONDS:
             return MAX_RETRY_SECONDS
-        if demand.live and demand.fingerprint and not estimate.reservations.is_full:
+        if demand.may_reserve and demand.live and demand.fingerprint and not estimate.reservations.is_full:
             estimate.reserve(demand.fingerprint, demand.num_bytes, now + seconds)
         return seconds
 
@@ -254,7 +282,8 @@ class Admission(Generic[S]):
         return not below_share and self.estimate.reservations.find_due(demand.fingerprint, now) is None
 
     def _reject(self, demand: Demand, now: float) -> float:
-        self.estimate.claim(demand.fingerprint, now)
+        if demand.may_reserve:
+            self.estimate.claim(demand.fingerprint, now)
         return self.retry_after(demand, now)
 
     def _max_utterances(self, live: bool, late: bool = False) -> int:

@@ -73,6 +73,7 @@ class AsyncLocalStream(LiveText):
     def __init__(self, stream: Stream, request: Request, pool: PreparationPool) -> None:
         super().__init__(request)
         self._stream, self._writer = stream, TextWriter(pool, stream)
+        self.replica: int | None = None
 
     @property
     def seed(self) -> int:
@@ -116,6 +117,11 @@ class AsyncLocalEngine:
         self.engine, self._timeout, self._status = engine, timeout, status
         self._pool, self._keys = PreparationPool(), KeyCounts()
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="polyvox-query")  # they wait for the engine's lock
+        self.replica: int | None = None
+
+    @property
+    def replicas(self) -> tuple["AsyncLocalEngine"]:
+        return (self,)
 
     @property
     def sample_rate(self) -> int:

@@ -20,6 +20,7 @@ from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.calibration import calibrate
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import CostModel
+from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
 from polyvox.engine.interface import Chunk, Stream
 from polyvox.engine.load import CPU_SLOWDOWN, LoadModel, Slowdown
@@ -154,6 +155,12 @@ class LocalEngine:
                 **{f"step_{name}": value for name, value in self._last_step.items()},
                 **self._step_times.stats(),
             }
+
+    def current_load(self) -> EngineLoad:
+        with self.lock:
+            now, busy_since = self.clock(), self._busy_since
+            stuck_seconds = now - busy_since if busy_since is not None else 0.0
+            return replace(self.admission.current_load(now), stuck_seconds=stuck_seconds)
 
     def close(self) -> None:
         """Ends all streams and the thread. Idempotent."""

@@ -49,16 +49,16 @@ class EngineStatus:
         remaining = self.start_seconds if self.expected_at is None else self.expected_at - now
         return max(MIN_RETRY_SECONDS, remaining)
 
-    def describe(self) -> str:
+    def describe(self, name: str = "The engine") -> str:
         """What the engine does, for people."""
         if self.state is EngineState.CLOSED:
-            return "The engine is closed."
+            return f"{name} is closed."
         doing = "restarting" if self.state is EngineState.RESTARTING else "starting"
         stage = f" ({self.stage}, {self.progress:.0%})" if self.stage else ""
-        return f"The engine is {doing}{stage}."
+        return f"{name} is {doing}{stage}."
 
-    def error(self, now: float) -> EngineDown:
+    def error(self, now: float, name: str = "The engine") -> EngineDown:
         """The error of a call that the engine cannot serve now."""
         seconds = self.retry_after(now)
         retry = "" if self.state is EngineState.CLOSED else f" Try again in {seconds:.0f} s."
-        return EngineDown(self.describe() + retry, seconds)
+        return EngineDown(self.describe(name) + retry, seconds)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
+from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_status import EngineStatus
 from polyvox.errors import Overloaded, StreamFailed
 from polyvox.models.info import ModelInfo
@@ -123,6 +124,9 @@ class InProcessEngine(Engine, Protocol):
     def broken(self) -> str | None:
         """The error that stopped the engine; None while it runs."""
 
+    def current_load(self) -> EngineLoad:
+        """The load and the spare capacity; cheap."""
+
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
         """Takes from many streams with one lock: of each at most this many chunks, without waiting."""
 
@@ -132,6 +136,10 @@ class AsyncStream(Protocol):
 
     @property
     def seed(self) -> int: ...
+
+    @property
+    def replica(self) -> int | None:
+        """The index of the engine that runs it, if there are several."""
 
     @property
     def result(self) -> Result | None:
@@ -171,6 +179,14 @@ class AsyncEngine(Protocol):
 
     @property
     def sample_rate(self) -> int: ...
+
+    @property
+    def replicas(self) -> Sequence["AsyncEngine"]:
+        """The engines behind this one, or itself alone."""
+
+    @property
+    def replica(self) -> int | None:
+        """The index of this engine, if there are several."""
 
     def status(self) -> EngineStatus:
         """Whether the engine runs, and if not, when it is expected to."""

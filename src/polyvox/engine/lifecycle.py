@@ -4,7 +4,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from polyvox.engine.engine_status import EngineState, EngineStatus
@@ -52,7 +52,7 @@ def start_error(error: Exception) -> PolyvoxError:
 class EngineLifecycle:
     """Keeps the status of an engine and decides when it is started again: with exponential backoff, without end.
 
-    publish: receives every change of the status.
+    publish: receives every change of the status. log_fields: of all log lines.
     """
 
     def __init__(
@@ -61,8 +61,9 @@ class EngineLifecycle:
         publish: Callable[[EngineStatus], None],
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
+        log_fields: Mapping[str, object] | None = None,
     ) -> None:
-        self._publish, self._clock = publish, clock
+        self._publish, self._clock, self._log_fields = publish, clock, log_fields or {}
         self._backoff = Backoff(policy, jitter)
         self._began = self._running_since = clock()
         self._stages = StageTimes(clock)
@@ -89,7 +90,10 @@ class EngineLifecycle:
         seconds = {"total": now - self._began, **self._stages.seconds()}
         log.info(
             "engine ready" if status.state is EngineState.STARTING else "engine restarted",
-            extra={"seconds" if name == "total" else name: round(value, 1) for name, value in seconds.items()},
+            extra={
+                **self._log_fields,
+                **{"seconds" if name == "total" else name: round(value, 1) for name, value in seconds.items()},
+            },
         )
         self._set(
             EngineStatus(
@@ -108,7 +112,12 @@ class EngineLifecycle:
         down_since = now if status.down_since is None else status.down_since
         log.warning(
             "engine restarting",
-            extra={"reason": reason, "failures": self._backoff.num_failures, "delay": round(delay, 2)},
+            extra={
+                **self._log_fields,
+                "reason": reason,
+                "failures": self._backoff.num_failures,
+                "delay": round(delay, 2),
+            },
         )
         self._set(
             replace(
@@ -125,7 +134,7 @@ class EngineLifecycle:
 
     def on_resumed(self) -> None:
         """An engine that counted as failed, because a step took too long, runs again."""
-        log.info("engine resumed")
+        log.info("engine resumed", extra=self._log_fields)
         self._set(replace(self.status, state=EngineState.RUNNING, reason="", down_since=None, expected_at=None))
 
     def close(self) -> None:

@@ -69,6 +69,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             following_bytes=request.following_bytes,
             owner=request.owner,
             fingerprint=request.fingerprint,
+            may_reserve=request.may_reserve,
             first_chunk=request.first_chunk or 0,
             status=status,
             text_frames=0 if request.live else inf,

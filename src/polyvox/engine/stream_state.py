@@ -55,6 +55,7 @@ class StreamState:
     following_bytes: int = 0  # of text in later segments of the utterance, as far as it is known
     owner: str = ""  # the API key by name; utterances of different owners get their turns
     fingerprint: int = 0  # the same when a rejected request is sent again; 0: unknown
+    may_reserve: bool = True  # a rejection reserves the time to retry after
     first_chunk: int = DEFAULT_FIRST_CHUNK  # frames; 0: chosen on admission
     status: StreamStatus = StreamStatus.QUEUED
     status_since: float = field(init=False)

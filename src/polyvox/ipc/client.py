@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from polyvox.audio.samples import Samples
 from polyvox.engine.async_engine import CALL_TIMEOUT, LiveText
-from polyvox.engine.engine_status import EngineState, EngineStatus
+from polyvox.engine.engine_load import EngineLoad
+from polyvox.engine.engine_status import MIN_RETRY_SECONDS, EngineState, EngineStatus
 from polyvox.engine.interface import Chunk, Result
 from polyvox.errors import EngineDown
 from polyvox.ipc import messages
 from polyvox.ipc.endpoint import EngineEndpoint, connect
 from polyvox.ipc.framing import FrameConnection
-from polyvox.ipc.status_file import StatusFile
+from polyvox.ipc.status_file import LoadFile, StatusFile
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
@@ -60,6 +61,7 @@ class AsyncRemoteStream(LiveText):
         self._token_timer: asyncio.TimerHandle | None = None
         self.seed = request.seed or 0  # until the engine has chosen one
         self.result: Result | None = None
+        self.replica: int | None = None  # the index of its engine, if there are several
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         try:
@@ -137,8 +139,8 @@ class AsyncRemoteStream(LiveText):
 class _EngineConnection:
     """One connection to the engine, and the streams and calls that end with it."""
 
-    def __init__(self, credit: int, timeout: float, down: Callable[[], EngineDown]) -> None:
-        self._credit, self._timeout, self._down = credit, timeout, down
+    def __init__(self, credit: int, timeout: float, name: str, down: Callable[[], EngineDown]) -> None:
+        self._credit, self._timeout, self._name, self._down = credit, timeout, name, down
         self._ids = itertools.count()
         self._streams: dict[int, AsyncRemoteStream] = {}
         self._calls: dict[int, asyncio.Future[messages.Reply]] = {}
@@ -193,7 +195,7 @@ class _EngineConnection:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 self._discard(answer.result())  # it came together with the timeout or the cancellation
             if isinstance(error, TimeoutError):
-                raise EngineDown(f"The engine did not answer within {self._timeout:g} s.", self._timeout) from None
+                raise EngineDown(f"{self._name} did not answer within {self._timeout:g} s.", self._timeout) from None
             raise
         finally:
             self._calls.pop(message.id, None)
@@ -268,7 +270,7 @@ class AsyncRemoteEngine:
 
     def __init__(self, endpoint: EngineEndpoint, *, credit: int = CREDIT, timeout: float = CALL_TIMEOUT) -> None:
         self._endpoint, self._credit, self._timeout = endpoint, credit, timeout
-        self._status_file = StatusFile(endpoint.folder)
+        self._status_file, self._load_file = StatusFile(endpoint.folder), LoadFile(endpoint.folder)
         self._sample_rate = 0
         self._connection: _EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -286,8 +288,26 @@ class AsyncRemoteEngine:
             return EngineStatus(EngineState.CLOSED, sample_rate=self._sample_rate)
         return self._status_file.read()
 
+    @property
+    def replica(self) -> int | None:
+        return self._endpoint.replica
+
+    @property
+    def replicas(self) -> tuple["AsyncRemoteEngine"]:
+        return (self,)
+
+    def load(self) -> EngineLoad:
+        """The last report of the process's load."""
+        return self._load_file.read()
+
     async def submit(self, request: Request) -> AsyncRemoteStream:
-        return await (await self._connected()).submit(request)
+        connection = await self._connected()
+        if request.segment == 0 and self.load().draining:
+            seconds = max(MIN_RETRY_SECONDS, self.status().start_seconds)
+            raise EngineDown(f"{self._endpoint.name} is draining. Try again in {seconds:.0f} s.", seconds)
+        stream = await connection.submit(request)
+        stream.replica = self.replica
+        return stream
 
     async def info(self) -> ModelInfo:
         connection = await self._connected()
@@ -311,6 +331,12 @@ class AsyncRemoteEngine:
             self._keys[key] += 1
         return acquired
 
+    def hold_key(self, key: str) -> None:
+        """Counts a request of a key that another engine has admitted."""
+        self._keys[key] += 1
+        if self._connection is not None:
+            self._connection.send(messages.RestoreKeys({key: 1}))
+
     def release_key(self, key: str) -> None:
         if not self._keys[key]:
             raise ValueError("release_key without acquire_key")
@@ -328,6 +354,7 @@ class AsyncRemoteEngine:
             with suppress(asyncio.CancelledError):
                 await self._task
         self._status_file.close()
+        self._load_file.close()
 
     async def _connected(self) -> _EngineConnection:
         if self._closed:
@@ -344,11 +371,11 @@ class AsyncRemoteEngine:
         status = self.status()
         if status.running:  # it has just failed, or does not accept connections
             status = replace(status, state=EngineState.RESTARTING)
-        return status.error(time.monotonic())
+        return status.error(time.monotonic(), self._endpoint.name)
 
     async def _stay_connected(self) -> None:
         while self.status().state is not EngineState.CLOSED:
-            connection = _EngineConnection(self._credit, self._timeout, self._down)
+            connection = _EngineConnection(self._credit, self._timeout, self._endpoint.name, self._down)
             try:
                 await connection.open(self._endpoint)
             except Exception as error:  # this task must not end before the engine does
@@ -367,5 +394,6 @@ class AsyncRemoteEngine:
             finally:
                 self._connection = None
                 connection.abort()
-                connection.end_streams(None if self._closed else "The engine's process ended before the stream did.")
+                reason = f"{self._endpoint.name}'s process ended before the stream did."
+                connection.end_streams(None if self._closed else reason)
                 await connection.closed.wait()

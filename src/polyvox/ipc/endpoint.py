@@ -15,9 +15,18 @@ HANDSHAKE = b"R"
 
 @dataclass(frozen=True, slots=True)
 class EngineEndpoint:
-    """The address of an engine's process. Picklable; the mode of the folder restricts access to this user."""
+    """The address of an engine's process. Picklable; the mode of the folder restricts access to this user.
+
+    replica: the index of the process if there are several.
+    """
 
     folder: Path
+    replica: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The subject of error messages."""
+        return "The engine" if self.replica is None else f"Replica {self.replica}"
 
     @property
     def socket_path(self) -> Path:

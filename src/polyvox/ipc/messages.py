@@ -99,7 +99,7 @@ class ReleaseKey(Message, frozen=True):
 
 
 class RestoreKeys(Message, frozen=True):
-    """The counts that a server still holds when it connects to a restarted engine."""
+    """Counts that a server holds: of a restarted engine, or admitted by another replica."""
 
     counts: dict[Key, Count]
 

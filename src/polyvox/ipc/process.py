@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.lifecycle import RestartPolicy, start_error
 from polyvox.engine.preparation import PreparationPool
 from polyvox.ipc.endpoint import accept, socket_path
+from polyvox.ipc.status_file import LoadFile
 from polyvox.ipc.worker_connection import WorkerConnection
 from polyvox.models.info import ModelInfo
 from polyvox.progress import Stage
@@ -32,8 +33,12 @@ log = logging.getLogger(__name__)
 
 # The engine's thread releases the GIL at each call to the device, and must get it back soon.
 SWITCH_INTERVAL = 1e-4
+DRAIN_SIGNAL = signal.SIGUSR2  # finish the running streams, accept no new ones, then restart
 HEARTBEATS = 10  # in the time after which a process without any is killed
 ACCEPT_RETRY_SECONDS = 0.1  # after an error such as too many open files
+LOAD_INTERVAL = 0.02  # seconds between two reports of the load while there are streams
+IDLE_LOAD_INTERVAL = 0.1
+DRAINED_SECONDS = 1.0  # without streams: the next sentence of an utterance may be on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class EngineProcessConfig:
     shutdown_timeout: float = 1.5  # then the process is killed
     start_timeout: float = 600.0
     hang_timeout: float = 30.0  # of one step: a device that stalls for some seconds recovers by itself
+    drain_timeout: float = 30.0  # of streams that run when the process drains
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
@@ -66,6 +72,11 @@ class StartedEngine:
     stats: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Sent to the supervisor at the end of a drain."""
+
+
 def run_engine_process(
     factory: Callable[[], InProcessEngine], folder: Path, config: EngineProcessConfig, supervisor: Connection
 ) -> None:
@@ -80,8 +91,9 @@ def run_engine_process(
             supervisor.send(StartProgress(stage, done, total))
 
     sys.setswitchinterval(SWITCH_INTERVAL)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager sends them to all processes
-        signal.signal(number, signal.SIG_IGN)  # the supervisor decides
+    # A terminal or a service manager sends SIGINT and SIGTERM to all processes: the supervisor decides.
+    for number in (signal.SIGINT, signal.SIGTERM, DRAIN_SIGNAL):
+        signal.signal(number, signal.SIG_IGN)
     stop, stopping = socket.socketpair()
     with socket.socket(socket.AF_UNIX) as listener:
         try:
@@ -97,6 +109,8 @@ def run_engine_process(
             gc.collect()
             gc.enable()
             gc.freeze()  # the collector skips what the start allocated; scanning it paused every stream for 130 ms
+            load_file = LoadFile(folder)
+            load_file.write(engine.current_load())
             listener.listen()
             started = StartedEngine(engine.sample_rate, engine.info(), engine.stats())
             with suppress(OSError):  # the supervisor has ended, and _watch_supervisor handles it
@@ -105,7 +119,7 @@ def run_engine_process(
             with suppress(OSError):  # the supervisor has ended
                 supervisor.send(start_error(error))
             os._exit(1)  # as below
-        asyncio.run(_serve(engine, listener, stop, supervisor, config))
+        asyncio.run(_serve(engine, listener, stop, supervisor, config, load_file))
     engine.close()
     os._exit(0)  # all is closed; a regular exit of a process with torch takes most of the shutdown timeout
 
@@ -116,16 +130,21 @@ async def _serve(
     stop: socket.socket,
     supervisor: Connection,
     config: EngineProcessConfig,
+    load_file: LoadFile,
 ) -> None:
-    """Serves all servers in this event loop until `stop` becomes readable."""
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_reader(stop, stopped.set)
+    """Serves all servers in this event loop until `stop` becomes readable. DRAIN_SIGNAL starts a drain."""
+    stopped, draining = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(stop, stopped.set)
+    loop.add_signal_handler(DRAIN_SIGNAL, draining.set)
     connections: set[WorkerConnection] = set()
     pool = PreparationPool()
     tasks = [
         asyncio.create_task(_send_heartbeats(engine, supervisor, config.hang_timeout / HEARTBEATS)),
         asyncio.create_task(_accept_servers(engine, listener, pool, connections, config)),
+        asyncio.create_task(_report_load(engine, load_file, draining)),
     ]
+    drain = asyncio.create_task(_drain(engine, draining, supervisor, config.drain_timeout))
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -133,6 +152,7 @@ async def _serve(
             log.critical("engine process failed", exc_info=task.exception())
             os._exit(1)
         task.cancel()
+    drain.cancel()
     for connection in list(connections):
         connection.close()
     pool.close()
@@ -177,6 +197,29 @@ async def _send_heartbeats(engine: InProcessEngine, supervisor: Connection, inte
             with suppress(OSError):  # the supervisor has ended, and _watch_supervisor handles it
                 supervisor.send(None)
         await asyncio.sleep(interval)
+
+
+async def _report_load(engine: InProcessEngine, file: LoadFile, draining: asyncio.Event) -> None:
+    """Writes the load for all servers, which choose a replica by it."""
+    while True:
+        load = engine.current_load()
+        file.write(replace(load, draining=draining.is_set()))
+        await asyncio.sleep(LOAD_INTERVAL if load.num_streams else IDLE_LOAD_INTERVAL)
+
+
+async def _drain(engine: InProcessEngine, draining: asyncio.Event, supervisor: Connection, timeout: float) -> None:
+    """After the signal to drain, waits for the running streams. Then the supervisor restarts the process."""
+    await draining.wait()
+    log.info("engine draining", extra={"streams": engine.current_load().num_streams, "timeout": timeout})
+    deadline = time.monotonic() + timeout
+    idle_since = time.monotonic()
+    while time.monotonic() < min(deadline, idle_since + DRAINED_SECONDS):
+        await asyncio.sleep(LOAD_INTERVAL)
+        if engine.current_load().num_streams:
+            idle_since = time.monotonic()
+    log.info("engine drained", extra={"streams": engine.current_load().num_streams})
+    with suppress(OSError):  # the supervisor has ended, and _watch_supervisor handles it
+        supervisor.send(Drained())
 
 
 def _watch_supervisor(supervisor: Connection, stopping: socket.socket, folder: Path, timeout: float) -> None:

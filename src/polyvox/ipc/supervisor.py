@@ -22,8 +22,8 @@ from polyvox.engine.interface import InProcessEngine
 from polyvox.engine.lifecycle import EngineLifecycle, start_error
 from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.ipc.endpoint import EngineEndpoint
-from polyvox.ipc.process import EngineProcessConfig, StartedEngine, StartProgress, run_engine_process
-from polyvox.ipc.status_file import StatusFile
+from polyvox.ipc.process import Drained, EngineProcessConfig, StartedEngine, StartProgress, run_engine_process
+from polyvox.ipc.status_file import LoadFile, StatusFile
 from polyvox.progress import OnProgress
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ class EngineProcess:
     A later failure is never final: the process is started again, with exponential backoff.
 
     factory is called in the new process and must be picklable. on_progress and on_started are called for the first
-    start, in another thread.
+    start, in another thread. replica: the index of this process if there are several; then on_start_failed decides
+    whether a failed first start is final.
     """
 
     def __init__(
@@ -56,8 +57,12 @@ class EngineProcess:
         on_progress: OnProgress | None = None,
         on_started: OnStarted | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replica: int | None = None,
+        on_start_failed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._factory, self._config = factory, config or EngineProcessConfig()
+        self._on_start_failed = on_start_failed
+        self._log_fields = {} if replica is None else {"replica": replica}
         self._on_progress, self._on_started = on_progress, on_started
         self._closing, self._close_signal = _SPAWN.Pipe(duplex=False)  # closing the second end ends every wait here
         self.start_failed, self._start_failed_signal = _SPAWN.Pipe(duplex=False)  # likewise
@@ -67,13 +72,16 @@ class EngineProcess:
         self._first_start = threading.Event()  # has ended
         self._start_error: PolyvoxError | None = None
         folder = Path(tempfile.mkdtemp(prefix=f"polyvox-{os.getpid()}-"))  # for this user only
-        self.endpoint = EngineEndpoint(folder)
+        self.endpoint = EngineEndpoint(folder, replica)
         try:
             self._status_file = StatusFile(folder, create=True)
+            LoadFile(folder, create=True).close()
         except OSError as error:
             shutil.rmtree(folder)
             raise start_error(error) from error
-        self._lifecycle = EngineLifecycle(self._config.restarts, self._status_file.write, clock)
+        self._lifecycle = EngineLifecycle(
+            self._config.restarts, self._status_file.write, clock, log_fields=self._log_fields
+        )
         self.pid: int | None = None  # of the serving process; None while there is none
         self._thread = threading.Thread(target=self._supervise, name="polyvox-supervisor", daemon=True)
         self._thread.start()
@@ -122,7 +130,9 @@ class EngineProcess:
                 self._start()
                 timeout = self._config.hang_timeout
                 while True:
-                    self._receive(timeout, f"its process sent no heartbeat for {timeout:g} s")
+                    message = self._receive(timeout, f"its process sent no heartbeat for {timeout:g} s")
+                    if isinstance(message, Drained):
+                        raise EngineDown(f"{self.endpoint.name} was drained.", retry_after=0)
             except Exception as error:
                 failure = start_error(error)
                 self._stop()
@@ -131,9 +141,10 @@ class EngineProcess:
                     return
                 if not self._first_start.is_set():
                     self._start_error = failure
-                    self._first_start.set()
-                    self._start_failed_signal.close()
-                    return
+                    if self._on_start_failed():
+                        self._first_start.set()
+                        self._start_failed_signal.close()
+                        return
                 delay = self._lifecycle.on_failed(str(failure))
             if wait([self._closing], delay):
                 return
@@ -162,6 +173,7 @@ class EngineProcess:
         self.pid = self._process.pid
         seconds = self._lifecycle.on_started(message.sample_rate)
         if not self._first_start.is_set():
+            self._start_error = None  # of an earlier attempt
             self._first_start.set()
             if self._on_started is not None:
                 _call(self._on_started, message, seconds)
@@ -177,7 +189,7 @@ class EngineProcess:
             reason = "its process died"
         elif self._process is not None and self._process.pid is not None:
             os.kill(self._process.pid, signal.SIGUSR1)  # it writes the stacks of its threads to stderr
-        raise EngineDown(f"The engine failed: {reason}.", retry_after=0)
+        raise EngineDown(f"{self.endpoint.name} failed: {reason}.", retry_after=0)
 
     def _stop(self) -> None:
         """Ends the process, by force if it does not end in time. Idempotent."""
@@ -191,11 +203,13 @@ class EngineProcess:
         if process.pid is not None:
             process.join(self._config.shutdown_timeout)
             if process.is_alive():
-                log.warning("engine killed reason=%s", f"still running after {self._config.shutdown_timeout:g} s")
+                reason = f"still running after {self._config.shutdown_timeout:g} s"
+                log.warning("engine killed", extra={**self._log_fields, "reason": reason})
                 process.kill()
                 process.join(KILL_TIMEOUT)
         if process.is_alive():  # in a system call that cannot be interrupted, such as one of a failed GPU
-            log.error("engine still running after it was killed timeout=%g", KILL_TIMEOUT)
+            fields = {**self._log_fields, "timeout": KILL_TIMEOUT}
+            log.error("engine still running after it was killed", extra=fields)
         else:
             process.close()
 

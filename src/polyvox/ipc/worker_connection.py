@@ -222,11 +222,11 @@ class WorkerConnection:
         self._keys.release(key)
 
     def _restore_keys(self, counts: dict[str, int]) -> None:
-        if self._acquired_keys or len(counts) > MAX_KEYS:
-            raise ValueError("counts of keys can be restored only once, by a new connection")
+        if len(self._acquired_keys.keys() | counts.keys()) > MAX_KEYS:
+            raise ValueError(f"a server must hold counts of at most {MAX_KEYS} keys")
         for key, count in counts.items():
             if count:
-                self._acquired_keys[key] = count
+                self._acquired_keys[key] += count
                 self._keys.add(key, count)
 
     # Messages to the server

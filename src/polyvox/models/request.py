@@ -80,7 +80,8 @@ class Request:
     text can need. segment: index of this part of a longer text; each part has its own noise for the same seed.
     utterance_id: the same for all parts of a text that is played as one; 0 if there is only one. following_bytes: of
     text in later parts, as far as it is known. owner: utterances of different owners get their turns. fingerprint: the
-    same when a rejected request is sent again; 0 if unknown. thinker_prompt: the speech is a thinker's answer, whose
+    same when a rejected request is sent again; 0 if unknown. may_reserve: a rejection reserves the time to retry after;
+    not if another engine is asked next. thinker_prompt: the speech is a thinker's answer, whose
     tokens are appended by id; such a request is live and has no text.
     """
 
@@ -102,4 +103,5 @@ class Request:
     following_bytes: int = 0
     owner: str = ""
     fingerprint: int = 0
+    may_reserve: bool = True
     thinker_prompt: ThinkerPrompt | None = None

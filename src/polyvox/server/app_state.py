@@ -33,7 +33,6 @@ class AppState:
     settings: Settings
     engine: AsyncEngine
     info: ModelInfo
-    max_streams: int
     synthesis: SynthesisService
     voices: VoiceCatalog
     dictionaries: DictionaryLibrary
@@ -47,8 +46,8 @@ class AppState:
     async def create(
         cls, engine: AsyncEngine, settings: Settings, request_log: RequestLog, shared_dir: Path | None
     ) -> "AppState":
-        """Queries the engine for its model and size. shared_dir: see create_app."""
-        info, stats = await engine.info(), await engine.stats()
+        """Queries the engine for its model. shared_dir: see create_app."""
+        info = await engine.info()
         library = VoiceLibrary() if settings.voices_dir is None else VoiceLibrary(settings.voices_dir)
         voices = VoiceCatalog(library, info, settings.voice_aliases)
         metrics = Metrics(info.identity.name)
@@ -57,7 +56,6 @@ class AppState:
             settings,
             engine,
             info,
-            settings.max_streams or int(stats["slots"]),
             synthesis,
             voices,
             DictionaryLibrary(library.store.subfolder(DICTIONARIES)),
@@ -70,6 +68,11 @@ class AppState:
         synthesis.on_finished = state.record_finished
         synthesis.on_chunk = metrics.record_chunk
         return state
+
+    @property
+    def max_streams(self) -> int:
+        """Slots of all engines that run."""
+        return int(self.health.stats.get("slots", 0))
 
     def record_finished(self, record: RequestRecord) -> None:
         """Counts, logs and stores a finished request."""

@@ -8,31 +8,37 @@ from polyvox import progress
 from polyvox.caches import CACHE_DIR
 from polyvox.engine.interface import InProcessEngine
 from polyvox.server.logs import set_up_logs
+from polyvox.server.replica_devices import VISIBLE_DEVICES
 from polyvox.server.settings import Settings
 
 if TYPE_CHECKING:
     from polyvox.tts import TTS
 
 
-def set_up_engine_process(settings: Settings) -> None:
-    """Sets up the process that runs the engine, before it imports torch."""
-    set_up_logs(settings)
+def set_up_engine_process(settings: Settings, replica: int | None = None, gpu: str | None = None) -> None:
+    """Sets up the process that runs the engine, before it imports torch. replica, gpu: see build_engine."""
+    set_up_logs(settings, {} if replica is None else {"replica": replica})
+    if gpu is not None:
+        os.environ[VISIBLE_DEVICES] = gpu  # torch then has one device, and no context on another GPU
     if settings.cache_dir is not None:
         os.environ[CACHE_DIR] = str(settings.cache_dir)
     progress.report("import", 0, 1)
 
 
-def load_model(settings: Settings) -> "TTS":
+def load_model(settings: Settings, replica: int | None = None, gpu: str | None = None) -> "TTS":
     """Loads the model. Only the process that runs the engine imports torch."""
-    set_up_engine_process(settings)
+    set_up_engine_process(settings, replica, gpu)
     from polyvox.tts import load
 
     return load(settings.model, settings.device, settings.dtype, config=settings.engine_config())
 
 
-def build_engine(settings: Settings) -> InProcessEngine:
-    """Loads the model and starts its engine, in the engine's process."""
-    return load_model(settings).engine
+def build_engine(settings: Settings, replica: int | None = None, gpu: str | None = None) -> InProcessEngine:
+    """Loads the model and starts its engine, in the engine's process.
+
+    replica: its index if there are several. gpu: the only one that it may use, as a value of CUDA_VISIBLE_DEVICES.
+    """
+    return load_model(settings, replica, gpu).engine
 
 
 class LocalEngineBuilder:

@@ -11,6 +11,8 @@ import numpy as np
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from polyvox.engine.engine_status import EngineState, EngineStatus
+from polyvox.engine.interface import AsyncEngine
+from polyvox.engine.replica_set import merge_stats
 from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
@@ -49,39 +51,41 @@ def starting_response(status: EngineStatus, now: float) -> JSONResponse:
     return JSONResponse(body, status_code=503, headers={"retry-after": str(math.ceil(seconds))})
 
 
-class HealthMonitor:
-    """Checks the engine and the event loop in background tasks."""
+class EngineHealth:
+    """The health of one engine: its statistics, and the problem that keeps it from being ready."""
 
-    def __init__(self, synthesis: SynthesisService, info: ModelInfo, metrics: Metrics) -> None:
-        self._synthesis, self._info, self._metrics = synthesis, info, metrics
-        self.stats: dict[str, float] = {}  # of the engine, from the last check
+    def __init__(self, engine: AsyncEngine, synthesis: SynthesisService, info: ModelInfo) -> None:
+        self.engine, self._synthesis, self._info = engine, synthesis, info
+        self._log_fields = {} if engine.replica is None else {"replica": engine.replica}
+        self.stats: dict[str, float] = {}  # from the last check
         self.problem: str | None = "The trial utterance has not finished."  # None when ready
         self._logged_problem: str | None = None
-        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def ready(self) -> bool:
-        return self.problem is None and not self._synthesis.draining
+        return self.problem is None and self.engine.status().running
 
-    def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._check_forever()), asyncio.create_task(self._measure_lag())]
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+    def as_dict(self) -> dict[str, object]:
+        """For /readyz, if there are several engines."""
+        status = self.engine.status()
+        state = "ready" if self.ready else "not ready" if status.running else status.state
+        return {
+            "replica": self.engine.replica,
+            "status": state,
+            "problem": None if self.ready else status.reason or self.problem,
+            "streams": int(self.stats.get("streams", 0)) if status.running else 0,
+            "capacity": int(self.stats.get("capacity", 0)) if status.running else 0,
+            "restarts": status.num_restarts,
+        }
 
     async def check(self) -> None:
         """Queries the engine's statistics; after a failure, and at first, synthesises a trial utterance too."""
         try:
             try:
                 async with asyncio.timeout(STATS_TIMEOUT):
-                    self.stats = await self._synthesis.engine.stats()
+                    self.stats = await self.engine.stats()
             except TimeoutError:
                 raise PolyvoxError(f"The engine did not answer within {STATS_TIMEOUT:g} s.") from None
-            self._metrics.active.set(len(self._synthesis.active))
-            self._metrics.spool_bytes.set(self._synthesis.spool.num_bytes)
             if self.problem is not None:
                 try:
                     async with asyncio.timeout(TRIAL_TIMEOUT):
@@ -93,7 +97,7 @@ class HealthMonitor:
             # The message of a restart contains its progress, which would be a line in every second.
             logged = error.code if isinstance(error, EngineDown) else str(error)
             if self._logged_problem != logged:
-                log.warning("server not ready", extra={"error": str(error)})
+                log.warning("server not ready", extra={**self._log_fields, "error": str(error)})
             self.problem, self._logged_problem = str(error), logged
 
     async def _synthesise_trial(self) -> None:
@@ -101,22 +105,57 @@ class HealthMonitor:
         instructions = "A calm voice." if self._info.designs_voices else None
         options = SynthesisOptions(TRIAL_TEXT, voice, instructions=instructions, max_frames=TRIAL_FRAMES, format="pcm")
         start = time.monotonic()
-        stream = await self._synthesis.submit_trial(options)
+        stream = await self._synthesis.submit_trial(options, self.engine)
         num_samples = 0
         async for chunk in stream:
             num_samples += len(chunk.samples)
         if stream.result is None or stream.result.finish_reason in ("cancelled", "error"):
             raise PolyvoxError("The trial utterance did not finish.")
-        log.info("server ready", extra={"seconds": round(time.monotonic() - start, 3), "samples": num_samples})
+        fields = {"seconds": round(time.monotonic() - start, 3), "samples": num_samples}
+        log.info("server ready", extra={**self._log_fields, **fields})
 
-    async def _check_forever(self) -> None:
+    async def check_forever(self) -> None:
         while True:
             try:
                 await self.check()
             except Exception:
-                log.exception("health check failed")
+                log.exception("health check failed", extra=self._log_fields)
                 self.problem = "The health check failed."
             await asyncio.sleep(CHECK_INTERVAL)
+
+
+class HealthMonitor:
+    """Checks each engine and the event loop in background tasks. The server is ready while one engine is."""
+
+    def __init__(self, synthesis: SynthesisService, info: ModelInfo, metrics: Metrics) -> None:
+        self._synthesis, self._metrics = synthesis, metrics
+        self.engines = [EngineHealth(engine, synthesis, info) for engine in synthesis.engine.replicas]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def problem(self) -> str | None:
+        """Why no engine is ready; None if one is."""
+        problems = [engine.problem for engine in self.engines]
+        return None if None in problems else problems[0]
+
+    @property
+    def ready(self) -> bool:
+        return self.problem is None and not self._synthesis.draining
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """The last statistics of all engines that run."""
+        return merge_stats([one.stats for one in self.engines if one.engine.status().running])
+
+    def start(self) -> None:
+        checks = [engine.check_forever() for engine in self.engines]
+        self._tasks = [asyncio.create_task(each) for each in (*checks, self._measure_lag())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
     async def _measure_lag(self) -> None:
         largest, since = 0.0, time.monotonic()
@@ -128,3 +167,5 @@ class HealthMonitor:
             if lag >= largest or now - since > LAG_WINDOW:
                 largest, since = max(lag, 0.0), now
                 self._metrics.lag.set(largest)
+            self._metrics.active.set(len(self._synthesis.active))
+            self._metrics.spool_bytes.set(self._synthesis.spool.num_bytes)

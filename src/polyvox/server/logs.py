@@ -26,12 +26,14 @@ _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", 
 class LogFormatter(logging.Formatter):
     """Formats the message of a record and its `extra` fields."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, more_fields: Mapping[str, object] | None = None) -> None:
+        """more_fields: of all lines of this process."""
         super().__init__()
-        self._as_json = as_json
+        self._as_json, self._more_fields = as_json, more_fields or {}
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+        fields = {**self._more_fields, **extra}
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         traceback = self.formatException(record.exc_info) if record.exc_info else None
         message = record.getMessage().strip()
@@ -94,11 +96,14 @@ def _line_of(request_id: str) -> RequestLine | None:
     return line if line is not None and line.is_open and line.request_id == request_id else None
 
 
-def set_up_logs(settings: Settings) -> None:
-    """Writes all log lines of this process to stderr in one format, with warnings and uncaught exceptions."""
+def set_up_logs(settings: Settings, more_fields: Mapping[str, object] | None = None) -> None:
+    """Writes all log lines of this process to stderr in one format, with warnings and uncaught exceptions.
+
+    more_fields: of all lines of this process.
+    """
     as_json = settings.log_format == "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter(as_json))
+    handler.setFormatter(LogFormatter(as_json, more_fields))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != _INVALID_HTTP)

@@ -35,6 +35,7 @@ class RequestRecord:
     finish_reason: FinishReason | None = None
     error: str | None = None
     owner: str = ""
+    replica: int | None = None  # the index of the engine that ran it, if there are several
 
     def add(self, result: Result) -> None:
         """Adds the result of one segment."""
@@ -45,9 +46,11 @@ class RequestRecord:
         self.underruns += result.underruns
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields but the owner."""
+        """All fields but the owner, and the replica only if there are several."""
         values = asdict(self)
         del values["owner"]
+        if self.replica is None:
+            del values["replica"]
         return values
 
     def usage(self) -> dict[str, int]:

@@ -109,6 +109,11 @@ class Settings(BaseSettings):
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.", json_schema_extra=ENGINE)
     dtype: str = Field(default="auto", description="auto, bfloat16, float32 or float64.", json_schema_extra=ENGINE)
+    replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        default=1,
+        description="Number of engine processes, one per GPU: a number, or auto for all GPUs.",
+        json_schema_extra=ENGINE,
+    )
     vocoder_device: str = Field(
         default="auto",
         description="Device of the vocoder: auto (the model's device), cpu, cuda or cuda:N.",

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -24,6 +24,7 @@ from fastapi import FastAPI
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.engine_status import EngineStatus
 from polyvox.engine.interface import AsyncEngine, Engine
+from polyvox.engine.replica_set import ReplicaSet
 from polyvox.errors import PolyvoxError
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
@@ -66,12 +67,13 @@ def connect_local(engine: Engine, status: Callable[[], EngineStatus] | None = No
     return connect
 
 
-def connect_remote(endpoint: EngineEndpoint) -> Connect:
-    """Uses an engine of another process."""
+def connect_remote(*endpoints: EngineEndpoint, num_servers: int = 1) -> Connect:
+    """Uses an engine of another process, or several as replicas. num_servers: processes that use the same replicas."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[AsyncEngine]:
-        engine = AsyncRemoteEngine(endpoint)
+        engines = [AsyncRemoteEngine(endpoint) for endpoint in endpoints]
+        engine = engines[0] if len(engines) == 1 else ReplicaSet(engines, num_servers)
         try:
             yield engine
         finally:
@@ -259,7 +261,7 @@ def run_server(
 
 
 def run_workers(
-    endpoint: EngineEndpoint,
+    endpoints: Sequence[EngineEndpoint],
     settings: Settings,
     listener: socket.socket,
     engine_failed: Waitable | None = None,
@@ -282,7 +284,7 @@ def run_workers(
         os.environ[MULTIPROCESS_DIR] = str(folder / METRICS)
         processes: list[SpawnProcess] = []
         try:
-            arguments = (endpoint, settings, listener, folder, reporter, wyoming)
+            arguments = (endpoints, settings, listener, folder, reporter, wyoming)
             processes = [_start(arguments) for _ in range(settings.workers)]
             ends: list[Waitable] = [stop] if engine_failed is None else [stop, engine_failed]
             is_set_up = False
@@ -309,7 +311,7 @@ def run_workers(
 
 
 def _start(
-    arguments: tuple[EngineEndpoint, Settings, socket.socket, Path, Connection, socket.socket | None],
+    arguments: tuple[Sequence[EngineEndpoint], Settings, socket.socket, Path, Connection, socket.socket | None],
 ) -> SpawnProcess:
     process = _SPAWN.Process(target=_worker_main, args=arguments, name="polyvox-server")
     process.start()
@@ -317,7 +319,7 @@ def _start(
 
 
 def _worker_main(
-    endpoint: EngineEndpoint,
+    endpoints: Sequence[EngineEndpoint],
     settings: Settings,
     listener: socket.socket,
     shared_dir: Path,
@@ -331,8 +333,9 @@ def _worker_main(
         if error is None:  # otherwise run_server raises it
             reporter.send(None)
 
+    connect = connect_remote(*endpoints, num_servers=settings.workers)
     try:
-        run_server(connect_remote(endpoint), settings, listener, shared_dir, on_set_up=on_set_up, wyoming=wyoming)
+        run_server(connect, settings, listener, shared_dir, on_set_up=on_set_up, wyoming=wyoming)
     except Exception as error:  # multiprocessing would print it
         reporter.send((str(error) or repr(error))[:MAX_REPORT_CHARS])
         log.critical("server process failed", exc_info=True)

@@ -31,12 +31,14 @@ async def readyz(state: State) -> JSONResponse:
     status = state.engine.status()
     if not (status.running or state.synthesis.draining):
         return starting_response(status, time.monotonic())
-    body = {
+    body: dict[str, Any] = {
         "status": "ready" if state.health.ready else "draining" if state.synthesis.draining else "not ready",
         "problem": state.health.problem,
         "model": state.info.identity.name,
         "streams": len(state.synthesis.active),
     }
+    if len(state.health.engines) > 1:
+        body["replicas"] = [engine.as_dict() for engine in state.health.engines]
     return JSONResponse(body, status_code=200 if state.health.ready else 503)
 
 

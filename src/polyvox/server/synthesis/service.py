@@ -140,10 +140,10 @@ class SynthesisService:
     def new_encoder(self, options: SynthesisOptions) -> OutputEncoder:
         return OutputEncoder(options, self.engine.sample_rate, self.spool)
 
-    async def submit(self, request: Request) -> AsyncStream:
-        """Submits a segment. A rejection of a first segment is remembered."""
+    async def submit(self, request: Request, engine: AsyncEngine | None = None) -> AsyncStream:
+        """Submits a segment. A rejection of a first segment is remembered. engine: one replica; all by default."""
         try:
-            return await self.engine.submit(request)
+            return await (engine or self.engine).submit(request)
         except EngineDown:
             raise
         except Overloaded as error:
@@ -151,7 +151,7 @@ class SynthesisService:
                 self._rejections[request.whole_file].append((time.monotonic(), error))
             raise
 
-    async def submit_trial(self, options: SynthesisOptions) -> AsyncStream:
+    async def submit_trial(self, options: SynthesisOptions, engine: AsyncEngine) -> AsyncStream:
         """Submits the first segment as a later one, which a busy engine admits before queued requests.
 
         A model that takes no text speaks the answer to its trial prompt instead.
@@ -160,13 +160,13 @@ class SynthesisService:
         if ids := self.info.trial_prompt:
             prompt = ThinkerPrompt(ids)
             answer = replace(request, live=True, layout="streaming", thinker_prompt=prompt, segment=1)
-            stream = await self.submit(answer)
+            stream = await self.submit(answer, engine)
             stream.append_tokens(ids[-1:])
             stream.finish_text()
             return stream
         segment = segments.next_ready()
         assert segment is not None
-        return await self.submit(replace(request, text=segment.text, segment=1))
+        return await self.submit(replace(request, text=segment.text, segment=1), engine)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs short blocking work: text preparation, files of the voice library and of responses."""

@@ -327,6 +327,7 @@ class Utterance:
                 return None
             raise
         self._next = None
+        self.record.replica = self._stream.replica
         if self._cancelled:  # after the engine accepted the segment
             self._stream.cancel()
             return None
