@@ -2,7 +2,6 @@
 """Which replica gets a request, by its reported load and what was sent to it; what happens when replicas fail."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
@@ -49,7 +48,6 @@ class FakeReplica:
     retry_after: float = 3.0
     answers: asyncio.Event | None = None  # submit waits for it
     keys: KeyCounts = field(default_factory=KeyCounts)
-    held: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.publish()

@@ -31,6 +31,7 @@ class EngineStatus:
     start_seconds: float = 0.0  # duration of the last start
     num_restarts: int = 0
     sample_rate: int = 0  # 0 until the first start has finished
+    pid: int = 0  # of the engine's process while it runs; 0 if it has none of its own
 
     @property
     def running(self) -> bool:

@@ -83,8 +83,8 @@ class EngineLifecycle:
         self._stages(stage, done, total)
         self._set(replace(self.status, stage=stage, progress=min(1.0, done / total) if total else 1.0))
 
-    def on_started(self, sample_rate: int) -> dict[str, float]:
-        """The engine runs. Returns the duration of the start, as `total`, and of its stages."""
+    def on_started(self, sample_rate: int, pid: int = 0) -> dict[str, float]:
+        """The engine runs, in a process of its own if it has a pid. Returns the duration of the start, as `total`, and of its stages."""
         now, status = self._clock(), self.status
         self._running_since = now
         seconds = {"total": now - self._began, **self._stages.seconds()}
@@ -92,6 +92,7 @@ class EngineLifecycle:
             "engine ready" if status.state is EngineState.STARTING else "engine restarted",
             extra={
                 **self._log_fields,
+                **({"pid": pid} if pid else {}),
                 **{"seconds" if name == "total" else name: round(value, 1) for name, value in seconds.items()},
             },
         )
@@ -101,6 +102,7 @@ class EngineLifecycle:
                 start_seconds=seconds["total"],
                 num_restarts=status.num_restarts,
                 sample_rate=sample_rate,
+                pid=pid,
             )
         )
         return seconds
@@ -125,6 +127,7 @@ class EngineLifecycle:
                 state=EngineState.RESTARTING,
                 stage="",
                 progress=0.0,
+                pid=0,
                 reason=reason,
                 down_since=down_since,
                 expected_at=now + delay + status.start_seconds,

@@ -132,7 +132,7 @@ class ReplicaSet:
         return merge_stats(stats)
 
     async def acquire_key(self, key: str, limit: int) -> bool:
-        """The first replica that serves decides. The others count too, so that each of them can take its place."""
+        """The first replica that serves decides. The others count too, so that the next one can decide if it fails."""
         for deciding in self._serving():
             with suppress(EngineDown):
                 acquired = await deciding.acquire_key(key, limit)

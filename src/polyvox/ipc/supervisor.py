@@ -171,7 +171,7 @@ class EngineProcess:
                 if self._on_progress is not None and not self._first_start.is_set():
                     _call(self._on_progress, message.stage, message.done, message.total)
         self.pid = self._process.pid
-        seconds = self._lifecycle.on_started(message.sample_rate)
+        seconds = self._lifecycle.on_started(message.sample_rate, self.pid or 0)
         if not self._first_start.is_set():
             self._start_error = None  # of an earlier attempt
             self._first_start.set()

@@ -76,6 +76,7 @@ class EngineHealth:
             "streams": int(self.stats.get("streams", 0)) if status.running else 0,
             "capacity": int(self.stats.get("capacity", 0)) if status.running else 0,
             "restarts": status.num_restarts,
+            "pid": status.pid or None,
         }
 
     async def check(self) -> None:
