@@ -84,7 +84,10 @@ class EngineLifecycle:
         self._set(replace(self.status, stage=stage, progress=min(1.0, done / total) if total else 1.0))
 
     def on_started(self, sample_rate: int, pid: int = 0) -> dict[str, float]:
-        """The engine runs, in a process of its own if it has a pid. Returns the duration of the start, as `total`, and of its stages."""
+        """The engine runs. Returns the duration of the start, as `total`, and of its stages.
+
+        pid: of its process, if it has one of its own.
+        """
         now, status = self._clock(), self.status
         self._running_since = now
         seconds = {"total": now - self._began, **self._stages.seconds()}
