@@ -299,9 +299,12 @@ ROWS: list[tuple[str, list[Panel]]] = [
             ),
             Panel(
                 "Restarts",
-                "Restarts of the engine in the interval.",
+                "Restarts of the engines in the interval, and engines that are ready, of one or several replicas.",
                 "short",
-                [increase("polyvox_engine_restarts_total", "restarts")],
+                [
+                    increase("polyvox_engine_restarts_total", "restarts"),
+                    gauge("polyvox_engine_ready", "sum", "ready engines"),
+                ],
             ),
             Panel(
                 "Server processes",

@@ -93,7 +93,7 @@ def test_every_metric_is_rendered() -> None:
     stats = {**StepHistogram().stats(), "status_running": 1.0, "lead_min": 0.5, "step_batch": 1.0, "step_seconds": 0.1}
     stats |= dict.fromkeys(("streams", "capacity", "waiting", "slots", "slots_free", "pages", "pages_free"), 1.0)
     stats |= dict.fromkeys(("steps", "frames", "underruns", "restarts", "ready"), 1.0)
-    names = set(re.findall(r"^# TYPE (polyvox_\w+)", Metrics().render(stats).decode(), re.MULTILINE))
+    names = set(re.findall(r"^# TYPE (polyvox_\w+)", Metrics().render([stats]).decode(), re.MULTILINE))
     assert {name for name in names if not name.endswith("_created")} == NAMES  # prometheus_client adds those
 
 
@@ -101,13 +101,13 @@ def test_steps_are_counted_in_cumulative_buckets() -> None:
     histogram = StepHistogram()
     for seconds in (0.001, 0.01, 0.011, 5.0):
         histogram.observe(seconds)
-    text = Metrics().render(histogram.stats()).decode()
-    assert 'polyvox_engine_step_seconds_bucket{le="0.002"} 1\n' in text
-    assert 'polyvox_engine_step_seconds_bucket{le="0.01"} 2\n' in text
-    assert 'polyvox_engine_step_seconds_bucket{le="1.0"} 3\n' in text
-    assert 'polyvox_engine_step_seconds_bucket{le="+Inf"} 4\n' in text
-    assert "polyvox_engine_step_seconds_sum 5.022\n" in text
-    assert "polyvox_engine_step_seconds_count 4\n" in text
+    text = Metrics().render([histogram.stats()]).decode()
+    assert 'polyvox_engine_step_seconds_bucket{replica="0",le="0.002"} 1\n' in text
+    assert 'polyvox_engine_step_seconds_bucket{replica="0",le="0.01"} 2\n' in text
+    assert 'polyvox_engine_step_seconds_bucket{replica="0",le="1.0"} 3\n' in text
+    assert 'polyvox_engine_step_seconds_bucket{replica="0",le="+Inf"} 4\n' in text
+    assert 'polyvox_engine_step_seconds_sum{replica="0"} 5.022\n' in text
+    assert 'polyvox_engine_step_seconds_count{replica="0"} 4\n' in text
 
 
 def test_the_lead_is_what_the_player_has_left_when_a_chunk_is_ready() -> None:

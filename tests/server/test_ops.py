@@ -180,7 +180,9 @@ def test_metrics_count_requests_and_aborts(engine: PausableEngine) -> None:
         "polyvox_ttfa_seconds_count 2.0",
         "polyvox_rtf_count 1.0",
         "polyvox_playback_underruns_total 0.0",
-        "polyvox_engine_steps_total ",
+        'polyvox_engine_steps_total{replica="0"} ',
+        'polyvox_engine_ready{replica="0"} 1',
+        "polyvox_ready 1",
         "polyvox_event_loop_lag_seconds ",
         "polyvox_queue_wait_seconds_count 2.0",
     ):
@@ -190,17 +192,19 @@ def test_metrics_count_requests_and_aborts(engine: PausableEngine) -> None:
 
 
 def test_streams_are_counted_by_status() -> None:
-    text = Metrics().render({"status_running": 2.0, "status_queued": 0.0, "lead_min": float("inf")}).decode()
-    assert 'polyvox_streams{status="running"} 2\n' in text
-    assert 'polyvox_streams{status="queued"} 0\n' in text
+    idle = {"status_running": 0.0}
+    text = Metrics().render([{"status_running": 2.0, "status_queued": 0.0, "lead_min": float("inf")}, idle]).decode()
+    assert 'polyvox_streams{replica="0",status="running"} 2\n' in text
+    assert 'polyvox_streams{replica="0",status="queued"} 0\n' in text
+    assert 'polyvox_streams{replica="1",status="running"} 0\n' in text
     assert "min_lead" not in text
 
 
 def test_build_info_and_restarts_are_metrics() -> None:
-    text = Metrics('a "model"').render({"restarts": 2.0}).decode()
+    text = Metrics('a "model"').render([{"restarts": 2.0}]).decode()
     assert f'polyvox_build_info{{version="{__version__}",python="{platform.python_version()}"' in text
     assert r'model="a \"model\""} 1' in text
-    assert "polyvox_engine_restarts_total 2\n" in text
+    assert 'polyvox_engine_restarts_total{replica="0"} 2\n' in text
 
 
 def test_the_request_log_is_bounded_and_shared_between_processes(tmp_path: Path) -> None:

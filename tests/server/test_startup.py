@@ -131,7 +131,8 @@ def test_an_engine_that_cannot_be_restarted_fails_liveness_until_it_can(tmp_path
         await_another(process, killed)
         eventually(lambda: client.get("/readyz").status_code == 200)
         assert client.get("/livez").status_code == 200
-        restarts = re.search(r"^polyvox_engine_restarts_total (\S+)", client.get("/metrics").text, re.MULTILINE)
+        metrics = client.get("/metrics").text
+        restarts = re.search(r"^polyvox_engine_restarts_total\{.*\} (\S+)", metrics, re.MULTILINE)
         assert restarts is not None
         assert float(restarts[1]) >= 1
 

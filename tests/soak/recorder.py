@@ -35,7 +35,7 @@ METRICS = {
     "polyvox_engine_min_lead_seconds": "min_lead",
     "polyvox_event_loop_lag_seconds": "event_loop_lag",
 }
-STATUS_PREFIX = 'polyvox_streams{status="'
+STATUS_PREFIX = 'polyvox_streams{replica="0",status="'
 
 
 def read_metrics(port: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def read_metrics(port: int) -> dict[str, Any]:
     except (OSError, HTTPException):
         return {}
     for line in lines:
-        name, _, value = line.rpartition(" ")
+        name, _, value = line.replace('{replica="0"}', "").rpartition(" ")
         if name in METRICS:
             found[METRICS[name]] = float(value)
         elif name.startswith(STATUS_PREFIX):

@@ -65,6 +65,12 @@ class EngineHealth:
     def ready(self) -> bool:
         return self.problem is None and self.engine.status().running
 
+    def metrics(self) -> dict[str, float]:
+        """The statistics, with the restarts, while the engine runs."""
+        status = self.engine.status()
+        stats = self.stats if status.running else {}
+        return {**stats, "restarts": float(status.num_restarts), "ready": float(self.ready)}
+
     def as_dict(self) -> dict[str, object]:
         """For /readyz, if there are several engines."""
         status = self.engine.status()

@@ -3,9 +3,9 @@
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -25,7 +25,8 @@ LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5
 LEAD_BUCKETS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 GAP_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.5, 1.0, 2.0, 5.0)
 RTF_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
-# Metrics made from the engine's statistics. Names that end in _total are counters, the others gauges.
+# Metrics made from the statistics of each engine, with its label. Names that end in _total are counters, the others
+# gauges.
 ENGINE_METRICS = {
     "streams": ("polyvox_engine_streams", "Streams admitted by the engine."),
     "capacity": ("polyvox_streams_admissible", "Streams that the engine can serve in real time."),
@@ -41,8 +42,10 @@ ENGINE_METRICS = {
     "step_seconds": ("polyvox_engine_last_step_seconds", "Duration of the last step in seconds."),
     "lead_min": ("polyvox_engine_min_lead_seconds", "Smallest lead of all streams in seconds."),
     "restarts": ("polyvox_engine_restarts_total", "Restarts of the engine since the start of the server."),
-    "ready": ("polyvox_ready", "1 if the server is ready, otherwise 0."),
+    "ready": ("polyvox_engine_ready", "1 if the engine is ready, otherwise 0."),
 }
+REPLICA = "replica"  # label of all metrics of an engine: its index, 0 if there is one only
+READY = ("polyvox_ready", "1 if the server is ready, otherwise 0.")
 STEP_HISTOGRAM = ("polyvox_engine_step_seconds", "Duration of engine steps in seconds.")
 STREAMS_BY_STATUS = ("polyvox_streams", "Streams by status.")
 BUILD_INFO = ("polyvox_build_info", "Version of Polyvox and of Python, and the loaded model.")
@@ -67,9 +70,10 @@ def definitions() -> list[MetricDefinition]:
     """All metrics of /metrics."""
     found = [
         *Metrics(multiprocess=False).definitions(),
-        *(MetricDefinition(name, _kind(name), text) for name, text in ENGINE_METRICS.values()),
-        MetricDefinition(STEP_HISTOGRAM[0], "histogram", STEP_HISTOGRAM[1]),
-        MetricDefinition(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1], ("status",)),
+        *(MetricDefinition(name, _kind(name), text, (REPLICA,)) for name, text in ENGINE_METRICS.values()),
+        MetricDefinition(STEP_HISTOGRAM[0], "histogram", STEP_HISTOGRAM[1], (REPLICA,)),
+        MetricDefinition(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1], (REPLICA, "status")),
+        MetricDefinition(READY[0], "gauge", READY[1]),
         MetricDefinition(BUILD_INFO[0], "gauge", BUILD_INFO[1], ("version", "python", "model")),
     ]
     return sorted(found, key=lambda definition: definition.name)
@@ -186,24 +190,28 @@ class Metrics:
     def count_timeout(self, kind: TimeoutKind) -> None:
         self._timeouts.labels(kind).inc()
 
-    def render(self, stats: Mapping[str, float]) -> bytes:
-        """The text format, with metrics made from the engine's statistics."""
+    def render(self, engines: Sequence[Mapping[str, float]] = (), ready: bool = False) -> bytes:
+        """The text format. engines: the statistics of each engine. ready: whether the server is."""
         registry = self._registry
         if self._multiprocess:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        lines = [*self._build_info()]
+        lines = [*self._build_info(), *_header(READY[0], "gauge", READY[1]), f"{READY[0]} {ready:d}"]
         for key, (name, description) in ENGINE_METRICS.items():
-            if key in stats and isfinite(stats[key]):
-                lines += [*_header(name, _kind(name), description), f"{name} {stats[key]:.15g}"]
-        by_status = {key: value for key, value in stats.items() if key.startswith(STATS_PREFIX)}
+            values = [(index, stats[key]) for index, stats in enumerate(engines) if isfinite(stats.get(key, inf))]
+            if values:
+                lines += _header(name, _kind(name), description)
+                lines += [f'{name}{{{REPLICA}="{index}"}} {value:.15g}' for index, value in values]
+        by_status = [
+            f'{STREAMS_BY_STATUS[0]}{{{REPLICA}="{index}",status="{key.removeprefix(STATS_PREFIX)}"}} {value:g}'
+            for index, stats in enumerate(engines)
+            for key, value in stats.items()
+            if key.startswith(STATS_PREFIX)
+        ]
         if by_status:
-            lines += _header(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1])
-            lines += [
-                f'{STREAMS_BY_STATUS[0]}{{status="{key.removeprefix(STATS_PREFIX)}"}} {value:g}'
-                for key, value in by_status.items()
-            ]
-        lines += _step_histogram(stats)
+            lines += [*_header(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1]), *by_status]
+        if steps := [line for index, stats in enumerate(engines) for line in _step_histogram(index, stats)]:
+            lines += [*_header(STEP_HISTOGRAM[0], "histogram", STEP_HISTOGRAM[1]), *steps]
         return generate_latest(registry) + "\n".join([*lines, ""]).encode()
 
     def _build_info(self) -> list[str]:
@@ -213,8 +221,8 @@ class Metrics:
         return [*_header(name, "gauge", description), f"{name}{{{pairs}}} 1"]
 
 
-def _step_histogram(stats: Mapping[str, float]) -> list[str]:
-    """The engine's histogram of step times. Its statistics have the steps of each bucket, by upper bound."""
+def _step_histogram(replica: int, stats: Mapping[str, float]) -> list[str]:
+    """An engine's histogram of step times. Its statistics have the steps of each bucket, by upper bound."""
     buckets = sorted(
         (float(key.removeprefix(STEP_BUCKET_PREFIX)), count)
         for key, count in stats.items()
@@ -222,12 +230,12 @@ def _step_histogram(stats: Mapping[str, float]) -> list[str]:
     )
     if not buckets:
         return []
-    name, total = STEP_HISTOGRAM[0], 0.0
-    lines = _header(name, "histogram", STEP_HISTOGRAM[1])
+    name, label, total, lines = STEP_HISTOGRAM[0], f'{REPLICA}="{replica}"', 0.0, []
     for bound, count in buckets:
         total += count
-        lines.append(f'{name}_bucket{{le="{bound if isfinite(bound) else "+Inf"}"}} {total:.15g}')
-    return [*lines, f"{name}_sum {stats['step_seconds_total']:.15g}", f"{name}_count {total:.15g}"]
+        lines.append(f'{name}_bucket{{{label},le="{bound if isfinite(bound) else "+Inf"}"}} {total:.15g}')
+    seconds = stats["step_seconds_total"]
+    return [*lines, f"{name}_sum{{{label}}} {seconds:.15g}", f"{name}_count{{{label}}} {total:.15g}"]
 
 
 def _header(name: str, kind: Kind, description: str) -> list[str]:

@@ -68,12 +68,8 @@ async def get_model(state: State, name: str) -> JSONResponse:
 @router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus metrics.")
 async def get_metrics(state: State) -> Response:
     state.metrics.active.set(len(state.synthesis.active))
-    stats = {
-        **state.health.stats,
-        "restarts": float(state.engine.status().num_restarts),
-        "ready": float(state.health.ready),
-    }
-    text = await asyncio.to_thread(state.metrics.render, stats)  # it reads the files of all server processes
+    engines, ready = [engine.metrics() for engine in state.health.engines], state.health.ready
+    text = await asyncio.to_thread(state.metrics.render, engines, ready)  # it reads the files of all server processes
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
