@@ -13,29 +13,40 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
+from polyvox.audio.pcm import Pcm
 from polyvox.audio.samples import Samples
 from polyvox.engine.engine_load import EngineLoad
-from polyvox.engine.interface import Chunk, Result, Stream
+from polyvox.engine.interface import Chunk, OnReady, Result, Stream
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.models.info import ModelInfo
-from polyvox.models.request import ClonedVoice, Request
+from polyvox.models.info import ModelIdentity, ModelInfo
+from polyvox.models.request import ClonedVoice, Request, Sampling
 
 SAMPLE_RATE = 24_000
-CHUNK: Samples = np.zeros(1920, np.float32)
+CHUNK: Pcm = np.zeros(1920, np.int16)
+INFO = ModelInfo(
+    ModelIdentity("none", "none"),
+    voices=(),
+    languages=("auto",),
+    takes_instructions=False,
+    designs_voices=False,
+    hidden_size=1,
+    frame_seconds=0.08,
+    sampling=Sampling(),
+)
 NUM_CALLS = 2000
 
 
 class PacedStream:
     """A stream that the engine fills with one chunk per step."""
 
-    def __init__(self, on_ready: Callable[["PacedStream"], None] | None, num_chunks: int) -> None:
-        self._num_chunks, self._on_ready = num_chunks, on_ready
+    def __init__(self, on_ready: OnReady | None, num_chunks: int) -> None:
+        self._num_chunks, self.on_ready = num_chunks, on_ready
         self.seed = 0
         self.result: Result | None = None
         self.buffer: deque[Chunk] = deque()
@@ -47,10 +58,6 @@ class PacedStream:
         self._index += 1
         if final:
             self.result = Result("stop", 0)
-
-    def notify(self) -> None:
-        if self._on_ready is not None:
-            self._on_ready(self)
 
     def cancel(self) -> None:
         pass
@@ -67,7 +74,7 @@ class PacedEngine:
         self._lock = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, request: Request, on_ready: Callable[[PacedStream], None] | None = None) -> PacedStream:
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> PacedStream:
         stream = PacedStream(on_ready, request.max_frames or 1)
         with self._lock:
             self._streams.append(stream)
@@ -85,8 +92,10 @@ class PacedEngine:
     def stats(self) -> dict[str, float]:
         return {"cpu": time.process_time()}
 
+    broken: str | None = None
+
     def info(self) -> ModelInfo:
-        raise NotImplementedError
+        return INFO
 
     def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
         raise NotImplementedError
@@ -102,8 +111,12 @@ class PacedEngine:
                 for stream in streams:
                     stream.step()
                 self._streams = [stream for stream in self._streams if stream.result is None]
+            by_callback: dict[OnReady, list[PacedStream]] = {}
             for stream in streams:
-                stream.notify()
+                if stream.on_ready is not None:
+                    by_callback.setdefault(stream.on_ready, []).append(stream)
+            for on_ready, ready in by_callback.items():
+                on_ready(ready)  # type: ignore[arg-type]
 
 
 async def measure(process: EngineProcess, num_streams: int, num_steps: int) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients of an engine in random operations: their requests, and what their readers received."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.stepped_engine import Injected
 from polyvox.audio.samples import Samples
-from polyvox.engine.interface import Chunk, Result
+from polyvox.engine.interface import Chunk, Result, Stream
 from polyvox.engine.stream import LocalStream
 from polyvox.models.request import Request, Sampling
 
@@ -72,8 +73,9 @@ class Client:
         assert indices == list(range(len(indices)))
         assert not any(chunk.final for chunk in self.received[:-1])
 
-    def on_ready(self, stream: LocalStream) -> None:
+    def on_ready(self, streams: Sequence[Stream]) -> None:
         """The on_ready callback of the stream."""
+        (stream,) = streams
         if self.reader == "raises" or (self.reader == "raises at the end" and stream.result is not None):
             self.causes.add("cancel")
             raise Injected("reader")

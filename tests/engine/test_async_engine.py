@@ -3,7 +3,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -13,7 +13,7 @@ from ipc.engine_processes import request
 from ipc.fake_engine import FakeEngine, FakeStream, chunk_samples
 from polyvox.engine import preparation
 from polyvox.engine.async_engine import AsyncLocalEngine
-from polyvox.engine.interface import AsyncEngine, AsyncStream, Chunk
+from polyvox.engine.interface import AsyncEngine, AsyncStream, Chunk, OnReady
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import PreparationPool
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
@@ -91,7 +91,7 @@ def test_a_flood_of_texts_ends_only_its_own_stream(runner: asyncio.Runner, monke
     entered, proceed = threading.Event(), threading.Event()
 
     class SlowStream(FakeEngine):
-        def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+        def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
             stream = super().submit(request, on_ready)
             append = stream.append
 

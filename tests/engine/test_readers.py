@@ -3,6 +3,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -14,7 +15,7 @@ from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_sampl
 from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.interface import Chunk
+from polyvox.engine.interface import Chunk, Stream
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_manager import MAX_READER_DELAY
 from polyvox.errors import StreamFailed
@@ -137,7 +138,7 @@ def test_a_callback_that_raises_cancels_only_its_own_stream(speech: Qwen3TTSMode
     engine = LocalEngine(speech, EngineConfig(max_streams=2))
     called = threading.Event()
 
-    def fail(_: LocalStream) -> None:
+    def fail(_: Sequence[Stream]) -> None:
         called.set()
         raise RuntimeError("reader")
 
@@ -190,7 +191,8 @@ def test_on_ready_is_called_for_every_result(speech: Qwen3TTSModel) -> None:
     notified: dict[int, threading.Event] = {seed: threading.Event() for seed in range(4)}
 
     def submit(seed: int, **more: Any) -> LocalStream:
-        def on_ready(stream: LocalStream) -> None:
+        def on_ready(streams: Sequence[Stream]) -> None:
+            (stream,) = streams
             if stream.result is not None:
                 notified[seed].set()
 

@@ -4,17 +4,19 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyvox import progress
 from polyvox.audio.clip import FinishReason
+from polyvox.audio.pcm import SCALE, from_pcm
 from polyvox.audio.samples import Samples
 from polyvox.engine.engine_load import EngineLoad
-from polyvox.engine.interface import Chunk, Result, Stream
+from polyvox.engine.interface import Chunk, OnReady, Result, Stream
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, Overloaded
 from polyvox.models.info import ModelIdentity, ModelInfo
@@ -45,16 +47,16 @@ ABOUT = ModelInfo(
 
 
 def chunk_samples(seed: int, index: int) -> Samples:
-    """Samples that use all bits of a float32, so that any loss shows."""
-    return np.random.default_rng((seed, index)).uniform(-1, 1, CHUNK_SAMPLES).astype(np.float32)
+    """Samples that use all bits of 16-bit PCM, so that any loss shows."""
+    return from_pcm(np.random.default_rng((seed, index)).integers(-SCALE, SCALE, CHUNK_SAMPLES, np.int16, True))
 
 
 class FakeStream(StreamReader[Chunk]):
     """Produces one chunk per step: one for each word and row of a live request, else max_frames."""
 
-    def __init__(self, engine: "FakeEngine", request: Request, on_ready: Callable[["FakeStream"], None] | None):
+    def __init__(self, engine: "FakeEngine", request: Request, on_ready: OnReady | None):
         super().__init__(engine.work)
-        self._engine, self.request, self._on_ready = engine, request, on_ready
+        self._engine, self.request, self.on_ready = engine, request, on_ready
         self.seed = request.seed or 0
         self.made = 0
         self.goal = len(request.text.split()) if request.live else request.max_frames or LENGTH
@@ -117,10 +119,6 @@ class FakeStream(StreamReader[Chunk]):
             if self.made == self.goal and not self.open:
                 self.result = Result("stop", self.seed, frames=self.made)
 
-    def notify(self) -> None:
-        if self._on_ready is not None:
-            self._on_ready(self)
-
     def _samples(self) -> Samples:
         voice = self.request.voice
         return voice.vector if isinstance(voice, ClonedVoice) else chunk_samples(self.seed, self.made)
@@ -155,7 +153,7 @@ class FakeEngine:
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
         voice = request.voice
         if isinstance(voice, ClonedVoice) and not (
             isinstance(voice.vector, np.ndarray) and isinstance(voice.codes, np.ndarray | None)
@@ -240,10 +238,15 @@ class FakeEngine:
                 self._step_began = None
                 self._cancelled += sum(s.result is not None and s.cancelled for s in stepping)
                 self._streams = [stream for stream in self._streams if stream.result is None]
-            for stream in stepping:
-                stream.notify()
+            notify_readers(stepping)
             if self._step_seconds:
                 self._closing.wait(self._step_seconds)
+
+
+def notify_readers(streams: Sequence[Any]) -> None:
+    """Calls each on_ready once with all of its streams, as an engine does after a step."""
+    for on_ready in dict.fromkeys(stream.on_ready for stream in streams if stream.on_ready is not None):
+        on_ready([stream for stream in streams if stream.on_ready == on_ready])
 
 
 def _wait_forever() -> None:

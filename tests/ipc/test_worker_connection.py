@@ -6,12 +6,15 @@ import os
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ipc.engine_processes import (
     RING_SAMPLES,
@@ -23,9 +26,11 @@ from ipc.engine_processes import (
     request,
     stat_becomes,
 )
-from ipc.fake_engine import CHUNK_SAMPLES, FakeEngine, FakeStream
+from ipc.fake_engine import CHUNK_SAMPLES, FakeEngine, FakeStream, chunk_samples, notify_readers
 from ipc.test_messages import EXAMPLES
+from polyvox.audio.pcm import to_pcm
 from polyvox.engine import preparation
+from polyvox.engine.interface import OnReady
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import PreparationPool
 from polyvox.ipc import messages
@@ -50,17 +55,17 @@ class BufferedStream(FakeStream):
 
 
 class BufferedEngine(FakeEngine):
-    def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:  # noqa: ARG002
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:  # noqa: ARG002
         return BufferedStream(self, request)
 
 
 @asynccontextmanager
 async def connected(
-    engine: FakeEngine, ring_samples: int, max_pending: int = 100
+    engine: FakeEngine, ring_samples: int = 0, max_pending: int = 100, file: int | None = None
 ) -> AsyncIterator[tuple[WorkerConnection, RawServer]]:
-    """A connection, and the server at its other end."""
+    """A connection, and the server at its other end. file: memory of its ring, instead of new memory."""
     here, there = socket.socketpair()
-    file = create_shared_memory(ring_samples)
+    file = create_shared_memory(ring_samples) if file is None else file
     pool = PreparationPool(max_pending=max_pending)
     connection = WorkerConnection(engine, pool, KeyCounts(), AudioRing(file), TIMEOUT)
     os.close(file)
@@ -84,6 +89,82 @@ async def next_update(server: RawServer) -> messages.Update:
     update = await server.update()
     assert update is not None
     return update
+
+
+class SteppedEngine(FakeEngine):
+    """Its streams get a chunk when a test calls `step_all`, which then notifies their readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stepped: list[FakeStream] = []
+
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
+        self.stepped.append(FakeStream(self, request, on_ready))
+        return self.stepped[-1]
+
+    def step_all(self) -> None:
+        with self.work:
+            for stream in self.stepped:
+                stream.step()
+        notify_readers(self.stepped)
+
+
+async def test_a_step_is_one_update_with_the_chunks_of_all_streams() -> None:
+    engine, count = SteppedEngine(), 64
+    async with connected(engine, count * CHUNK_SAMPLES) as (_, server):
+        for id in range(count):
+            server.send(submit(id, request(id, chunks=3), credit=8))
+        replies = 0
+        while replies < count:
+            replies += len((await next_update(server)).replies)
+        for step in range(3):
+            await asyncio.to_thread(engine.step_all)
+            update = await next_update(server)
+            assert {header.id: header.index for header in update.chunks} == dict.fromkeys(range(count), step)
+            assert len(update.results) == (count if step == 2 else 0)
+            server.send(messages.Consumed((step + 1) * count * CHUNK_SAMPLES, {}))
+        assert server.updates.empty()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    ring_chunks=st.integers(1, 9),
+    credit=st.integers(1, 4),
+    num_chunks=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    order=st.randoms(use_true_random=False),
+)
+def test_every_chunk_arrives_once_and_unchanged_for_any_ring_credit_and_order_of_reading(
+    ring_chunks: int, credit: int, num_chunks: list[int], order: random.Random
+) -> None:
+    async def main() -> None:
+        file = create_shared_memory(ring_chunks * CHUNK_SAMPLES)
+        reader = AudioRing(file)
+        async with connected(BufferedEngine(), file=file) as (connection, server):
+            for id, chunks in enumerate(num_chunks):
+                server.send(submit(id, request(id, chunks), credit))
+            received: dict[int, int] = dict.fromkeys(range(len(num_chunks)), 0)
+            unread: dict[int, int] = dict.fromkeys(received, 0)  # chunks whose credit the server has
+            ended: set[int] = set()
+            while len(ended) < len(num_chunks):
+                update = await next_update(server)
+                for header in update.chunks:
+                    expected = to_pcm(chunk_samples(header.id, received[header.id]))
+                    assert np.array_equal(reader.read(header.num_samples), expected)
+                    assert header.index == received[header.id]
+                    received[header.id] += 1
+                    unread[header.id] += 1
+                    assert unread[header.id] <= credit
+                ended |= set(update.results)
+                returned = {id: count for id, count in unread.items() if order.random() < 0.5 or count == credit}
+                for id in returned:
+                    unread[id] = 0
+                server.send(messages.Consumed(reader.consumed, returned))
+            assert list(received.values()) == num_chunks
+            assert not connection._deliveries
+            assert not connection._ids
+        reader.close()
+
+    asyncio.run(main())
 
 
 async def test_credit_wakes_a_stream_that_has_run_out_of_it() -> None:
@@ -161,7 +242,7 @@ async def test_a_flood_of_texts_ends_its_stream_and_not_the_connection(monkeypat
             super().append(text)
 
     class SlowTextEngine(FakeEngine):
-        def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+        def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
             with self.work:
                 stream = SlowTextStream(self, request, on_ready)
                 self._streams.append(stream)
@@ -205,7 +286,7 @@ async def test_requests_beyond_the_preparation_queue_are_rejected(monkeypatch: p
     engine = FakeEngine()
     accept = engine.submit
 
-    def slow(asked: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+    def slow(asked: Request, on_ready: OnReady | None = None) -> FakeStream:
         assert proceed.wait(TIMEOUT)
         return accept(asked, on_ready)
 

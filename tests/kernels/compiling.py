@@ -39,6 +39,7 @@ POINTERS = {
     torch.float32: "*fp32",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.int16: "*i16",
     torch.bool: "*i1",
 }
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
@@ -100,7 +101,9 @@ def engine_launches(gpu: Gpu, model: str, streams: int) -> list[Launch]:
         speech = random_model(model, META, torch.bfloat16)
         config = EngineConfig(max_streams=streams)
         generator = GeneratorRunner(speech.generator, config, fixed_sizes=True)
-        vocoder = VocoderRunner(speech.vocoder, generator.state.codes, streams, small_model=False, fixed_sizes=True)
+        vocoder = VocoderRunner(
+            speech.vocoder, generator.state.codes, streams, small_model=False, fixed_sizes=True, pcm=True
+        )
         assert generator.graphs is not None
         assert vocoder.graphs is not None
         for call in (*generator.graphs.calls(), *vocoder.graphs.calls()):

@@ -28,6 +28,7 @@ REFERENCES = {
     "silu_mul.silu_mul_kernel": ("silu_mul", "silu_mul_reference", "test_layer_kernels.py"),
     "next_inputs.inputs_kernel": ("next_inputs", "next_inputs_reference", "test_next_inputs_kernel.py"),
     "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_reference", "test_layer_kernels.py"),
+    "quantize.quantize_kernel": ("quantize", "quantize_reference", "test_quantize_kernel.py"),
     "ring_attention.ring_kernel": ("RingAttention", "attend_reference", "test_codec_kernels.py"),
     "rotary.rotary_kernel": ("rotary_store", "rotary_store_reference", "test_layer_kernels.py"),
     "small_batch_linear.matrix_kernel": ("project", "project_reference", "test_small_batch_linear_kernel.py"),

@@ -2,10 +2,10 @@
 """Engines without a model for tests of the server, with chosen capabilities, progress and capacity."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 from ipc.fake_engine import ABOUT, FakeEngine, FakeStream
+from polyvox.engine.interface import OnReady
 from polyvox.errors import Overloaded
 from polyvox.models.info import ModelIdentity, ModelInfo
 from polyvox.models.request import Request
@@ -41,7 +41,7 @@ class PausableEngine(FakeEngine):
     def info(self) -> ModelInfo:
         return self._info
 
-    def submit(self, request: Request, on_ready: Callable[[FakeStream], None] | None = None) -> FakeStream:
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
         with self.work:
             if len(self._streams) >= self.max_streams:
                 raise Overloaded("all streams are taken", retry_after=2.5)

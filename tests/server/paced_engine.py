@@ -3,19 +3,19 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ipc.fake_engine import SAMPLE_RATE
+from ipc.fake_engine import SAMPLE_RATE, notify_readers
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine_load import EngineLoad
-from polyvox.engine.interface import Chunk, Result, Stream
+from polyvox.engine.interface import Chunk, OnReady, Result, Stream
 from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
@@ -36,9 +36,7 @@ PROMPT_ROWS, MAX_FRAMES = 30, 500
 
 
 class PacedStream(StreamReader[Chunk]):
-    def __init__(
-        self, engine: "PacedEngine", request: Request, on_ready: Callable[["PacedStream"], None] | None
-    ) -> None:
+    def __init__(self, engine: "PacedEngine", request: Request, on_ready: OnReady | None) -> None:
         super().__init__(engine.work)
         self.on_ready, self.seed = on_ready, request.seed or 0
         self.frames = min(request.max_frames or MAX_FRAMES, int(FRAMES_PER_BYTE * len(request.text.encode())))
@@ -96,7 +94,7 @@ class PacedEngine:
         self._thread = threading.Thread(target=self._run, name="paced-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, on_ready: Callable[[PacedStream], None] | None = None) -> PacedStream:
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> PacedStream:
         with self.work:
             now, demand = time.monotonic(), Demand.of(request)
             self._admission.precheck(demand, now)
@@ -174,9 +172,7 @@ class PacedEngine:
     def _notify(self) -> None:
         """Without the lock."""
         ready, self._ready = self._ready, []
-        for stream in ready:
-            if stream.on_ready is not None:
-                stream.on_ready(stream)
+        notify_readers(ready)
 
     def _deliver(self, plan: StepPlan[StreamState], now: float) -> None:
         self._scheduler.start(plan, now)

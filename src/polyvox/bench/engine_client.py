@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from polyvox.audio.pcm import to_pcm
 from polyvox.bench.clients import Client
 from polyvox.bench.metrics import RequestTrace
 from polyvox.bench.receiver import AudioReceiver, Clock, RequestFailed
@@ -42,10 +41,10 @@ class EngineClient:
         receiver = AudioReceiver(trace, clock)
         try:
             async for chunk in await self.engine.submit(self.request(text, seed)):
-                if len(chunk.samples):
+                if len(chunk.audio):
                     now = receiver.now()
                     receiver.on_byte(now)
-                    receiver.push_samples(to_pcm(chunk.samples), now)
+                    receiver.push_samples(chunk.pcm, now)
         except PolyvoxError as error:
             raise RequestFailed(error.code, str(error)) from error
         receiver.finish()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import NO_AUDIO, Audio, as_samples
 from polyvox.audio.silence import find_onset, window_samples
 from polyvox.engine.interface import Chunk
 
@@ -14,20 +14,31 @@ from polyvox.engine.interface import Chunk
 class BufferedChunk:
     """A chunk as it was decoded: its parts may be views of memory that all streams of a step share."""
 
-    parts: list[Samples]
+    parts: list[Audio]
     size: int  # samples
     index: int
     final: bool
 
     def own(self) -> None:
         """Moves the samples to memory of their own, unless they are there already."""
-        if len(self.parts) != 1 or self.parts[0].base is not None:
-            self.parts = [np.concatenate([np.zeros(0, np.float32), *self.parts])]
+        if len(self.parts) == 1 and self.parts[0].base is not None:
+            self.parts = [self.parts[0].copy()]
+        else:
+            self._join()
 
-    def joined(self) -> Chunk:
+    def owned(self) -> Chunk:
         """The chunk in memory of its own."""
         self.own()
         return Chunk(self.parts[0], self.index, self.final)
+
+    def joined(self) -> Chunk:
+        """The chunk, whose memory may be shared with other streams."""
+        self._join()
+        return Chunk(self.parts[0], self.index, self.final)
+
+    def _join(self) -> None:
+        if len(self.parts) != 1:
+            self.parts = [np.concatenate(self.parts) if self.parts else NO_AUDIO]
 
 
 class ChunkAssembler:
@@ -37,7 +48,7 @@ class ChunkAssembler:
         self.size = 0  # samples
         self.trims = trim_silence  # until the first sound is delivered
         self._sample_rate = sample_rate
-        self._parts: list[Samples] = []
+        self._parts: list[Audio] = []
         self._has_sound = False
 
     @property
@@ -45,7 +56,7 @@ class ChunkAssembler:
         """All samples so far are leading silence, which is not delivered."""
         return self.trims and not self._has_sound
 
-    def add(self, samples: Samples) -> None:
+    def add(self, samples: Audio) -> None:
         """Adds samples, which may be a view of shared memory."""
         self._parts.append(samples)
         self.size += len(samples)
@@ -70,7 +81,7 @@ class ChunkAssembler:
 
     def _trim(self) -> None:
         samples = np.concatenate(self._parts)
-        start = find_onset(samples, self._sample_rate)
+        start = find_onset(as_samples(samples), self._sample_rate)
         self._has_sound = start is not None
         # Of silence the last window is kept, because the next sound may begin within it.
         samples = samples[start if start is not None else -window_samples(self._sample_rate) :]

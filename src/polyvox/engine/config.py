@@ -24,7 +24,9 @@ class EngineConfig:
     default on a GPU. deterministic: every call has the same size, so that a seed gives bit-identical samples in any
     batch, on a GPU too; slow. memory_gb: memory for slots and KV pages, by default all that is free. vocoder_device:
     auto (the model's device), cpu, cuda or cuda:N; applied when the model is loaded. poison_freed: fill freed memory
-    with NaN to expose stale reads. trace: path of a Perfetto trace, written on close.
+    with NaN to expose stale reads. pcm: chunks have 16-bit PCM, converted on the vocoder's device, instead of float
+    samples, and a stream whose samples are not finite ends with an error; for servers. trace: path of a Perfetto
+    trace, written on close.
     """
 
     max_streams: int = 8
@@ -40,6 +42,7 @@ class EngineConfig:
     memory_gb: float | None = None
     vocoder_device: str = "auto"
     poison_freed: bool = False
+    pcm: bool = False
     trace: str | None = None
 
     def check(self) -> None:

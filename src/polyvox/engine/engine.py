@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from polyvox.audio.pcm import Audio
 from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.calibration import calibrate
@@ -22,15 +23,15 @@ from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
-from polyvox.engine.interface import Chunk, Stream
+from polyvox.engine.interface import Chunk, OnReady, Stream
 from polyvox.engine.load import CPU_SLOWDOWN, LoadModel, Slowdown
 from polyvox.engine.memory import usage_table
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
 from polyvox.engine.step_histogram import StepHistogram
-from polyvox.engine.stream import LocalStream, OnReady, StopRequest
-from polyvox.engine.stream_manager import StreamManager
+from polyvox.engine.stream import LocalStream, StopRequest
+from polyvox.engine.stream_manager import NOT_FINITE, StreamManager
 from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES, SchedulerLimits, StepPlan
 from polyvox.engine.stream_status import STATS_PREFIX, StreamStatus
 from polyvox.engine.stream_table import StreamTable
@@ -95,7 +96,7 @@ class LocalEngine:
         """Accepts a request, or raises InvalidRequest or Overloaded.
 
         The request is prepared here, in the caller's thread. on_ready is called from the engine's thread, without its
-        lock, when the stream has new chunks or its result: at most once in an iteration.
+        lock, with all streams of the same callback that have new chunks or their result.
         """
         with self.lock:
             self._check_running()
@@ -358,14 +359,18 @@ class LocalEngine:
             for stream, _ in plan.codec:
                 stream.last_step = self._num_started
 
-    def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Samples]) -> None:
+    def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Audio | None]) -> None:
         """Hands the samples of a step to its streams and their readers."""
         with self.lock:
             now = self.clock()
             for (stream, frames), samples in zip(plan.codec, audio, strict=True):
                 stream.decoding -= frames
                 stream.decoded += frames
-                if stream.result is None:
+                if stream.result is not None:
+                    continue
+                if samples is None:
+                    self._manager.end(stream, "error", NOT_FINITE)
+                else:
                     self._manager.on_audio(stream, samples, frames, now)
             self._manager.end_drained(stream for stream, _ in plan.codec)  # final chunk and result in one notification
         self._notify_readers()
@@ -383,15 +388,19 @@ class LocalEngine:
         self._notify_readers()
 
     def _notify_readers(self) -> None:
-        """Calls on_ready without the lock; a callback that raises cancels its own stream only."""
+        """Calls each on_ready once, without the lock; a callback that raises cancels its own streams only."""
         with self.lock:
-            ready, self._manager.ready = list(self._manager.ready), {}
+            ready, self._manager.ready = self._manager.ready, {}
+        by_callback: dict[OnReady, list[LocalStream]] = {}
         for stream in ready:
             if stream.on_ready is not None:
-                try:
-                    stream.on_ready(stream)
-                except BaseException:  # also SystemExit
-                    log.exception("on_ready callback failed, stream cancelled stream=%d", stream.id)
+                by_callback.setdefault(stream.on_ready, []).append(stream)
+        for on_ready, streams in by_callback.items():
+            try:
+                on_ready(streams)
+            except BaseException:  # also SystemExit
+                log.exception("on_ready callback failed, streams cancelled streams=%d", len(streams))
+                for stream in streams:
                     stream.cancel()
 
     # Failure and shutdown

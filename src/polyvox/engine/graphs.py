@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyvox import progress
 from polyvox.engine.stream_state import CHUNK_SIZES
+from polyvox.kernels.quantize import quantize
 from polyvox.models.protocol import Generator, GeneratorState, PagedCache, Vocoder, VocoderState
 from polyvox.progress import Stage
 
@@ -127,15 +128,20 @@ class VocoderGraphs:
         num_codebooks: int,
         max_streams: int,
         one_size: bool,
+        pcm: bool,
     ) -> None:
         """ring: the generator's codes if they are on the same device; a call then gathers its codes from there.
 
-        one_size: each call has its largest size only, and decodes one frame.
+        one_size: each call has its largest size only, and decodes one frame. pcm: the output is as `quantize` returns
+        it, instead of float samples.
         """
         self._state, self._ring, self._scratch = state, ring, max_streams
         max_frames = max(max_streams, CHUNK_SIZES[-1])  # of one decode step
         # All sizes share one output: it is copied before the next call may write to it.
-        self._samples = torch.zeros(max_frames * vocoder.samples_per_frame, device=vocoder.device)
+        row = vocoder.samples_per_frame + pcm
+        self._samples = torch.zeros(
+            max_frames * row, dtype=torch.int16 if pcm else torch.float32, device=vocoder.device
+        )
 
         def call(size: int, frames: int) -> GraphedCall:
             slots = torch.full((size,), self._scratch, dtype=torch.int64, device=vocoder.device)
@@ -169,6 +175,9 @@ class VocoderGraphs:
     def _decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         self._state.reset_scratch(self._scratch)
         samples = self._state.decode(slots, codes)
+        if self._samples.dtype == torch.int16:
+            rows, size = samples.shape
+            return quantize(samples, self._samples[: rows * (size + 1)].view(rows, size + 1))
         return self._samples[: samples.numel()].view_as(samples).copy_(samples)
 
     def _gather_and_decode(self, frames: int) -> Callable[[Tensor, Tensor], Tensor]:

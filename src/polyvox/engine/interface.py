@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason
+from polyvox.audio.pcm import Audio, Pcm, as_pcm, as_samples
 from polyvox.audio.samples import Samples
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_status import EngineStatus
@@ -19,14 +20,25 @@ from polyvox.models.request import ClonedVoice, Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """The next samples of a stream, mono, in [-1, 1]; index counts from 0, and the last chunk is final.
+    """The next audio of a stream, mono; index counts from 0, and the last chunk is final.
 
-    Every stream has a final chunk; it may be empty.
+    Every stream has a final chunk; it may be empty. The audio is PCM from an engine for servers (`EngineConfig.pcm`)
+    and from an engine in another process, and float samples in [-1, 1] otherwise.
     """
 
-    samples: Samples
+    audio: Audio
     index: int
     final: bool
+
+    @property
+    def samples(self) -> Samples:
+        """The audio as float samples."""
+        return as_samples(self.audio)
+
+    @property
+    def pcm(self) -> Pcm:
+        """The audio as PCM. The samples must be finite."""
+        return as_pcm(self.audio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +103,18 @@ class Stream(Protocol):
         """Ends the stream within one step. Idempotent."""
 
 
+OnReady = Callable[[Sequence[Stream]], None]
+
+
 class Engine(Protocol):
     @property
     def sample_rate(self) -> int: ...
 
-    def submit(self, request: Request, on_ready: Callable[[Stream], None] | None = None) -> Stream:
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> Stream:
         """Accepts a request, or raises InvalidRequest, Overloaded or EngineDown.
 
-        on_ready is called from a thread of the engine when the stream has new chunks and when it has its result.
+        on_ready is called from a thread of the engine with the streams that have new chunks or their result: once for
+        all streams of a step that were submitted with the same callback.
         """
 
     def info(self) -> ModelInfo:
@@ -128,7 +144,10 @@ class InProcessEngine(Engine, Protocol):
         """The load and the spare capacity; cheap."""
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
-        """Takes from many streams with one lock: of each at most this many chunks, without waiting."""
+        """Takes from many streams with one lock: of each at most this many chunks, without waiting.
+
+        The chunks may share memory with those of other streams, so the caller copies what it keeps.
+        """
 
 
 class AsyncStream(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import Audio
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cpu_threads import SMALL_MODEL
 from polyvox.engine.generator_runner import GeneratorRunner
@@ -41,6 +41,7 @@ class ModelRunner:
             _fixed_sizes(config, vocoder.device),
             config.deterministic,
             copies_codes,
+            config.pcm,
         )
         self.max_prefill_rows = self.generator.max_prefill_rows
         self.decode_blocks = cuda and vocoder.device.type != "cuda"  # a decode computes before it returns
@@ -91,8 +92,8 @@ class ModelRunner:
         """Samples of each (slot, first frame, number of frames); the frame steps that made them have completed."""
         return self.vocoder.decode(work)
 
-    def flush(self, slot: int, frames: int) -> Samples:
-        """The vocoder's samples after the last frame of a stream with this many frames; waits for them."""
+    def flush(self, slot: int, frames: int) -> Audio | None:
+        """The vocoder's samples after the last frame of a stream with this many frames; None: not finite."""
         return self.vocoder.flush(slot, frames)
 
     def capture(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import Audio
 
 
 class Pending:
@@ -38,6 +38,7 @@ class DecodedGroup:
     indices: list[int]  # in the order of the step
     dropped: list[int] | None  # samples to drop at the start of each: the vocoder's delay, if it has one
     samples: Pending
+    pcm: bool  # rows as `quantize` returns them, instead of float samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,19 @@ class PendingAudio:
 
     groups: list[DecodedGroup]
 
-    def get(self) -> list[Samples]:
-        """Waits for the samples; each group is copied once, because its pinned memory is reused."""
-        found: dict[int, Samples] = {}
+    def get(self) -> list[Audio | None]:
+        """Waits for the audio. Rows of PCM are views of the memory that the device wrote; None: not finite."""
+        found: dict[int, Audio | None] = {}
         for group in self.groups:
-            rows = group.samples.get().astype(np.float32)
-            kept = rows if group.dropped is None else map(_drop, rows, group.dropped)
-            found |= zip(group.indices, kept, strict=True)
+            rows = group.samples.get()
+            audio: list[Audio | None]
+            if group.pcm:
+                audio = list(rows[:, :-1])  # type: ignore[arg-type]
+                if (flags := rows[:, -1]).any():
+                    audio = [None if flag else row for row, flag in zip(audio, flags, strict=True)]
+            else:
+                audio = list(rows.astype(np.float32))
+            if group.dropped is not None:
+                audio = [None if row is None else row[count:] for row, count in zip(audio, group.dropped, strict=True)]
+            found |= zip(group.indices, audio, strict=True)
         return [found[i] for i in range(len(found))] if len(self.groups) > 1 else list(found.values())
-
-
-def _drop(samples: Samples, count: int) -> Samples:
-    return samples[count:]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from polyvox import progress
 from polyvox.audio.samples import Samples
 from polyvox.engine.engine_status import EngineStatus
-from polyvox.engine.interface import InProcessEngine, Stream
+from polyvox.engine.interface import InProcessEngine, OnReady, Stream
 from polyvox.engine.lifecycle import EngineLifecycle, RestartPolicy, start_error
 from polyvox.errors import PolyvoxError
 from polyvox.models.info import ModelInfo
@@ -64,7 +64,7 @@ class RestartingEngine:
     def sample_rate(self) -> int:
         return self.status().sample_rate
 
-    def submit(self, request: Request, on_ready: Callable[[Stream], None] | None = None) -> Stream:
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> Stream:
         return self._running().submit(request, on_ready)
 
     def info(self) -> ModelInfo:

@@ -2,7 +2,7 @@
 """A stream of an engine in the same process."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason
 from polyvox.engine.chunk_assembler import BufferedChunk, ChunkAssembler
-from polyvox.engine.interface import Chunk, Result
+from polyvox.engine.interface import Chunk, OnReady, Result
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.engine.stream_state import StreamState
 from polyvox.engine.stream_status import StreamStatus
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from polyvox.engine.engine import LocalEngine
 
 TOKEN_BYTES = 4  # bytes of text that a token of a thinker, or a row of another model, counts as
-
-OnReady = Callable[["LocalStream"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
     # The reader's side
 
     def take(self, max_chunks: int) -> list[Chunk]:
-        return [chunk.joined() for chunk in self.pop(max_chunks)]
+        return [chunk.owned() for chunk in self.pop(max_chunks)]
 
     def pop(self, max_chunks: int) -> list[BufferedChunk]:
         """Chunks as they were decoded; the reader joins their parts without the lock."""
@@ -108,8 +106,9 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             return super().pop(max_chunks)
 
     def _on_taken(self, taken: list[BufferedChunk]) -> None:
-        self.buffered -= sum(chunk.size for chunk in taken)
         self._engine.on_change(self)
+        for chunk in taken:
+            self.buffered -= chunk.size
 
     def append(self, text: str) -> None:
         """More text for a live request."""

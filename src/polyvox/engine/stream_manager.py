@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 
 from polyvox.audio.clip import FinishReason
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import Audio
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.interface import Result
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 # Streams that may wait for their reader or for text.
 TIMED_STATUSES = (StreamStatus.AWAITING_TEXT, StreamStatus.PAUSED, StreamStatus.DRAINING)
+NOT_FINITE = "The model returned samples that are not finite numbers."
 MIN_TEXT_ROWS = 16  # rows ahead of the frames, below which more tokens of an answer become rows
 MAX_EMBEDDED = 128  # tokens of one stream that become rows at once
 MAX_READER_DELAY = 2.0  # seconds that a reader in real time may be behind: the delay of a network and of its player
@@ -249,7 +250,7 @@ class StreamManager:
             return
         self._streams.transition(stream, StreamStatus.DRAINING, now)
 
-    def on_audio(self, stream: LocalStream, samples: Samples, frames: int, now: float) -> None:
+    def on_audio(self, stream: LocalStream, samples: Audio, frames: int, now: float) -> None:
         """Withholds samples until they are worth a chunk, or no more follow."""
         assembler = stream.assembler
         stream.undelivered += frames
@@ -292,11 +293,15 @@ class StreamManager:
         if reason not in ("cancelled", "error"):
             if self._has_tail and stream.allocation is not None:
                 try:
-                    assembler.add(self._runner.flush(stream.slot, stream.generated))
+                    tail = self._runner.flush(stream.slot, stream.generated)
                 except Exception as failure:
                     log.exception("flush failed stream=%d", stream.id)
                     self.end(stream, "error", f"the end of the audio could not be decoded: {failure}")
                     return
+                if tail is None:
+                    self.end(stream, "error", NOT_FINITE)
+                    return
+                assembler.add(tail)
             if assembler.size and not assembler.silent:
                 self._deliver(stream, True, now)
         started = stream.first_audio_at < inf

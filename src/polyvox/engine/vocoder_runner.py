@@ -4,14 +4,14 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import Audio
 from polyvox.engine.cpu_threads import threads_for
 from polyvox.engine.graphs import VocoderGraphs, gather_codes
 from polyvox.engine.pending import DecodedGroup, Pending, PendingAudio
+from polyvox.kernels.quantize import quantize
 from polyvox.models.protocol import Vocoder, VocoderContext
 
 
@@ -31,9 +31,13 @@ class VocoderRunner:
         fixed_sizes: bool,
         one_size: bool = False,
         copies_codes: bool | None = None,
+        pcm: bool = False,
     ) -> None:
-        """ring: the generator's codes. copies_codes: by default if the devices differ; tests set it on one device."""
-        self.vocoder, self._ring, self._small = vocoder, ring, small_model
+        """ring: the generator's codes. copies_codes: by default if the devices differ; tests set it on one device.
+
+        pcm: audio is 16-bit PCM, converted on the vocoder's device, instead of float samples.
+        """
+        self.vocoder, self._ring, self._small, self._pcm = vocoder, ring, small_model, pcm
         self._copies = ring.device != vocoder.device if copies_codes is None else copies_codes
         self.state = vocoder.new_state(max_streams + fixed_sizes)
         cuda = vocoder.device.type == "cuda"
@@ -43,7 +47,7 @@ class VocoderRunner:
         self.graphs: VocoderGraphs | None = None
         if fixed_sizes:
             source = None if self._copies else ring
-            self.graphs = VocoderGraphs(vocoder, self.state, source, ring.shape[2], max_streams, one_size)
+            self.graphs = VocoderGraphs(vocoder, self.state, source, ring.shape[2], max_streams, one_size, pcm)
 
     def wait(self) -> None:
         """Until all launched calls have completed."""
@@ -73,15 +77,17 @@ class VocoderRunner:
             if self.vocoder.delay_samples:
                 size = self.vocoder.samples_per_frame
                 dropped = [self._delay_left(frame * size, frames * size) for frame in first]
-            groups.append(DecodedGroup(indices, dropped, samples))
+            groups.append(DecodedGroup(indices, dropped, samples, self._pcm))
         return PendingAudio(groups)
 
-    def flush(self, slot: int, frames: int) -> Samples:
-        """The samples after the last frame of a stream with this many frames; waits for them."""
+    def flush(self, slot: int, frames: int) -> Audio | None:
+        """The samples after the last frame of a stream with this many frames; waits for them. See PendingAudio.get."""
         with self._on_stream():
-            samples = Pending(self.state.flush(self._indices([slot])))
+            samples = self.state.flush(self._indices([slot]))
+            pending = Pending(quantize(samples) if self._pcm else samples)
         dropped = self._delay_left(frames * self.vocoder.samples_per_frame, self.vocoder.tail_samples)
-        return samples.get().astype(np.float32)[0, dropped:]
+        (found,) = PendingAudio([DecodedGroup([0], [dropped], pending, self._pcm)]).get()
+        return found
 
     def _decode(self, slots: list[int], frames: int, source: list[int] | Tensor) -> Tensor:
         if self.graphs is not None:
@@ -90,7 +96,8 @@ class VocoderRunner:
             indices = self._indices(slots)
             if isinstance(source, list):
                 source = gather_codes(self._ring, indices, self._indices(source), frames)
-            return self.state.decode(indices, source)
+            samples = self.state.decode(indices, source)
+            return quantize(samples) if self._pcm else samples
 
     def _copy_codes(self, slots: list[int], first: list[int], frames: int) -> Tensor:
         """The codes [B, frames, codebooks] on the vocoder's device."""

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring buffer in shared memory that carries samples from the engine's process to one server."""
+"""A ring buffer in shared memory that carries 16-bit PCM from the engine's process to one server."""
 
 import fcntl
 import mmap
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 
 import numpy as np
 
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import NO_AUDIO, Pcm
 
 
 def create_shared_memory(num_samples: int) -> int:
     """A file descriptor of unnamed memory, which is freed when the last process that has it open ends."""
-    size = num_samples * np.dtype(np.float32).itemsize
+    size = num_samples * np.dtype(np.int16).itemsize
     if sys.platform == "linux":
         file = os.memfd_create("polyvox-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(file, size)
@@ -37,7 +38,7 @@ class AudioRing:
     def __init__(self, file: int) -> None:
         self.written = self.consumed = 0
         self._map = mmap.mmap(file, 0)
-        self._samples: Samples = np.frombuffer(self._map, dtype=np.float32)
+        self._samples: Pcm = np.frombuffer(self._map, dtype=np.int16)
         self.capacity = len(self._samples)
 
     @property
@@ -45,19 +46,21 @@ class AudioRing:
         """Samples that can be written."""
         return self.capacity - (self.written - self.consumed)
 
-    def write(self, samples: Samples) -> None:
-        """Writer: appends samples; raises ValueError if they do not fit."""
-        size = len(samples)
+    def write(self, parts: Sequence[Pcm]) -> None:
+        """Writer: appends all parts with one copy; raises ValueError if they do not fit."""
+        size = sum(map(len, parts))
         if size > self.free:
             raise ValueError(f"{size} samples do not fit into the {self.free} free ones of the ring")
         start = self.written % self.capacity
         end = start + size
+        if not parts:
+            return
         if end <= self.capacity:
-            self._samples[start:end] = samples
+            np.concatenate(parts, out=self._samples[start:end])
         else:
-            first = self.capacity - start
-            self._samples[start:] = samples[:first]
-            self._samples[: size - first] = samples[first:]
+            joined, first = np.concatenate(parts), self.capacity - start
+            self._samples[start:] = joined[:first]
+            self._samples[: size - first] = joined[first:]
         self.written += size
 
     def release(self, position: int) -> None:
@@ -66,17 +69,20 @@ class AudioRing:
             raise ValueError(f"position {position} is beyond the {self.written} samples written")
         self.consumed = max(self.consumed, position)
 
-    def read(self, num_samples: int) -> Samples:
+    def read(self, num_samples: int) -> Pcm:
         """Reader: a copy of the next samples."""
         if num_samples > self.capacity:
             raise ValueError(f"{num_samples} samples exceed the ring's capacity of {self.capacity}")
         start = self.consumed % self.capacity
-        first = min(num_samples, self.capacity - start)
-        copied = np.concatenate((self._samples[start : start + first], self._samples[: num_samples - first]))
+        end = start + num_samples
+        if end <= self.capacity:
+            copied = self._samples[start:end].copy()
+        else:
+            copied = np.concatenate((self._samples[start:], self._samples[: end - self.capacity]))
         self.consumed += num_samples  # the writer may overwrite them from now on
         return copied
 
     def close(self) -> None:
         """Unmaps the memory. Idempotent."""
-        self._samples = np.empty(0, np.float32)
+        self._samples = NO_AUDIO
         self._map.close()

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polyvox.audio.pcm import NO_AUDIO
 from polyvox.audio.samples import Samples
 from polyvox.engine.async_engine import CALL_TIMEOUT, LiveText
 from polyvox.engine.engine_load import EngineLoad
@@ -44,7 +45,6 @@ NUM_IMMEDIATE_TOKENS = 8  # messages with tokens of a stream that are sent at on
 TOKEN_INTERVAL = 0.08  # seconds between later ones: a frame
 WRITE_TIMEOUT = 10.0  # seconds in which the engine must read a message
 RECONNECT_SECONDS = 0.05
-NO_SAMPLES: Samples = np.zeros(0, np.float32)
 
 
 class AsyncRemoteStream(LiveText):
@@ -132,7 +132,7 @@ class AsyncRemoteStream(LiveText):
         self.result = result
         if result.finish_reason in ("cancelled", "error"):  # the rest of the audio is not wanted
             self._buffer.clear()
-            self._buffer.append(Chunk(NO_SAMPLES, self._next_index, True))
+            self._buffer.append(Chunk(NO_AUDIO, self._next_index, True))
         self._changed.set()
 
 
@@ -237,9 +237,9 @@ class _EngineConnection:
         for reply in update.replies:
             self._on_reply(reply)
         for header in update.chunks:
-            samples = self._ring.read(header.num_samples)
+            pcm = self._ring.read(header.num_samples)
             if (stream := self._streams.get(header.id)) is not None:
-                stream.put(Chunk(samples, header.index, header.final))
+                stream.put(Chunk(pcm, header.index, header.final))
         if update.chunks:
             consumed, self._consumed = self._consumed, Counter()
             self.send(messages.Consumed(self._ring.consumed, consumed))

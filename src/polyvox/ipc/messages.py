@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages between a server process and the engine's process, and their encoding.
 
-MessagePack, decoded strictly into these types: decoding cannot run code. Samples travel through the `AudioRing`.
+MessagePack, decoded strictly into these types: decoding cannot run code. Audio travels through the `AudioRing`.
 """
 
 import math

@@ -45,7 +45,7 @@ DRAINED_SECONDS = 1.0  # without streams: the next sentence of an utterance may 
 class EngineProcessConfig:
     """Limits of the process and of its supervisor. Times are in seconds."""
 
-    ring_samples: int = 1 << 22  # of each server: 16 MiB, three minutes of speech
+    ring_samples: int = 1 << 22  # of each server: 8 MiB, three minutes of speech
     worker_timeout: float = 10.0  # a server that consumes nothing for this long is disconnected
     shutdown_timeout: float = 1.5  # then the process is killed
     start_timeout: float = 600.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's end of the connection to one server process.
 
-All of it runs in the I/O loop of the engine's process. The engine's thread only adds the id of a stream that has
-something to read, so that no server can delay the engine or another server.
+All of it runs in the I/O loop of the engine's process. The engine's thread only wakes that loop, once for all streams
+of a step, so that no server can delay the engine or another server.
 """
 
 import asyncio
@@ -10,16 +10,14 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import NO_AUDIO, Pcm
 from polyvox.engine.interface import Chunk, InProcessEngine, Result, Stream
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import PreparationPool, TextWriter, as_polyvox_error
@@ -33,7 +31,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_KEYS = 100_000  # that one server may hold counts of
-NO_SAMPLES: Samples = np.zeros(0, np.float32)
 
 
 @dataclass(slots=True)
@@ -69,14 +66,15 @@ class WorkerConnection:
         self.frames = FrameConnection(timeout, self._receive, self._close, self._on_writable)
         self._loop = asyncio.get_running_loop()
         self._deliveries: dict[int, _Delivery] = {}
+        self._ids: dict[Stream, int] = {}  # of the streams in `_deliveries` that the engine has accepted
         self._replies: list[messages.Reply] = []
         self._acquired_keys: Counter[str] = Counter()
         self._progress = time.monotonic()  # when the ring was last empty, or the server last consumed from it
         self._stall_timer = self._loop.call_later(timeout, self._check_stalled)
-        self._outgoing: deque[tuple[int, messages.ChunkHeader | Result, Samples]] = deque()  # waits for the ring
-        # Ids of streams that may have chunks. The engine's thread appends, then checks the flag; the loop clears the
-        # flag, then takes the ids: so none is missed.
-        self._ready: deque[int] = deque()
+        self._outgoing: deque[tuple[int, messages.ChunkHeader | Result, Pcm]] = deque()  # waits for the ring
+        # Streams that may have chunks: the steps' lists. The engine's thread appends, then checks the flag; the loop
+        # clears the flag, then takes the lists: so none is missed.
+        self._ready: deque[Sequence[Stream]] = deque()
         self._flush_scheduled = False
 
     # Messages from the server
@@ -121,7 +119,7 @@ class WorkerConnection:
 
         def submit() -> Stream:
             request = messages.decode_request(message.request)
-            return self._engine.submit(request, on_ready=lambda _: self._notify(id))
+            return self._engine.submit(request, on_ready=self._notify)
 
         self._prepare(id, submit, self._on_submitted)
 
@@ -137,10 +135,10 @@ class WorkerConnection:
         if delivery is None or self.frames.closed:
             stream.cancel()
             return
-        delivery.stream = stream
-        delivery.writer = TextWriter(self._pool, stream, on_failure=lambda: self._notify(id))
+        delivery.stream, self._ids[stream] = stream, id
+        delivery.writer = TextWriter(self._pool, stream, on_failure=lambda: self._notify([stream]))
+        self._ready.append([stream])  # chunks that came before the stream was known here
         self._reply(messages.SubmitReply(id, stream.seed))
-        self._notify(id)  # chunks that came before the stream was known here
 
     def _clone(self, message: messages.Clone) -> None:
         def on_cloned(id: int, job: "Future[messages.CloneReply]") -> None:
@@ -189,18 +187,21 @@ class WorkerConnection:
         elif (result := delivery.stream.result) is None:
             delivery.stream.cancel()
         else:  # all its audio is generated, and the rest of it will not be read
-            del self._deliveries[id]
-            self._outgoing.append((id, replace(result, finish_reason="cancelled"), NO_SAMPLES))
+            self._forget(id, delivery.stream)
+            self._outgoing.append((id, replace(result, finish_reason="cancelled"), NO_AUDIO))
             self._schedule_flush()
 
     def _on_consumed(self, message: messages.Consumed) -> None:
         self._ring.release(message.position)
         self._progress = time.monotonic()
+        resumed: list[Stream] = []
         for id, count in message.chunks.items():
             if (delivery := self._deliveries.get(id)) is not None:
-                if delivery.credit == 0:
-                    self._ready.append(id)
+                if delivery.credit == 0 and delivery.stream is not None:
+                    resumed.append(delivery.stream)
                 delivery.credit += count
+        if resumed:
+            self._ready.append(resumed)
         if self._outgoing or self._ready:
             self._schedule_flush()
 
@@ -241,15 +242,13 @@ class WorkerConnection:
         if not self.frames.closed:
             self._reply(messages.ErrorReply.of(id, as_polyvox_error(error)))
 
-    def _notify(self, id: int) -> None:
-        """Any thread: a stream may have chunks or its result."""
-        self._ready.append(id)
+    def _notify(self, streams: Sequence[Stream]) -> None:
+        """Any thread: these streams may have chunks or their result. One update has all of them."""
+        self._ready.append(streams)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             with suppress(RuntimeError):  # the loop is closed: the process ends
-                # Waking the loop releases the GIL in the middle of the engine's notifications. The second pass through
-                # the loop gives the GIL back, so that one update has the chunks of all streams of the step.
-                self._loop.call_soon_threadsafe(self._loop.call_soon, self._flush)
+                self._loop.call_soon_threadsafe(self._flush)
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
@@ -279,20 +278,21 @@ class WorkerConnection:
         self.frames.resume_reading()
         self._schedule_flush()
 
-    def _take_ready(self) -> Iterable[int]:
-        ready: dict[int, None] = {}
+    def _take_ready(self) -> Iterable[Stream]:
+        """The ready streams, each once."""
+        ready = dict.fromkeys(self._ready.popleft())
         while self._ready:
-            ready[self._ready.popleft()] = None
+            ready |= dict.fromkeys(self._ready.popleft())
         return ready
 
-    def _collect(self, ready: Iterable[int]) -> None:
+    def _collect(self, ready: Iterable[Stream]) -> None:
         """Takes chunks from streams, as far as their credit goes."""
         found: list[tuple[int, _Delivery, Stream, Result | None]] = []
-        for id in ready:
-            delivery = self._deliveries.get(id)
-            if delivery is not None and delivery.stream is not None:
+        for stream in ready:
+            if (id := self._ids.get(stream)) is not None:
+                delivery = self._deliveries[id]
                 # A cancelled or failed stream ends at once, however much its reader has left unread.
-                found.append((id, delivery, delivery.stream, _cut_short(delivery.result())))
+                found.append((id, delivery, stream, _cut_short(delivery.result())))
         taken = self._engine.take_all(
             [(stream, 0 if ended else delivery.credit) for _, delivery, stream, ended in found]
         )
@@ -300,18 +300,22 @@ class WorkerConnection:
             delivery.credit -= len(chunks)
             result = self._enqueue(id, delivery, stream, chunks) or ended
             if result is not None:
-                self._outgoing.append((id, result, NO_SAMPLES))
-                del self._deliveries[id]
+                self._outgoing.append((id, result, NO_AUDIO))
+                self._forget(id, stream)
+
+    def _forget(self, id: int, stream: Stream) -> None:
+        del self._deliveries[id], self._ids[stream]
 
     def _enqueue(self, id: int, delivery: _Delivery, stream: Stream, chunks: list[Chunk]) -> Result | None:
         """Queues chunks for the ring; the stream's result if it ends with them."""
         for chunk in chunks:
-            size = len(chunk.samples)
+            pcm = chunk.pcm
+            size = len(pcm)
             if size > self._ring.capacity:
                 stream.cancel()
                 error = f"A chunk of {size} samples exceeds the ring's capacity of {self._ring.capacity}."
                 return Result("error", stream.seed, error)
-            self._outgoing.append((id, messages.ChunkHeader(id, chunk.index, size, chunk.final), chunk.samples))
+            self._outgoing.append((id, messages.ChunkHeader(id, chunk.index, size, chunk.final), pcm))
             if chunk.final:
                 return delivery.result()
         return None
@@ -319,19 +323,21 @@ class WorkerConnection:
     def _fill_ring(self) -> tuple[list[messages.ChunkHeader], dict[int, Result]]:
         """Moves queued chunks into the ring until it is full. A result comes in the same update as its final chunk."""
         chunks: list[messages.ChunkHeader] = []
+        parts: list[Pcm] = []
         results: dict[int, Result] = {}
         outgoing, ring = self._outgoing, self._ring
         if ring.written == ring.consumed:
             self._progress = time.monotonic()
         free = ring.free
         while outgoing and (size := len(outgoing[0][2])) <= free:
-            id, item, samples = outgoing.popleft()
+            id, item, pcm = outgoing.popleft()
             if isinstance(item, messages.ChunkHeader):
-                ring.write(samples)
                 free -= size
+                parts.append(pcm)
                 chunks.append(item)
             else:
                 results[id] = item
+        ring.write(parts)
         return chunks, results
 
     # The end
@@ -355,7 +361,7 @@ class WorkerConnection:
         for key, count in self._acquired_keys.items():
             self._keys.release(key, count)
         self._acquired_keys.clear()
-        deliveries, self._deliveries = list(self._deliveries.values()), {}
+        deliveries, self._deliveries, self._ids = list(self._deliveries.values()), {}, {}
         for delivery in deliveries:
             if delivery.stream is not None:
                 delivery.stream.cancel()

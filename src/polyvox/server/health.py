@@ -115,7 +115,7 @@ class EngineHealth:
         stream = await self._synthesis.submit_trial(options, self.engine)
         num_samples = 0
         async for chunk in stream:
-            num_samples += len(chunk.samples)
+            num_samples += len(chunk.audio)
         if stream.result is None or stream.result.finish_reason in ("cancelled", "error"):
             raise PolyvoxError("The trial utterance did not finish.")
         fields = {"seconds": round(time.monotonic() - start, 3), "samples": num_samples}

@@ -435,6 +435,7 @@ class Settings(BaseSettings):
             deterministic=self.deterministic,
             memory_gb=self.memory_gb,
             vocoder_device=self.vocoder_device,
+            pcm=True,
             trace=self.trace,
         )
 

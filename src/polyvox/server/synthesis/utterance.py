@@ -14,7 +14,7 @@ import numpy as np
 
 from polyvox.alignment import SpeechTimeline, TimedText
 from polyvox.audio.clip import FinishReason
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import Audio, Pcm
 from polyvox.engine.interface import AsyncStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import Request, ThinkerPrompt
@@ -260,8 +260,8 @@ class Utterance:
                 encoder = self._encoder
                 self._encoding.add_done_callback(lambda _: encoder.close())
 
-    async def _samples(self) -> AsyncGenerator[Segment | TimedText | Samples]:
-        """Each segment, then its samples, with the silence between segments. The text of samples comes before them."""
+    async def _samples(self) -> AsyncGenerator[Segment | TimedText | Audio]:
+        """Each segment, then its audio, with the silence between segments. The text of audio comes before it."""
         assert self._segments is not None
         while (segment := await self._next_segment()) is not None:
             silence = segment.silence
@@ -281,15 +281,16 @@ class Utterance:
                     if timeline is not None:
                         yield timeline.silence(len(quiet))
                     yield quiet
-                seconds += len(chunk.samples) / self._service.engine.sample_rate
+                chunk_seconds = len(chunk.audio) / self._service.engine.sample_rate
+                seconds += chunk_seconds
                 if (seconds >= prefetch_after or chunk.final) and self._next is None and not self._cancelled:
                     self._prefetch()
-                if len(chunk.samples):
-                    self.record.audio_seconds += len(chunk.samples) / self._service.engine.sample_rate
+                if chunk_seconds:
+                    self.record.audio_seconds += chunk_seconds
                     if timeline is not None:
                         yield await self._service.alignments.push(timeline, chunk.samples, chunk.final)
                         timeline = None if chunk.final else timeline
-                    yield chunk.samples
+                    yield chunk.audio
             self._add_result(self._stream)
             if self._cancelled:
                 return
@@ -394,9 +395,9 @@ class Utterance:
         self._finish_reason = max(self._finish_reason, result.finish_reason, key=BY_SEVERITY.index)
 
     async def _encode(self, work: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs) -> bytes:
-        """Encodes in a thread, except for plain PCM."""
+        """Encodes in a thread, except for PCM that is sent as it is."""
         assert self._encoder is not None
-        if self._encoder.is_plain_pcm and self._rate == 1.0:
+        if self._encoder.is_plain and self._rate == 1.0:
             return work(*args, **kwargs)
         self._encoding = self._service.encode(work, *args, **kwargs)
         return await asyncio.shield(self._encoding)
@@ -409,9 +410,9 @@ class Utterance:
             self._note_first_audio()
         return data if file is None else file
 
-    def _silence(self, seconds: float) -> Samples:
+    def _silence(self, seconds: float) -> Pcm:
         self.record.audio_seconds += seconds
-        return np.zeros(round(seconds * self._service.engine.sample_rate), np.float32)
+        return np.zeros(round(seconds * self._service.engine.sample_rate), np.int16)
 
     def _note_first_audio(self) -> None:
         if self.record.first_audio is None:

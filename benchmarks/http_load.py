@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A closed loop over HTTP on `polyvox serve` with its default settings, at several levels; prints one table.
+
+    python benchmarks/http_load.py --model 1.7B --streams 256,512,1024,1536,2048 --seconds 60     # on a GPU
+    python benchmarks/http_load.py --model simulated --streams 64,256 --seconds 10                # the host alone
+
+The server has random weights, or a model that computes nothing and takes the time of a GPU (see closed_loop.py). Its
+settings are the defaults; POLYVOX_ environment variables change them. The clients are those of `polyvox bench serve`,
+in processes of their own. CPU time is given in microseconds per frame: of the threads of the engine's process, of all
+server processes together, and of all client processes together.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+import urllib.request
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # all processes of the server import this module
+    from polyvox.engine.interface import InProcessEngine
+    from polyvox.server.settings import Settings
+
+SAMPLE_INTERVAL = 0.5  # seconds between two reports of the engine's process
+START_TIMEOUT = 600.0  # seconds
+STOP_TIMEOUT = 60.0
+ENGINE_THREADS = ("engine", "io", "prepare", "other")
+
+
+def build(settings: "Settings", model: str, frames: int, tokens: int, slots: int, report: Path) -> "InProcessEngine":
+    """Runs in the engine's process: the engine, and a thread that reports its counters and CPU times."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from dataclasses import replace
+
+    from polyvox.server.engine_builder import set_up_engine_process
+
+    set_up_engine_process(settings)
+    import torch
+    from closed_loop import simulate  # type: ignore[import-not-found]
+    from process_times import thread_seconds  # type: ignore[import-not-found]
+
+    from polyvox.engine import model_runner
+    from polyvox.engine.config import EngineConfig
+    from polyvox.engine.engine import LocalEngine
+
+    config = settings.engine_config()
+    if model == "simulated":
+        from polyvox.cli.terminal import load
+
+        torch.set_num_threads(1)
+        config = replace(
+            config,
+            max_streams=slots,
+            min_streams_to_pipeline=model_runner.MIN_STREAMS_TO_PIPELINE,
+            cuda_graphs=True,
+        )
+        with load(None, "cpu", "float32", EngineConfig(max_streams=1)) as tts:
+            engine = LocalEngine(simulate(tts.model, slots), config)
+    else:
+        from polyvox import progress
+        from polyvox.models.registry import random_model
+        from polyvox.tts import placement
+
+        progress.report("load", 0, 1)
+        engine = LocalEngine(random_model(model, *placement(settings.device, settings.dtype), tokens, frames), config)
+
+    def send_reports() -> None:
+        while True:
+            values = engine.stats() | {f"cpu_{name}": value for name, value in thread_seconds().items()}
+            unfinished = report.with_suffix(".new")
+            unfinished.write_text(json.dumps(values | {"pid": os.getpid()}))
+            unfinished.replace(report)
+            time.sleep(SAMPLE_INTERVAL)
+
+    threading.Thread(target=send_reports, name="report", daemon=True).start()
+    return engine
+
+
+def serve(flags: dict[str, Any], model: str, frames: int, tokens: int, slots: int, report: Path) -> None:
+    """Runs in the main process of the server."""
+    from polyvox.cli.serve import serve_with_engine_process
+    from polyvox.server.logs import set_up_logs
+    from polyvox.server.settings import BACKLOG, load_settings
+
+    settings = load_settings(flags)
+    set_up_logs(settings)
+    make = partial(build, settings, model, frames, tokens, slots, report)
+    with socket.create_server((settings.host, settings.port), backlog=BACKLOG) as listener:
+        serve_with_engine_process(settings, listener, make)
+
+
+def wait_until_ready(port: int) -> float:
+    """Seconds until the server is ready."""
+    began = time.monotonic()
+    while time.monotonic() - began < START_TIMEOUT:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10):
+                return time.monotonic() - began
+        except OSError:  # refused, or 503
+            time.sleep(0.2)
+    raise TimeoutError("the server is not ready")
+
+
+class Monitor(threading.Thread):
+    """Samples the number of connections of each server process until it is stopped."""
+
+    def __init__(self, servers: list[int], port: int) -> None:
+        super().__init__(daemon=True)
+        self._servers, self._port, self._stopped = servers, port, threading.Event()
+        self.connections: list[list[int]] = []
+
+    def run(self) -> None:
+        from process_times import num_connections
+
+        while not self._stopped.wait(1.0):
+            self.connections.append([num_connections(pid, self._port) for pid in self._servers])
+
+    def stop(self) -> str:
+        self._stopped.set()
+        self.join()
+        used = [each for each in self.connections if sum(each)]
+        return "/".join(map(str, used[len(used) // 2])) if used else "-"
+
+
+def measure_level(args: argparse.Namespace, streams: int, main: int, port: int, report: Path) -> dict[str, str]:
+    """One row of the table."""
+    from process_times import descendants, process_seconds, resident_bytes
+
+    from polyvox.bench.clients import ServerTarget
+    from polyvox.bench.load import Load
+    from polyvox.bench.load_generator import run_on_server
+    from polyvox.bench.prompts import prompts
+    from polyvox.bench.summary import summarise
+
+    engine = json.loads(report.read_text())["pid"]
+    others = [pid for pid in descendants(main) if pid != engine and resident_bytes(pid) > 32 << 20]
+    servers = others or [main]
+    target = ServerTarget(f"http://127.0.0.1:{port}", extra={"max_new_tokens": args.frames})
+    load = Load("closed", streams, args.seconds, args.ramp, ramp=args.ramp, seed=args.seed)
+    monitor = Monitor(servers, port)
+    monitor.start()
+    time.sleep(SAMPLE_INTERVAL)
+    before, server_before = json.loads(report.read_text()), [process_seconds(pid) for pid in servers]
+    client_before, began = sum(os.times()[:4]), time.monotonic()
+    processes = args.processes or load.num_processes(os.cpu_count() or 1)
+    traces, lag = run_on_server(target, load, prompts(), processes)
+    time.sleep(SAMPLE_INTERVAL)
+    after, elapsed = json.loads(report.read_text()), time.monotonic() - began
+    server_times = [process_seconds(pid) - then for pid, then in zip(servers, server_before, strict=True)]
+    client_time = sum(os.times()[:4]) - client_before
+    connections = monitor.stop()
+    frames = max(1.0, after["frames"] - before["frames"])
+    steps = max(1.0, after["steps"] - before["steps"])
+    found = summarise(traces)
+    ttfp = found.ttfp
+    by_thread = [after[f"cpu_{name}"] - before[f"cpu_{name}"] for name in ENGINE_THREADS]
+    return {
+        "streams": f"{streams}",
+        "requests, failed": f"{found.requests}, {found.failed}",
+        "underruns (streams)": f"{found.underruns.count} ({found.underruns.streams})",
+        "TTFP p50 / p95, ms": f"{1e3 * ttfp.p50:.0f} / {1e3 * ttfp.p95:.0f}" if ttfp else "-",
+        "audio s/s": f"{found.received or 0:.0f}",
+        "step, ms": f"{1e3 * elapsed / steps:.1f}",
+        "frames per step": f"{frames / steps:.0f}",
+        "engine process, us/frame: engine thread + I/O loop + preparation + other": (
+            " + ".join(f"{1e6 * value / frames:.1f}" for value in by_thread) + f" = {1e6 * sum(by_thread) / frames:.1f}"
+        ),
+        "servers, us/frame": f"{1e6 * sum(server_times) / frames:.1f}",
+        "busiest server, share of a core": f"{max(server_times) / elapsed:.0%} of {len(servers)}",
+        "connections by server": connections,
+        "server memory, MB, median": f"{statistics.median(resident_bytes(pid) for pid in servers) / 1e6:.0f}",
+        "clients, us/frame": f"{1e6 * client_time / frames:.1f} in {lag.processes}",
+        "client lag p99, ms": f"{1e3 * lag.loop.p99:.1f}" if lag.loop else "-",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="1.7B", choices=["0.6B", "1.7B", "simulated"])
+    parser.add_argument("--streams", default="256,512,1024,1536,2048", help="streams of each level, comma-separated")
+    parser.add_argument("--frames", type=int, default=125, help="per utterance")
+    parser.add_argument("--tokens", type=int, default=30, help="per text; not used by the simulated model")
+    parser.add_argument("--seconds", type=float, default=60, help="of measured requests per level")
+    parser.add_argument("--ramp", type=float, default=10, help="seconds of warm-up over which streams start")
+    parser.add_argument("--workers", help="server processes; by default the server's own default")
+    parser.add_argument("--processes", type=int, help="client processes; by default one per 64 streams and core")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    levels = [int(each) for each in args.streams.split(",")]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = {"port": str(port), "log_level": "warning"} | ({"workers": args.workers} if args.workers else {})
+    rows = []
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "engine.json"
+        arguments = (flags, args.model, args.frames, args.tokens, max(levels), report)
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=arguments)
+        process.start()
+        try:
+            assert process.pid is not None
+            sys.stdout.write(f"ready after {wait_until_ready(port):.0f} s\n")
+            for streams in levels:
+                rows.append(measure_level(args, streams, process.pid, port, report))
+                sys.stdout.write(f"{rows[-1]}\n")
+                sys.stdout.flush()
+        finally:
+            process.terminate()
+            process.join(STOP_TIMEOUT)
+    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    sys.stdout.write("".join("| " + " | ".join(line) + " |\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()
