@@ -3,7 +3,6 @@
 
 import os
 import threading
-from collections import Counter
 from pathlib import Path
 
 # Names of threads in the engine's process, by the prefix of the thread's name.
@@ -13,12 +12,12 @@ GROUPS = {"MainThread": "io", "polyvox-engine": "engine", "polyvox-prepare": "pr
 def thread_seconds() -> dict[str, float]:
     """CPU seconds of this process: of the engine's thread, the I/O loop, the preparation threads and all others."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found: Counter[str] = Counter(dict.fromkeys([*GROUPS.values(), "other"], 0.0))
+    found = dict.fromkeys([*GROUPS.values(), "other"], 0.0)
     for task in Path("/proc/self/task").iterdir():
         name = names.get(int(task.name), "")
         group = next((group for prefix, group in GROUPS.items() if name.startswith(prefix)), "other")
         found[group] += _scheduled_seconds(task)
-    return dict(found)
+    return found
 
 
 def process_seconds(pid: int) -> float:

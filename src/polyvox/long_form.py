@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -158,11 +158,12 @@ class SentenceJob:
         self._stream.result.check()
         return np.concatenate([*self._chunks, np.zeros(0, np.float32)]), self._stream.result.finish_reason
 
-    def _on_chunk(self, stream: Stream) -> None:
-        for chunk in stream.take(1 << 30):
-            self._chunks.append(chunk.samples)
-            if chunk.final:
-                self._done.set()
+    def _on_chunk(self, streams: Sequence[Stream]) -> None:
+        for stream in streams:  # one: each sentence has its own callback
+            for chunk in stream.take(1 << 30):
+                self._chunks.append(chunk.samples)
+                if chunk.final:
+                    self._done.set()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from engine.synthesis import TIMEOUT, record_codes
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import Audio
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine import LocalEngine
@@ -125,7 +125,7 @@ class SteppedEngine(LocalEngine):
         self.batches[len(plan.frame)] += 1
         return super()._run(plan)
 
-    def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Samples]) -> None:
+    def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Audio | None]) -> None:
         if self.armed.pop("audio", None) is not None:
             named = [*self._planned, *self._streams_in_flight()]
             self.injected |= dict.fromkeys([stream for stream in named if stream.result is None], "step")

@@ -11,7 +11,7 @@ import pytest
 from conftest import Loaded
 from engine.stepped_engine import SteppedEngine
 from engine.synthesis import request
-from polyvox.audio.samples import Samples
+from polyvox.audio.pcm import Audio
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.interface import Chunk
@@ -112,12 +112,12 @@ def test_withheld_audio_does_not_keep_the_memory_of_a_whole_step(
 def test_a_stopped_reader_does_not_keep_the_memory_of_a_whole_step(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps: list[Samples] = []
+    steps: list[Audio] = []
     get = PendingAudio.get
 
-    def seen(sound: PendingAudio) -> list[Samples]:
+    def seen(sound: PendingAudio) -> list[Audio | None]:
         found = get(sound)
-        steps.extend(found)
+        steps.extend(row for row in found if row is not None)
         return found
 
     monkeypatch.setattr(PendingAudio, "get", seen)

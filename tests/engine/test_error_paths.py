@@ -17,8 +17,8 @@ from conftest import Loaded
 from engine.synthesis import TIMEOUT, read_all, request, solo_samples, wait_for_end
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.engine.interface import Stream
 from polyvox.engine.pending import PendingAudio
-from polyvox.engine.stream import LocalStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
@@ -35,14 +35,14 @@ def speech(loaded: Loaded) -> Qwen3TTSModel:
 def test_after_a_device_failure_every_stream_has_a_result(speech: Qwen3TTSModel) -> None:
     """A step fails, and then the slots cannot be released either."""
     engine = LocalEngine(speech, EngineConfig(max_streams=2))
-    notified: set[LocalStream] = set()
+    notified: set[Stream] = set()
     failure = RuntimeError("device failure")
     with (
         mock.patch.object(engine._runner.generator.state, "frame", side_effect=failure),
         mock.patch.object(engine._runner, "clear", side_effect=failure),
     ):
         with engine.lock:
-            streams = [engine.submit(request(seed=seed), notified.add) for seed in range(3)]
+            streams = [engine.submit(request(seed=seed), notified.update) for seed in range(3)]
         engine._thread.join(TIMEOUT)
     assert engine.broken
     assert engine.stats()["broken"] == 1

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from conftest import Loaded
 from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples
+from polyvox.audio.pcm import Audio, to_pcm
 from polyvox.audio.samples import Samples
 from polyvox.engine import engine as engine_module
 from polyvox.engine.config import EngineConfig
@@ -96,17 +97,20 @@ def expected_samples(codes: Tensor) -> Samples:
     chunks=st.lists(st.lists(st.sampled_from(CHUNK_SIZES), min_size=1, max_size=6), min_size=1, max_size=3),
     copies=st.booleans(),
     fixed_sizes=st.booleans(),
+    pcm=st.booleans(),
 )
-def test_delay_and_tail_are_exact_in_any_chunking(chunks: list[list[int]], copies: bool, fixed_sizes: bool) -> None:
+def test_delay_and_tail_are_exact_in_any_chunking(
+    chunks: list[list[int]], copies: bool, fixed_sizes: bool, pcm: bool
+) -> None:
     """Several streams whose codes are written to the ring chunk by chunk, as an engine does."""
     max_streams = 3 * CHUNK_SIZES[-1]  # also the maximum number of frames in a decode step
     ring = torch.zeros(max_streams + 1, RING_FRAMES, 2, dtype=torch.int64)
-    runner = VocoderRunner(EchoVocoder(), ring, max_streams, False, fixed_sizes, copies_codes=copies)
+    runner = VocoderRunner(EchoVocoder(), ring, max_streams, False, fixed_sizes, copies_codes=copies, pcm=pcm)
     codes = [
-        torch.randint(0, 100, (sum(sizes), 2), generator=torch.Generator().manual_seed(i))
+        torch.randint(-1, 1 if pcm else 100, (sum(sizes), 2), generator=torch.Generator().manual_seed(i))
         for i, sizes in enumerate(chunks)
     ]
-    found: list[list[Samples]] = [[] for _ in chunks]
+    found: list[list[Audio]] = [[] for _ in chunks]
     done = [0] * len(chunks)
     for slot in range(len(chunks)):
         runner.assign(slot, None)
@@ -120,11 +124,18 @@ def test_delay_and_tail_are_exact_in_any_chunking(chunks: list[list[int]], copie
                 work.append((slot, done[slot], size))
                 done[slot] += size
         for (slot, _, _), samples in zip(work, runner.decode(work).get(), strict=True):
+            assert samples is not None
             found[slot].append(samples)
     for slot, parts in enumerate(found):
-        samples = np.concatenate([*parts, runner.flush(slot, len(codes[slot]))])
+        tail, expected = runner.flush(slot, len(codes[slot])), expected_samples(codes[slot])
+        assert tail is not None
+        samples = np.concatenate([*parts, tail])
         assert len(samples) == max(0, len(codes[slot]) * SAMPLES_PER_FRAME - DELAY + TAIL)
-        np.testing.assert_allclose(samples, expected_samples(codes[slot]), rtol=1e-6)
+        if pcm:
+            assert samples.dtype == np.int16
+            np.testing.assert_array_equal(samples, to_pcm(expected.astype(np.float32)))
+        else:
+            np.testing.assert_allclose(samples, expected, rtol=1e-6)
 
 
 @dataclass(frozen=True)

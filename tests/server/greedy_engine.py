@@ -4,7 +4,8 @@
 from dataclasses import replace
 
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.stream import LocalStream, OnReady
+from polyvox.engine.interface import OnReady
+from polyvox.engine.stream import LocalStream
 from polyvox.models.request import Request, Sampling
 from reference.omni_cases import CONVERSATIONS
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from polyvox.audio.samples import Samples
 
 Pcm = NDArray[np.int16]
-Audio = Samples | Pcm  # float samples, or the same as PCM
+Audio = NDArray[np.float32 | np.int16]  # float samples, or the same as PCM
 SCALE = 32767
 NO_AUDIO: Pcm = np.zeros(0, np.int16)
 

@@ -54,7 +54,7 @@ class PendingAudio:
             rows = group.samples.get()
             audio: list[Audio | None]
             if group.pcm:
-                audio = list(rows[:, :-1])  # type: ignore[arg-type]
+                audio = list(rows[:, :-1])
                 if (flags := rows[:, -1]).any():
                     audio = [None if flag else row for row, flag in zip(audio, flags, strict=True)]
             else:
