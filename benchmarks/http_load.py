@@ -88,7 +88,8 @@ def serve(flags: dict[str, Any], model: str, frames: int, tokens: int, slots: in
     """Runs in the main process of the server."""
     from polyvox.cli.serve import serve_with_engine_process
     from polyvox.server.logs import set_up_logs
-    from polyvox.server.settings import BACKLOG, load_settings
+    from polyvox.server.settings import BACKLOG
+    from polyvox.server.settings_sources import load_settings
 
     settings = load_settings(flags)
     set_up_logs(settings)
