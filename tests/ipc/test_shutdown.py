@@ -27,7 +27,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.mark.anyio
-async def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing() -> None:
+async def test_close_under_load_waits_for_no_stream_and_leaves_nothing() -> None:
     before = resources()
     process = EngineProcess(FakeEngine)
     engine = AsyncRemoteEngine(process.endpoint)
@@ -36,7 +36,7 @@ async def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing()
     began = time.monotonic()
     await engine.close()
     process.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < TIMEOUT / 2
     await asyncio.gather(*readers)
     assert {stream.result.finish_reason for stream in streams if stream.result} == {"cancelled"}
     assert all(stream.result for stream in streams)
@@ -56,7 +56,7 @@ async def test_an_engine_that_does_not_end_is_killed_and_its_streams_fail() -> N
     await anext(reader)  # without audio a request is rejected instead, and may be sent again
     began = time.monotonic()
     process.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < TIMEOUT / 2
     with pytest.raises(StreamFailed):
         async for _ in reader:
             pass

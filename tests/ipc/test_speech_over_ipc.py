@@ -142,7 +142,7 @@ async def test_an_engine_that_is_killed_repeatedly_serves_the_next_request(
         await assert_survives_a_kill(process, engine, loaded("custom_voice", "float64").model)
 
 
-async def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing(checkpoints: Path) -> None:
+async def test_close_under_load_waits_for_no_stream_and_leaves_nothing(checkpoints: Path) -> None:
     before = resources()
     process = EngineProcess(partial(build, checkpoints / "custom_voice", "float32"))
     pid, engine = process.pid, AsyncRemoteEngine(process.endpoint)
@@ -156,7 +156,7 @@ async def test_close_under_load_takes_less_than_two_seconds_and_leaves_nothing(c
     await becomes_true(running)
     began = time.monotonic()
     process.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < TIMEOUT / 2
     ends = await asyncio.gather(*readers, return_exceptions=True)
     assert all(isinstance(end, StreamFailed | Overloaded) for end in ends)
     await engine.close()

@@ -378,7 +378,7 @@ def test_an_internal_error_closes_only_its_own_socket(server: RunningServer, mon
 
 
 def test_an_idle_session_is_closed_but_a_speaking_one_is_not(engine: PausableEngine) -> None:
-    with serving(engine, Settings(websocket_idle_timeout=0.2)) as quick:
+    with serving(engine, Settings(websocket_idle_timeout=0.6)) as quick:
         engine.resume(1)
         with session(quick, max_new_tokens=1000) as websocket:
             websocket.send(type="input.text", text="Hello.")

@@ -215,7 +215,7 @@ def test_a_client_that_disconnects_frees_its_stream(shared_port: int, engine: Pa
 
 def test_idle_and_excess_connections_are_closed(engine: PausableEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "MAX_CONNECTIONS", 1)
-    with serving_wyoming(engine, websocket_idle_timeout=0.3) as port, closing(WyomingClient(port)) as first:
+    with serving_wyoming(engine, websocket_idle_timeout=0.6) as port, closing(WyomingClient(port)) as first:
         first.send("describe")
         assert first.receive()[0] == "info"
         with closing(WyomingClient(port)) as second:
