@@ -30,6 +30,7 @@ from polyvox.server.api import (
     openai,
     ops,
     playground,
+    realtime,
     voices,
     websocket,
 )
@@ -54,6 +55,7 @@ ROUTERS = (
     openai.router,
     batch.router,
     chat.router,
+    realtime.router,
     websocket.router,
     elevenlabs.router,
     elevenlabs_dialogue.router,

@@ -138,6 +138,14 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=own,
         )
+        self.realtime_sessions = Gauge(
+            "polyvox_realtime_sessions", "Open realtime sessions.", multiprocess_mode="livesum", registry=own
+        )
+        self.realtime_responses = Counter(
+            "polyvox_realtime_responses", "Responses of realtime sessions by status.", ["status"], registry=own
+        )
+        for status in ("completed", "cancelled", "incomplete", "failed"):
+            self.realtime_responses.labels(status)
         self.dropped_records = Counter(
             "polyvox_request_records_dropped", "Request records dropped because the disk is slow.", registry=own
         )

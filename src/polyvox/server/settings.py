@@ -334,6 +334,25 @@ class Settings(BaseSettings):
         json_schema_extra=CONVERSATION,
     )
 
+    max_realtime_sessions: int = Field(
+        default=256,
+        ge=1,
+        description="Maximum open sessions of /v1/realtime per server process.",
+        json_schema_extra=CONVERSATION,
+    )
+    realtime_session_timeout: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Maximum duration of a session of /v1/realtime in seconds.",
+        json_schema_extra=CONVERSATION,
+    )
+    realtime_idle_timeout: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds without an event until an idle session of /v1/realtime is closed.",
+        json_schema_extra=CONVERSATION,
+    )
+
     log_format: Literal["text", "json"] = Field(
         default="text", description="Format of log lines.", json_schema_extra=LOGGING
     )

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect
@@ -25,6 +25,8 @@ from polyvox.server.synthesis.utterance import Utterance, UtteranceEvent
 
 log = logging.getLogger(__name__)
 
+WorkType = TypeVar("WorkType", bound="SessionWork")
+
 MAX_MESSAGE_CHARS = 128 * 1024  # of a message without a recording
 APPEND_CHARS = 1000  # characters that are normalised at once, so that a long text does not block the event loop
 MAX_INVALID_MESSAGES = 100  # before the connection is closed
@@ -40,6 +42,25 @@ class ClientDisconnected(Exception):
 
 class IdleTimeout(Exception):
     """No message arrived in time."""
+
+
+class ReadProgress(Protocol):
+    """An utterance or a response that the client reads, which limits the time of its writes."""
+
+    @property
+    def reader(self) -> ReaderTimer: ...
+
+    @property
+    def playing_seconds(self) -> float:
+        """Playing time of the audio so far."""
+
+
+class SessionWork(Protocol):
+    """What a task of a session does."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is interrupted if the session ends now."""
 
 
 class WebSocketConnection:
@@ -94,11 +115,11 @@ class WebSocketConnection:
             raise APIError(413, "too_large", f"A message must have at most {MAX_MESSAGE_CHARS:,} characters.")
         return await parse_json(text, "message")
 
-    async def send_json(self, message: dict[str, Any], live: "LiveUtterance | None" = None) -> None:
-        """live: the utterance that the message is part of, which limits the client's time to read it."""
+    async def send_json(self, message: dict[str, Any], live: ReadProgress | None = None) -> None:
+        """live: the utterance or response that the message is part of, which limits the client's time to read it."""
         await self._send({"type": "websocket.send", "text": json.dumps(message)}, live)
 
-    async def send_bytes(self, data: bytes, live: "LiveUtterance", sent_seconds: float | None = None) -> None:
+    async def send_bytes(self, data: bytes, live: ReadProgress, sent_seconds: float | None = None) -> None:
         """sent_seconds: playing time of the audio sent so far, if it is not all that was synthesised."""
         await self._send({"type": "websocket.send", "bytes": data}, live, sent_seconds)
 
@@ -126,7 +147,7 @@ class WebSocketConnection:
             raise ClientDisconnected
 
     async def _send(
-        self, message: dict[str, Any], live: "LiveUtterance | None" = None, sent_seconds: float | None = None
+        self, message: dict[str, Any], live: ReadProgress | None = None, sent_seconds: float | None = None
     ) -> None:
         reader = ReaderTimer(self.state.settings.reader_timeout) if live is None else live.reader
         async with self._send_lock:
@@ -182,7 +203,7 @@ async def cancel_all(*tasks: asyncio.Task[Any]) -> list[BaseException | None]:
 async def run_session(
     connection: "WebSocketConnection",
     receive_loop: Coroutine[Any, Any, None],
-    tasks: dict[asyncio.Task[None], "LiveUtterance"],
+    tasks: dict[asyncio.Task[None], WorkType],
     task_failed: asyncio.Event,
 ) -> None:
     """Receives messages until the client ends the session, then waits for the tasks that send audio.
@@ -196,7 +217,7 @@ async def run_session(
         if receiving.done() and receiving.exception() is None and tasks:
             await asyncio.wait([*tasks], return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        if any(utterance.busy for utterance in tasks.values()):
+        if any(work.busy for work in tasks.values()):
             connection.count_abort()
         results = await cancel_all(receiving, failed, *tasks)
         tasks.clear()

@@ -14,7 +14,7 @@ from polyvox.errors import Overloaded, PolyvoxError, UnknownVoice
 from polyvox.server.app_state import AppState
 from polyvox.server.conversation.chat_format import DONE, OpenAIChatFormat, VLLMOmniChatFormat, event
 from polyvox.server.conversation.message import MessageBuilder
-from polyvox.server.conversation.spoken_answer import AnswerEvent, SpokenAnswer
+from polyvox.server.conversation.spoken_answer import AnswerEvent, SpokenAnswer, start_utterance
 from polyvox.server.conversation.transcripts import new_audio_id
 from polyvox.server.logs import log_detail, log_request
 from polyvox.server.middleware.limits import LIMITER
@@ -44,7 +44,7 @@ class ChatResponse(ClientResponse):
             await write.end()
             outcome = "finished"
         except PolyvoxError as error:
-            outcome = _outcome(error)
+            outcome = outcome_of(error)
             if isinstance(error, UnknownVoice):  # OpenAI's clients take 404 for an unknown model
                 error = APIError(400, error.code, error.message_for("audio.voice"), "audio.voice")
             if not write.started:
@@ -130,14 +130,8 @@ class SpokenChatResponse(ChatResponse):
     async def _answer(self, owner: str, write: ResponseWriter) -> None:
         state = self._state
         thinker = state.conversation.require_llm()
-        self._utterance = utterance = await state.synthesis.start(self._options, self._request_id, owner)
-        try:
-            await utterance.precheck(
-                _summary(self._body)
-            )  # before the LLM is asked: a rejected request must not cost tokens
-        except BaseException:
-            await utterance.close()
-            raise
+        utterance = await start_utterance(state.synthesis, self._options, self._request_id, owner, self._body)
+        self._utterance = utterance
         by_tokens = state.info.takes_conversations
         answer = SpokenAnswer(thinker, self._body, utterance, state.settings.max_text_chars, by_tokens)
         audio_id, message = new_audio_id(), MessageBuilder()
@@ -150,12 +144,7 @@ class SpokenChatResponse(ChatResponse):
                 await self._send_stream(chat, events, write)
             else:
                 await self._send_whole(chat, events, message, write)
-        if answer.first_token is not None:
-            state.metrics.llm_first_token.observe(answer.first_token)
-            fields: dict[str, object] = {"llm_first_token": round(answer.first_token, 3)}
-            if answer.lacks_media:  # the talker does not read the audio and images of the prompt
-                fields["media_rows"] = "zeros"
-            log_detail("llm answered", self._request_id, fields)
+        record_answer(state, answer, self._request_id)
         await state.request_log.flush()
 
     async def _store_transcript(
@@ -236,19 +225,21 @@ class SpokenChatResponse(ChatResponse):
             await write.body(after)
 
 
-def _outcome(error: PolyvoxError) -> str:
+def record_answer(state: AppState, answer: SpokenAnswer, request_id: str) -> None:
+    """Counts and logs what the LLM did."""
+    if answer.first_token is not None:
+        state.metrics.llm_first_token.observe(answer.first_token)
+        fields: dict[str, object] = {"llm_first_token": round(answer.first_token, 3)}
+        if answer.lacks_media:  # the talker does not read the audio and images of the prompt
+            fields["media_rows"] = "zeros"
+        log_detail("llm answered", request_id, fields)
+
+
+def outcome_of(error: PolyvoxError) -> str:
+    """The outcome of a failed LLM request in the metrics."""
     if isinstance(error, ThinkerTimeout):
         return "timeout"
     return "rejected" if error.status < 500 or isinstance(error, Overloaded) else "failed"
-
-
-def _summary(body: ChatBody) -> list[object]:
-    """The last messages without their recordings and images, which would take long to hash."""
-    contents = [message.get("content") for message in body["messages"][-2:]]
-    return [
-        content if isinstance(content, str) else len(content) if isinstance(content, list) else None
-        for content in contents
-    ]
 
 
 def base64_length(num_bytes: int) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyvox.server.conversation.transcripts import MAX_CHARS, MAX_TRANSCRIPTS, TranscriptStore
+from polyvox.server.realtime.session_limit import SessionLimit
 from polyvox.server.responses import APIError
 from polyvox.server.settings import Settings
 from polyvox.thinkers.openai_client import LLMConfig, OpenAIThinker
@@ -17,6 +18,7 @@ HINT = "Start the server with --llm URL, such as http://localhost:11434/v1, and 
 class Conversation:
     llm: OpenAIThinker | None
     transcripts: TranscriptStore
+    realtime_sessions: SessionLimit
 
     @classmethod
     def create(cls, settings: Settings, shared_dir: Path | None) -> "Conversation":
@@ -24,8 +26,9 @@ class Conversation:
         folder = None if shared_dir is None else shared_dir / TRANSCRIPTS
         num_processes = max(1, settings.workers)
         transcripts = TranscriptStore(folder, MAX_CHARS // num_processes, MAX_TRANSCRIPTS // num_processes)
+        sessions = SessionLimit(settings.max_realtime_sessions)
         if settings.llm is None:
-            return cls(None, transcripts)
+            return cls(None, transcripts, sessions)
         config = LLMConfig(
             settings.llm,
             settings.llm_model,
@@ -37,12 +40,12 @@ class Conversation:
             settings.max_llm_requests,
             settings.llm_is_supervised,
         )
-        return cls(OpenAIThinker(config), transcripts)
+        return cls(OpenAIThinker(config), transcripts, sessions)
 
     def require_llm(self) -> OpenAIThinker:
         """Raises APIError if there is none."""
         if self.llm is None:
-            raise APIError(404, "llm_not_configured", f"Chat completions need an LLM. {HINT}")
+            raise APIError(404, "llm_not_configured", f"Conversations need an LLM. {HINT}")
         return self.llm
 
     async def close(self) -> None:

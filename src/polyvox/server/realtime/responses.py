@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The responses of a realtime session: one of the conversation at a time, and some beside it."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from polyvox.server.app_state import AppState
+from polyvox.server.middleware.limits import ConcurrencyLimiter
+from polyvox.server.realtime.conversation import RealtimeConversation
+from polyvox.server.realtime.events import EventSender
+from polyvox.server.realtime.items import ConversationItem
+from polyvox.server.realtime.response import CancelReason, RealtimeResponse
+from polyvox.server.realtime.session_config import RealtimeConfig
+from polyvox.server.realtime.spoken_transcript import PlaybackClock
+from polyvox.server.realtime.tasks import SessionTasks
+from polyvox.server.responses import APIError
+
+MAX_RESPONSES = 4  # at once
+
+
+class ResponseRunner:
+    """Starts and cancels responses. on_done: called when a response of the conversation has ended by itself."""
+
+    def __init__(
+        self,
+        state: AppState,
+        limiter: ConcurrencyLimiter,
+        sender: EventSender,
+        conversation: RealtimeConversation,
+        clock: PlaybackClock,
+        tasks: SessionTasks,
+        request_id: str,
+    ) -> None:
+        self._state, self._limiter, self._sender = state, limiter, sender
+        self._conversation, self._clock, self._tasks, self._request_id = conversation, clock, tasks, request_id
+        self._running: dict[RealtimeResponse, asyncio.Task[None]] = {}
+        self._num_started = 0
+        self.has_audio = False  # a response with audio was started
+        self.on_done: Callable[[], None] = lambda: None
+
+    @property
+    def current(self) -> RealtimeResponse | None:
+        """The response of the conversation."""
+        return next((response for response in self._running if response.is_in_conversation), None)
+
+    def start(
+        self,
+        config: RealtimeConfig,
+        items: Iterable[ConversationItem] | None = None,
+        in_conversation: bool = True,
+        metadata: dict[str, str] | None = None,
+    ) -> None:
+        """items: what the LLM reads instead of the conversation. Raises APIError if too many responses run."""
+        if in_conversation and self.current is not None:
+            message = f"The conversation has an active response: {self.current.id}. Wait until it ends, or cancel it."
+            raise APIError(409, "conversation_already_has_active_response", message)
+        if len(self._running) >= MAX_RESPONSES:
+            raise APIError(429, "too_many_responses", f"At most {MAX_RESPONSES} responses may run at once.")
+
+        async def get_messages() -> list[dict[str, Any]]:
+            read = self._conversation.items if items is None else items
+            return await self._conversation.messages(config.fields.instructions, read)
+
+        response = RealtimeResponse(
+            self._state,
+            self._limiter,
+            self._sender,
+            self._clock,
+            config,
+            f"{self._request_id}.{self._num_started}",
+            get_messages,
+            self._conversation.add if in_conversation else None,
+            self._conversation.id,
+            metadata,
+        )
+        self._num_started += 1
+        self.has_audio = self.has_audio or config.fields.is_spoken
+        self._running[response] = self._tasks.start(self._run(response), response)
+
+    async def cancel(self, response_id: str | None, reason: CancelReason) -> bool:
+        """Cancels a response, by default that of the conversation, and waits for its end; False if it has ended."""
+        found = self.current
+        if response_id is not None:
+            found = next((response for response in self._running if response.id == response_id), None)
+        if found is None:
+            return False
+        found.cancel(reason)
+        await asyncio.wait({self._running[found]})
+        return True
+
+    async def wait(self) -> None:
+        """Until the response of the conversation has ended."""
+        if (current := self.current) is not None:
+            await asyncio.wait({self._running[current]})
+
+    async def _run(self, response: RealtimeResponse) -> None:
+        try:
+            await response.run()
+        finally:
+            del self._running[response]
+        if response.is_in_conversation:
+            self.on_done()
