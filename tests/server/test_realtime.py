@@ -338,7 +338,7 @@ def test_a_response_is_cancelled_before_the_llm_writes(client: RealtimeClient, l
     assert (done["status"], done["output"]) == ("cancelled", [])
 
 
-def test_a_truncated_answer_ends_with_the_word_that_was_heard(client: RealtimeClient, llm: ScriptedLLM) -> None:
+def test_a_truncated_answer_ends_with_the_word_that_was_played(client: RealtimeClient, llm: ScriptedLLM) -> None:
     text = "One. Two. Three. Four. Five."
     llm.script = Script([text])
     client.update(audio={"output": {"timestamp_granularities": ["word", "segment"]}})
@@ -349,24 +349,24 @@ def test_a_truncated_answer_ends_with_the_word_that_was_heard(client: RealtimeCl
     segments = [event["segment"] for event in events if event["type"] == "response.output_audio.segment"]
     assert [segment["text"] for segment in segments] == text.split()
     item = events[-1]["response"]["output"][0]
-    place = {"item_id": item["id"], "content_index": 0}
+    position = {"item_id": item["id"], "content_index": 0}
 
     def transcript() -> str:
         client.send("conversation.item.retrieve", item_id=item["id"])
         found: str = client.next("conversation.item.retrieved")["item"]["content"][0]["transcript"]
         return found
 
-    heard_ms = round(1000 * segments[2]["end"])
-    client.send("conversation.item.truncate", **place, audio_end_ms=heard_ms)
-    assert client.next("conversation.item.truncated")["audio_end_ms"] == heard_ms
+    played_ms = round(1000 * segments[2]["end"])
+    client.send("conversation.item.truncate", **position, audio_end_ms=played_ms)
+    assert client.next("conversation.item.truncated")["audio_end_ms"] == played_ms
     assert transcript() == "One. Two. Three."
     client.say("Go on.")
     client.respond()
     assert llm.requests[-1]["messages"][1] == {"role": "assistant", "content": "One. Two. Three."}
-    client.send("conversation.item.truncate", **place, audio_end_ms=60_000)  # the whole answer was heard
+    client.send("conversation.item.truncate", **position, audio_end_ms=60_000)  # the whole answer was played
     client.next("conversation.item.truncated")
     assert transcript() == text
-    assert client.fail("conversation.item.truncate", **{**place, "content_index": 1}, audio_end_ms=0)["param"] == (
+    assert client.fail("conversation.item.truncate", **{**position, "content_index": 1}, audio_end_ms=0)["param"] == (
         "content_index"
     )
 

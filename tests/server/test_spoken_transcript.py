@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a spoken answer was heard, by word times or in proportion, and what a player can have played."""
+"""Which part of a spoken answer was played, by word times or in proportion, and what a player can have played."""
 
 import pytest
 from hypothesis import given
@@ -22,35 +22,35 @@ def spoken(with_words: bool = True) -> SpokenTranscript:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "heard"),
+    ("seconds", "played"),
     [(0.0, ""), (0.39, ""), (0.41, "One"), (1.3, "One"), (1.5, "One two,"), (2.5, TEXT), (9.0, TEXT)],
 )
-def test_the_text_ends_with_the_last_word_of_which_half_was_played(seconds: float, heard: str) -> None:
-    assert spoken().heard_by(seconds) == heard
+def test_the_text_ends_with_the_last_word_of_which_half_was_played(seconds: float, played: str) -> None:
+    assert spoken().text_played(seconds) == played
 
 
-def test_text_whose_audio_was_not_sent_was_not_heard() -> None:
+def test_text_whose_audio_was_not_sent_was_not_played() -> None:
     transcript = spoken()
     transcript.add_text(" More text")
-    assert transcript.heard_by(3.0) == TEXT
+    assert transcript.text_played(3.0) == TEXT
     transcript.is_complete = True
-    assert transcript.heard_by(3.0) == f"{TEXT} More text"
+    assert transcript.text_played(3.0) == f"{TEXT} More text"
 
 
 @given(st.text("ab, .\n", max_size=60), st.floats(0, 10), st.floats(0, 10))
-def test_without_word_times_the_text_is_cut_between_words(text: str, seconds: float, heard: float) -> None:
+def test_without_word_times_the_text_is_cut_between_words(text: str, seconds: float, played: float) -> None:
     transcript = SpokenTranscript()
     transcript.add_text(text)
     transcript.seconds = seconds
-    found = transcript.heard_by(heard)
+    found = transcript.text_played(played)
     assert text.startswith(found)
     rest = text[len(found) :]
     assert not found or not rest or rest[0].isspace()
 
 
-def test_more_is_heard_in_more_time() -> None:
+def test_more_is_played_in_more_time() -> None:
     transcript = spoken(with_words=False)
-    found = [transcript.heard_by(step / 10) for step in range(31)]
+    found = [transcript.text_played(step / 10) for step in range(31)]
     assert found == sorted(found, key=len)
     assert (found[0], found[15], found[30]) == ("", "One", TEXT)
 

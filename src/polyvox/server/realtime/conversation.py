@@ -42,7 +42,7 @@ class RealtimeConversation:
         await self._sender.send("conversation.item.deleted", {"item_id": id})
 
     async def truncate(self, id: str, content_index: int, audio_end_ms: int) -> None:
-        """Cuts a spoken answer at the last word that was heard. A time after its end changes nothing."""
+        """Cuts a spoken answer at the last word that was played. A time after its end changes nothing."""
         item = self.items.find(id, "item_truncate_invalid_item_id")
         part, speech = _spoken_part(item)
         if part is None or speech is None:
@@ -52,7 +52,7 @@ class RealtimeConversation:
         await self._cut(item.id, part, speech, audio_end_ms)
 
     async def interrupt(self) -> None:
-        """The user speaks: what the client can have played of the last answer is all that was heard."""
+        """The user speaks: the last answer is cut where a client can be that plays in real time."""
         remaining = self._clock.remaining
         if not remaining:
             return

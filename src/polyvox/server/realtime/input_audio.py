@@ -61,7 +61,6 @@ class InputAudioBuffer:
         self._first = 0  # the number of samples before the buffer
         self._origin_ms = 0  # of the first sample in this format
         self._detector: VoiceActivityDetector | None = None
-        self._new_detector()
 
     @property
     def seconds(self) -> float:
@@ -82,9 +81,9 @@ class InputAudioBuffer:
             self.clear()
             self._origin_ms, self._first, self._format, self._detector = self.end_ms, 0, format, None
         self._detection = detection
-        if self._detector is None or detection is None:
-            self._new_detector()
-        else:
+        if detection is None:
+            self._detector = None
+        elif self._detector is not None:
             self._detector.config = _config(detection)
 
     async def append(self, data: bytes) -> list[SpeechEvent]:
@@ -95,17 +94,18 @@ class InputAudioBuffer:
         else:
             self._odd = b""
         pcm = to_samples(data, self._format)
-        if self.seconds + len(pcm) / self._format.sample_rate > MAX_SECONDS and self._detector is None:
-            message = f"The buffer holds at most {MAX_SECONDS:g} s of audio. Commit or clear it."
-            raise APIError(413, "input_audio_buffer_full", message, "audio")
+        if self._detection is None:
+            if self.seconds + len(pcm) / self._format.sample_rate > MAX_SECONDS:
+                message = f"The buffer holds at most {MAX_SECONDS:g} s of audio. Commit or clear it."
+                raise APIError(413, "input_audio_buffer_full", message, "audio")
+        elif self._detector is None:  # not before there is audio: it takes some memory
+            config = _config(self._detection)
+            self._detector = VoiceActivityDetector(self._format.sample_rate, config, self.end_ms)
         self._parts.append(pcm)
         self._num_samples += len(pcm)
         if self._detector is None:
             return []
-        if self._detector.is_long(pcm):
-            events = await asyncio.to_thread(self._detector.push, pcm)
-        else:
-            events = self._detector.push(pcm)
+        events = await self._detector.detect(pcm)
         if not events and not self._detector.is_speech:
             self._drop_silence()
         elif self._detector.is_speech and self.seconds > MAX_SECONDS:
@@ -118,7 +118,7 @@ class InputAudioBuffer:
         pcm = np.concatenate(self._parts) if self._parts else np.zeros(0, np.int16)
         first = 0 if start_ms is None else self._index(start_ms)
         last = self._index(end_ms)
-        self._parts, self._num_samples = [pcm[last:]], len(pcm) - last
+        self._parts, self._num_samples = [pcm[last:].copy()], len(pcm) - last
         self._first += last
         return InputAudio(pcm[first:last].copy(), self._format.sample_rate)
 
@@ -147,12 +147,6 @@ class InputAudioBuffer:
         kept = KEPT_SECONDS + self._detection.prefix_padding_ms / 1000
         if self.seconds > 2 * kept:
             self.take_until(round(self.end_ms - 1000 * kept))
-
-    def _new_detector(self) -> None:
-        self._detector = None
-        if self._detection is not None:
-            config = _config(self._detection)
-            self._detector = VoiceActivityDetector(self._format.sample_rate, config, self.end_ms)
 
 
 def _config(detection: TurnDetection) -> VoiceActivityConfig:

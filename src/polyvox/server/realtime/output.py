@@ -98,7 +98,7 @@ class ResponseOutput:
                 await self._send("response.function_call_arguments.delta", call, fields)
 
     async def finish(self, status: ResponseStatus) -> None:
-        """Sends the ends of all items. Of a cancelled response the text that was heard is kept, of a failed one that
+        """Sends the ends of all items. Of a cancelled response the text that was played is kept, of a failed one that
         whose audio was sent."""
         for item in self.items:
             item.status = "completed" if status == "completed" else "incomplete"
@@ -126,8 +126,8 @@ class ResponseOutput:
         await self._send("response.content_part.done", message, {"content_index": 0, "part": shown})
         if (speech := part.speech) is not None:
             speech.is_complete = status in ("completed", "incomplete")
-            heard = speech.seconds - self._clock.remaining if status == "cancelled" else speech.seconds
-            part.text = speech.heard_by(heard if speech.heard_seconds is None else speech.heard_seconds)
+            played = speech.seconds - self._clock.remaining if status == "cancelled" else speech.seconds
+            part.text = speech.text_played(played if speech.played_seconds is None else speech.played_seconds)
 
     async def _start_message(self) -> MessageItem:
         if self.message is None:
@@ -157,7 +157,7 @@ class ResponseOutput:
         return call
 
     async def _send(self, type: str, item: ConversationItem, fields: dict[str, Any], with_id: bool = True) -> None:
-        place: dict[str, Any] = {"response_id": self._response_id, "output_index": self.items.index(item)}  # type: ignore[arg-type]
+        position: dict[str, Any] = {"response_id": self._response_id, "output_index": self.items.index(item)}  # type: ignore[arg-type]
         if with_id:
-            place["item_id"] = item.id
-        await self._sender.send(type, {**place, **fields}, self._progress)
+            position["item_id"] = item.id
+        await self._sender.send(type, {**position, **fields}, self._progress)

@@ -90,6 +90,9 @@ class RealtimeResponse:
         elif self._task is not None:
             self._task.cancel()
 
+    def _is_cancelled(self) -> bool:
+        return self._cancel_reason is not None
+
     async def run(self) -> None:
         """Sends all events of the response, from response.created to response.done."""
         await self._sender.send("response.created", {"response": self._as_dict()})
@@ -107,7 +110,7 @@ class RealtimeResponse:
 
     async def _run(self) -> None:
         prepared = await self._prepare()
-        if prepared is None or self._cancel_reason is not None:
+        if prepared is None or self._is_cancelled():
             await self._close_utterance()
             self._set_cancelled()
             return
@@ -119,7 +122,7 @@ class RealtimeResponse:
             await self._send_answer(answer)
         finally:
             record_answer(state, answer, self._request_id)
-        if self._cancel_reason is not None and self._end is None:
+        if self._is_cancelled() and self._end is None:
             self._set_cancelled()
         else:
             assert self._end is not None
@@ -129,7 +132,7 @@ class RealtimeResponse:
 
     async def _prepare(self) -> dict[str, Any] | None:
         """The chat completion for the LLM, after its utterance is accepted; None if the response was cancelled."""
-        if self._cancel_reason is not None:
+        if self._is_cancelled():
             return None
         self._task = asyncio.current_task()
         try:
@@ -142,7 +145,7 @@ class RealtimeResponse:
                 )
             return body
         except asyncio.CancelledError:
-            if self._cancel_reason is None or self._task is None:  # the session ends
+            if not self._is_cancelled() or self._task is None:  # the session ends
                 raise
             self._task.uncancel()
             return None

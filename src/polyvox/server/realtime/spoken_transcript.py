@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a spoken answer and which part of it a listener has heard."""
+"""The text of a spoken answer and which part of it was played to the listener."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class SpokenTranscript:
         self._words: list[WordTime] = []
         self.seconds = 0.0
         self.is_complete = False  # the audio of all text was sent
-        self.heard_seconds: float | None = None  # where the playback was ended
+        self.played_seconds: float | None = None  # where the playback was ended
 
     @property
     def text(self) -> str:
@@ -30,12 +30,12 @@ class SpokenTranscript:
         self._words += words
 
     def cut(self, seconds: float) -> str:
-        """The text that was heard; the playback has ended after so many seconds, also if more is said later."""
-        self.heard_seconds = seconds
-        return self.heard_by(seconds)
+        """The text that was played until the playback was ended, after these seconds; also if more audio follows."""
+        self.played_seconds = seconds
+        return self.text_played(seconds)
 
-    def heard_by(self, seconds: float) -> str:
-        """The text up to the last word that was heard: of which at least one half is played.
+    def text_played(self, seconds: float) -> str:
+        """The text up to the last word of which at least one half was played, after these seconds of playback.
 
         Without word times the text is cut in proportion to the expected duration of the whole, at the end of a word.
         """
@@ -43,8 +43,8 @@ class SpokenTranscript:
         if self.is_complete and seconds >= self.seconds:
             return text
         if self._words:
-            heard = [word.text_end for word in self._words if (word.start + word.end) / 2 <= seconds]
-            return text[: heard[-1] if heard else 0]
+            played = [word.text_end for word in self._words if (word.start + word.end) / 2 <= seconds]
+            return text[: played[-1] if played else 0]
         expected = max(self.seconds, SECONDS_PER_BYTE * len(text.encode(errors="surrogatepass")))
         if seconds >= expected:
             return text

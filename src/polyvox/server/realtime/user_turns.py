@@ -45,7 +45,7 @@ class UserTurns:
         self._is_rejected = False  # the client knows that audio cannot be understood
 
     @property
-    def _llm_hears(self) -> bool:
+    def _llm_takes_audio(self) -> bool:
         """Whether audio goes to the LLM as it is."""
         return self._state.info.takes_conversations
 
@@ -65,7 +65,7 @@ class UserTurns:
 
     async def append(self, audio: str) -> None:
         """More audio, in base64. Raises APIError or InvalidRequest."""
-        if not self._llm_hears and self._stt is None:
+        if not self._llm_takes_audio and self._stt is None:
             if not self._is_rejected:
                 self._is_rejected = True
                 self._require_stt()
@@ -90,7 +90,7 @@ class UserTurns:
         """Starts to transcribe the audio of an item, if the LLM needs text or the client wants it. Raises APIError."""
         for index, part in enumerate(item.content if isinstance(item, MessageItem) else []):
             wanted = self._config.fields.audio.input.transcription
-            if part.audio is None or (self._llm_hears and (wanted is None or self._stt is None)):
+            if part.audio is None or (self._llm_takes_audio and (wanted is None or self._stt is None)):
                 continue
             self._require_stt()
             if self._num_transcriptions >= MAX_TRANSCRIPTIONS:
@@ -143,28 +143,28 @@ class UserTurns:
     ) -> None:
         """Sets the text of the part, or its failure. wanted: None if the client wants no transcripts."""
         asked = wanted or InputTranscription()
-        place: dict[str, Any] = {"item_id": item_id, "content_index": index}
+        position: dict[str, Any] = {"item_id": item_id, "content_index": index}
         stt = self._require_stt()
         try:
             found = await stt.transcribe(
                 audio.pcm, audio.sample_rate, model=asked.model, language=asked.language, prompt=asked.prompt
             )
         except PolyvoxError as error:
-            part.failure = None if self._llm_hears else error
+            part.failure = None if self._llm_takes_audio else error
             if wanted is None:
                 await self._sender.send_error(error)
             else:
-                fields = {**place, "error": error_fields(error)}
+                fields = {**position, "error": error_fields(error)}
                 await self._sender.send("conversation.item.input_audio_transcription.failed", fields)
         else:
             part.text = found.text.strip()
             if wanted is not None:
                 usage = found.usage or {"type": "duration", "seconds": found.seconds or round(audio.seconds, 3)}
-                fields = {**place, "transcript": part.text, "usage": usage}
+                fields = {**position, "transcript": part.text, "usage": usage}
                 await self._sender.send("conversation.item.input_audio_transcription.completed", fields)
         finally:
             self._num_transcriptions -= 1
-            if not self._llm_hears:
+            if not self._llm_takes_audio:
                 part.audio = None
 
     async def _answer(self, part: ContentPart) -> None:
