@@ -61,7 +61,8 @@ def serving_on(connect: Connect, settings: Settings | None = None, wait: bool = 
             eventually(lambda: server.started or not thread.is_alive() or threading.Event().wait(0.01))
             if wait:
                 eventually(lambda: _is_ready(server) or threading.Event().wait(0.01))
-            yield RunningServer(f"http://127.0.0.1:{port}", port, server, thread)
+            scheme = "http" if quick.tls_cert is None else "https"
+            yield RunningServer(f"{scheme}://127.0.0.1:{port}", port, server, thread)
         finally:
             server.should_exit = True
             thread.join(TIMEOUT)

@@ -191,7 +191,8 @@ def _show_start(settings: Settings, listener: socket.socket) -> ProgressBar | Pr
 
 def _address(settings: Settings, listener: socket.socket) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def _print_summary(

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.lifecycle import RestartPolicy
 from polyvox.file_store import is_url
+from polyvox.server.tls import check_certificate, check_key
 
 ENV_PREFIX = "POLYVOX_"
 BACKLOG = 2048  # connections that wait to be accepted
@@ -78,6 +79,17 @@ class Settings(BaseSettings):
         ge=0,
         le=64,
         description="Number of HTTP server processes; 0 runs the engine inside the server process.",
+        json_schema_extra=NETWORK,
+    )
+    tls_cert: Path | None = Field(
+        default=None,
+        description="Certificate chain in PEM format for HTTPS and WSS; loaded again when the file changes.",
+        json_schema_extra=NETWORK,
+    )
+    tls_key: Path | None = Field(
+        default=None,
+        validate_default=True,
+        description="Key of tls_cert in PEM format, without a password.",
         json_schema_extra=NETWORK,
     )
     root_path: str = Field(default="", description="Path prefix when served behind a proxy.", json_schema_extra=NETWORK)
@@ -359,6 +371,25 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Minimum level of log lines.", json_schema_extra=LOGGING
     )
+
+    @field_validator("tls_cert")
+    @classmethod
+    def _check_tls_cert(cls, cert: Path | None) -> Path | None:
+        if cert is not None:
+            check_certificate(cert)
+        return cert
+
+    @field_validator("tls_key")
+    @classmethod
+    def _check_tls_key(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        cert = info.data.get("tls_cert")
+        if key is None and cert is not None:
+            raise ValueError("must be set with tls_cert")
+        if key is not None and "tls_cert" in info.data:  # otherwise tls_cert is invalid
+            if cert is None:
+                raise ValueError("must not be set without tls_cert")
+            check_key(cert, key)
+        return key
 
     @field_validator("wyoming")
     @classmethod

@@ -40,8 +40,10 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         return Settings(**values)
     except ValidationError as error:
         found = field_error(Settings, error.errors()[0])
-        shown = NOT_SHOWN if found.field in SECRETS else values[found.field]
-        raise InvalidRequest(found.field, shown, found.requirement, f"Source: {origins[found.field]}.") from None
+        shown = NOT_SHOWN if found.field in SECRETS else values.get(found.field)
+        raise InvalidRequest(
+            found.field, shown, found.requirement, f"Source: {origins.get(found.field, 'default')}."
+        ) from None
 
 
 def find_log_format(flags: Mapping[str, Any], file: Path | None = None) -> str:

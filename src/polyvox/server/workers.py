@@ -39,6 +39,7 @@ from polyvox.server.shared_folder import shared_folder
 from polyvox.server.startup import Startup
 from polyvox.server.synthesis.reader import SEND_BUFFER
 from polyvox.server.synthesis.service import SynthesisService
+from polyvox.server.tls import ServerCertificate
 from polyvox.server.wyoming.listener import WyomingListener
 
 log = logging.getLogger(__name__)
@@ -96,12 +97,15 @@ class Server(uvicorn.Server):
         settings: Settings,
         engine_failed: Waitable | None = None,
         wyoming: socket.socket | None = None,
+        certificate: ServerCertificate | None = None,
     ) -> None:
         super().__init__(config)
         self._app, self._settings, self._engine_failed = app, settings, engine_failed
         self.set_up_error: Exception | None = None
         self._wyoming_socket = wyoming
         self._wyoming: WyomingListener | None = None
+        self._certificate = certificate
+        self._certificate_watch: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> AppState | None:
@@ -132,10 +136,14 @@ class Server(uvicorn.Server):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT * 1000))
+        if self._certificate is not None:
+            self.config.ssl = self._certificate.context
         await super().startup(sockets)
         if self._wyoming_socket is not None and self.started:
             self._wyoming = WyomingListener(self._app.state.startup)
             await self._wyoming.start(self._wyoming_socket)
+        if self._certificate is not None:
+            self._certificate_watch = asyncio.create_task(self._certificate.watch())
         if self._engine_failed is not None:
             asyncio.get_running_loop().add_reader(self._engine_failed.fileno(), self._stop)
 
@@ -150,6 +158,8 @@ class Server(uvicorn.Server):
             await self._drain(state.synthesis)
         if self._wyoming is not None:
             await self._wyoming.close()
+        if self._certificate_watch is not None:
+            self._certificate_watch.cancel()
         if self._engine_failed is not None:
             asyncio.get_running_loop().remove_reader(self._engine_failed.fileno())
         # uvicorn would cancel the tasks of clients that do not read, and log a traceback for each.
@@ -234,7 +244,10 @@ def create_server(
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,  # audio does not compress, and messages could expand without bounds
     )
-    server = Server(config, app, settings, engine_failed, wyoming)
+    certificate = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        certificate = ServerCertificate(settings.tls_cert, settings.tls_key)
+    server = Server(config, app, settings, engine_failed, wyoming, certificate)
     return server
 
 
