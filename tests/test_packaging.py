@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/polyvox"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Import names that differ from the distribution's name.
-DISTRIBUTIONS = {"yaml": "pyyaml", "pil": "pillow"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "pil": "pillow", "opentelemetry": "opentelemetry-sdk"}
 # Imported where present: torch installs triton on Linux with CUDA, and playback falls back to a command.
 OPTIONAL_IMPORTS = {"triton", "sounddevice"}
 # Declared because another package imports them at run time.
-INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools"}
-EXTRAS = ("bench", "zeroconf", "omni")  # that the package itself imports
+INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools", "opentelemetry-exporter-otlp-proto-http"}
+EXTRAS = ("bench", "zeroconf", "omni", "otel")  # that the package itself imports
 
 
 def normalized(name: str) -> str:

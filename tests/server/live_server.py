@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -16,6 +16,9 @@ from polyvox.server.app import Connect
 from polyvox.server.app_state import AppState
 from polyvox.server.settings import Settings
 from polyvox.server.workers import Server, connect_local, create_server
+
+if TYPE_CHECKING:
+    from polyvox.server.tracing import Tracing
 
 TIMEOUT = 60.0  # seconds
 DRAIN_TIMEOUT = 1.0  # seconds for streams that a test has not finished
@@ -44,16 +47,20 @@ def _is_ready(server: Server) -> bool:
     return server.state is not None and server.state.health.ready
 
 
-def serving(engine: Engine, settings: Settings | None = None, wait: bool = True) -> Any:
+def serving(
+    engine: Engine, settings: Settings | None = None, wait: bool = True, tracing: "Tracing | None" = None
+) -> Any:
     """A server on an engine of this process. wait: until it is ready."""
-    return serving_on(connect_local(engine), settings, wait)
+    return serving_on(connect_local(engine), settings, wait, tracing)
 
 
 @contextmanager
-def serving_on(connect: Connect, settings: Settings | None = None, wait: bool = True) -> Iterator[RunningServer]:
+def serving_on(
+    connect: Connect, settings: Settings | None = None, wait: bool = True, tracing: "Tracing | None" = None
+) -> Iterator[RunningServer]:
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         quick = (settings or Settings()).model_copy(update={"drain_timeout": DRAIN_TIMEOUT})
-        server = create_server(connect, quick)
+        server = create_server(connect, quick, tracing=tracing)
         thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
         thread.start()
         port = listener.getsockname()[1]

@@ -52,6 +52,7 @@ class Result:
     frames: int = 0  # generated
     seconds: float = 0.0  # of audio
     queue_wait: float = 0.0  # seconds from the request to its admission
+    first_frame: float | None = None  # seconds from the request to its first frame, the end of the prefill
     first_audio: float | None = None  # seconds from the request to its first chunk
     underruns: int = 0
     text_waits: int = 0

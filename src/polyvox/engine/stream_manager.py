@@ -242,6 +242,8 @@ class StreamManager:
             self._streams.transition(stream, StreamStatus.DRAINING, now)
             return
         stream.generated += 1
+        if stream.generated == 1:
+            stream.first_frame_at = now
         if flags & FRAME_REPETITION_LOOP and stream.request.guard:
             stream.reason = "runaway"
         elif stream.generated >= stream.max_frames:
@@ -314,6 +316,7 @@ class StreamManager:
                 frames=stream.generated,
                 seconds=stream.delivered_seconds,
                 queue_wait=min(now, stream.admitted_at) - stream.arrived_at,
+                first_frame=stream.first_frame_at - stream.arrived_at if stream.generated else None,
                 first_audio=stream.first_audio_at - stream.arrived_at if started else None,
                 underruns=stream.underruns,
                 text_waits=stream.text_waits,

@@ -73,6 +73,7 @@ class StreamState:
     # Playback
     expected_wait: float = 0.0  # seconds in the queue, as estimated on arrival
     admitted_at: float = inf
+    first_frame_at: float = inf
     plays_at: float = -inf  # when the player needs the first audio: after the segment before it
     first_audio_at: float = inf
     delivered_seconds: float = 0.0  # of audio

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ASGI application: all APIs on one engine, which runs in this process or in another. Does not import torch."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -47,6 +49,9 @@ from polyvox.server.responses import ERROR_RESPONSES, APIError, error_response, 
 from polyvox.server.settings import Settings
 from polyvox.server.startup import Startup
 
+if TYPE_CHECKING:
+    from polyvox.server.tracing import Tracing
+
 # Opens the connection to an engine inside the server's event loop.
 Connect = Callable[[], AbstractAsyncContextManager[AsyncEngine]]
 
@@ -80,22 +85,30 @@ def create_app(
     settings: Settings | None = None,
     shared_dir: Path | None = None,
     on_set_up: Callable[[Exception | None], None] = lambda _: None,
+    tracing: "Tracing | None" = None,
 ) -> FastAPI:
     """The application of one server process, which serves health requests before its engine has started.
 
     shared_dir: a folder with SHARED_FOLDERS in it, if there are several processes. on_set_up: called when the engine
-    has started and the application is set up, with None, or cannot be set up, with the error.
+    has started and the application is set up, with None, or cannot be set up, with the error. tracing: by default made
+    if settings.otel is true.
     """
     settings = settings or Settings()
+    if tracing is None and settings.otel:
+        from polyvox.server.tracing import Tracing
+
+        tracing = Tracing()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         request_log = RequestLog(None if shared_dir is None else shared_dir / RECORDS)
         async with connect() as engine:
-            app.state.startup = startup = Startup(engine, settings, request_log, shared_dir, on_set_up)
+            app.state.startup = startup = Startup(engine, settings, request_log, shared_dir, on_set_up, tracing)
             yield
             await startup.stop()
             request_log.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
     app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=ERROR_RESPONSES)
     for router in ROUTERS:
@@ -112,6 +125,10 @@ def create_app(
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
+    if tracing is not None:
+        from polyvox.server.tracing import TracingMiddleware
+
+        app.add_middleware(TracingMiddleware, tracing=tracing)
     app.add_middleware(AccessLogMiddleware, settings=settings)
     app.add_exception_handler(PolyvoxError, _handle_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from pydantic.config import JsonDict
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.lifecycle import RestartPolicy
 from polyvox.file_store import is_url
+from polyvox.server.setting_types import Aliases, CommaSeparated, Names, has_opentelemetry, split_address
 from polyvox.server.tls import check_certificate, check_key
 
 ENV_PREFIX = "POLYVOX_"
@@ -23,32 +24,6 @@ MAX_JSON_BYTES_PER_CHARACTER = 12  # an escaped surrogate pair
 OTHER_FIELDS_BYTES = 64 * 1024  # of a JSON body, beside its text
 
 PublicEndpoints = Literal["voices", "models", "metrics", "docs"]
-
-
-def _split_list(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _split_pairs(value: Any) -> Any:
-    parts = _split_list(value)
-    if not isinstance(parts, list):
-        return parts
-    if not all(isinstance(part, str) and "=" in part for part in parts):
-        raise ValueError("must be name=name pairs, separated by commas")
-    return dict(part.split("=", 1) for part in parts)
-
-
-def _split_address(address: str) -> tuple[str, int]:
-    """Host and port of tcp://host:port."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise ValueError("must be an address such as tcp://0.0.0.0:10200")
-    return host.strip("[]"), int(port)
-
-
-CommaSeparated = (NoDecode, BeforeValidator(_split_list))
-Names = Annotated[list[str], *CommaSeparated]
-Aliases = Annotated[dict[str, str], NoDecode, BeforeValidator(_split_pairs)]
 
 # Sections of the settings in `polyvox serve --help`.
 NETWORK: JsonDict = {"section": "Network"}
@@ -371,6 +346,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Minimum level of log lines.", json_schema_extra=LOGGING
     )
+    otel: bool = Field(
+        default=False,
+        description="Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT; needs polyvox[otel].",
+        json_schema_extra=LOGGING,
+    )
 
     @field_validator("tls_cert")
     @classmethod
@@ -391,11 +371,18 @@ class Settings(BaseSettings):
             check_key(cert, key)
         return key
 
+    @field_validator("otel")
+    @classmethod
+    def _check_otel(cls, otel: bool) -> bool:
+        if otel and not has_opentelemetry():
+            raise ValueError("must be false without its packages: pip install 'polyvox[otel]'")
+        return otel
+
     @field_validator("wyoming")
     @classmethod
     def _check_wyoming(cls, address: str | None) -> str | None:
         if address is not None:
-            _split_address(address)
+            split_address(address)
         return address
 
     @field_validator("zeroconf")
@@ -464,7 +451,7 @@ class Settings(BaseSettings):
 
     @property
     def wyoming_address(self) -> tuple[str, int] | None:
-        return None if self.wyoming is None else _split_address(self.wyoming)
+        return None if self.wyoming is None else split_address(self.wyoming)
 
     @property
     def max_text_body_bytes(self) -> int:

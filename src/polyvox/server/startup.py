@@ -6,12 +6,16 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyvox.engine.interface import AsyncEngine
 from polyvox.errors import EngineDown
 from polyvox.server.app_state import AppState
 from polyvox.server.request_log import RequestLog
 from polyvox.server.settings import Settings
+
+if TYPE_CHECKING:
+    from polyvox.server.tracing import Tracing
 
 POLL_INTERVAL = 0.05  # seconds
 CONNECT_TIMEOUT = 5.0  # seconds that a request waits for the connection to an engine that has just started
@@ -31,9 +35,11 @@ class Startup:
         request_log: RequestLog,
         shared_dir: Path | None,
         on_set_up: Callable[[Exception | None], None],
+        tracing: "Tracing | None" = None,
     ) -> None:
         self.engine, self.settings = engine, settings
         self._request_log, self._shared_dir, self._on_set_up = request_log, shared_dir, on_set_up
+        self._tracing = tracing
         self.state: AppState | None = None
         self._created = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="polyvox-startup")
@@ -68,6 +74,8 @@ class Startup:
         except Exception as error:
             self._on_set_up(error)
             return
+        if self._tracing is not None:
+            self.state.synthesis.new_trace = self._tracing.new_utterance
         gc.freeze()  # objects of the start are excluded from garbage collection, which stalls all streams
         self.state.health.start()
         self._created.set()

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -41,6 +42,9 @@ from polyvox.server.synthesis.reader import SEND_BUFFER
 from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.tls import ServerCertificate
 from polyvox.server.wyoming.listener import WyomingListener
+
+if TYPE_CHECKING:
+    from polyvox.server.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -206,15 +210,16 @@ def create_server(
     engine_failed: Waitable | None = None,
     on_set_up: Callable[[Exception | None], None] = lambda _: None,
     wyoming: socket.socket | None = None,
+    tracing: "Tracing | None" = None,
 ) -> Server:
-    """A server that is not started yet. shared_dir, on_set_up: see create_app."""
+    """A server that is not started yet. shared_dir, on_set_up, tracing: see create_app."""
 
     def stop_on_error(error: Exception | None) -> None:
         if error is not None:
             server.fail(error)
         on_set_up(error)
 
-    app = create_app(connect, settings, shared_dir, stop_on_error)
+    app = create_app(connect, settings, shared_dir, stop_on_error, tracing)
 
     def count_timeout(kind: TimeoutKind) -> None:
         if (state := server.state) is not None:

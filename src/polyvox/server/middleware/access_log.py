@@ -10,15 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyvox.server.logs import RequestLine, current_line
 from polyvox.server.middleware.addresses import TrustedProxies
-from polyvox.server.middleware.paths import HEALTH_PATHS, path_of
+from polyvox.server.middleware.paths import PROBE_PATHS, path_of
 from polyvox.server.requests import request_id_of
 from polyvox.server.responses import Disconnected
 from polyvox.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# Logged at level debug: a supervisor or a load balancer requests them every second.
-PROBE_PATHS = (*HEALTH_PATHS, "/metrics")
 
 SWITCHING_PROTOCOLS = 101  # HTTP status of an accepted WebSocket
 

@@ -4,6 +4,7 @@
 from starlette.types import Scope
 
 HEALTH_PATHS = ("/livez", "/readyz", "/health")
+PROBE_PATHS = (*HEALTH_PATHS, "/metrics")  # a supervisor, a load balancer or Prometheus requests them every few seconds
 
 
 def path_with_root(scope: Scope) -> str:

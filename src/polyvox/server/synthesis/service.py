@@ -27,6 +27,7 @@ from polyvox.server.synthesis.segments import SegmentQueue
 from polyvox.server.synthesis.spool import Spool
 from polyvox.server.synthesis.timestamps import AlignmentScheduler
 from polyvox.server.synthesis.utterance import Utterance
+from polyvox.server.synthesis.utterance_trace import NO_TRACE, UtteranceTrace
 from polyvox.text import Lexicon, TextRules, load_lexicon
 
 P = ParamSpec("P")
@@ -53,12 +54,13 @@ class SynthesisService:
         settings: Settings,
         on_finished: Callable[[RequestRecord], None] = lambda _: None,
         on_chunk: OnChunk = lambda _gap, _lead: None,
+        new_trace: Callable[[str], UtteranceTrace] = lambda _: NO_TRACE,
     ) -> None:
         self.engine, self.info, self.settings = engine, info, settings
         self.active: set[Utterance] = set()
         self.draining = False
         self.drain_expired = False  # drain_timeout has passed, and unfinished requests are aborted
-        self.on_finished, self.on_chunk = on_finished, on_chunk
+        self.on_finished, self.on_chunk, self.new_trace = on_finished, on_chunk, new_trace
         self._resolve_voice = resolve_voice
         self._lexicon = load_lexicon(settings.lexicon) if settings.lexicon is not None else Lexicon()
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")

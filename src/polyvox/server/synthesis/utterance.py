@@ -24,6 +24,7 @@ from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingSegment, StreamingTokens
 from polyvox.server.synthesis.spool import SpooledFile
+from polyvox.server.synthesis.utterance_trace import UtteranceTrace
 
 if TYPE_CHECKING:
     from polyvox.server.synthesis.service import SynthesisService
@@ -64,6 +65,7 @@ class Utterance:
         self.awaiting_text = False  # all text so far is synthesised
         self.playing_seconds = 0.0  # playing time of the audio so far
         self.timed_text: list[TimedText] = []  # of a whole file
+        self._trace: UtteranceTrace = service.new_trace(request_id)
         self._chunk_timing = ChunkTiming(service.on_chunk)
         self._timeline: SpeechTimeline | None = None
         if options.timestamps:
@@ -244,6 +246,7 @@ class Utterance:
             return
         self._closed = True
         self._service.active.discard(self)
+        self._trace.on_finished(self.record)
         if self._stream is not None:
             self._stream.cancel()
         if self._appending is not None:
@@ -378,8 +381,11 @@ class Utterance:
         self._segment_index += 1
         deadline = time.monotonic() + self._service.settings.max_queue_seconds
         while True:
+            start = time.time()
             try:
-                return await self._service.submit(request)
+                stream = await self._service.submit(request)
+                self._trace.on_submitted(stream, start)
+                return stream
             except EngineDown:
                 raise
             except Overloaded:
@@ -392,6 +398,7 @@ class Utterance:
         if result is None or (result.finish_reason == "cancelled" and not self._cancelled):
             raise StreamFailed("The engine ended the stream before it was finished.")
         self.record.add(result)
+        self._trace.on_sentence_finished(stream, result)
         self._finish_reason = max(self._finish_reason, result.finish_reason, key=BY_SEVERITY.index)
 
     async def _encode(self, work: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs) -> bytes:
@@ -417,6 +424,7 @@ class Utterance:
     def _note_first_audio(self) -> None:
         if self.record.first_audio is None:
             self.record.first_audio = time.monotonic() - self._start_time
+            self._trace.on_first_packet()
 
     def _record_finished(self, reason: FinishReason, error: str | None = None) -> None:
         if reason == "cancelled" and self.failure is not None:
