@@ -197,7 +197,7 @@ def test_an_exporter_that_blocks_delays_no_request_and_not_the_shutdown(
     monkeypatch.setattr(tracing, "SHUTDOWN_TIMEOUT", 0.1)
     exporter = BlockedExporter()
     with serving(engine, tracing=Tracing(exporter)) as server, server.client() as client:
-        for _ in range(10):  # more spans than the queue has room for
+        for _ in range(10):  # more spans than the queue may contain
             assert server.speak(client).status_code == 200
         assert exporter.called.wait(TIMEOUT)
     assert not exporter.released.is_set()  # the server has stopped before the exporter

@@ -348,7 +348,7 @@ class Settings(BaseSettings):
     )
     otel: bool = Field(
         default=False,
-        description="Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT; needs polyvox[otel].",
+        description="Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT; needs the packages of the extra otel.",
         json_schema_extra=LOGGING,
     )
 
