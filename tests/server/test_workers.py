@@ -6,13 +6,13 @@ import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from ipc.engine_processes import await_another, eventually, send
 from polyvox.errors import PolyvoxError
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.models.info import ModelInfo
 from polyvox.server.settings import Settings
 from polyvox.server.workers import run_workers
 from server.fakes import PausableEngine, build_slowly
@@ -145,25 +145,13 @@ def test_a_dead_engine_is_reported_by_all_processes_until_it_is_restarted() -> N
             assert is_whole(read_response(connection))
 
 
-class SilentEngine(PausableEngine):
-    """Describes its model when it starts, and never again."""
-
-    described = False
-
-    def info(self) -> ModelInfo:
-        if self.described:
-            raise PolyvoxError("no model")
-        self.described = True
-        return super().info()
-
-
 def test_a_server_that_cannot_be_set_up_ends_instead_of_restarting_its_processes() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        EngineProcess(SilentEngine) as engine_process,
-        pytest.raises(PolyvoxError, match=r"^The server cannot be set up: no model$"),
+        EngineProcess(PausableEngine) as engine_process,
+        pytest.raises(PolyvoxError, match=r"^The server cannot be set up: Invalid value for 'lexicon'"),
     ):
-        run_workers([engine_process.endpoint], Settings(workers=2), listener)
+        run_workers([engine_process.endpoint], Settings(workers=2, lexicon=Path("missing.txt")), listener)
 
 
 def test_sigterm_lets_the_streams_of_all_processes_finish(lasting: RunningWorkers) -> None:

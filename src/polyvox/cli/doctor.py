@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""polyvox doctor: check this machine. Nothing is downloaded."""
+"""polyvox doctor: check this machine, or a running server. Nothing is downloaded."""
 
 import importlib.util
 import os
@@ -8,24 +8,21 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
+from polyvox.cli.findings import Finding, show
 from polyvox.cli.terminal import Json, console, show_json
 from polyvox.errors import PolyvoxError
 
 if TYPE_CHECKING:
     import torch
 
-
-State = Literal["ok", "warn", "fail"]
-SIGNS: dict[State, tuple[str, str]] = {"ok": ("ok", "green"), "warn": ("! ", "yellow"), "fail": ("✗ ", "red")}
 
 MIN_PYTHON = (3, 11)
 PORT = 8000  # the default of `polyvox serve`
@@ -36,52 +33,51 @@ OPTIONAL = {"hf_xet": "faster downloads from the hub"}
 PUBLISHED = "models--Qwen--Qwen3-TTS-12Hz-"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of a check, printed as one line."""
-
-    subject: str
-    state: State
-    message: str
-    fix: str | None = None
-    essential: bool = False
-
-    @property
-    def broken(self) -> bool:
-        return self.essential and self.state == "fail"
-
-
 Check = Callable[[], Iterator[Finding]]
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check this machine and print how to fix problems."""
+Server = Annotated[
+    str | None, typer.Option(help="Check a running server instead, such as https://tts.example.com.", metavar="URL")
+]
+Key = Annotated[str | None, typer.Option(help="API key of the server.", envvar="POLYVOX_SERVER_KEY", show_envvar=True)]
+Voice = Annotated[str | None, typer.Option(help="Voice of the server's test requests.")]
+
+
+def doctor(server: Server = None, key: Key = None, voice: Voice = None, as_json: Json = False) -> None:
+    """Check this machine, or a running server, and print how to fix problems."""
+    checks: Iterable[Callable[[], Iterator[Finding]]] = CHECKS
+    if server is not None:
+        from polyvox.cli.server_checks import ServerChecks
+
+        checks = ServerChecks(server, key, voice).checks()
+    broken = _run_all(checks, as_json)
+    if broken and not as_json:
+        subject = "The server has problems" if server else "Polyvox cannot run on this machine"
+        again = f"polyvox doctor --server {server}" if server else "polyvox doctor"
+        console.print(f"{subject}. Fix those marked ✗, then run: {again}", soft_wrap=True)
+    elif not as_json:
+        console.print("The server works." if server else 'Polyvox is ready. Try: polyvox say "Hello there."')
+    if broken:
+        raise typer.Exit(1)
+
+
+def _run_all(checks: Iterable[Check], as_json: bool) -> bool:
+    """Prints the findings of all checks, up to one that the others depend on; whether one of them is a problem."""
     findings: list[Finding] = []
     out = Console(highlight=False, markup=False)
-    for check in CHECKS:
+    for check in checks:
         with console.status(f"Checking {_subject(check)} …"):
             found = list(_run(check))
         findings += found
         for finding in found:
             if not as_json:
-                _show(out, finding)
+                show(out, finding)
+        if any(finding.ends_checks for finding in found):
+            break
     broken = any(finding.broken for finding in findings)
     if as_json:
         show_json({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
-    elif broken:
-        console.print("Polyvox cannot run on this machine. Fix the problems marked ✗, then run: polyvox doctor")
-    else:
-        console.print('Polyvox is ready. Try: polyvox say "Hello there."')
-    if broken:
-        raise typer.Exit(1)
-
-
-def _show(out: Console, finding: Finding) -> None:
-    sign, colour = SIGNS[finding.state]
-    line = Text.assemble((sign, colour), f" {finding.subject}: {finding.message}")
-    if finding.fix:
-        line.append(f" → {finding.fix}", "bold")
-    out.print(line, soft_wrap=True)
+    return broken
 
 
 def _subject(check: Check) -> str:
