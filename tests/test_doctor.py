@@ -15,7 +15,7 @@ import torch
 
 from polyvox.audio import ffmpeg_encoder
 from polyvox.cli import doctor
-from polyvox.cli.doctor import Finding
+from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.errors import CheckpointError
 

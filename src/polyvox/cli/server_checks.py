@@ -165,8 +165,11 @@ class ServerChecks:
             return
         expires = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
         days = (expires - datetime.now(UTC)).days
-        fix = "renew the certificate" if days < MIN_CERTIFICATE_DAYS else None
-        yield Finding("TLS", "warn" if fix else "ok", f"{version}, the certificate is valid for {days} days", fix)
+        message = f"{version}, the certificate is valid for {days} days"
+        if days < MIN_CERTIFICATE_DAYS:
+            yield Finding("TLS", "warn", message, "renew the certificate")
+        else:
+            yield Finding("TLS", "ok", message)
 
     def readiness(self) -> Iterator[Finding]:
         response = self._get("/readyz")

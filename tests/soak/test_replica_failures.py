@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`polyvox serve` with three replicas of the embedded voice: kills, drains, a stuck replica, uneven load."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from conformance.server_process import ServerProcess, run_server
+from ipc.engine_processes import eventually
+from polyvox.ipc.process import DRAIN_SIGNAL
+
+NUM_REPLICAS = 3
+NUM_CLIENTS = 3
+NUM_SEEDS = 4
+NUM_KILLS = int(os.environ.get("SOAK_REPLICA_KILLS", "6"))
+TEXT = "Hello there. This is a test."
+LONG_TEXT = "This sentence is repeated many times, so that its speech takes a while. " * 40
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    quick = ("--restart-delay", "0.1", "--max-restart-delay", "0.2", "--max-queue-seconds", "25")
+    with run_server(tmp_path_factory.mktemp("voices"), "--replicas", str(NUM_REPLICAS), *quick) as running:
+        eventually(lambda: all_ready(running) or threading.Event().wait(0.1))
+        yield running
+
+
+def replicas(server: ServerProcess) -> list[dict[str, Any]]:
+    with server.client() as client:
+        found: list[dict[str, Any]] = client.get("/health").json().get("replicas", [])
+        return found
+
+
+def all_ready(server: ServerProcess) -> bool:
+    found = replicas(server)
+    return len(found) == NUM_REPLICAS and all(one["status"] == "ready" for one in found)
+
+
+def body(seed: int, text: str = TEXT) -> dict[str, Any]:
+    return {"input": text, "seed": seed, "response_format": "pcm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    seed: int
+    status: int
+    audio: bytes | None  # None if the response was cut off
+    error: str | None = None
+    replica: int | None = None
+
+
+def speak(server: ServerProcess, seed: int) -> Answer:
+    with server.client() as client:
+        request_id = f"seed-{seed}-{threading.get_ident()}-{time.monotonic_ns()}"
+        try:
+            response = client.post("/v1/audio/speech", json=body(seed), headers={"x-request-id": request_id})
+            if response.status_code != 200:
+                return Answer(seed, response.status_code, None, response.text)
+            audio: bytes | None = response.content
+        except httpx.RemoteProtocolError:
+            audio = None
+        record = client.get(f"/v1/audio/speech/{request_id}").json()
+        return Answer(seed, 200, audio, record.get("error"), record.get("replica"))
+
+
+class Load:
+    """Clients that repeat their requests until the end, and check each answer."""
+
+    def __init__(self, server: ServerProcess, expected: dict[int, bytes]) -> None:
+        self._server, self._expected, self._stop = server, expected, threading.Event()
+        self.answers: list[Answer] = []
+
+    def __enter__(self) -> "Load":
+        self._pool = ThreadPoolExecutor(NUM_CLIENTS)
+        self._jobs = [self._pool.submit(self._run, number) for number in range(NUM_CLIENTS)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pool.shutdown()
+        for job in self._jobs:
+            job.result()
+
+    def served(self) -> int:
+        return sum(answer.audio is not None for answer in list(self.answers))
+
+    def _run(self, number: int) -> None:
+        while not self._stop.is_set():
+            number += 1
+            answer = speak(self._server, number % NUM_SEEDS)
+            self.answers.append(answer)
+            if answer.audio is not None:  # nothing crossed: the same bytes from every replica, at any time
+                assert answer.audio == self._expected[answer.seed]
+            elif answer.status == 503:
+                self._stop.wait(0.5)
+
+
+@pytest.fixture(scope="module")
+def expected(server: ServerProcess) -> dict[int, bytes]:
+    found = {seed: speak(server, seed).audio for seed in range(NUM_SEEDS)}
+    assert len(set(found.values())) == NUM_SEEDS
+    return {seed: audio for seed, audio in found.items() if audio}
+
+
+def test_equal_requests_give_equal_audio_on_all_replicas(server: ServerProcess, expected: dict[int, bytes]) -> None:
+    used: set[int | None] = set()
+
+    def spread() -> bool:
+        with ThreadPoolExecutor(6) as pool:
+            for answer in pool.map(lambda _: speak(server, 1), range(6)):
+                assert answer.audio in (None, expected[1])
+                used.add(answer.replica)
+        return used >= set(range(NUM_REPLICAS))
+
+    eventually(spread)
+
+
+def test_a_request_goes_to_the_replica_without_streams(server: ServerProcess, expected: dict[int, bytes]) -> None:
+    with server.client() as client, client.stream("POST", "/v1/audio/speech", json=body(1, LONG_TEXT)) as first:
+        next(first.iter_raw())
+        with client.stream("POST", "/v1/audio/speech", json=body(2, LONG_TEXT)) as second:
+            next(second.iter_raw())
+
+            def busy() -> list[int]:
+                return [one["replica"] for one in replicas(server) if one["streams"]]
+
+            eventually(lambda: len(busy()) == 2 or threading.Event().wait(0.1))
+            answer = speak(server, 3)
+            assert answer.audio == expected[3]
+            assert answer.replica not in busy()
+
+
+def test_kills_cost_only_the_streams_of_the_killed_replica(server: ServerProcess, expected: dict[int, bytes]) -> None:
+    with Load(server, expected) as load:
+        for number in range(NUM_KILLS):
+            replica = number % NUM_REPLICAS
+            served = load.served()
+            eventually(lambda served=served: load.served() > served or threading.Event().wait(0.05))  # type: ignore[misc]
+            os.kill(replicas(server)[replica]["pid"], signal.SIGKILL)
+            with server.client() as client:
+                assert client.get("/readyz").status_code == 200  # the others serve
+            eventually(lambda: all_ready(server) or threading.Event().wait(0.1))
+    cut = [answer for answer in load.answers if answer.status == 200 and answer.audio is None]
+    for answer in cut:
+        assert answer.error == f"Replica {answer.replica}'s process ended before the stream did."
+    rejected = [answer for answer in load.answers if answer.status != 200]
+    assert all(answer.status == 503 for answer in rejected), rejected
+    assert len(cut) + len(rejected) <= NUM_KILLS * NUM_CLIENTS
+    assert sum(one["restarts"] for one in replicas(server)) >= NUM_KILLS
+
+
+def test_drains_cost_no_request(server: ServerProcess, expected: dict[int, bytes]) -> None:
+    with Load(server, expected) as load:
+        for replica in range(NUM_REPLICAS):
+            pid = replicas(server)[replica]["pid"]
+            os.kill(pid, DRAIN_SIGNAL)
+
+            def replaced(pid: int = pid, replica: int = replica) -> bool:
+                return all_ready(server) and replicas(server)[replica]["pid"] != pid
+
+            eventually(lambda: replaced() or threading.Event().wait(0.1))
+    assert [answer for answer in load.answers if answer.audio is None] == []
+
+
+def test_a_stuck_replica_costs_no_request_that_it_has_not_begun(
+    server: ServerProcess, expected: dict[int, bytes]
+) -> None:
+    eventually(lambda: not any(one["streams"] for one in replicas(server)) or threading.Event().wait(0.1))
+    pid = replicas(server)[1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+            answers = list(pool.map(lambda seed: speak(server, seed % NUM_SEEDS), range(9)))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert [answer.audio == expected[answer.seed] for answer in answers] == [True] * 9
+    assert 1 not in {answer.replica for answer in answers}
