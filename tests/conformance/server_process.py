@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,13 +28,14 @@ class ServerProcess:
     url: str
     log_lines: list[str]
     one_shots: dict[str, Samples] = field(default_factory=dict)  # by request
+    verify: ssl.SSLContext | bool = True
 
     @property
     def port(self) -> int:
         return int(self.url.rsplit(":", 1)[1])
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=TIMEOUT, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT, trust_env=False, verify=self.verify, **options)
 
     def finished_requests(self) -> list[dict[str, Any]]:
         """The log records of utterances that have ended."""
@@ -69,8 +71,11 @@ class ServerProcess:
 
 
 @contextmanager
-def run_server(voices: Path, *arguments: str) -> Iterator[ServerProcess]:
-    """Start a server on loopback and wait until it is ready. It must exit with 0 on SIGTERM."""
+def run_server(voices: Path, *arguments: str, verify: ssl.SSLContext | bool = True) -> Iterator[ServerProcess]:
+    """Start a server on loopback and wait until it is ready. It must exit with 0 on SIGTERM.
+
+    verify: how clients check its certificate.
+    """
     command = [sys.executable, "-m", "polyvox", "serve", "--port", "0", "--device", "cpu", *arguments]
     environment = {**os.environ, "POLYVOX_LOG_FORMAT": "json", "POLYVOX_VOICES_DIR": str(voices)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -81,7 +86,7 @@ def run_server(voices: Path, *arguments: str) -> Iterator[ServerProcess]:
             assert process.stderr is not None
             for line in process.stderr:
                 log_lines.append(line)
-                if url := re.search(r"(?i)listening.*?(http://[\d.]+:\d+)", line):
+                if url := re.search(r"(?i)listening.*?(https?://[\d.]+:\d+)", line):
                     urls.append(url[1])
 
         thread = threading.Thread(target=read_log)
@@ -89,9 +94,9 @@ def run_server(voices: Path, *arguments: str) -> Iterator[ServerProcess]:
         try:
             eventually(lambda: bool(urls) or process.poll() is not None or threading.Event().wait(0.05))
             assert urls, "".join(log_lines)
-            with httpx.Client(base_url=urls[0], timeout=TIMEOUT, trust_env=False) as client:
+            with httpx.Client(base_url=urls[0], timeout=TIMEOUT, trust_env=False, verify=verify) as client:
                 eventually(lambda: client.get("/readyz").status_code == 200 or threading.Event().wait(0.05))
-            yield ServerProcess(urls[0], log_lines)
+            yield ServerProcess(urls[0], log_lines, verify=verify)
         finally:
             process.terminate()
             code = process.wait(TIMEOUT)
