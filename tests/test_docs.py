@@ -24,8 +24,9 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-# By tests/voices/test_command.py, tests/bench/test_bench_command.py and tests/server/test_conversation_docs.py
-RUN_ELSEWHERE = ("voices.md", "benchmark.md", "performance.md", "conversation.md")
+# By tests/voices/test_command.py, tests/bench/test_bench_command.py, tests/server/test_conversation_docs.py and
+# tests/test_deployment.py
+RUN_ELSEWHERE = ("voices.md", "benchmark.md", "performance.md", "conversation.md", "deployment.md")
 CLIENT_PAGES = "clients"  # a folder, by tests/conformance/test_client_pages.py
 HUB_ID = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
 
@@ -109,7 +110,9 @@ def test_the_container_starts_the_server_at_the_published_port(environment: dict
     """Docker is not needed here: the image's files exist, and its command is one of ours."""
     instructions = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines() if line[:1].isupper()]
     included = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {name for word, *names in instructions if word == "COPY" for name in names[:-1]}
+    copied = {
+        name for word, *names in instructions if word == "COPY" and "--from" not in names[0] for name in names[:-1]
+    }
     assert copied == included
     assert all((ROOT / name).exists() for name in copied)
     (entry, command) = (json.loads(" ".join(rest)) for word, *rest in instructions if word in ("ENTRYPOINT", "CMD"))
