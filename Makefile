@@ -22,7 +22,7 @@ test: $(VENV)/.dev  ## all tests without GPU; three processes for two cores, bec
 soak: $(VENV)/.dev  ## long runs: kills, cancels, overload, random operations, ten minutes of mixed load (SOAK=long: two hours)
 	$(BIN)/python -m pytest tests/soak $(ARGS)
 
-conformance: .conformance/.complete $(CLIENTS)  ## client packages, old and new, and a browser against a real server (needs Chromium and npm)
+conformance: .conformance/.complete $(CLIENTS)  ## client packages, old and new, and a browser against a real server, and the files of deploy/ (needs Chromium and npm; nginx, caddy and prometheus for all tests)
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest tests/conformance -o filterwarnings=ignore $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff, the vocabulary check, mypy

@@ -61,9 +61,8 @@ def test_every_program_of_the_page_is_checked_here() -> None:
 
 
 def test_every_variable_of_the_files_is_a_setting() -> None:
-    files = ("Dockerfile", "compose.yaml", "deploy/docker/compose.gpu.yaml", "deploy/systemd/polyvox.service")
-    files += ("deploy/docker/healthcheck.py", "docs/deployment.md")
-    for file in files:
+    files = ["Dockerfile", "compose.yaml", "deploy/docker/compose.gpu.yaml", "deploy/docker/healthcheck.py"]
+    for file in (*files, "deploy/systemd/polyvox.service", "docs/deployment.md"):
         names = set(re.findall(r"\bPOLYVOX_[A-Z_]+\b", (ROOT / file).read_text()))
         assert names, file
         assert {name for name in names if not is_setting(name)} == set(), file
