@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of docs/conversation.md, on the embedded voice with a scripted LLM."""
+"""The commands of docs/conversation.md, on the embedded voice with a scripted LLM and a scripted STT server."""
 
 import base64
 import io
@@ -14,6 +14,7 @@ import pytest
 
 from polyvox.audio import read_audio
 from server.scripted_llm import scripted_llm
+from server.scripted_stt import scripted_stt
 
 pytestmark = pytest.mark.slow  # it loads the embedded voice
 
@@ -22,10 +23,16 @@ ANSWER = "Hello there. How are you?"
 
 
 def test_the_commands_of_the_documentation_give_an_llm_a_voice(tmp_path: Path) -> None:
-    serve, *curls = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-    with scripted_llm() as llm:
-        words = shlex.split(serve.replace("http://127.0.0.1:11434/v1", llm.url))
-        assert words[:2] == ["polyvox", "serve"]
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    (serve, serve_with_stt), curls = (
+        [line for line in lines if line.startswith("polyvox serve ")],
+        lines[1:4] + lines[5:],
+    )
+    assert serve_with_stt.startswith(f"{serve} --stt ")
+    (tmp_path / "question.wav").write_bytes(b"RIFF")
+    with scripted_llm() as llm, scripted_stt() as stt:
+        addresses = {"http://127.0.0.1:11434/v1": llm.url, "http://127.0.0.1:8001/v1": stt.url}
+        words = [addresses.get(word, word) for word in shlex.split(serve_with_stt)]
         command = [sys.executable, "-m", *words, "--port", "0", "--device", "cpu"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
             assert server.stderr is not None
@@ -37,7 +44,9 @@ def test_the_commands_of_the_documentation_give_an_llm_a_voice(tmp_path: Path) -
             finally:
                 server.terminate()
                 server.communicate(timeout=20)
-    assert len(curls) == 3
+    assert all(line.startswith("curl ") for line in curls)
+    assert json.loads((tmp_path / "question.json").read_text())["text"] == "hello there"
+    assert dict(stt.requests[0].fields)["model"] == "whisper-1"
     assert {request["model"] for request in llm.requests} == {"llama3.2"}
     message = json.loads((tmp_path / "answer.json").read_text())["choices"][0]["message"]
     assert message["audio"]["transcript"] == ANSWER

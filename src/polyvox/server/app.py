@@ -33,6 +33,7 @@ from polyvox.server.api import (
     ops,
     playground,
     realtime,
+    transcriptions,
     voices,
     websocket,
 )
@@ -61,6 +62,7 @@ ROUTERS = (
     batch.router,
     chat.router,
     realtime.router,
+    transcriptions.router,
     websocket.router,
     elevenlabs.router,
     elevenlabs_dialogue.router,

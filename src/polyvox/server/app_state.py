@@ -63,7 +63,7 @@ class AppState:
             request_log,
             metrics,
             HealthMonitor(synthesis, info, metrics),
-            Conversation.create(settings, shared_dir),
+            Conversation.create(settings, shared_dir, metrics),
         )
         synthesis.on_finished = state.record_finished
         synthesis.on_chunk = metrics.record_chunk

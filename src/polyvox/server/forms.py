@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from fastapi import Request
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from polyvox.errors import NOT_SHOWN, InvalidRequest
@@ -20,6 +20,7 @@ FORM_TYPE = "multipart/form-data"
 class FormFile:
     name: str | None  # of the file, as the client calls it
     content: bytes
+    content_type: str | None = None  # as the client calls it
 
 
 def content_type_of(request: Request) -> str:
@@ -40,6 +41,19 @@ async def parse_form(
     request: Request, body: bytes, settings: Settings, file_fields: tuple[str, ...], max_files: int = 1
 ) -> tuple[dict[str, str], list[FormFile]]:
     """The text fields of a form and its files; raises APIError or InvalidRequest."""
+    fields: dict[str, str] = {}
+    pairs, files = await parse_form_pairs(request, body, settings, file_fields, max_files)
+    for name, value in pairs:
+        if name in fields:
+            raise InvalidRequest(name, NOT_SHOWN, "is given more than once")
+        fields[name] = value
+    return fields, files
+
+
+async def parse_form_pairs(
+    request: Request, body: bytes, settings: Settings, file_fields: tuple[str, ...], max_files: int = 1
+) -> tuple[list[tuple[str, str]], list[FormFile]]:
+    """Like `parse_form`, for forms in which a text field may stand more than once."""
 
     async def chunks() -> AsyncIterator[bytes]:
         yield body
@@ -55,19 +69,16 @@ async def parse_form(
         form: FormData = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         raise APIError(400, "invalid_form", f"The form cannot be parsed: {error}.") from None
-    fields: dict[str, str] = {}
+    fields: list[tuple[str, str]] = []
     files: list[FormFile] = []
     try:
         for name, value in form.multi_items():
-            if isinstance(value, UploadFile):
-                if name not in file_fields:
-                    requirement = f"must not be a file; only {file_fields[0]} is one"
-                    raise InvalidRequest(name, NOT_SHOWN, requirement)
-                files.append(FormFile(value.filename, await value.read()))
-            elif name in fields:
-                raise InvalidRequest(name, NOT_SHOWN, "is given more than once")
+            if isinstance(value, str):
+                fields.append((name, value))
+            elif name in file_fields:
+                files.append(FormFile(value.filename, await value.read(), value.content_type))
             else:
-                fields[name] = value
+                raise InvalidRequest(name, NOT_SHOWN, f"must not be a file; only {file_fields[0]} is one")
     finally:
         await form.close()
     return fields, files

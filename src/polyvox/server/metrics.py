@@ -16,6 +16,7 @@ from polyvox.audio.clip import FinishReason
 from polyvox.engine.step_histogram import STEP_BUCKET_PREFIX
 from polyvox.engine.stream_status import STATS_PREFIX
 from polyvox.server.request_log import RequestRecord
+from polyvox.transcription.interface import TranscriptionOutcome
 
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server processes count together
 # What took too long: the headers or the body of a request, a client that reads nothing (reader) or reads slower than
@@ -146,6 +147,17 @@ class Metrics:
         )
         for status in ("completed", "cancelled", "incomplete", "failed"):
             self.realtime_responses.labels(status)
+        self._stt_requests = Counter(
+            "polyvox_stt_requests", "Requests to the STT server by outcome.", ["outcome"], registry=own
+        )
+        for outcome in get_args(TranscriptionOutcome):
+            self._stt_requests.labels(outcome)
+        self._stt_seconds = Histogram(
+            "polyvox_stt_seconds",
+            "Duration of finished requests to the STT server in seconds.",
+            buckets=LATENCY_BUCKETS,
+            registry=own,
+        )
         self.dropped_records = Counter(
             "polyvox_request_records_dropped", "Request records dropped because the disk is slow.", registry=own
         )
@@ -179,6 +191,11 @@ class Metrics:
     def record_rejected(self, code: str, overloaded: bool) -> None:
         self.requests.labels("overloaded" if overloaded else "rejected").inc()
         self._rejections.labels(code).inc()
+
+    def record_transcription(self, outcome: TranscriptionOutcome, seconds: float) -> None:
+        self._stt_requests.labels(outcome).inc()
+        if outcome == "finished":
+            self._stt_seconds.observe(seconds)
 
     def count_http_request(self, method: str, route: str | None, status: int) -> None:
         """route: the path of the endpoint with its parameters' names; None for unknown paths."""

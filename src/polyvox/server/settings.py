@@ -33,7 +33,7 @@ LIMITS: JsonDict = {"section": "Request limits"}
 VOICES: JsonDict = {"section": "Voices"}
 CONVERSATION: JsonDict = {"section": "Conversation"}
 LOGGING: JsonDict = {"section": "Logging"}
-SECRETS = ("api_keys", "llm_key")  # never shown
+SECRETS = ("api_keys", "llm_key", "stt_key")  # never shown
 
 
 class Settings(BaseSettings):
@@ -315,6 +315,45 @@ class Settings(BaseSettings):
         description="Maximum concurrent requests to the LLM per server process; beyond it status 503.",
         json_schema_extra=CONVERSATION,
     )
+    stt: str | None = Field(
+        default=None,
+        description="URL of an OpenAI-compatible STT server for speech input and /v1/audio/transcriptions, such as "
+        "http://localhost:8001/v1.",
+        json_schema_extra=CONVERSATION,
+    )
+    stt_model: str | None = Field(
+        default=None,
+        description="Model of the STT server; by default the one that each request names.",
+        json_schema_extra=CONVERSATION,
+    )
+    stt_key: str | None = Field(default=None, description="API key of the STT server.", json_schema_extra=CONVERSATION)
+    stt_connect_timeout: float = Field(
+        default=5.0, gt=0, description="Seconds to connect to the STT server.", json_schema_extra=CONVERSATION
+    )
+    stt_turn_timeout: float = Field(
+        default=20.0,
+        gt=0,
+        description="Seconds for the transcript of one turn of a conversation.",
+        json_schema_extra=CONVERSATION,
+    )
+    stt_timeout: float = Field(
+        default=600.0,
+        gt=0,
+        description="Seconds for the transcript of an uploaded file.",
+        json_schema_extra=CONVERSATION,
+    )
+    max_stt_requests: int = Field(
+        default=64,
+        ge=1,
+        description="Maximum concurrent requests to the STT server per server process; beyond it status 503.",
+        json_schema_extra=CONVERSATION,
+    )
+    max_stt_bytes: int = Field(
+        default=25_000_000,
+        ge=1000,
+        description="Maximum size in bytes of a request to /v1/audio/transcriptions.",
+        json_schema_extra=CONVERSATION,
+    )
     chat_format: Literal["openai", "vllm-omni"] = Field(
         default="openai",
         description="Format of streamed audio in chat completions: OpenAI's, or that of vLLM-Omni's clients.",
@@ -402,18 +441,18 @@ class Settings(BaseSettings):
                 raise ValueError("must be IP addresses or networks such as 10.0.0.0/8") from None
         return networks
 
-    @field_validator("llm")
+    @field_validator("llm", "stt")
     @classmethod
-    def _check_llm(cls, url: str | None) -> str | None:
+    def _check_server_url(cls, url: str | None, info: ValidationInfo) -> str | None:
         if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
             raise ValueError("must be a URL such as http://localhost:11434/v1")
         if url is not None and "@" in urlsplit(url).netloc:
-            raise ValueError("must have no user and no password; set llm_key")
+            raise ValueError(f"must have no user and no password; set {info.field_name}_key")
         return url
 
-    @field_validator("llm_key")
+    @field_validator("llm_key", "stt_key")
     @classmethod
-    def _check_llm_key(cls, key: str | None) -> str | None:
+    def _check_server_key(cls, key: str | None) -> str | None:
         key = key and key.strip()  # a file or a variable may end with a line break
         if key and not (key.isascii() and key.isprintable()):
             raise ValueError("must be printable ASCII, as a header is")
@@ -494,6 +533,7 @@ class Settings(BaseSettings):
         values = self.model_dump(mode="json")
         values["api_keys"] = [f"({len(self.api_keys)} hidden)"] if self.api_keys else []
         values["llm_key"] = "(hidden)" if self.llm_key else None
+        values["stt_key"] = "(hidden)" if self.stt_key else None
         return values
 
     def to_yaml(self) -> str:

@@ -16,6 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.errors import shorten
+from polyvox.http_errors import (
+    CLIENT_STATUSES,
+    DEFAULT_RETRY_AFTER,
+    KEY_STATUSES,
+    OVERLOAD_STATUSES,
+    describe_failure,
+    parse_error,
+    read_error,
+    retry_after,
+)
 from polyvox.models.request import ThinkerPrompt
 from polyvox.thinkers.event_stream import EventStreamParser
 from polyvox.thinkers.interface import (
@@ -38,15 +48,10 @@ MAX_ATTEMPTS, RETRY_DELAY = 2, 0.1  # of a request whose connection fails before
 END_TIMEOUT = 0.2  # seconds for the end of the response after the end of the answer
 KEEP_ALIVE = 30.0  # seconds that an idle connection stays open
 READ_BUFFER = 64 * 1024  # bytes that are read ahead of the parser
-MAX_ERROR_BYTES, MAX_ERROR_CHARS = 64 * 1024, 1000  # of the body of an error; of its message for the client
 STARTING_RETRY_AFTER = 5.0  # seconds; a large model takes minutes to load
-DEFAULT_RETRY_AFTER = 1.0  # seconds, if the server does not say
 DONE = b"[DONE]"
 # Of the keys of a chunk, those that only models that speak by token ids need.
 ID_KEYS = ("prompt_token_ids", "prompt_media_rows", "prompt_positions", "token_ids")
-# Statuses that are the client's to handle. A wrong key or address is a mistake in the server's settings.
-CLIENT_STATUSES = (400, 404, 409, 413, 415, 422)
-KEY_STATUSES = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class OpenAIThinker:
         except TimeoutError:
             raise self._timeout(limit) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ThinkerFailed(f"The connection to the LLM failed: {_describe(error)}.") from None
+            raise ThinkerFailed(f"The connection to the LLM failed: {describe_failure(error)}.") from None
 
     @asynccontextmanager
     async def _request(self, body: ChatBody) -> AsyncIterator[tuple[aiohttp.ClientResponse, float]]:
@@ -190,9 +195,9 @@ class OpenAIThinker:
                 if self._config.is_supervised and isinstance(error, aiohttp.ClientConnectorError):
                     raise ThinkerStarting(STARTING_RETRY_AFTER) from None
                 if attempt + 1 == MAX_ATTEMPTS:
-                    message = f"The LLM cannot be reached: {_describe(error)}."
+                    message = f"The LLM cannot be reached: {describe_failure(error)}."
                     raise ThinkerFailed(message) from None
-                log.info("llm request retried", extra={"error": _describe(error)})
+                log.info("llm request retried", extra={"error": describe_failure(error)})
                 await asyncio.sleep(RETRY_DELAY)
         raise AssertionError
 
@@ -200,16 +205,14 @@ class OpenAIThinker:
         """The error for a status other than 200."""
         try:
             async with asyncio.timeout(self._config.token_timeout):
-                body = await response.content.read(MAX_ERROR_BYTES)
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            body = b""
-        message, param = _error_of(body)
+                message, param = await read_error(response, self._config.key)
+        except TimeoutError:
+            message, param = "", None
         if response.status in KEY_STATUSES:  # the message is about the server's key, not for its clients
-            hidden = message.replace(self._config.key, "(hidden)") if self._config.key else message
-            log.warning("llm key rejected", extra={"status": response.status, "error": hidden})
+            log.warning("llm key rejected", extra={"status": response.status, "error": message})
             return ThinkerFailed(f"The LLM rejected the server's key with status {response.status}: check llm_key.")
-        if response.status in (429, 503):
-            return ThinkerOverloaded(f"The LLM is overloaded: {message}", _retry_after(response), response.status)
+        if response.status in OVERLOAD_STATUSES:
+            return ThinkerOverloaded(f"The LLM is overloaded: {message}", retry_after(response), response.status)
         if response.status in CLIENT_STATUSES:
             return ThinkerRejected(response.status, f"The LLM rejected the request: {message}", param)
         return ThinkerFailed(f"The LLM answered with status {response.status}: {message}")
@@ -271,7 +274,7 @@ class AnswerReader:
         if not isinstance(chunk, dict):
             raise _invalid(data)
         if chunk.get("error"):
-            message, _ = _error_of(data)
+            message, _ = parse_error(data)
             raise ThinkerFailed(f"The LLM failed: {message}")
         if isinstance(chunk.get("usage"), dict):
             self._usage = chunk["usage"]
@@ -350,28 +353,3 @@ def _ids(value: object, data: bytes) -> tuple[int, ...]:
 
 def _invalid(data: bytes) -> ThinkerFailed:
     return ThinkerFailed(f"The LLM sent invalid data: {shorten(data.decode(errors='replace'))}.")
-
-
-def _error_of(body: bytes) -> tuple[str, str | None]:
-    """The message and the parameter of an error in OpenAI's format, or the start of any other."""
-    try:
-        error = json.loads(body)["error"]
-        if isinstance(error, str):
-            return error[:MAX_ERROR_CHARS], None
-        param = error.get("param")
-        return str(error["message"])[:MAX_ERROR_CHARS], param if isinstance(param, str) else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return shorten(body.decode(errors="replace").strip()), None
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float:
-    try:
-        return min(max(float(response.headers["retry-after"]), 0.0), 3600.0)
-    except (KeyError, ValueError):
-        return DEFAULT_RETRY_AFTER
-
-
-def _describe(error: Exception) -> str:
-    """Without the address: aiohttp's message has it, and it may be internal."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return str(getattr(cause, "strerror", None) or type(cause).__name__)

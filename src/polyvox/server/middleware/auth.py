@@ -30,6 +30,8 @@ PUBLIC_CHOICES = {
 SYNTHESIS_PATHS = (
     "/v1/audio/speech",
     "/v1/text-to-speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
     "/v1/chat/completions",
     "/v1/text-to-dialogue",
     "/v1/speak",
