@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -117,15 +119,60 @@ def simulate(speech: Any, max_streams: int) -> Any:
     return speech
 
 
+# Methods of the engine's thread by the name of their part; their times do not overlap.
+PARTS = (
+    ("changes", ("_manager", "apply_changes")),
+    ("timeouts", ("_manager", "expire_timeouts")),
+    ("admission", ("_manager", "admit")),
+    ("plan", ("scheduler", "plan")),
+    ("launch", ("_launch",)),
+    ("audio", ("_deliver_audio",)),
+    ("flags", ("_deliver",)),
+)
+TICK = os.sysconf("SC_CLK_TCK")
+
+
 class InstrumentedEngine(LocalEngine):
-    """Adds CPU times and the memory of the process to the statistics."""
+    """Adds CPU times by thread and by part of the engine's thread, and the memory of the process, to the statistics."""
+
+    def _start(self) -> None:
+        self._parts = dict.fromkeys((name for name, _ in PARTS), 0.0)
+        super()._start()
+        for name, path in PARTS:
+            owner = type(self if len(path) == 1 else getattr(self, path[0]))
+            setattr(owner, path[-1], self._timed(name, getattr(owner, path[-1])))
+
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return call(*args)
+            finally:
+                self._parts[part] += time.thread_time() - began
+
+        return timed
 
     def stats(self) -> dict[str, float]:
-        fields = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_text().rsplit(")", 1)[1].split()
-        thread = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        memory = pages * os.sysconf("SC_PAGE_SIZE")
-        return super().stats() | {"cpu": time.process_time(), "thread_cpu": thread, "memory": memory}
+        return (
+            super().stats()
+            | {f"cpu_{name}": seconds for name, seconds in thread_seconds().items()}
+            | {f"part_{name}": seconds for name, seconds in self._parts.items()}
+            | {"memory": pages * os.sysconf("SC_PAGE_SIZE")}
+        )
+
+
+def thread_seconds() -> dict[str, float]:
+    """CPU seconds of the threads of this process, by name; pools of threads are added up, native threads are others."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found: dict[str, float] = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
+            name = names.get(int(task.name), "others").rstrip("_0123456789")
+            name = "event loop" if name == "MainThread" else name.removeprefix("polyvox-")
+            found[name] = found.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / TICK
+    return found
 
 
 def build(model: str, max_streams: int, tokens: int) -> InProcessEngine:
@@ -185,10 +232,16 @@ def measure_level(new_client: RemoteEngineClient, load: Load, processes: int) ->
     traces, lag = run_in_processes(new_client, load, prompts(), processes)
     memory_used = monitor.stop()
     after, elapsed = asyncio.run(remote_stats(new_client.endpoint)), time.monotonic() - began
-    delta = {name: after[name] - before[name] for name in ("steps", "frames", "prompt_rows", "cpu", "thread_cpu")}
+    delta = {name: value - before.get(name, 0.0) for name, value in after.items()}
     finished = sum(after[name] - before[name] for name in after if name.startswith("finished_"))
     found = summarise(traces)
-    ttfp = found.ttfp
+    ttfp, frames = found.ttfp, max(delta["frames"], 1)
+
+    def per_frame(prefix: str) -> str:
+        values = {name.removeprefix(prefix): value for name, value in delta.items() if name.startswith(prefix)}
+        shown = sorted(values.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {1e6 * value / frames:.1f}" for name, value in shown if value)
+
     return {
         "streams": f"{load.level:g}",
         "requests, failed": f"{found.requests}, {found.failed}",
@@ -199,10 +252,9 @@ def measure_level(new_client: RemoteEngineClient, load: Load, processes: int) ->
         "mean context": f"{delta['prompt_rows'] / max(finished, 1) + delta['frames'] / max(finished, 1) / 2:.0f}",
         "step, ms": f"{1e3 * elapsed / delta['steps']:.1f}",
         "frames per step": f"{delta['frames'] / delta['steps']:.0f}",
-        "host us/frame: engine thread, others": (
-            f"{1e6 * delta['thread_cpu'] / delta['frames']:.1f}, "
-            f"{1e6 * (delta['cpu'] - delta['thread_cpu']) / delta['frames']:.1f}"
-        ),
+        "host us/frame": f"{sum(1e6 * value / frames for name, value in delta.items() if name.startswith('cpu_')):.1f}",
+        "by thread": per_frame("cpu_"),
+        "by part of the engine's thread": per_frame("part_"),
         "client lag p99, ms": f"{1e3 * lag.loop.p99:.1f}" if lag.loop else "-",
         "GPU memory, GB": memory_used,
         "engine host memory, GB, before and after": f"{before['memory'] / 1e9:.2f}, {after['memory'] / 1e9:.2f}",

@@ -28,6 +28,7 @@ from polyvox.bench.model_calls import SyntheticBatch
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.pending import PendingAudio
+from polyvox.engine.stream_arrays import Ints
 from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.family import FAMILY
 from polyvox.models.qwen3_tts.model import Qwen3TTS
@@ -217,14 +218,16 @@ def vocoder(_: str) -> Rows:
             codes: list[list[int]] = []
 
             def record(
-                work: list[tuple[int, int, int]],
+                slots: Ints,
+                firsts: Ints,
+                counts: Ints,
                 ring: torch.Tensor = ring,
-                decode: Callable[[list[tuple[int, int, int]]], PendingAudio] = decode,
+                decode: Callable[[Ints, Ints, Ints], PendingAudio] = decode,
                 codes: list[list[int]] = codes,
             ) -> PendingAudio:
-                for slot, first, count in work:
+                for slot, first, count in zip(slots.tolist(), firsts.tolist(), counts.tolist(), strict=True):
                     codes += ring[slot, torch.arange(first, first + count) % ring.shape[1]].tolist()
-                return decode(work)
+                return decode(slots, firsts, counts)
 
             with mock.patch.object(runner, "decode", record):
                 sequential = [_synthesise(tts.engine, [request])[0] for request in _requests(8)]

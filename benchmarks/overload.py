@@ -288,7 +288,7 @@ def measure_overload(
 
 def capacity_of(limits: SchedulerLimits, cost: CostModel) -> int:
     """Streams in real time, as the engine computes them."""
-    return LoadModel(limits, cost, StreamTable[StreamState]()).capacity()
+    return LoadModel(limits, cost, StreamTable[StreamState](limits.num_slots)).capacity()
 
 
 def main() -> None:

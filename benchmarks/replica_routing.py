@@ -64,7 +64,7 @@ class SmallGpu(Gpu):
     def seconds(self, plan: StepPlan[StreamState]) -> float:
         total = interpolate(FRAME_STEP, STREAM_SIZE * len(plan.frame))
         total += STREAM_SIZE * PREFILL_ROW * sum(rows for _, rows in plan.prefill)
-        for size, streams in Counter(frames for _, frames in plan.codec).items():
+        for size, streams in Counter(plan.codec_frames.tolist()).items():
             total += interpolate(CODEC_CALL, STREAM_SIZE * size * streams)
         total *= self.slowdown * self.random.uniform(1 - self.noise, 1 + self.noise)
         return total / 1e3 * (self.stall if self.random.random() < self.stalls else 1.0)

@@ -18,11 +18,14 @@ from itertools import islice, pairwise
 from math import inf, log
 from typing import Any
 
+import numpy as np
+
 from polyvox.engine.admission import Admission
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
+from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import CHUNK_SIZES, SchedulerLimits, StepPlan, StreamState
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
@@ -67,7 +70,7 @@ class Gpu:
 
     def seconds(self, plan: StepPlan[StreamState]) -> float:
         total = interpolate(FRAME_STEP, len(plan.frame)) + PREFILL_ROW * sum(rows for _, rows in plan.prefill)
-        for size, streams in Counter(frames for _, frames in plan.codec).items():
+        for size, streams in Counter(plan.codec_frames.tolist()).items():
             total += interpolate(CODEC_CALL, size * streams)
         total *= self.slowdown * self.random.uniform(1 - self.noise, 1 + self.noise)
         return total / 1e3 * (self.stall if self.random.random() < self.stalls else 1.0)
@@ -162,11 +165,14 @@ class FirstComeAdmission(Admission[StreamState]):
         admitted = list(islice(self.streams[StreamStatus.QUEUED], free))
         for stream in admitted:
             stream.admitted_at, stream.first_chunk = now, self.load.first_chunk(now)
+            stream.allocation = self.ledger.allocate(0)
             self.streams.transition(stream, StreamStatus.PREFILL, now)
         return admitted
 
     def release(self, stream: StreamState, now: float, completed: bool = True) -> None:  # noqa: ARG002
+        assert stream.allocation is not None
         self.streams.transition(stream, StreamStatus.FINISHED, now)
+        self.ledger.release(stream.allocation)
 
 
 class SemaphoreAdmission(FirstComeAdmission):
@@ -181,15 +187,17 @@ class AllStreamsScheduler(Scheduler[StreamState]):
     """All streams and all prompts in every step, without regard to deadlines."""
 
     def plan(self, now: float) -> StepPlan[StreamState]:
-        active = self.streams.active
-        for stream in active:
-            self._update_gaps(stream, now)
-        prefill = [(stream, stream.prompt_left) for stream in active if stream.prompt_left]
-        frame = [stream for stream in active if not stream.ended and stream.buffer_free >= 1]
-        ready = [stream for stream in active if stream.generated > stream.decoded and stream.buffer_free >= 1]
-        first = [(s, s.first_chunk) for s in ready if s.first_audio_at == inf and s.generated >= s.first_chunk]
-        codec = [(stream, 1) for stream in ready if stream.first_audio_at < inf or stream.ended] + first
-        return StepPlan(tuple(prefill), tuple(frame), tuple(dict(codec).items()))
+        arrays = self.streams.used()
+        self._update_gaps(arrays, now)
+        waiting = self.streams.at(np.flatnonzero(arrays.active & (arrays.prompt_left() > 0)))
+        reads = arrays.active & (arrays.buffer_free >= 1)
+        starting = arrays.first_audio_at == inf
+        ready = reads & (arrays.generated > arrays.decoded)
+        first = starting & (arrays.generated >= arrays.first_chunk)
+        codec = np.flatnonzero(ready & (first | ~starting | arrays.ended))
+        frames = np.where(first, arrays.first_chunk, 1)[codec]
+        prefill = tuple((stream, stream.prompt_left) for stream in waiting)
+        return StepPlan(prefill, np.flatnonzero(reads & ~arrays.ended), codec, frames)
 
 
 class SemaphoreScheduler(AllStreamsScheduler):
@@ -197,9 +205,10 @@ class SemaphoreScheduler(AllStreamsScheduler):
 
     def plan(self, now: float) -> StepPlan[StreamState]:
         plan = super().plan(now)
-        unread = sum(max(0, int(READER_FRAMES - min(s.buffer_free, READER_FRAMES))) for s in self.streams.active)
-        free = max(0, MAX_BATCH - unread)
-        return StepPlan(plan.prefill, plan.frame[:free], plan.codec[:free])
+        arrays = self.streams.used()
+        unread = READER_FRAMES - np.minimum(arrays.buffer_free[arrays.active], READER_FRAMES).astype(np.int64)
+        free = max(0, MAX_BATCH - int(unread.sum()))
+        return StepPlan(plan.prefill, plan.frame[:free], plan.codec[:free], plan.codec_frames[:free])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +231,7 @@ class Simulation:
     def __init__(
         self, policy: Policy, limits: SchedulerLimits, cost: CostModel, gpu: Gpu, utterances: Sequence[Utterance]
     ) -> None:
-        self.streams: StreamTable[StreamState] = StreamTable()
+        self.streams: StreamTable[StreamState] = StreamTable(limits.num_slots)
         self.load = LoadModel(limits, cost, self.streams)
         self.scheduler = policy.scheduler(self.load, self.streams)
         self.admission = policy.admission(self.load, self.streams, SlotLedger(limits.num_slots, limits.num_pages))
@@ -234,7 +243,9 @@ class Simulation:
         self.num_expired = 0  # of the rejected: after a wait in the queue
         self.frames: list[tuple[float, int]] = []  # of each step: its end, its number of frames
         self.plan_seconds: list[float] = []  # CPU time of this thread
-        self._in_flight: deque[tuple[StreamState, ...]] = deque()
+        self._in_flight: deque[tuple[Ints, Ints]] = deque()  # slots, ids of their streams
+        self._frames = np.zeros(limits.num_slots, np.int64)  # of the utterance in each slot
+        self._stops_at = np.full(limits.num_slots, inf)
         self._stopped: dict[StreamState, float] = {}  # readers, and when they resume
         self._num_streams = 0
 
@@ -247,7 +258,9 @@ class Simulation:
         expired = self.admission.expire(self.now)
         self.rejected += [self.accepted.pop(stream) for stream in expired]
         self.num_expired += len(expired)
-        self.admission.admit(self.now)
+        for stream in self.admission.admit(self.now):
+            one = self.accepted[stream]
+            self._frames[stream.row], self._stops_at[stream.row] = one.frames, one.stops_at
         for stream in [stream for stream, until in self._stopped.items() if until <= self.now]:
             stream.buffer_free = inf
             del self._stopped[stream]
@@ -285,42 +298,44 @@ class Simulation:
 
     def _apply(self, plan: StepPlan[StreamState]) -> None:
         self.scheduler.start(plan, self.now)
-        assert not any(stream.prompt_left for stream in plan.frame)
-        if plan.frame:
-            self._in_flight.append(plan.frame)
-        while len(self._in_flight) > bool(plan.frame):
-            for stream in self._in_flight.popleft():
-                if stream.ended:
-                    continue
-                if stream.generated == self.accepted[stream].frames:
-                    self.streams.transition(stream, StreamStatus.DRAINING, self.now)
-                else:
-                    stream.generated += 1
-        for stream, frames in plan.codec:
-            assert frames in CHUNK_SIZES
-            assert stream.decoded + frames <= stream.generated
-            assert frames <= stream.buffer_free
-            self._deliver(stream, frames)
-        draining = self.streams[StreamStatus.DRAINING]
-        for stream in [stream for stream in draining if stream.decoded == stream.generated]:
-            if stream.undelivered:
-                self.scheduler.deliver(stream, stream.undelivered, self.now)
-            self.streams.transition(stream, StreamStatus.RELEASING, self.now)
-            self.admission.release(stream, self.now)
-            self.done.append(stream)
+        arrays = self.streams.arrays
+        assert not arrays.prompt_left()[plan.frame].any()
+        if len(plan.frame):
+            self._in_flight.append((plan.frame, arrays.id[plan.frame]))
+        while len(self._in_flight) > (len(plan.frame) > 0):
+            slots, ids = self._in_flight.popleft()
+            slots = slots[~arrays.ended[slots] & (arrays.id[slots] == ids)]  # a released slot may have a new stream
+            last = arrays.generated[slots] == self._frames[slots]
+            arrays.generated[slots[~last]] += 1
+            for stream in self.streams.at(slots[last]):
+                self.streams.transition(stream, StreamStatus.DRAINING, self.now)
+        self._deliver(plan.codec, plan.codec_frames)
+        for stream in list(self.streams[StreamStatus.DRAINING]):
+            self._end_drained(stream)
 
-    def _deliver(self, stream: StreamState, frames: int) -> None:
-        stops_at = self.accepted[stream].stops_at
-        if stream.decoded < stops_at <= stream.decoded + frames:
+    def _end_drained(self, stream: StreamState) -> None:
+        if stream.status is not StreamStatus.DRAINING or stream.decoded < stream.generated:
+            return
+        if stream.undelivered:
+            self.scheduler.deliver(np.array([stream.row]), np.array([stream.undelivered]), self.now)
+        self.streams.transition(stream, StreamStatus.RELEASING, self.now)
+        self.admission.release(stream, self.now)
+        self.done.append(stream)
+
+    def _deliver(self, slots: Ints, frames: Ints) -> None:
+        arrays = self.streams.arrays
+        decoded, stops_at = arrays.decoded[slots], self._stops_at[slots]
+        assert set(frames.tolist()) <= set(CHUNK_SIZES)
+        assert (decoded + frames <= arrays.generated[slots]).all()
+        assert (frames <= arrays.buffer_free[slots]).all()
+        arrays.buffer_free[slots] -= frames  # of a reader that has stopped; else it is infinite
+        for stream in self.streams.at(slots[(decoded < stops_at) & (stops_at <= decoded + frames)]):
             stream.buffer_free = READER_FRAMES
             self._stopped[stream] = self.now + self.accepted[stream].stops_for
-        elif stream in self._stopped:
-            stream.buffer_free -= frames
-        stream.decoding -= frames
-        stream.decoded += frames
-        stream.undelivered += frames
-        if self.scheduler.is_due(stream, self.now) or (stream.ended and stream.decoded == stream.generated):
-            self.scheduler.deliver(stream, stream.undelivered, self.now)
+        self.scheduler.on_decoded(slots, frames)
+        due = self.scheduler.is_due(self.now)[slots]
+        due |= arrays.ended[slots] & (arrays.decoded[slots] == arrays.generated[slots])
+        self.scheduler.deliver(slots[due], arrays.undelivered[slots[due]], self.now)
 
 
 @dataclass(frozen=True, slots=True)

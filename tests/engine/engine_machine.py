@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from engine.clients import LIVE, MAX_FRAMES, SAMPLINGS, SUBMITTED, Client, cut_short, one_of
+from engine.reference_scheduler import needs_text
 from engine.stepped_engine import Injected, SteppedEngine, small_text_ring, withhold_from_two_streams
 from engine.synthesis import TIMEOUT, SoloRun, assert_idle, request, run_alone
 from polyvox.audio.samples import Samples
@@ -266,15 +267,15 @@ class EngineMachine(RuleBasedStateMachine):
                     continue
                 assert stream not in engine._manager.stop_requests
                 if stream.status not in (StreamStatus.AWAITING_TEXT, StreamStatus.QUEUED):
-                    full, needs_text = engine._manager.buffer_free(stream) < 1, stream.text_open and stream.needs_text
-                    assert full or needs_text, f"a stream that could run does not: {stream}"
+                    full, waits = engine._manager.buffer_free(stream) < 1, stream.text_open and needs_text(stream)
+                    assert full or waits, f"a stream that could run does not: {stream}"
                     assert stream.status in (StreamStatus.PAUSED, StreamStatus.DRAINING)
                     assert (stream.reader_deadline < inf) == full
                     assert not stream.assembler.size or stream.assembler.silent, (
                         "audio is withheld that could be delivered"
                     )
                     self.counts["full"] += full
-                    assert (stream.text_deadline < inf) >= (needs_text and stream.decoded == stream.started)
+                    assert (stream.text_deadline < inf) >= (waits and stream.decoded == stream.started)
         before = self._progress()
         with engine.lock:
             timeout = min((self._timeout(one.stream)[0] for one in self.clients), default=inf)

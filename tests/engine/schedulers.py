@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.load import LoadModel
@@ -46,19 +48,36 @@ def playing(lead: float, now: float = 10.0, **fields: Any) -> StreamState:
     return stream
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with its streams in place of their slots."""
+
+    step: StepPlan[StreamState]
+    prefill: tuple[tuple[StreamState, int], ...]
+    frame: tuple[StreamState, ...]  # in any order
+    codec: tuple[tuple[StreamState, int], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.step)
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.step.sizes()
+
+
 @dataclass(slots=True)
 class Fixture:
     """Scheduler, admission and what they share."""
 
     limits: SchedulerLimits
     cost: CostModel
-    streams: StreamTable[StreamState] = field(default_factory=StreamTable)
+    streams: StreamTable[StreamState] = field(init=False)
     ledger: SlotLedger = field(init=False)
     load: LoadModel[StreamState] = field(init=False)
     scheduler: Scheduler[StreamState] = field(init=False)
     admission: Admission[StreamState] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.streams = StreamTable(self.limits.num_slots)
         self.ledger = SlotLedger(self.limits.num_slots, self.limits.num_pages)
         self.load = LoadModel(self.limits, self.cost, self.streams)
         self.scheduler = Scheduler(self.load, self.streams)
@@ -72,8 +91,30 @@ class Fixture:
         """The expected wait of a new live utterance."""
         return self.admission.estimate_wait(Demand(live=True), now)
 
-    def plan(self, now: float) -> StepPlan[StreamState]:
-        return self.scheduler.plan(now)
+    def plan(self, now: float) -> "Planned":
+        step = self.scheduler.plan(now)
+        chunks = tuple(zip(self.streams.at(step.codec), step.codec_frames.tolist(), strict=True))
+        return Planned(step, step.prefill, tuple(self.streams.at(step.frame)), chunks)
+
+    def start(self, plan: "Planned", now: float) -> None:
+        self.scheduler.start(plan.step, now)
+
+    def decode(self, stream: StreamState, frames: int, now: float) -> None:
+        """Completes a codec call of a started step, and delivers its audio."""
+        self.scheduler.on_decoded(np.array([stream.row]), np.array([frames]))
+        self.deliver(stream, frames, now)
+
+    def deliver(self, stream: StreamState, frames: float, now: float) -> None:
+        assert stream in self.streams.active
+        self.scheduler.deliver(np.array([stream.row]), np.array([frames]), now)
+
+    def is_due(self, stream: StreamState, now: float) -> bool:
+        return bool(self.scheduler.is_due(now)[stream.row])
+
+    def chunk(self, stream: StreamState, now: float) -> int:
+        stream.arrays.live[stream.row] = stream.live  # as on its admission
+        arrays = stream.arrays
+        return int(self.scheduler.chunk(arrays, arrays.is_starting(now), arrays.lead(now))[stream.row])
 
     def admit_all(self, *streams: StreamState, now: float = 0.0) -> None:
         """Queues and admits streams one after the other."""

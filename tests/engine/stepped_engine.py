@@ -120,7 +120,7 @@ class SteppedEngine(LocalEngine):
 
     def _run(self, plan: StepPlan[LocalStream]) -> list[CompletedStep]:
         self._stop_before("run")
-        self._planned = plan.streams
+        self._planned = [*(stream for stream, _ in plan.prefill), *self._streams_of(plan)]
         self._in_step = [*self._planned, *self._streams_in_flight()]
         self.batches[len(plan.frame)] += 1
         return super()._run(plan)

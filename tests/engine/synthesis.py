@@ -15,6 +15,7 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.pending import PendingAudio
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream import LocalStream
+from polyvox.engine.stream_arrays import Ints
 from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
@@ -96,12 +97,12 @@ def record_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
         owners[allocation.slot] = next(stream for stream in streams if stream.prepared is prepared)
         return assign(allocation, prepared)
 
-    def decoded(work: list[tuple[int, int, int]]) -> PendingAudio:
-        for slot, first, count in work:
+    def decoded(slots: Ints, first: Ints, frames: Ints) -> PendingAudio:
+        for slot, start, count in zip(slots.tolist(), first.tolist(), frames.tolist(), strict=True):
             codes = found[owners[slot]]
-            assert len(codes) == first, "a frame is decoded once, in order"
-            codes += ring[slot, torch.arange(first, first + count) % ring.shape[1]].tolist()
-        return decode(work)
+            assert len(codes) == start, "a frame is decoded once, in order"
+            codes += ring[slot, torch.arange(start, start + count) % ring.shape[1]].tolist()
+        return decode(slots, first, frames)
 
     runner.assign, runner.decode = assigned, decoded  # type: ignore[method-assign]
     return found

@@ -4,6 +4,7 @@
 from dataclasses import replace
 from math import ceil, inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -164,7 +165,7 @@ def test_a_stream_is_not_admitted_while_others_are_close_to_an_underrun() -> Non
     engine = running(late)
     engine.admission.enqueue(new, 10.0)
     assert engine.admission.admit(10.0) == []
-    engine.scheduler.deliver(late, 1.0 / FRAME, 10.0)
+    engine.deliver(late, 1.0 / FRAME, 10.0)
     assert engine.admission.admit(10.1) == [new]
 
 
@@ -227,9 +228,9 @@ def test_streams_beyond_capacity_wait() -> None:
 
 
 def test_a_load_snapshot_answers_for_every_cost_of_a_frame() -> None:
-    snapshot = LoadSnapshot(0.0, 3, [0.1, 0.2, 0.25])
+    snapshot = LoadSnapshot(0.0, 3, np.array([0.25, 0.1, 0.2]))
     assert [round(snapshot.slack(each), 6) for each in (0.01, 0.08, 0.01)] == [0.09, 0.01, 0.09]
-    assert LoadSnapshot(0.0, 0, []).slack(0.01) == inf
+    assert LoadSnapshot(0.0, 0, np.zeros(0)).slack(0.01) == inf
 
 
 # Accounting
@@ -275,19 +276,17 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert len(plan.frame) == len(set(plan.frame))
         assert all(0 < rows <= one.prompt_left for one, rows in plan.prefill)
         self.now += 0.01
-        self.engine.scheduler.start(plan, self.now)
+        self.engine.start(plan, self.now)
         for one in plan.frame:
             assert one.prompt_left == 0
             one.generated += 1
         for one, frames in plan.codec:
-            one.decoding -= frames
-            one.decoded += frames
+            self.engine.decode(one, frames, self.now)
             assert one.decoded <= one.generated
-            self.engine.scheduler.deliver(one, frames, self.now)
         for one in active:
             if one.generated == one.max_frames and not one.ended:
                 self.engine.drain(one, self.now)
-        self.engine.load.observe(plan, 0.01)
+        self.engine.load.observe(plan.step, 0.01)
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())

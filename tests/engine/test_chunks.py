@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many frames a chunk has, and when it is decoded and delivered."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +18,12 @@ SLOW_CODEC = CostModel(step=0.002, stream=5e-4, prefill_row=1e-5, codec=0.002, c
 
 
 def test_chunks_grow_with_the_lead_from_a_small_first_one() -> None:
-    scheduler = build().scheduler
-    assert scheduler.chunk(new_stream(first_chunk=2), 0.0) == 2
-    sizes = [scheduler.chunk(playing(lead / 10), 10.0) for lead in range(60)]
+    engine = build()
+    assert engine.chunk(new_stream(first_chunk=2), 0.0) == 2
+    sizes = [engine.chunk(playing(lead / 10), 10.0) for lead in range(60)]
     assert sizes == sorted(sizes)
     assert set(sizes) == set(CHUNK_SIZES)
-    assert scheduler.chunk(new_stream(live=False), 0.0) == MAX_CHUNK_FRAMES
+    assert engine.chunk(new_stream(live=False), 0.0) == MAX_CHUNK_FRAMES
 
 
 def test_a_chunk_waits_until_it_is_complete_and_the_rest_of_an_ended_stream_is_flushed() -> None:
@@ -52,17 +53,15 @@ def test_every_ring_buffer_and_first_chunk_lets_a_stream_finish(
         plan = engine.plan(now)
         now += 0.01
         one.generated = one.started
-        engine.scheduler.start(plan, now)
+        engine.start(plan, now)
         if one.generated == 50 and not one.ended:
             engine.drain(one)
         one.buffer_free = min(one.buffer_free + 1, free)
         for _, frames in plan.codec:
             assert frames in CHUNK_SIZES
-            one.decoding -= frames
-            one.decoded += frames
             one.buffer_free -= frames
             assert one.buffer_free >= 0
-            engine.scheduler.deliver(one, frames, now)
+            engine.decode(one, frames, now)
     assert one.decoded == 50
 
 
@@ -81,13 +80,12 @@ def test_many_streams_are_decoded_in_few_calls() -> None:
 def test_audio_near_its_deadline_is_delivered_in_shorter_chunks() -> None:
     near, far = playing(0.4), playing(2.0)
     engine = running(near, far, *(playing(1.0) for _ in range(MIN_STREAMS_TO_WITHHOLD - 2)))
-    scheduler = engine.scheduler
-    near.undelivered, far.undelivered = scheduler.chunk(near, 10.0), scheduler.chunk(far, 10.0)
+    near.undelivered, far.undelivered = engine.chunk(near, 10.0), engine.chunk(far, 10.0)
     assert (near.undelivered, far.undelivered) == (2, 8)
-    assert scheduler.is_due(near, 10.0)
-    assert not scheduler.is_due(far, 10.0)  # a longer chunk costs the host less
+    assert engine.is_due(near, 10.0)
+    assert not engine.is_due(far, 10.0)  # a longer chunk costs the host less
     engine.finish(near, 10.0)
-    assert scheduler.is_due(far, 10.0)  # with few streams nothing is withheld
+    assert engine.is_due(far, 10.0)  # with few streams nothing is withheld
 
 
 def run_to_end(engine: Fixture, streams: list[StreamState], stall: float) -> None:
@@ -97,17 +95,15 @@ def run_to_end(engine: Fixture, streams: list[StreamState], stall: float) -> Non
         now += engine.cost.seconds(*plan.sizes())
         if stall and now > 0.6:
             now, stall = now + stall, 0.0
-        engine.scheduler.start(plan, now)
+        engine.start(plan, now)
         for one in plan.frame:
             one.generated = one.started
             if one.generated == one.max_frames:
                 engine.drain(one, now)
         for one, frames in plan.codec:
-            one.decoding -= frames
-            one.decoded += frames
-            one.undelivered += frames
-            if engine.scheduler.is_due(one, now):
-                engine.scheduler.deliver(one, one.undelivered, now)
+            engine.scheduler.on_decoded(np.array([one.row]), np.array([frames]))
+            if engine.is_due(one, now):
+                engine.deliver(one, one.undelivered, now)
         draining = engine.streams[StreamStatus.DRAINING]
         for one in [one for one in draining if one.decoded == one.generated]:
             engine.finish(one, now)

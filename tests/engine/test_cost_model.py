@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +18,13 @@ def test_the_cost_model_learns_a_slower_machine_and_ignores_a_stall() -> None:
     engine = running(*(playing(1.0) for _ in range(40)), num_slots=5000)
     before, plan = engine.load.capacity(), engine.plan(10.0)
     expected = GPU.seconds(*plan.sizes())
-    engine.load.observe(plan, expected * 50)
+    engine.load.observe(plan.step, expected * 50)
     assert engine.load.capacity() > before * 0.95
     for _ in range(400):
-        engine.load.observe(plan, expected * 1.5)
+        engine.load.observe(plan.step, expected * 1.5)
     assert engine.cost.seconds(*plan.sizes()) == pytest.approx(expected * 1.5, rel=0.01)
     for _ in range(400):
-        engine.load.observe(plan, expected)
+        engine.load.observe(plan.step, expected)
     assert engine.cost.seconds(*plan.sizes()) == pytest.approx(expected, rel=0.01)
 
 
@@ -47,8 +48,8 @@ def test_corrections_stay_within_their_bounds(steps: list[tuple[int, int, int, f
 def test_prompts_and_codec_calls_reduce_the_capacity() -> None:
     engine = build(num_slots=5000)
     before = engine.load.capacity()
-    streams = tuple(playing(1.0) for _ in range(512))
-    plan = StepPlan(((streams[0], 500),), streams, tuple((one, 1 + i % 2) for i, one in enumerate(streams)))
+    slots = np.arange(512)
+    plan = StepPlan(((playing(1.0), 500),), slots, slots, 1 + slots % 2)
     for _ in range(int(3 / LEARNING_RATE)):
         engine.load.observe(plan, engine.cost.seconds(*plan.sizes()))
     assert engine.load.capacity() < before * 0.9
@@ -62,8 +63,8 @@ def test_a_cpu_has_less_capacity_than_calibrated_until_two_seconds_are_measured(
     assert engine.load.capacity() < calibrated
     seconds = engine.cost.seconds(*plan.sizes())
     for _ in range(int(1.5 / seconds)):
-        engine.load.observe(plan, seconds)
+        engine.load.observe(plan.step, seconds)
     assert engine.load.capacity() < calibrated  # one second may have been lucky
     for _ in range(int(1.5 / seconds)):
-        engine.load.observe(plan, seconds)
+        engine.load.observe(plan.step, seconds)
     assert engine.load.capacity() == calibrated

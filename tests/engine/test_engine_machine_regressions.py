@@ -100,8 +100,11 @@ def test_withheld_audio_does_not_keep_the_memory_of_a_whole_step(
     engine = started(EngineConfig(max_streams=1))
     stream = engine.submit(request(whole_file=not cancelled, first_chunk=16))
     step = np.full((256, engine.model.vocoder.samples_per_frame), 0.5, np.float32)
+    while stream.allocation is None:
+        engine.advance(1)
     with engine.lock:
-        engine._manager.on_audio(stream, step[7], 1, engine.now)
+        stream.undelivered = 1
+        engine._manager.on_audio(np.array([stream.row]), step[7:8], engine.now)
         assert stream.assembler.size == len(step[7])
     if cancelled:
         stream.cancel()

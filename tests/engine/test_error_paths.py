@@ -19,6 +19,7 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Stream
 from polyvox.engine.pending import PendingAudio
+from polyvox.engine.stream_arrays import Ints
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request
@@ -204,13 +205,12 @@ def test_trimming_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     decode = engine._runner.decode
 
-    def silent_at_first(work: Any) -> PendingAudio:
+    def silent_at_first(slots: Ints, firsts: Ints, counts: Ints) -> PendingAudio:
         """Replaces the audio by silence for a frame and three windows, then a tone."""
-        made = decode(work)
+        made = decode(slots, firsts, counts)
         for group in made.groups:
             for i, samples in zip(group.indices, group.samples.get(), strict=True):
-                _, first, frames = work[i]
-                at = np.arange(first * 1920, (first + frames) * 1920)
+                at = np.arange(firsts[i] * 1920, (firsts[i] + counts[i]) * 1920)
                 samples[:] = np.where(at < 1920 + 3 * 480, 0, 0.3)
         return made
 

@@ -14,6 +14,7 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.errors import Overloaded, StreamFailed
+from polyvox.kernels.flags import FRAME_ENDED
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request, Sampling
 from polyvox.models.talker_generator import TalkerGeneratorState
@@ -61,8 +62,8 @@ def test_a_draining_stream_does_not_wait_for_text(speech: Qwen3TTSModel) -> None
         stream = engine.submit(request("the other assist", live=True, guard=False, frames=30))
         with engine.lock:
             assert stream._ready.wait_for(lambda: has_delivered_all(stream), TIMEOUT)
-            engine.streams.transition(stream, StreamStatus.DRAINING, engine.clock())
-            engine._manager.apply_changes(engine.clock())
+            engine._manager.on_frame_results(np.array([stream.row]), np.array([FRAME_ENDED]), engine.clock())
+            assert stream.status is StreamStatus.DRAINING
             assert stream.text_deadline == inf
     finally:
         engine.close()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from engine.schedulers import GPU, LIMITS, build, new_stream, playing, running
 from polyvox.engine.cost_model import CostModel
-from polyvox.engine.stream_state import StepPlan, StreamState
+from polyvox.engine.stream_state import StreamState
+from polyvox.engine.stream_status import StreamStatus
 
 # Order
 
@@ -16,14 +17,19 @@ from polyvox.engine.stream_state import StepPlan, StreamState
 def test_starting_streams_go_first_then_the_nearest_deadline_then_files() -> None:
     new, newer = new_stream(arrived_at=1.0), new_stream(arrived_at=2.0)
     near, far, file = playing(0.1), playing(2.0), new_stream(arrived_at=0.0, live=False)
-    plan = running(file, far, newer, near, new).plan(10.0)
-    assert plan.frame == (new, newer, near, far, file)
+    order = [new, newer, near, far, file]
+    for count in range(1, 6):
+        engine = running(file, far, newer, near, new, max_batch=count)
+        assert set(engine.plan(10.0).frame) == set(order[:count])
+        for stream in order:
+            engine.finish(stream, 10.0)
+            stream.status, stream.ended = StreamStatus.RUNNING, False
 
 
 def test_a_full_batch_takes_the_streams_with_the_nearest_deadlines() -> None:
     streams = [playing(lead) for lead in (1.5, 0.2, 0.9, 0.3, 2.5)]
     plan = running(*streams, max_batch=2).plan(10.0)
-    assert plan.frame == (streams[1], streams[3])
+    assert set(plan.frame) == {streams[1], streams[3]}
 
 
 def test_a_complete_prompt_generates_its_first_frame_in_the_same_step() -> None:
@@ -37,9 +43,10 @@ def test_a_prompt_longer_than_a_step_takes_several_steps() -> None:
     new = new_stream(prompt_rows=1000)
     engine = running(new)
     plan = engine.plan(0.0)
-    assert plan == StepPlan(prefill=((new, 512),))
-    engine.scheduler.start(plan, 0.0)
-    assert engine.plan(0.1) == StepPlan(prefill=((new, 487),), frame=(new,))
+    assert (plan.prefill, plan.frame) == (((new, 512),), ())
+    engine.start(plan, 0.0)
+    plan = engine.plan(0.1)
+    assert (plan.prefill, plan.frame) == (((new, 487),), (new,))
 
 
 def test_a_stream_past_its_deadline_is_in_the_next_step_whatever_the_cost_model_predicts() -> None:
@@ -76,7 +83,7 @@ def test_streams_beyond_the_lead_cap_pause_while_another_starts_on_a_slow_machin
     new, far = new_stream(), [playing(10.0) for _ in range(5)]
     engine = running(new, *far, cost=slow)
     chosen = engine.plan(10.0).frame
-    assert chosen[0] is new
+    assert new in chosen
     assert len(chosen) < 6
     new.first_audio_at, new.deadline = 9.0, 13.0
     assert len(engine.plan(10.0).frame) == 6
@@ -91,13 +98,11 @@ def test_one_stream_on_an_idle_engine_is_in_every_step_until_its_end() -> None:
         assert plan.frame == ((one,) if one.started < 300 else ())
         now, steps = now + 0.01, steps + 1
         one.generated = one.started
-        engine.scheduler.start(plan, now)
+        engine.start(plan, now)
         if one.generated == 300 and not one.ended:
             engine.drain(one)
         for _, frames in plan.codec:
-            one.decoding -= frames
-            one.decoded += frames
-            engine.scheduler.deliver(one, frames, now)
+            engine.decode(one, frames, now)
     assert steps < 310
     assert one.underruns == 0
 
@@ -119,8 +124,8 @@ def test_files_do_not_delay_live_streams(leads: list[float], files: int, waiting
     plan = running(*others, *live, max_batch=16).plan(10.0)
     plan_alone = running(*alone, max_batch=16).plan(10.0)
 
-    def below_cap(streams: list[StreamState], frame: tuple[StreamState, ...]) -> list[int]:
-        return [streams.index(one) for one in frame if one.live and one.lead(10.0) < LIMITS.lead_cap]
+    def below_cap(streams: list[StreamState], frame: tuple[StreamState, ...]) -> set[int]:
+        return {streams.index(one) for one in frame if one.live and one.lead(10.0) < LIMITS.lead_cap}
 
     assert below_cap(live, plan.frame) == below_cap(alone, plan_alone.frame)
     assert {live.index(one) for one, _ in plan.codec if one.live} == {alone.index(one) for one, _ in plan_alone.codec}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.schedulers import new_stream
-from polyvox.engine.slots import SlotLedger
+from polyvox.engine.slots import SlotAllocation, SlotLedger
 from polyvox.engine.stream_state import StreamState
 from polyvox.engine.stream_status import ENDED, HOLDS_SLOT, TRANSITIONS, ForbiddenTransition, StreamStatus
 from polyvox.engine.stream_table import StreamTable
@@ -34,8 +34,8 @@ def test_a_stream_with_a_slot_is_finished_only_after_its_release() -> None:
 @given(st.lists(STATUSES, max_size=30))
 def test_only_allowed_transitions_succeed_and_the_table_follows_them(targets: list[StreamStatus]) -> None:
     spans: list[tuple[StreamStatus, float]] = []
-    table: StreamTable[StreamState] = StreamTable(lambda _, status, now: spans.append((status, now)))
-    stream = new_stream(status=StreamStatus.AWAITING_TEXT)
+    table: StreamTable[StreamState] = StreamTable(1, lambda _, status, now: spans.append((status, now)))
+    stream = new_stream(status=StreamStatus.AWAITING_TEXT, allocation=SlotAllocation(0, []))
     table.add(stream)
     for i, target in enumerate(targets):
         before, now = stream.status, float(i)

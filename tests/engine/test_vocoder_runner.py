@@ -123,7 +123,7 @@ def test_delay_and_tail_are_exact_in_any_chunking(
                     ring[slot, frame % RING_FRAMES] = codes[slot][frame]
                 work.append((slot, done[slot], size))
                 done[slot] += size
-        for (slot, _, _), samples in zip(work, runner.decode(work).get(), strict=True):
+        for (slot, _, _), samples in zip(work, runner.decode(*np.array(work).T).get(), strict=True):
             assert samples is not None
             found[slot].append(samples)
     for slot, parts in enumerate(found):
@@ -264,7 +264,7 @@ def test_the_scratch_slot_of_the_vocoder_keeps_its_position_at_the_start(loaded:
     runner.vocoder.graphs._state = state
     with torch.inference_mode():
         for first in range(0, 40, 4):
-            runner.decode([(slot, first, 4) for slot in range(3)])  # padded to four
+            runner.decode(np.arange(3), np.full(3, first), np.full(3, 4))  # padded to four
     assert state.layers["position"].tolist() == [40, 40, 40, 4]
 
 

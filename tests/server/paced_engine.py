@@ -82,7 +82,7 @@ class PacedEngine:
             FRAME_SECONDS, slots, pages, 16, 64, queue, max_queue_seconds, max_prefill_rows=512, max_batch=slots
         )
         self.work = threading.Condition()  # guards all that follows
-        self._table: StreamTable[StreamState] = StreamTable()
+        self._table: StreamTable[StreamState] = StreamTable(limits.num_slots)
         self._load = LoadModel(limits, replace(COST), self._table)
         self._scheduler = Scheduler(self._load, self._table)
         self._admission = Admission(self._load, self._table, SlotLedger(slots, pages))
@@ -176,14 +176,13 @@ class PacedEngine:
 
     def _deliver(self, plan: StepPlan[StreamState], now: float) -> None:
         self._scheduler.start(plan, now)
-        for state in plan.frame:
+        for state in self._table.at(plan.frame):
             state.generated += 1
             if state.generated >= self._streams[state].frames and not state.ended:
                 self._table.transition(state, StreamStatus.DRAINING, now)
-        for state, frames in plan.codec:
-            state.decoding -= frames
-            state.decoded += frames
-            self._scheduler.deliver(state, frames, now)
+        self._scheduler.on_decoded(plan.codec, plan.codec_frames)
+        self._scheduler.deliver(plan.codec, plan.codec_frames, now)
+        for state, frames in zip(self._table.at(plan.codec), plan.codec_frames.tolist(), strict=True):
             samples = np.full(frames * FRAME_SAMPLES, 0.5, np.float32)
             if state.ended and state.decoded == state.generated:
                 self._end(state, "stop", samples, now)

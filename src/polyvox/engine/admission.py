@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Generic
 
+import numpy as np
+
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import STALL_FACTOR
 from polyvox.engine.slots import SlotLedger
+from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import S, StreamState
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
@@ -301,7 +304,7 @@ class Admission(Generic[S]):
             running = self.load.snapshot(now).num_live - self.utterances.num_overlapping
             running += sum(utterance.live for utterance in between)
         else:
-            running = sum(not stream.live for stream in active)
+            running = len(self._file_slots())
         return min(self._max_utterances(live, late) - running, limits.num_slots - len(active) - len(between))
 
     def _can_admit(self, stream: S, num_pages: int, has_slack: bool, now: float) -> bool:
@@ -319,12 +322,16 @@ class Admission(Generic[S]):
         if stream.live and not has_slack and self.load.snapshot(now).num_live:
             return False
         if not stream.live:
-            files = [one.allocation for one in active if not one.live]
+            files = [one.allocation for one in self.streams.at(self._file_slots())]
             file_pages = sum(len(allocation.pages) for allocation in files if allocation is not None)
             if files and file_pages + num_pages > FILE_SHARE * limits.num_pages:
                 return False
         late = now - stream.arrived_at >= limits.max_queue_seconds
         return self._free_slots(stream.live, now, late) > 0
+
+    def _file_slots(self) -> Ints:
+        arrays = self.streams.used()
+        return np.flatnonzero(arrays.active & ~arrays.live)
 
     def _has_slack(self, now: float) -> bool:
         """Whether all streams would meet their next deadlines if a step stalled or a frame's time were lost."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+import numpy as np
 import torch
 
 from polyvox import progress
@@ -32,11 +33,10 @@ def calibrate(runner: ModelRunner) -> CostModel:
     positions = itertools.count(PAGE + 1)
 
     def frame(streams: int) -> None:
-        position = next(positions)
-        runner.frame([(slot, position) for slot in range(streams)])
+        runner.frame(np.arange(streams), np.full(streams, next(positions)))
 
     def decode(streams: int) -> None:
-        runner.decode([(slot, 0, chunk) for slot in range(streams)])
+        runner.decode(np.arange(streams), np.zeros(streams, np.int64), np.full(streams, chunk))
 
     def prefill(streams: int) -> None:
         runner.prefill([(slot, 0, prompt) for slot in range(streams)])

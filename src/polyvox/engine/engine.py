@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import inf
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,8 +32,8 @@ from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
 from polyvox.engine.step_histogram import StepHistogram
 from polyvox.engine.stream import LocalStream, StopRequest
-from polyvox.engine.stream_manager import NOT_FINITE, StreamManager
-from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES, SchedulerLimits, StepPlan
+from polyvox.engine.stream_manager import StreamManager
+from polyvox.engine.stream_state import CHUNK_SIZES, NO_SLOTS, RING_FRAMES, SchedulerLimits, StepPlan
 from polyvox.engine.stream_status import STATS_PREFIX, StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
@@ -146,8 +147,8 @@ class LocalEngine:
                 "slots_free": len(self.ledger.free_slots),
                 "pages": self.config.pages,
                 "pages_free": len(self.ledger.free_pages),
-                "lead_min": leads[0] if leads else inf,
-                "lead_p10": leads[len(leads) // 10] if leads else inf,
+                "lead_min": float(leads[0]) if len(leads) else inf,
+                "lead_p10": float(leads[len(leads) // 10]) if len(leads) else inf,
                 **{f"{STATS_PREFIX}{status}": float(count) for status, count in self.streams.counts().items()},
                 **self._manager.counts(),
                 **self._totals,
@@ -226,7 +227,9 @@ class LocalEngine:
         log.info("memory usage:\n%s", usage_table(self._runner.memory()))
         self.ledger = SlotLedger(self.config.max_streams, self.config.pages)
         self._runner.poison(self.ledger.free_slots, self.ledger.free_pages)
-        self.streams: StreamTable[LocalStream] = StreamTable(self._trace.status if self._trace else None)
+        self.streams: StreamTable[LocalStream] = StreamTable(
+            self.config.max_streams, self._trace.status if self._trace else None
+        )
         slowdown = Slowdown(CPU_SLOWDOWN if self.model.generator.device.type == "cpu" else 1.0)
         self.load = LoadModel(self._limits(cost), cost, self.streams, slowdown=slowdown)
         self.scheduler = Scheduler(self.load, self.streams)
@@ -317,7 +320,7 @@ class LocalEngine:
                 step = self._in_flight[0]
                 if step.audio is not None:  # readers need not wait for the frame step beside it
                     self._deliver_audio(step.plan, step.audio.get())
-                flags = step.flags.get().tolist() if step.flags else []
+                flags = step.flags.get().astype(np.int64) if step.flags else NO_SLOTS
                 now = self.clock()
                 completed.append(CompletedStep(step.plan, flags, now - self._last_completed_at))
                 self._last_completed_at = now
@@ -338,15 +341,19 @@ class LocalEngine:
         """Starts a step on the device."""
         started_at, runner = self.clock(), self._runner
         audio = flags = None
-        chunks = [(s.slot, s.decoded + s.decoding, frames) for s, frames in plan.codec]
-        if chunks and not runner.decode_blocks:
-            audio = runner.decode(chunks)
-        if plan.prefill:
-            runner.prefill([(s.slot, s.prefilled, s.prompt[s.prefilled :][:rows]) for s, rows in plan.prefill])
-        if plan.frame:
-            flags = runner.frame([(s.slot, s.prompt_rows + s.started) for s in plan.frame])
-        if chunks and runner.decode_blocks:  # the generator's GPU computes meanwhile
-            audio = runner.decode(chunks)
+        with self.lock:
+            arrays = self.streams.arrays
+            first_frames = arrays.decoded[plan.codec] + arrays.decoding[plan.codec]
+            contexts = arrays.prompt_rows[plan.frame] + arrays.started[plan.frame]
+            prompts = [(s.slot, s.prefilled, s.prompt[s.prefilled :][:rows]) for s, rows in plan.prefill]
+        if len(plan.codec) and not runner.decode_blocks:
+            audio = runner.decode(plan.codec, first_frames, plan.codec_frames)
+        if prompts:
+            runner.prefill(prompts)
+        if len(plan.frame):
+            flags = runner.frame(plan.frame, contexts)
+        if len(plan.codec) and runner.decode_blocks:  # the generator's GPU computes meanwhile
+            audio = runner.decode(plan.codec, first_frames, plan.codec_frames)
         with self.lock:
             self._num_started += 1
             self._in_flight.append(InFlightStep(self._num_started, plan, flags, audio))
@@ -354,25 +361,14 @@ class LocalEngine:
             for stream, _ in plan.prefill:
                 if not stream.prompt_left:
                     stream.prepared = None
-            for stream in plan.frame:
-                stream.last_step = self._num_started
-            for stream, _ in plan.codec:
-                stream.last_step = self._num_started
+            arrays.last_step[plan.frame] = arrays.last_step[plan.codec] = self._num_started
 
     def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Audio | None]) -> None:
         """Hands the samples of a step to its streams and their readers."""
         with self.lock:
-            now = self.clock()
-            for (stream, frames), samples in zip(plan.codec, audio, strict=True):
-                stream.decoding -= frames
-                stream.decoded += frames
-                if stream.result is not None:
-                    continue
-                if samples is None:
-                    self._manager.end(stream, "error", NOT_FINITE)
-                else:
-                    self._manager.on_audio(stream, samples, frames, now)
-            self._manager.end_drained(stream for stream, _ in plan.codec)  # final chunk and result in one notification
+            self.scheduler.on_decoded(plan.codec, plan.codec_frames)
+            self._manager.on_audio(plan.codec, audio, self.clock())
+            self._manager.end_drained(plan.codec)  # final chunk and result in one notification
         self._notify_readers()
 
     def _deliver(self, completed: list[CompletedStep]) -> None:
@@ -380,8 +376,7 @@ class LocalEngine:
         with self.lock:
             now = self.clock()
             for step in completed:
-                for stream, flags in zip(step.plan.frame, step.flags, strict=True):
-                    self._manager.on_frame_result(stream, flags, now)
+                self._manager.on_frame_results(step.plan.frame, step.flags, now)
                 self._observe(step, now)
                 self._manager.end_drained(step.plan.frame)
             self._manager.release_finished()
@@ -407,14 +402,19 @@ class LocalEngine:
 
     def _fail(self, plan: StepPlan[LocalStream], error: str) -> None:
         with self.lock:
-            failed = [*plan.streams, *self._streams_in_flight()]
+            prompts = [stream for stream, _ in plan.prefill]
+            failed = [*prompts, *self._streams_of(plan), *self._streams_in_flight()]
             self._in_flight.clear()
             self._manager.completed_steps = self._num_started
             for stream in failed:
                 self._manager.end(stream, "error", error)
 
+    def _streams_of(self, plan: StepPlan[LocalStream]) -> list[LocalStream]:
+        """Streams of which the step uses the slot until it completes."""
+        return self.streams.at(np.union1d(plan.frame, plan.codec))
+
     def _streams_in_flight(self) -> list[LocalStream]:
-        return [s for step in self._in_flight for s in (*step.plan.frame, *(stream for stream, _ in step.plan.codec))]
+        return [stream for step in self._in_flight for stream in self._streams_of(step.plan)]
 
     def _end_all(self) -> None:
         if not self._started.is_set():
@@ -444,4 +444,5 @@ class LocalEngine:
         self._totals["prompt_rows"] += rows
         self._last_step = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": step.seconds}
         if self._trace:
-            self._trace.step(self._last_step, now, len(self.streams[StreamStatus.QUEUED]), self.load.leads(now))
+            leads = self.load.leads(now).tolist()
+            self._trace.step(self._last_step, now, len(self.streams[StreamStatus.QUEUED]), leads)

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from polyvox.engine.cpu_threads import SMALL_MODEL, threads_for
 from polyvox.engine.graphs import GeneratorGraphs
 from polyvox.engine.kv_cache import KVCache
 from polyvox.engine.pending import Pending
+from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import RING_FRAMES
 from polyvox.models.protocol import Generator, PrefillMetadata, PreparedRequest
 
@@ -63,7 +65,7 @@ class GeneratorRunner:
         slots = [slot for slot, _, rows in work for _ in range(len(rows))]
         positions = [start + i for _, start, rows in work for i in range(len(rows))]
         if self.graphs is not None:
-            self.graphs.prefill([rows for _, _, rows in work], slots, positions)
+            self.graphs.prefill([rows for _, _, rows in work], np.array(slots), np.array(positions))
             return
         metadata = PrefillMetadata(
             self._indices([slot for slot, _, _ in work]),
@@ -76,14 +78,13 @@ class GeneratorRunner:
             at = self._indices(slots), self._indices(positions)
             self.state.prefill(torch.cat([rows for _, _, rows in work]), *at, self.cache, max_context, metadata)
 
-    def frame(self, work: list[tuple[int, int]]) -> Pending:
-        """Generates one frame of each (slot, context), context being its prompt rows and frames so far; its flags."""
-        slots = [slot for slot, _ in work]
+    def frame(self, slots: Ints, contexts: Ints) -> Pending:
+        """Generates one frame of each slot, contexts being their prompt rows and frames so far; the flags."""
         if self.graphs is not None:
             return Pending(self.graphs.frame(slots))
-        max_context = max(context for _, context in work)
         with threads_for(self.generator.device, self._small, 0):
-            return Pending(self.state.frame(self._indices(slots), self.cache, max_context))
+            indices = torch.from_numpy(slots).to(self.generator.device)
+            return Pending(self.state.frame(indices, self.cache, int(contexts.max())))
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.generator.device)

@@ -8,10 +8,12 @@ same sizes without capture, which is how they are tested.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyvox import progress
+from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import CHUNK_SIZES
 from polyvox.kernels.quantize import quantize
 from polyvox.models.protocol import Generator, GeneratorState, PagedCache, Vocoder, VocoderState
@@ -47,11 +49,12 @@ class GraphedCall:
             self._out = self._call(*self.inputs)
         self._graph = graph
 
-    def __call__(self, *values: Tensor | Sequence[int]) -> Tensor | None:
+    def __call__(self, *values: Tensor | Ints) -> Tensor | None:
         """Copies values to the first rows of the inputs, and runs."""
         for target, value in zip(self.inputs, values, strict=True):
             if not isinstance(value, Tensor):
-                value = torch.tensor(value, dtype=target.dtype, pin_memory=target.is_cuda)
+                value = torch.from_numpy(value)
+                value = value.pin_memory() if target.is_cuda else value
             target[: len(value)].copy_(value, non_blocking=True)
         if self._graph is None:
             return self._call(*self.inputs)
@@ -98,14 +101,13 @@ class GeneratorGraphs:
         """All calls in the order in which they are captured."""
         return _largest_first([self._prefills, self._frames])
 
-    def prefill(self, rows: list[Tensor], slots: list[int], positions: list[int]) -> None:
+    def prefill(self, rows: list[Tensor], slots: Ints, positions: Ints) -> None:
         size = _next_size(self._prefills, len(slots))
-        padding = size - len(slots)
-        self._prefills[size](torch.cat(rows), slots + [self._scratch] * padding, positions + [0] * padding)
+        self._prefills[size](torch.cat(rows), _padded(slots, size, self._scratch), _padded(positions, size, 0))
 
-    def frame(self, slots: list[int]) -> Tensor:
+    def frame(self, slots: Ints) -> Tensor:
         size = _next_size(self._frames, len(slots))
-        flags = self._frames[size](slots + [self._scratch] * (size - len(slots)))
+        flags = self._frames[size](_padded(slots, size, self._scratch))
         assert flags is not None
         return flags[: len(slots)]
 
@@ -162,13 +164,12 @@ class VocoderGraphs:
         """All calls in the order in which they are captured."""
         return _largest_first(list(self._calls.values()))
 
-    def decode(self, slots: list[int], frames: int, source: list[int] | Tensor) -> Tensor:
+    def decode(self, slots: Ints, frames: int, source: Ints | Tensor) -> Tensor:
         """source: the first frame of each slot in the ring, or codes [B, frames, num_codebooks]."""
         size = _next_size(self._calls[frames], len(slots))
-        padding = size - len(slots)
-        if isinstance(source, list):
-            source = source + [0] * padding
-        samples = self._calls[frames][size](slots + [self._scratch] * padding, source)
+        if not isinstance(source, Tensor):
+            source = _padded(source, size, 0)
+        samples = self._calls[frames][size](_padded(slots, size, self._scratch), source)
         assert samples is not None
         return samples[: len(slots)]
 
@@ -217,6 +218,10 @@ def capture_graphs(parts: Sequence[tuple[list[GraphedCall], torch.cuda.Stream]])
 def _largest_first(families: list[GraphedSizes]) -> list[GraphedCall]:
     """The largest call of each family first, so that the smaller ones reuse its memory."""
     return [family[size] for family in families for size in sorted(family, reverse=True)]
+
+
+def _padded(values: Ints, size: int, padding: int) -> Ints:
+    return np.concatenate([values, np.full(size - len(values), padding)])
 
 
 def _next_size(family: GraphedSizes, count: int) -> int:

@@ -3,6 +3,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_state import StepPlan
@@ -23,5 +26,5 @@ class CompletedStep:
     """A step whose audio was delivered and whose flags are known."""
 
     plan: StepPlan[LocalStream]
-    flags: list[int]
+    flags: NDArray[np.int64]  # of plan.frame
     seconds: float

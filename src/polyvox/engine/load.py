@@ -7,7 +7,10 @@ from heapq import nlargest
 from math import inf
 from typing import Generic
 
+import numpy as np
+
 from polyvox.engine.cost_model import LEARNING_RATE, CostModel
+from polyvox.engine.stream_arrays import Floats
 from polyvox.engine.stream_state import DEFAULT_FIRST_CHUNK, S, SchedulerLimits, StepPlan
 from polyvox.engine.stream_table import StreamTable
 
@@ -53,14 +56,14 @@ class LoadSnapshot:
 
     taken_at: float
     num_live: int  # live streams that need frames
-    leads: list[float]  # of playing streams that need frames, the shortest first
+    leads: Floats  # of playing streams that need frames
     _slack: tuple[float, float] | None = None  # the last answer: seconds per frame, slack
 
     def slack(self, seconds_per_frame: float) -> float:
         """Seconds that could be lost while every stream still meets its next deadline, the nearest first."""
         if self._slack is None or self._slack[0] != seconds_per_frame:
-            slack = min((lead - seconds_per_frame * rank for rank, lead in enumerate(self.leads, 1)), default=inf)
-            self._slack = seconds_per_frame, slack
+            slack = np.sort(self.leads) - seconds_per_frame * np.arange(1, len(self.leads) + 1)
+            self._slack = seconds_per_frame, float(slack.min(initial=inf))
         return self._slack[1]
 
 
@@ -123,16 +126,18 @@ class LoadModel(Generic[S]):
         step = fixed + each * self.snapshot(now).num_live
         return 1 if STEPS_BETWEEN_CHUNKS * step <= self.limits.frame_seconds else DEFAULT_FIRST_CHUNK
 
-    def leads(self, now: float) -> list[float]:
+    def leads(self, now: float) -> Floats:
         """Leads of all live streams that are playing, the shortest first."""
-        return sorted(s.lead(now) for s in self.streams.active if s.live and s.first_audio_at < inf)
+        arrays = self.streams.used()
+        return np.sort(arrays.lead(now)[arrays.active & arrays.live & (arrays.first_audio_at < inf)])
 
     def snapshot(self, now: float) -> LoadSnapshot:
         """The last snapshot, or a new one after SNAPSHOT_TTL: a burst of requests must not visit all streams each."""
         if self._snapshot is None or not 0 <= now - self._snapshot.taken_at < SNAPSHOT_TTL:
-            needy = [stream for stream in self.streams.active if stream.needs_frames]
-            leads = sorted(lead for stream in needy if (lead := stream.urgency(now)) > -inf)
-            self._snapshot = LoadSnapshot(now, sum(stream.live for stream in needy), leads)
+            arrays = self.streams.used()
+            needy, urgency = arrays.active & arrays.needs_frames(), arrays.urgency(now)
+            num_live = int(np.count_nonzero(needy & arrays.live))
+            self._snapshot = LoadSnapshot(now, num_live, urgency[needy & (urgency > -inf)])
         return self._snapshot
 
     def set_snapshot(self, snapshot: LoadSnapshot) -> None:

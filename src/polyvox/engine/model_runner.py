@@ -15,6 +15,7 @@ from polyvox.engine.graphs import capture_graphs
 from polyvox.engine.memory import MemoryUsage, device_usage, fit_max_streams, generator_stream_bytes
 from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.slots import SlotAllocation
+from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.models.protocol import PreparedRequest, SpeechModel
 
@@ -84,13 +85,13 @@ class ModelRunner:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
         self.generator.prefill(work)
 
-    def frame(self, work: list[tuple[int, int]]) -> Pending:
-        """Generates one frame of each (slot, context), context being its prompt rows and frames so far; its flags."""
-        return self.generator.frame(work)
+    def frame(self, slots: Ints, contexts: Ints) -> Pending:
+        """Generates one frame of each slot, contexts being their prompt rows and frames so far; the flags."""
+        return self.generator.frame(slots, contexts)
 
-    def decode(self, work: list[tuple[int, int, int]]) -> PendingAudio:
-        """Samples of each (slot, first frame, number of frames); the frame steps that made them have completed."""
-        return self.vocoder.decode(work)
+    def decode(self, slots: Ints, first: Ints, frames: Ints) -> PendingAudio:
+        """Samples of each slot: its first frame and number of frames; the frame steps that made them have completed."""
+        return self.vocoder.decode(slots, first, frames)
 
     def flush(self, slot: int, frames: int) -> Audio | None:
         """The vocoder's samples after the last frame of a stream with this many frames; None: not finite."""

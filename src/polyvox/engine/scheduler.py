@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans each step: arithmetic on plain values, no tensors, the clock an argument.
+"""Plans each step: arithmetic on arrays with a value per slot, no tensors, the clock an argument.
 
 A player consumes audio at a fixed rate, so a stream has a *lead*, the seconds of audio delivered beyond what was
 played, and a *deadline*, the moment the lead is used up. Every step goes to the streams with the nearest deadlines and
@@ -7,14 +7,15 @@ lasts no longer than the shortest lead allows. `admission.py` decides which stre
 `benchmarks/scheduling.py` simulates both.
 """
 
-from bisect import bisect_left
-from collections import Counter
 from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Generic
 
+import numpy as np
+
 from polyvox.engine.load import LoadModel, LoadSnapshot
-from polyvox.engine.stream_state import CHUNK_SIZES, S, StepPlan, StreamState
+from polyvox.engine.stream_arrays import Bools, Floats, Ints, StreamArrays
+from polyvox.engine.stream_state import CHUNK_SIZES, S, StepPlan
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.models.request import MAX_CHUNK_FRAMES
@@ -27,6 +28,8 @@ BUSY_STEP_SHARE = 0.25
 FULL_CALL_FACTOR = 3
 # Active streams from which on audio is withheld until it makes a chunk; with fewer the host has time for each frame.
 MIN_STREAMS_TO_WITHHOLD = 64
+# The largest chunk size of at most this many frames, by the number of frames.
+LARGEST_CHUNK = np.array([1, *(1 << frames.bit_length() - 1 for frames in range(1, MAX_CHUNK_FRAMES + 1))])
 
 
 @dataclass(slots=True)
@@ -39,140 +42,142 @@ class Scheduler(Generic[S]):
 
     def __post_init__(self) -> None:
         limits = self.load.limits
-        self.max_chunk = _chunk_size(min(max(1, limits.ring_frames // 2), limits.max_chunk))
+        self.max_chunk = int(_chunk_size(min(max(1, limits.ring_frames // 2), limits.max_chunk)))
 
     def plan(self, now: float) -> StepPlan[S]:
         """The next step; empty only if no stream can do anything."""
-        limits, cost = self.load.limits, self.load.cost
-        ready: list[tuple[float, float, int, S]] = []
-        chunks: list[tuple[float, int, S]] = []
-        prompts: list[S] = []
-        leads: list[float] = []
-        num_live = 0
-        for stream in self.streams.active:  # one pass: with a thousand streams the host's time is short
-            if (
-                stream.reader_gap
-                or stream.text_gap < inf
-                or stream.buffer_free < 1
-                or stream.started >= stream.text_frames
-            ):
-                self._update_gaps(stream, now)
-            urgency = stream.urgency(now)
-            available = stream.generated - stream.decoded - stream.decoding
-            if stream.needs_frames:
-                num_live += stream.live
-                if urgency > -inf:
-                    leads.append(urgency)
-            if stream.prompt_left > 0:
-                prompts.append(stream)
-            elif self._can_generate(stream):
-                ready.append((urgency, stream.arrived_at, stream.id, stream))
-            if available > 0 and stream.buffer_free >= 1 + stream.decoding:
-                chunks.append((urgency, stream.id, stream))
-        leads.sort()
+        limits, cost, arrays = self.load.limits, self.load.cost, self.streams.used()
+        if not len(arrays.active):
+            return StepPlan()
+        self._update_gaps(arrays, now)
+        starting, lead = arrays.is_starting(now), arrays.lead(now)
+        urgency = np.where(starting, -inf, lead)  # sort key, the smallest first: starting, by lead, then files
+        needs_frames = arrays.active & arrays.needs_frames()
+        num_live = _count(needs_frames & arrays.live)
+        leads = urgency[needs_frames & (urgency > -inf)]
         self.load.set_snapshot(LoadSnapshot(now, num_live, leads))
-        min_streams, budget = self._budget(leads[: bisect_left(leads, limits.lead_cap)], num_live)
-        num_urgent = sum(entry[0] < limits.urgent_lead for entry in ready)
-        busy = num_urgent > 0 or any(stream.live for stream in prompts)
-        sized = self._size_chunks(sorted(chunks), busy, now)
-        num_below_cap = sum(entry[0] < limits.lead_cap for entry in ready)
+        min_streams, budget = self._budget(leads[leads < limits.lead_cap], num_live)
+
+        has_prompt = arrays.prompt_left() > 0
+        prompts = np.flatnonzero(arrays.active & has_prompt)
+        ready = np.flatnonzero(arrays.active & ~has_prompt & self._can_generate(arrays))
+        num_urgent = _count(urgency[ready] < limits.urgent_lead)
+        num_below_cap = _count(urgency[ready] < limits.lead_cap)
+        busy = num_urgent > 0 or bool(arrays.live[prompts].any())
+        chunks, frames = self._size_chunks(arrays, urgency, self.chunk(arrays, starting, lead), busy)
         # Seconds that live streams leave to files.
         file_seconds = budget - cost.seconds(max(num_below_cap, min_streams), 0, 0) if num_below_cap else inf
         # All urgent streams generate a frame in any case, so all of their chunks are decoded: frames that pile up
         # undecoded are of no use, and decoding a few large chunks in turn lets the other streams run dry.
-        urgent = [frames for stream, frames in sized if stream.urgency(now) < limits.urgent_lead]
-        urgent_seconds = cost.seconds(0, 0, sum(urgent), len(set(urgent)))
+        urgent = frames[urgency[chunks] < limits.urgent_lead]
+        urgent_seconds = cost.seconds(0, 0, int(urgent.sum()), _num_sizes(urgent))
         codec_seconds = max(budget - cost.seconds(min_streams, 0, 0), urgent_seconds)
-        codec, spent = self._plan_codec(sized, codec_seconds, file_seconds)
+        chunks, frames = self._limit_codec(arrays, chunks, frames, urgency, codec_seconds, file_seconds)
+        spent = cost.seconds(0, 0, int(frames.sum()), _num_sizes(frames))
         free = budget - spent - cost.seconds(max(num_urgent, min_streams), 0, 0)
-        prefill = self._plan_prefill(prompts, budget, free, file_seconds - spent)
-        complete = [stream for stream, rows in prefill if rows == stream.prompt_left and stream.text_frames > 0]
-        ready += [(stream.urgency(now), stream.arrived_at, stream.id, stream) for stream in complete]
+        prefill = self._plan_prefill(arrays, prompts, budget, free, file_seconds - spent)
+        complete = [
+            stream.row for stream, rows in prefill if rows == stream.prompt_left and arrays.text_frames[stream.row] > 0
+        ]
+        ready = np.concatenate([ready, np.array(complete, np.int64)])
         spent += cost.fixed * cost.step + cost.seconds(0, sum(rows for _, rows in prefill), 0)
         count = max(num_urgent + len(complete), min_streams, self._streams_in(budget - spent))
         if busy:
-            num_below_cap += sum(stream.live for stream in complete)
+            num_below_cap += _count(arrays.live[complete])
             count = min(count, max(num_below_cap, self._streams_in(BUSY_STEP_SHARE * limits.frame_seconds - spent)))
-        frame = [entry[3] for entry in sorted(ready)[: min(count, limits.max_batch)]]
-        return StepPlan(tuple(prefill), tuple(frame), tuple(codec))
+        frame = _first(ready, min(count, limits.max_batch), urgency, arrays)
+        return StepPlan(tuple(prefill), frame, chunks, frames)
 
     def start(self, plan: StepPlan[S], now: float) -> None:
         """Records that a planned step was launched."""
+        arrays = self.streams.arrays
         for stream, rows in plan.prefill:
             stream.prefilled += rows
             if not stream.prompt_left:
                 self.streams.transition(stream, StreamStatus.RUNNING, now)
-        for stream in plan.frame:
-            stream.started += 1
-        for stream, frames in plan.codec:
-            stream.decoding += frames
+        arrays.started[plan.frame] += 1
+        arrays.decoding[plan.codec] += plan.codec_frames
 
-    def deliver(self, stream: S, frames: float, now: float) -> None:
-        """Moves the deadline: audio of this many frames, already counted in `decoded`, reached the reader's buffer."""
-        resumes = stream.decoded > stream.text_gap
-        if stream.first_audio_at == inf:
-            stream.first_audio_at, stream.deadline = now, max(now, stream.plays_at)
-        elif now > stream.deadline:
-            stream.deadline = now
-            stream.underruns += stream.live and not (stream.reader_gap or resumes)
-        stream.reader_gap = False
-        stream.text_gap = inf if resumes else stream.text_gap
-        stream.delivered_seconds += frames * self.load.limits.frame_seconds
-        stream.deadline += frames * self.load.limits.frame_seconds
-        stream.undelivered = 0
+    def on_decoded(self, slots: Ints, frames: Ints) -> None:
+        """Records that the codec calls of these slots have completed; their audio is not delivered yet."""
+        arrays = self.streams.arrays
+        arrays.decoding[slots] -= frames
+        arrays.decoded[slots] += frames
+        arrays.undelivered[slots] += frames
+
+    def deliver(self, slots: Ints, frames: Floats | Ints, now: float) -> None:
+        """Moves deadlines: audio of this many frames, already counted in `decoded`, reached the readers' buffers."""
+        arrays, seconds = self.streams.arrays, frames * self.load.limits.frame_seconds
+        deadline, text_gap = arrays.deadline[slots], arrays.text_gap[slots]
+        resumes = arrays.decoded[slots] > text_gap
+        first = arrays.first_audio_at[slots] == inf
+        late = ~first & (deadline < now)
+        arrays.underruns[slots] += late & arrays.live[slots] & ~(arrays.reader_gap[slots] | resumes)
+        arrays.first_audio_at[slots[first]] = now
+        starts_at = np.maximum(arrays.plays_at[slots], now)
+        arrays.deadline[slots] = np.where(first, starts_at, np.where(late, now, deadline)) + seconds
+        arrays.reader_gap[slots] = False
+        arrays.text_gap[slots] = np.where(resumes, inf, text_gap)
+        arrays.delivered_seconds[slots] += seconds
+        arrays.undelivered[slots] = 0
 
     def discard_rest(self, stream: S) -> None:
         """Drops the frames of a stopped stream that are not in a codec call yet."""
         stream.generated = stream.decoded + stream.decoding
         self.load.invalidate()
 
-    def is_due(self, stream: S, now: float) -> bool:
-        """Whether undelivered frames are delivered now; each chunk costs the host the same, however short it is."""
-        if stream.buffer_free < 1 or stream.undelivered >= self.max_chunk or stream.needs_text:
-            return True
-        starting = stream.is_starting(now)
-        if len(self.streams.active) < MIN_STREAMS_TO_WITHHOLD and not starting:
-            return True  # withheld audio would be missed if a step stalls
-        if starting:
-            return stream.undelivered >= stream.first_chunk
-        lead = stream.lead(now)
-        if lead < self.load.limits.urgent_lead:  # withholding more could cause an underrun with audio at hand
-            return stream.undelivered >= self.chunk(stream, now)
-        return 2 * stream.undelivered * self.load.limits.frame_seconds >= lead
+    def is_due(self, now: float) -> Bools:
+        """Of each slot in use: undelivered frames are delivered now. A chunk costs the host the same whatever its size.
 
-    def chunk(self, stream: S, now: float) -> int:
-        """Frames of a stream's next chunk: half of its lead may pass while they are generated."""
-        if stream.is_starting(now):
-            return min(stream.first_chunk, self.max_chunk)
-        return _chunk_size(min(max(1.0, stream.lead(now) / 2 / self.load.limits.frame_seconds), self.max_chunk))
-
-    def _update_gaps(self, stream: S, now: float) -> None:
-        """Stops the playback clock of a stream that delivered all it can: text or reader is late, not the engine."""
-        needs_text = stream.needs_text
-        if stream.first_audio_at < inf and now < stream.deadline:
-            # Text or reader came back before the player's buffer was empty: later delays are the engine's own.
-            stream.text_gap = inf
-            stream.reader_gap = stream.reader_gap and stream.buffer_free < 1
-        if needs_text and stream.text_gap == inf:  # else the same gap continues: nothing was delivered since
-            stream.text_gap = stream.started
-        if stream.buffer_free < 1 and stream.generated > stream.decoded:
-            stream.reader_gap = True
-        elif not (needs_text and stream.decoded == stream.started):
-            return
-        if stream.first_audio_at < inf:
-            stream.deadline = max(stream.deadline, now)
-
-    def _can_generate(self, stream: StreamState) -> bool:
-        return (
-            not stream.ended
-            and stream.started < stream.max_frames
-            and stream.started < stream.text_frames
-            and stream.started - stream.decoded
-            < min(self.load.limits.ring_frames, stream.buffer_free + MAX_CHUNK_FRAMES)
+        With few streams nothing is withheld from a player that is playing: it would be missed if a step stalls.
+        """
+        limits, arrays = self.load.limits, self.streams.used()
+        starting, lead = arrays.is_starting(now), arrays.lead(now)
+        undelivered = arrays.undelivered
+        at_once = (arrays.buffer_free < 1) | (undelivered >= self.max_chunk) | arrays.needs_text()
+        if len(self.streams.active) < MIN_STREAMS_TO_WITHHOLD:
+            at_once |= ~starting
+        # Withholding more than a chunk close to a deadline could cause an underrun with audio at hand.
+        close = starting | (lead < limits.urgent_lead)
+        enough = np.where(
+            close, undelivered >= self.chunk(arrays, starting, lead), 2 * undelivered * limits.frame_seconds >= lead
         )
+        return at_once | enough
 
-    def _budget(self, leads: list[float], num_live: int) -> tuple[int, float]:
-        """The minimum number of streams of the step and the seconds that it may take, by the leads in order.
+    def chunk(self, arrays: StreamArrays, starting: Bools, lead: Floats) -> Ints:
+        """Frames of the next chunk of each row: half of its lead may pass while they are generated."""
+        half_lead = np.maximum(lead / (2 * self.load.limits.frame_seconds), 1.0)
+        first_chunk = np.minimum(arrays.first_chunk, self.max_chunk)
+        return np.where(starting, first_chunk, _chunk_size(np.minimum(half_lead, self.max_chunk)))
+
+    def _update_gaps(self, arrays: StreamArrays, now: float) -> None:
+        """Stops the playback clock of streams that delivered all they can: text or reader is late, not the engine."""
+        waits = arrays.reader_gap | (arrays.text_gap < inf) | (arrays.buffer_free < 1)
+        rows = np.flatnonzero(arrays.active & (waits | (arrays.started >= arrays.text_frames)))
+        if not len(rows):
+            return
+        deadline, text_gap, reader_gap = arrays.deadline[rows], arrays.text_gap[rows], arrays.reader_gap[rows]
+        started, decoded = arrays.started[rows], arrays.decoded[rows]
+        full, needs_text = arrays.buffer_free[rows] < 1, arrays.needs_text()[rows]
+        playing = arrays.first_audio_at[rows] < inf
+        # Text or reader came back before the player's buffer was empty: later delays are the engine's own.
+        in_time = playing & (deadline > now)
+        text_gap[in_time] = inf
+        reader_gap &= ~in_time | full
+        text_gap = np.where(needs_text & (text_gap == inf), started, text_gap)  # else the same gap continues
+        blocked = full & (arrays.generated[rows] > decoded)
+        stopped = playing & (blocked | (needs_text & (decoded == started)))
+        arrays.text_gap[rows], arrays.reader_gap[rows] = text_gap, reader_gap | blocked
+        arrays.deadline[rows] = np.where(stopped, np.maximum(deadline, now), deadline)
+
+    def _can_generate(self, arrays: StreamArrays) -> Bools:
+        room = np.minimum(self.load.limits.ring_frames, arrays.buffer_free + MAX_CHUNK_FRAMES)
+        started = arrays.started
+        wanted = (started < arrays.max_frames) & (started < arrays.text_frames) & ~arrays.ended
+        return wanted & (started - arrays.decoded < room)
+
+    def _budget(self, leads: Floats, num_live: int) -> tuple[int, float]:
+        """The minimum number of streams of the step and the seconds that it may take, by the leads below the cap.
 
         A stall must not use up the shortest lead, nor may a new stream wait longer than a frame. But short steps cost
         more per frame: there is a minimum batch at which all live streams keep up in the long run. Half of it is
@@ -185,24 +190,27 @@ class Scheduler(Generic[S]):
         spare = limits.frame_seconds * limits.headroom / num_live - each
         minimum = max(1, min(ceil(fixed / spare) if spare > 0 else num_live, num_live, limits.max_batch))
         stalled = STALL_FACTOR * (fixed + each * minimum)
-        if leads and leads[0] < stalled and fixed < each * minimum:
-            minimum = min(minimum, max(ceil(minimum / 2), bisect_left(leads, stalled)))
+        shortest = float(leads.min(initial=inf))
+        if shortest < stalled and fixed < each * minimum:
+            minimum = min(minimum, max(ceil(minimum / 2), _count(leads < stalled)))
         # Streams past their deadline are all served: a smaller step would delay every one of them further.
-        minimum = min(max(minimum, bisect_left(leads, 0.0)), limits.max_batch)
-        seconds = min(leads[0] / STALL_FACTOR if leads else inf, limits.frame_seconds)
-        return minimum, max(fixed + each * minimum, seconds)
+        minimum = min(max(minimum, _count(leads < 0.0)), limits.max_batch)
+        return minimum, max(fixed + each * minimum, min(shortest / STALL_FACTOR, limits.frame_seconds))
 
     def _streams_in(self, seconds: float) -> int:
         """Streams whose frames fit into this time."""
         each, max_batch = self.load.cost.growing * self.load.cost.stream, self.load.limits.max_batch
         return int(max(0.0, min(seconds / each, max_batch))) if each else max_batch
 
-    def _plan_prefill(self, prompts: list[S], budget: float, free: float, file_seconds: float) -> list[tuple[S, int]]:
+    def _plan_prefill(
+        self, arrays: StreamArrays, prompts: Ints, budget: float, free: float, file_seconds: float
+    ) -> list[tuple[S, int]]:
         """Prompt rows of this step: the time that no deadline needs; live prompts get at least the headroom's share."""
         limits, row = self.load.limits, max(self.load.cost.growing * self.load.cost.prefill_row, 1e-9)
         live_seconds = max(free, row, (1 - limits.headroom) * budget)
+        order = np.lexsort((arrays.id[prompts], arrays.arrived_at[prompts], ~arrays.live[prompts]))
         chosen, used = [], 0
-        for stream in sorted(prompts, key=lambda stream: (not stream.live, stream.arrived_at, stream.id)):
+        for stream in self.streams.at(prompts[order]):
             seconds = live_seconds if stream.live else min(live_seconds, file_seconds)
             left = min(seconds / row, limits.max_prefill_rows) - used
             if left < 1:
@@ -211,69 +219,115 @@ class Scheduler(Generic[S]):
             used += chosen[-1][1]
         return chosen
 
-    def _plan_codec(
-        self, chunks: list[tuple[S, int]], live_seconds: float, file_seconds: float
-    ) -> tuple[list[tuple[S, int]], float]:
-        """As many of the chunks as fit, and their cost in seconds; the first one whatever it costs."""
+    def _limit_codec(
+        self,
+        arrays: StreamArrays,
+        chunks: Ints,
+        frames: Ints,
+        urgency: Floats,
+        live_seconds: float,
+        file_seconds: float,
+    ) -> tuple[Ints, Ints]:
+        """As many of the chunks as fit into the time, the most urgent first; the first one whatever it costs."""
+        if not len(frames):
+            return chunks, frames
         cost, max_frames = self.load.cost, max(self.load.limits.max_batch, MAX_CHUNK_FRAMES)
         call, each = cost.fixed * cost.codec, cost.growing * cost.codec_frame
-        chosen: list[tuple[S, int]] = []
-        sizes: set[int] = set()
-        total = 0
-        for stream, wanted in chunks:
-            frames = wanted
-            seconds = live_seconds if stream.live else min(live_seconds, file_seconds)
-            while frames and (chosen or not (stream.live or file_seconds == inf)):
-                needed = call * (len(sizes) + (frames not in sizes)) + each * (total + frames)
-                if total + frames <= max_frames and needed <= seconds:
+        total = int(frames.sum())
+        if total <= max_frames and call * _num_sizes(frames) + each * total <= min(live_seconds, file_seconds):
+            return chunks, frames
+        order = np.lexsort((arrays.id[chunks], urgency[chunks]))
+        chunks, frames = chunks[order], frames[order]
+        live = arrays.live[chunks]
+        seconds = np.where(live, live_seconds, min(live_seconds, file_seconds))
+        totals, num_sizes = np.cumsum(frames), np.zeros(len(frames))
+        for size in CHUNK_SIZES:
+            num_sizes += np.maximum.accumulate(frames == size)
+        fits = (totals <= max_frames) & (call * num_sizes + each * totals <= seconds)
+        fits[0] |= live[0] or file_seconds == inf
+        num_whole = len(frames) if fits.all() else int(np.argmin(fits))
+        # The others in smaller chunks, until not even one frame fits.
+        chosen = frames[:num_whole].tolist()
+        sizes, total = set(chosen), sum(chosen)
+        for size, limit in zip(frames[num_whole:].tolist(), seconds[num_whole:].tolist(), strict=True):
+            while size:
+                needed = call * (len(sizes) + (size not in sizes)) + each * (total + size)
+                if total + size <= max_frames and needed <= limit:
                     break
-                frames //= 2
-            if not frames:
+                size //= 2
+            if not size:
                 break
-            chosen.append((stream, frames))
-            sizes.add(frames)
-            total += frames
-        return chosen, cost.seconds(0, 0, total, len(sizes))
+            chosen.append(size)
+            sizes.add(size)
+            total += size
+        return chunks[: len(chosen)], np.array(chosen, np.int64)
 
-    def _size_chunks(self, chunks: list[tuple[float, int, S]], busy: bool, now: float) -> list[tuple[S, int]]:
-        """Chunks worth decoding now. Every size is a codec call of its own, so a busy step has few of them."""
+    def _size_chunks(self, arrays: StreamArrays, urgency: Floats, chunk: Ints, busy: bool) -> tuple[Ints, Ints]:
+        """Chunks worth decoding now: slots and frames. chunk: the size of the next chunk of each row.
+
+        Every size is a codec call of its own, so a busy step has few of them.
+        """
         cost, urgent_lead = self.load.cost, self.load.limits.urgent_lead
+        frames = arrays.available()
+        rows = np.flatnonzero((frames > 0) & (arrays.buffer_free >= 1 + arrays.decoding) & arrays.active)
+        if not len(rows):
+            return rows, rows
+        urgency = urgency[rows]
+        available, free = frames[rows], arrays.buffer_free[rows] - arrays.decoding[rows]
+        ended, max_size = arrays.ended[rows], _chunk_size(np.minimum(free, self.max_chunk))
+        size = np.minimum(_chunk_size(available), max_size)
+        wanted = np.minimum(chunk[rows] - arrays.undelivered[rows], free)
+        complete = (available >= wanted) | ended | arrays.needs_text()[rows]
         # Frames that cost as much as a codec call itself.
         call_frames = cost.codec / cost.codec_frame if busy and cost.codec_frame else 0.0
-        candidates: list[tuple[float, S, int, bool]] = []
-        urgent: Counter[int] = Counter()  # frames by size
-        relaxed: Counter[int] = Counter()
-        for urgency, _, stream in chunks:
-            available = stream.generated - stream.decoded - stream.decoding
-            free = stream.buffer_free - stream.decoding
-            size = _chunk_size(min(available, free, self.max_chunk))
-            wanted = min(self.chunk(stream, now) - stream.undelivered, free)
-            complete = available >= wanted or stream.ended or stream.needs_text
-            candidates.append((urgency, stream, size, complete))
-            if urgency > -inf and complete:
-                (urgent if urgency < urgent_lead else relaxed)[size] += size
-        # With many streams, the smallest size in which all together fill one call well.
-        sizes = sorted(entry[2] for entry in candidates)
-        well_filled = (
-            s
-            for s in CHUNK_SIZES
-            if call_frames and s * (len(sizes) - bisect_left(sizes, s)) >= FULL_CALL_FACTOR * call_frames
+        if not call_frames:
+            return rows[complete], size[complete]
+        counted, urgent_rows = complete & (urgency > -inf), urgency < urgent_lead
+        urgent, relaxed = (_frames_by_size(size[counted & which]) for which in (urgent_rows, ~urgent_rows))
+        # A call that few relaxed frames would share waits for full chunks; the rest of an ended stream, whose slot is
+        # wanted, joins a call that runs anyway.
+        alone = ~urgent_rows & (relaxed[size] < call_frames) & (urgent[size] == 0)
+        running = np.array(
+            [max((s for s in CHUNK_SIZES if s <= n and urgent[s]), default=n) for n in range(len(urgent))]
         )
-        common_size = next(well_filled, inf)
-        chosen = []
-        for urgency, stream, size, complete in candidates:
-            if common_size <= size and urgency > -inf:
-                chosen.append((stream, int(common_size)))
-            elif complete:
-                if urgency >= urgent_lead and relaxed[size] < call_frames and not urgent[size]:
-                    if stream.ended:  # its slot is wanted: it joins a call that runs anyway
-                        size = max((other for other in CHUNK_SIZES if other <= size and urgent[other]), default=size)
-                    elif size < min(self.max_chunk, _chunk_size(stream.buffer_free - stream.decoding)):
-                        continue
-                chosen.append((stream, size))
-        return chosen
+        chosen = complete & ~(alone & ~ended & (size < max_size))
+        frames = np.where(alone & ended, running[size], size)
+        # With many streams, the smallest size in which all together fill one call well.
+        for common_size in CHUNK_SIZES:
+            if common_size * np.count_nonzero(size >= common_size) >= FULL_CALL_FACTOR * call_frames:
+                common = (size >= common_size) & (urgency > -inf)
+                chosen, frames = chosen | common, np.where(common, common_size, frames)
+                break
+        return rows[chosen], frames[chosen]
 
 
-def _chunk_size(frames: float) -> int:
+def _first(rows: Ints, count: int, urgency: Floats, arrays: StreamArrays) -> Ints:
+    """This many of the rows: those with the smallest urgency; of equal ones those that arrived first."""
+    if count >= len(rows):
+        return rows
+    if count <= 0:
+        return rows[:0]
+    keys = urgency[rows]
+    last = np.partition(keys, count - 1)[count - 1]
+    before, equal = rows[keys < last], rows[keys == last]
+    order = np.lexsort((arrays.id[equal], arrays.arrived_at[equal]))
+    return np.concatenate([before, equal[order[: count - len(before)]]])
+
+
+def _chunk_size(frames: Floats | Ints | float) -> Ints:
     """The largest chunk size of at most this many frames."""
-    return 1 << int(min(frames, MAX_CHUNK_FRAMES)).bit_length() - 1
+    sizes: Ints = LARGEST_CHUNK[np.minimum(frames, MAX_CHUNK_FRAMES).astype(np.int64)]
+    return sizes
+
+
+def _frames_by_size(sizes: Ints) -> Ints:
+    """The total frames of the chunks of each size."""
+    return np.bincount(sizes, minlength=MAX_CHUNK_FRAMES + 1) * np.arange(MAX_CHUNK_FRAMES + 1)
+
+
+def _num_sizes(sizes: Ints) -> int:
+    return _count(np.bincount(sizes) > 0)
+
+
+def _count(values: Bools) -> int:
+    return int(np.count_nonzero(values))

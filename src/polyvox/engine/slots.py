@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +16,7 @@ class SlotAllocation:
 
 @dataclass(slots=True)
 class SlotLedger:
-    """Free slots and free KV pages by id, handed out last in, first out.
+    """Free slots and free KV pages by id. The lowest slot is handed out first, pages last in, first out.
 
     Pages are numbered from 1: page 0 is the scratch page of the KV cache, which no stream owns. The ledger has no
     device state: the runner writes block tables for the allocations it is handed.
@@ -23,7 +24,7 @@ class SlotLedger:
 
     num_slots: int
     num_pages: int
-    free_slots: list[int] = field(init=False)
+    free_slots: list[int] = field(init=False)  # a heap: low slots keep the arrays of a step short
     free_pages: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -35,7 +36,7 @@ class SlotLedger:
         if not self.free_slots or num_pages > len(self.free_pages):
             raise IndexError(f"{len(self.free_slots)} slots and {len(self.free_pages)} pages are free")
         pages = [self.free_pages.pop() for _ in range(num_pages)]
-        return SlotAllocation(self.free_slots.pop(), pages)
+        return SlotAllocation(heappop(self.free_slots), pages)
 
     def shrink(self, allocation: SlotAllocation, num_pages: int) -> Sequence[int]:
         """Keeps the first `num_pages` pages of an allocation, frees the others and returns them."""
@@ -45,6 +46,6 @@ class SlotLedger:
 
     def release(self, allocation: SlotAllocation) -> None:
         """Takes a slot and its pages back; no step in flight may use them."""
-        self.free_slots.append(allocation.slot)
+        heappush(self.free_slots, allocation.slot)
         self.free_pages += allocation.pages
         allocation.pages = []

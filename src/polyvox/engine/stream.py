@@ -77,7 +77,6 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self.prepared: PreparedRequest | None = None  # until the prompt is read
         self.reason: FinishReason = "stop"
         self.guarded = False  # max_frames is an estimate by the text, not the request's own limit
-        self.last_step = 0  # number of the last step that uses the slot
         # Text
         self.text_open = request.live
         self.text = torch.empty(0)  # rows that are not in the slot yet
@@ -85,13 +84,11 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self.tokens: list[int] = []  # of a thinker's answer, that are not rows yet
         self.text_tokens = 0
         self.text_waits = 0
-        self.text_deadline = inf  # when the wait for text times out
         self._tokenizer = tokenizer
         self._text_lock = threading.Lock()  # one append at a time; acquired before the engine's lock
         # Audio
         self.assembler = ChunkAssembler(engine.sample_rate, request.trim_silence)
         self.buffered = 0  # samples that the reader has not taken
-        self.reader_deadline = inf  # when a full buffer times out
         self._num_chunks = 0
         self._has_final = False  # the final chunk is in the buffer, or was taken
 

@@ -2,10 +2,12 @@
 """The life of a stream in the engine, from its first text to the release of its slot; all under the engine's lock."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, takewhile
 from math import inf
 from typing import get_args
 
+import numpy as np
 import torch
 
 from polyvox.audio.clip import FinishReason
@@ -16,6 +18,7 @@ from polyvox.engine.interface import Result
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.stream import LocalStream, StopRequest
+from polyvox.engine.stream_arrays import Floats, Ints
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
@@ -25,13 +28,10 @@ from polyvox.models.protocol import PreparedRequest, SpeechModel
 
 log = logging.getLogger(__name__)
 
-# Streams that may wait for their reader or for text.
-TIMED_STATUSES = (StreamStatus.AWAITING_TEXT, StreamStatus.PAUSED, StreamStatus.DRAINING)
 NOT_FINITE = "The model returned samples that are not finite numbers."
 MIN_TEXT_ROWS = 16  # rows ahead of the frames, below which more tokens of an answer become rows
 MAX_EMBEDDED = 128  # tokens of one stream that become rows at once
 MAX_READER_DELAY = 2.0  # seconds that a reader in real time may be behind: the delay of a network and of its player
-FULL_STATUSES = (StreamStatus.PAUSED, StreamStatus.DRAINING)  # of streams that may wait for their reader
 
 
 class StreamManager:
@@ -63,7 +63,7 @@ class StreamManager:
         self.changed: dict[LocalStream, None] = {}  # by readers and writers, since the last iteration
         self.stop_requests: dict[LocalStream, StopRequest] = {}
         self.ready: dict[LocalStream, None] = {}  # with chunks or a result that their readers do not know of
-        self._with_text: dict[LocalStream, None] = {}  # active streams whose text is not complete in the slot
+        self._pending_text: dict[LocalStream, None] = {}  # active streams with text that is not in the slot yet
         self._num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
         self._audio_seconds, self._underruns, self._streams_with_underruns = 0.0, 0, 0
 
@@ -107,7 +107,7 @@ class StreamManager:
         for stream in expired:
             error = f"no slot was free within {self._admission.max_wait:g} s"
             self.end(stream, "error", error, self._admission.retry_after(Demand.of(stream.request), now))
-        admitted: list[LocalStream] = []  # with text that is not in the slot
+        with_text: list[LocalStream] = []
         for stream in self._admission.admit(now):
             assert stream.prepared is not None
             assert stream.allocation is not None
@@ -119,13 +119,10 @@ class StreamManager:
                 continue
             stream.text = stream.text[stream.text_end :].clone()
             if stream.text_open or len(stream.text) or stream.text_frames < inf:
-                self._with_text[stream] = None
-                admitted.append(stream)
-        if admitted:
-            self._embed_tokens()
-        for stream in admitted:
-            if stream.result is None:
-                self._write_text(stream, now)
+                with_text.append(stream)
+        if with_text:
+            self._add_text(with_text, now)
+            self._await_more_text(now)
         self.release_finished()
 
     # What readers and writers did
@@ -133,25 +130,44 @@ class StreamManager:
     def apply_changes(self, now: float) -> None:
         """Applies stop requests, free space in buffers and new text."""
         changed, self.changed = self.changed, {}
+        with_text: list[LocalStream] = []
         for stream in changed:
             stop = self.stop_requests.pop(stream, None)
             if stop is not None:
                 self.end(stream, stop.reason, stop.error, stop.retry_after)
             elif stream.result is None:
                 stream.buffer_free = self.buffer_free(stream)
-                if stream.buffer_free >= 1:
+                if stream.buffer_free >= 1 and stream.reader_deadline < inf:
                     stream.reader_deadline = inf
                     self._update_pause(stream, now)
-        self._embed_tokens()
-        for stream in list(self._with_text):
-            self._write_text(stream, now)
+                if stream.status in HOLDS_SLOT and stream.text_frames < inf:
+                    with_text.append(stream)
+        self._add_text([*with_text, *self._pending_text], now)
+        self._await_more_text(now)
         self.release_finished()
 
-    def _embed_tokens(self) -> None:
+    def _add_text(self, streams: Iterable[LocalStream], now: float) -> None:
+        """Moves as much text as possible to the slots of these streams."""
+        streams = dict.fromkeys(streams)
+        self._embed_tokens(streams)
+        for stream in streams:
+            if stream.result is None:
+                self._write_text(stream, now)
+
+    def _await_more_text(self, now: float) -> None:
+        """Starts the timeout of streams whose text has run out."""
+        arrays = self._streams.used()
+        out_of_text = arrays.needs_text() & (arrays.text_deadline == inf) & (arrays.prompt_left() <= 0)
+        for stream in self._streams.at(np.flatnonzero(arrays.active & out_of_text)):
+            if stream.text_open and not stream.tokens:
+                stream.wait_for_text(now + self.config.text_timeout)
+                self._update_pause(stream, now)
+
+    def _embed_tokens(self, streams: Iterable[LocalStream]) -> None:
         """Embeds the next tokens of all streams that need rows soon in one call, which costs as much as for one."""
         streams = [
             stream
-            for stream in self._with_text
+            for stream in streams
             if stream.tokens and not len(stream.text) and stream.text_end - stream.started < MIN_TEXT_ROWS
         ]
         if not streams:
@@ -179,17 +195,18 @@ class StreamManager:
                 return
             stream.text = stream.text[count:].clone()
             stream.text_end += count
-        complete = not (stream.text_open or len(stream.text) or stream.tokens)
+        pending = bool(len(stream.text) or stream.tokens)
+        complete = not (stream.text_open or pending)
+        if pending:
+            self._pending_text[stream] = None
+        else:
+            self._pending_text.pop(stream, None)
         if complete and stream.text_frames < inf and stream.request.guard:
             self._limit_frames(stream)
         stream.text_frames = inf if complete else stream.text_end
-        if complete:
-            self._with_text.pop(stream, None)
-        if stream.started < stream.text_frames or stream.ended:
+        if stream.text_deadline < inf and (stream.started < stream.text_frames or stream.ended):
             stream.text_deadline = inf
-        elif stream.text_deadline == inf and stream.text_open and not stream.tokens and not stream.prompt_left:
-            stream.wait_for_text(now + self.config.text_timeout)
-        self._update_pause(stream, now)
+            self._update_pause(stream, now)
 
     def _limit_frames(self, stream: LocalStream) -> None:
         """Lowers max_frames to what the complete text can need, and frees the pages beyond."""
@@ -209,79 +226,109 @@ class StreamManager:
 
     def expire_timeouts(self, now: float) -> None:
         """Ends streams that waited too long for their reader or for text."""
-        for stream in [stream for status in TIMED_STATUSES for stream in self._streams[status]]:
+        arrays = self._streams.used()
+        expired = (arrays.reader_deadline < now) | (arrays.text_deadline < now)
+        awaiting = takewhile(lambda stream: stream.text_deadline < now, self._streams[StreamStatus.AWAITING_TEXT])
+        for stream in [*self._streams.at(np.flatnonzero(arrays.active & expired)), *awaiting]:
             if now > stream.reader_deadline:
                 self.end(stream, "error", f"nothing was read for {self.config.reader_timeout:g} s")
-            elif now > stream.text_deadline:
+            else:
                 self.end(stream, "error", f"no text arrived for {self.config.text_timeout:g} s")
         self.release_finished()
 
     def find_unread(self, now: float) -> LocalStream | None:
         """Of the streams that keep a slot because their buffer is full and their reader is behind real time, the one
         that is the furthest behind."""
-        full = [stream for status in FULL_STATUSES for stream in self._streams[status] if stream.reader_deadline < inf]
+        arrays = self._streams.used()
+        full = self._streams.at(np.flatnonzero(arrays.active & (arrays.reader_deadline < inf)))
         behind = {stream: stream.buffered / self.sample_rate - stream.lead(now) for stream in full}
         found = max(behind, key=behind.__getitem__, default=None)
         return found if found is not None and behind[found] > MAX_READER_DELAY else None
 
     def next_timeout(self, now: float) -> float | None:
         """Seconds until something happens without a call: a timeout or an admission; None if nothing will."""
-        moments = [self._admission.next_change(now)]
-        for status in TIMED_STATUSES:
-            moments += [min(stream.reader_deadline, stream.text_deadline) for stream in self._streams[status]]
-        first = min(moments)
+        arrays = self._streams.used()
+        timeouts = np.minimum(arrays.reader_deadline, arrays.text_deadline)[arrays.active]
+        awaiting = islice(self._streams[StreamStatus.AWAITING_TEXT], 1)  # they are in the order of their timeouts
+        first = min(self._admission.next_change(now), timeouts.min(initial=inf), *(s.text_deadline for s in awaiting))
         return max(first - now, 0.0) + 0.001 if first < inf else None
 
     # Audio
 
-    def on_frame_result(self, stream: LocalStream, flags: int, now: float) -> None:
-        """Counts a generated frame, or ends generation."""
-        if stream.ended:
-            return
-        if flags & FRAME_ENDED:
-            self._streams.transition(stream, StreamStatus.DRAINING, now)
-            return
-        stream.generated += 1
-        if stream.generated == 1:
+    def on_frame_results(self, slots: Ints, flags: Ints, now: float) -> None:
+        """Counts the generated frames of a step, and ends generation where it is due."""
+        arrays = self._streams.arrays
+        running = ~arrays.ended[slots]
+        slots, flags = slots[running], flags[running]
+        spoken = flags & FRAME_ENDED == 0
+        arrays.generated[slots] += spoken
+        for stream in self._streams.at(slots[spoken & (arrays.generated[slots] == 1)]):
             stream.first_frame_at = now
-        if flags & FRAME_REPETITION_LOOP and stream.request.guard:
-            stream.reason = "runaway"
-        elif stream.generated >= stream.max_frames:
-            stream.reason = "runaway" if stream.guarded else "length"
-        else:
-            return
+        last = (flags != 0) | (arrays.generated[slots] >= arrays.max_frames[slots])
+        for stream, flag in zip(self._streams.at(slots[last]), flags[last].tolist(), strict=True):
+            self._end_frames(stream, flag, now)
+
+    def _end_frames(self, stream: LocalStream, flags: int, now: float) -> None:
+        """Ends generation after a frame with these flags, unless they do not apply to this stream."""
+        if not flags & FRAME_ENDED:
+            if flags & FRAME_REPETITION_LOOP and stream.request.guard:
+                stream.reason = "runaway"
+            elif stream.generated >= stream.max_frames:
+                stream.reason = "runaway" if stream.guarded else "length"
+            else:
+                return
+        stream.text_deadline = inf
         self._streams.transition(stream, StreamStatus.DRAINING, now)
 
-    def on_audio(self, stream: LocalStream, samples: Audio, frames: int, now: float) -> None:
-        """Withholds samples until they are worth a chunk, or no more follow."""
-        assembler = stream.assembler
-        stream.undelivered += frames
-        trims = assembler.trims
-        assembler.add(samples)
-        if trims:
-            stream.undelivered = assembler.size // self._samples_per_frame
-        stream.buffer_free = self.buffer_free(stream)
-        final = stream.ended and stream.decoded == stream.generated and not self._has_tail
+    def on_audio(self, slots: Ints, audio: Sequence[Audio | None], now: float) -> None:
+        """Withholds the audio of these slots until it is worth a chunk, or no more follows; None: it is not finite."""
+        arrays, streams = self._streams.arrays, []
+        for stream, samples in zip(self._streams.at(slots), audio, strict=True):
+            if stream.result is not None:
+                continue
+            if samples is None:
+                self.end(stream, "error", NOT_FINITE)
+                continue
+            assembler = stream.assembler
+            assembler.add(samples)
+            if assembler.trims:
+                stream.undelivered = assembler.size // self._samples_per_frame
+            streams.append(stream)
+        if not streams:
+            return
+        slots = np.array([stream.row for stream in streams])
+        buffered = np.array([stream.buffered + stream.assembler.size for stream in streams])
+        arrays.buffer_free[slots] = self._free_frames(buffered)
+        final = arrays.ended[slots] & (arrays.decoded[slots] == arrays.generated[slots]) & (not self._has_tail)
         # There is nothing to deliver while all samples were the vocoder's delay or are leading silence.
-        if final or (assembler.size and not (trims and assembler.silent) and self._scheduler.is_due(stream, now)):
-            self._deliver(stream, final, now)
-        elif stream.lead(now) >= self._scheduler.load.limits.lead_cap:  # it may stay undelivered for long
-            assembler.own_last()
+        audible = np.array([stream.assembler.size > 0 and not stream.assembler.silent for stream in streams])
+        due = final | (audible & self._scheduler.is_due(now)[slots])
+        # The audio of a stream with a long lead may stay undelivered for long.
+        relaxed = self._streams.used().lead(now)[slots] >= self._scheduler.load.limits.lead_cap
+        for index in np.flatnonzero(relaxed & ~due).tolist():
+            streams[index].assembler.own_last()
+        chosen = np.flatnonzero(due).tolist()
+        sizes = [streams[index].deliver(bool(final[index])) for index in chosen]
+        self._record_delivery([streams[index] for index in chosen], sizes, now)
 
-    def _deliver(self, stream: LocalStream, final: bool, now: float) -> None:
-        size = stream.deliver(final)
-        self._scheduler.deliver(stream, size / self._samples_per_frame, now)
-        stream.buffer_free = self.buffer_free(stream)
-        if stream.buffer_free < 1 and stream.reader_deadline == inf:
+    def _record_delivery(self, streams: Sequence[LocalStream], sizes: Sequence[int], now: float) -> None:
+        """Moves the deadlines of streams to whose buffers this many samples were added."""
+        slots, arrays = np.array([stream.row for stream in streams], np.int64), self._streams.arrays
+        self._scheduler.deliver(slots, np.array(sizes) / self._samples_per_frame, now)
+        full = (arrays.buffer_free[slots] < 1) & (arrays.reader_deadline[slots] == inf)
+        for stream in self._streams.at(slots[full]):
             stream.reader_deadline = now + self.config.reader_timeout
             self._update_pause(stream, now)
-        self._audio_seconds += size / self.sample_rate
-        self.ready[stream] = None
+        self._audio_seconds += sum(sizes) / self.sample_rate
+        self.ready |= dict.fromkeys(streams)
+
+    def _free_frames(self, buffered: Ints | int) -> Floats:
+        """Frames that fit into the buffer of a reader that has not taken this many samples."""
+        return np.maximum((self.config.buffer_seconds * self.sample_rate - buffered) // self._samples_per_frame, 0.0)
 
     def buffer_free(self, stream: LocalStream) -> float:
         """Frames that the reader's buffer can take."""
-        size = self.config.buffer_seconds * self.sample_rate
-        return max(0.0, (size - stream.buffered - stream.assembler.size) // self._samples_per_frame)
+        return float(self._free_frames(stream.buffered + stream.assembler.size))
 
     # End
 
@@ -305,7 +352,7 @@ class StreamManager:
                     return
                 assembler.add(tail)
             if assembler.size and not assembler.silent:
-                self._deliver(stream, True, now)
+                self._record_delivery([stream], [stream.deliver(final=True)], now)
         started = stream.first_audio_at < inf
         stream.finish(
             Result(
@@ -323,7 +370,7 @@ class StreamManager:
                 retry_after=retry_after,
             )
         )
-        self._with_text.pop(stream, None)
+        self._pending_text.pop(stream, None)
         self._num_finished[reason] += 1
         self._underruns += stream.underruns
         self._streams_with_underruns += stream.underruns > 0
@@ -338,10 +385,12 @@ class StreamManager:
         if self._trace:
             self._trace.stream(stream, now)
 
-    def end_drained(self, streams: Iterable[LocalStream]) -> None:
-        """Ends streams whose frames are all decoded and delivered."""
-        for stream in streams:
-            if stream.status is StreamStatus.DRAINING and stream.decoded == stream.generated:
+    def end_drained(self, slots: Ints) -> None:
+        """Ends those of these streams whose frames are all decoded and delivered."""
+        arrays = self._streams.arrays
+        drained = arrays.ended[slots] & (arrays.decoded[slots] == arrays.generated[slots])
+        for stream in self._streams.at(slots[drained]):
+            if stream.status is StreamStatus.DRAINING:
                 self.end(stream, stream.reason)
 
     def release_finished(self) -> None:

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from polyvox.engine.slots import SlotAllocation
+from polyvox.engine.stream_arrays import Ints, StreamArrays
 from polyvox.engine.stream_status import ENDED, StreamStatus
 from polyvox.models.request import MAX_CHUNK_FRAMES
 
@@ -37,17 +40,44 @@ class SchedulerLimits:
     lead_cap: float = 3.0  # seconds; streams with a longer lead pause while others need the time
 
 
-@dataclass(slots=True, eq=False)
+T = TypeVar("T", bool, int, float)
+
+
+class ArrayField(Generic[T]):
+    """An attribute of a stream whose value is in its row of `StreamArrays`; the scheduler uses whole arrays."""
+
+    def __init__(self, *default: T) -> None:
+        self._default: tuple[T, ...] = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, stream: "StreamState | None", owner: type | None = None) -> T:
+        if stream is None:  # asked for by `dataclass`
+            if not self._default:
+                raise AttributeError
+            return self._default[0]
+        value: T = stream.arrays.__dict__[self._name].item(stream.row)
+        return value
+
+    def __set__(self, stream: "StreamState", value: T) -> None:
+        stream.arrays.__dict__[self._name][stream.row] = value
+
+
+@dataclass(eq=False)
 class StreamState:
     """The part of a stream that scheduling and admission read and write: plain values, no tensors.
 
-    `status` and `ended` are written by `StreamTable.transition` only. Moments that have not come yet are `inf`.
+    `status` and `ended` are written by `StreamTable.transition` only, which also moves the row of the stream to the
+    arrays of all streams while it has a slot. `StreamArrays` describes the values that are there.
     """
 
+    arrays: StreamArrays = field(init=False, repr=False, default_factory=lambda: StreamArrays(1))
+    row: int = field(init=False, default=0)  # the slot while the stream has one
     id: int
     arrived_at: float
     prompt_rows: int
-    max_frames: int
+    max_frames: ArrayField[int] = ArrayField()
     live: bool = True  # False: a whole file, which has no deadline
     continues: bool = False  # a later segment of an utterance that is being played
     utterance_id: int = 0  # the same for all segments of an utterance; 0: the stream is the only one
@@ -56,57 +86,48 @@ class StreamState:
     owner: str = ""  # the API key by name; utterances of different owners get their turns
     fingerprint: int = 0  # the same when a rejected request is sent again; 0: unknown
     may_reserve: bool = True  # a rejection reserves the time to retry after
-    first_chunk: int = DEFAULT_FIRST_CHUNK  # frames; 0: chosen on admission
+    first_chunk: ArrayField[int] = ArrayField(DEFAULT_FIRST_CHUNK)
     status: StreamStatus = StreamStatus.QUEUED
     status_since: float = field(init=False)
-    ended: bool = field(init=False)  # status in ENDED, kept apart because a plan reads it for every stream
+    ended: bool = field(init=False)  # status in ENDED
     allocation: SlotAllocation | None = None
-    # Progress, in prompt rows and frames
-    prefilled: int = 0
-    started: int = 0  # frame steps launched
-    generated: int = 0  # frames known to be speech
-    decoding: int = 0  # frames in codec calls that have not completed
-    decoded: int = 0
-    undelivered: int = 0  # decoded frames that wait for more, to be delivered as one chunk
-    text_frames: float = inf  # frames that have text; later ones wait for it
-    buffer_free: float = inf  # frames that still fit into the reader's buffer, the undelivered ones counted as there
-    # Playback
+    prefilled: ArrayField[int] = ArrayField(0)
+    started: ArrayField[int] = ArrayField(0)
+    generated: ArrayField[int] = ArrayField(0)
+    decoding: ArrayField[int] = ArrayField(0)
+    decoded: ArrayField[int] = ArrayField(0)
+    undelivered: ArrayField[int] = ArrayField(0)
+    text_frames: ArrayField[float] = ArrayField(inf)
+    buffer_free: ArrayField[float] = ArrayField(inf)
+    last_step: ArrayField[int] = ArrayField(0)
     expected_wait: float = 0.0  # seconds in the queue, as estimated on arrival
     admitted_at: float = inf
     first_frame_at: float = inf
-    plays_at: float = -inf  # when the player needs the first audio: after the segment before it
-    first_audio_at: float = inf
-    delivered_seconds: float = 0.0  # of audio
-    deadline: float = field(init=False)  # when the player's buffer is empty
-    underruns: int = 0
-    # Gaps that the client causes are no underruns: the frames started when the text ran out, and a full buffer.
-    text_gap: float = inf
-    reader_gap: bool = False
+    plays_at: ArrayField[float] = ArrayField(-inf)
+    first_audio_at: ArrayField[float] = ArrayField(inf)
+    delivered_seconds: ArrayField[float] = ArrayField(0.0)
+    deadline: ArrayField[float] = ArrayField(0.0)
+    underruns: ArrayField[int] = ArrayField(0)
+    text_gap: ArrayField[float] = ArrayField(inf)
+    reader_gap: ArrayField[bool] = ArrayField(False)
+    reader_deadline: ArrayField[float] = ArrayField(inf)
+    text_deadline: ArrayField[float] = ArrayField(inf)
 
     def __post_init__(self) -> None:
         self.deadline = self.status_since = self.arrived_at
         self.ended = self.status in ENDED
 
+    def move(self, arrays: StreamArrays, row: int) -> None:
+        """Moves the values of this stream to another row."""
+        arrays.copy_row(row, self.arrays, self.row)
+        self.arrays, self.row = arrays, row
+        arrays.id[row], arrays.arrived_at[row], arrays.live[row] = self.id, self.arrived_at, self.live
+        arrays.prompt_rows[row], arrays.ended[row] = self.prompt_rows, self.ended
+
     @property
     def prompt_left(self) -> int:
         """Rows to prefill; the last row of the prompt belongs to the first frame."""
         return self.prompt_rows - 1 - self.prefilled
-
-    @property
-    def needs_text(self) -> bool:
-        """No frame can be generated before more text arrives."""
-        return not self.ended and self.text_frames <= self.started < self.max_frames
-
-    @property
-    def needs_frames(self) -> bool:
-        """The player waits for the engine, not for text or its reader."""
-        return not self.reader_gap and self.text_gap == inf and not (self.ended and self.decoded >= self.generated)
-
-    def is_starting(self, now: float) -> bool:
-        """The player has nothing to play: at the beginning, or after a gap that the client caused."""
-        if not self.live or self.first_audio_at == inf:
-            return self.live and now >= self.plays_at
-        return (self.reader_gap or self.text_gap < inf) and now >= self.deadline
 
     def lead(self, now: float) -> float:
         """Seconds until the player's buffer is empty; infinite for a file."""
@@ -114,34 +135,29 @@ class StreamState:
             return inf
         return self.deadline - now if self.first_audio_at < inf else max(0.0, self.plays_at - now)
 
-    def urgency(self, now: float) -> float:
-        """Sort key, the smallest first: starting streams, then by lead, then files."""
-        return -inf if self.is_starting(now) else self.lead(now)
-
 
 S = TypeVar("S", bound=StreamState)
 
 
-@dataclass(frozen=True, slots=True)
+NO_SLOTS: Ints = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan(Generic[S]):
-    """One step: prompt rows by stream, then the streams that generate a frame; beside them codec frames by stream.
+    """One step: prompt rows by stream, then the slots that generate a frame; beside them codec frames by slot.
 
     A stream whose prompt is complete after this plan's rows generates its first frame in the same step.
     """
 
     prefill: tuple[tuple[S, int], ...] = ()
-    frame: tuple[S, ...] = ()
-    codec: tuple[tuple[S, int], ...] = ()
+    frame: Ints = field(default_factory=NO_SLOTS.copy)  # slots
+    codec: Ints = field(default_factory=NO_SLOTS.copy)  # slots
+    codec_frames: Ints = field(default_factory=NO_SLOTS.copy)  # of each slot of `codec`
 
     def __bool__(self) -> bool:
-        return bool(self.prefill or self.frame or self.codec)
-
-    @property
-    def streams(self) -> list[S]:
-        """Every stream of the step once."""
-        return list(dict.fromkeys([*(s for s, _ in self.prefill), *self.frame, *(s for s, _ in self.codec)]))
+        return bool(self.prefill or len(self.frame) or len(self.codec))
 
     def sizes(self) -> tuple[int, int, int, int]:
         """Streams, prefill rows, codec frames, codec calls: the arguments of the cost model."""
-        chunks = [frames for _, frames in self.codec]
-        return len(self.frame), sum(rows for _, rows in self.prefill), sum(chunks), len(set(chunks))
+        rows, frames = sum(rows for _, rows in self.prefill), int(self.codec_frames.sum())
+        return len(self.frame), rows, frames, int(np.count_nonzero(np.bincount(self.codec_frames)))

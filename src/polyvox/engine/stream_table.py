@@ -4,6 +4,9 @@
 from collections.abc import Callable, Iterator, KeysView
 from typing import Generic
 
+import numpy as np
+
+from polyvox.engine.stream_arrays import Ints, StreamArrays
 from polyvox.engine.stream_state import S
 from polyvox.engine.stream_status import ENDED, HOLDS_SLOT, TRANSITIONS, ForbiddenTransition, StreamStatus
 
@@ -12,12 +15,15 @@ OnTransition = Callable[[S, StreamStatus, float], None]
 
 
 class StreamTable(Generic[S]):
-    """Streams that have not finished, indexed by status, each status in the order of arrival there."""
+    """Streams that have not finished, indexed by status, each status in the order of arrival there, and by slot."""
 
-    def __init__(self, on_transition: OnTransition[S] | None = None) -> None:
+    def __init__(self, num_slots: int, on_transition: OnTransition[S] | None = None) -> None:
         self._by_status: dict[StreamStatus, dict[S, None]] = {status: {} for status in StreamStatus}
         self._on_transition = on_transition
         self.active: dict[S, None] = {}  # streams that hold a slot
+        self.arrays = StreamArrays(num_slots)  # by slot
+        self._by_slot: list[S | None] = [None] * num_slots
+        self._used: StreamArrays | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._by_status.values()))
@@ -33,7 +39,19 @@ class StreamTable(Generic[S]):
         """Enters a new stream under the status that it has."""
         self._by_status[stream.status][stream] = None
         if stream.status in HOLDS_SLOT:
-            self.active[stream] = None
+            self._activate(stream)
+
+    def at(self, slots: Ints) -> list[S]:
+        """The streams that have these slots."""
+        found = [self._by_slot[slot] for slot in slots.tolist()]
+        return [stream for stream in found if stream is not None]
+
+    def used(self) -> StreamArrays:
+        """The rows up to the highest slot in use; not all of them are active."""
+        if self._used is None:
+            slots = np.flatnonzero(self.arrays.active)
+            self._used = self.arrays.view(slice(0, int(slots[-1]) + 1 if len(slots) else 0))
+        return self._used
 
     def transition(self, stream: S, status: StreamStatus, now: float) -> None:
         """Changes the status of a stream; raises ForbiddenTransition if `TRANSITIONS` does not allow it."""
@@ -44,11 +62,32 @@ class StreamTable(Generic[S]):
         del self._by_status[stream.status][stream]
         stream.status, stream.status_since, stream.ended = status, now, status in ENDED
         if status is StreamStatus.FINISHED:
-            self.active.pop(stream, None)
+            if stream in self.active:
+                self._deactivate(stream)
             return
         self._by_status[status][stream] = None
         if status in HOLDS_SLOT:
-            self.active[stream] = None
+            if stream not in self.active:
+                self._activate(stream)
+            self.arrays.ended[stream.row] = stream.ended
+
+    def _activate(self, stream: S) -> None:
+        assert stream.allocation is not None
+        slot = stream.allocation.slot
+        assert self._by_slot[slot] is None, "two streams have the same slot"
+        stream.move(self.arrays, slot)
+        self.active[stream], self._by_slot[slot] = None, stream
+        self.arrays.active[slot] = True
+        if self._used is not None and slot >= len(self._used.active):
+            self._used = None
+
+    def _deactivate(self, stream: S) -> None:
+        slot = stream.row
+        stream.move(StreamArrays(1), 0)
+        del self.active[stream]
+        self._by_slot[slot], self.arrays.active[slot] = None, False
+        if self._used is not None and slot == len(self._used.active) - 1:
+            self._used = None
 
     def counts(self) -> dict[StreamStatus, int]:
         return {s: len(streams) for s, streams in self._by_status.items() if s is not StreamStatus.FINISHED}

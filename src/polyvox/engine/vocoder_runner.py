@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from polyvox.audio.pcm import Audio
 from polyvox.engine.cpu_threads import threads_for
 from polyvox.engine.graphs import VocoderGraphs, gather_codes
 from polyvox.engine.pending import DecodedGroup, Pending, PendingAudio
+from polyvox.engine.stream_arrays import Ints
 from polyvox.kernels.quantize import quantize
 from polyvox.models.protocol import Vocoder, VocoderContext
 
@@ -64,50 +66,50 @@ class VocoderRunner:
             for slot in slots:
                 self.state.poison(slot)
 
-    def decode(self, work: list[tuple[int, int, int]]) -> PendingAudio:
-        """Samples of each (slot, first frame, number of frames); the frame steps that made them have completed."""
+    def decode(self, slots: Ints, first: Ints, frames: Ints) -> PendingAudio:
+        """Samples of each slot: its first frame and number of frames; the frame steps that made them have completed."""
         groups = []
-        for frames in sorted({count for _, _, count in work}):
-            indices = [i for i, (_, _, count) in enumerate(work) if count == frames]
-            slots, first = [work[i][0] for i in indices], [work[i][1] for i in indices]
-            source: list[int] | Tensor = self._copy_codes(slots, first, frames) if self._copies else first
+        for count in np.unique(frames).tolist():
+            indices = np.flatnonzero(frames == count)
+            group, starts = slots[indices], first[indices]
+            source: Ints | Tensor = self._copy_codes(group, starts, count) if self._copies else starts
             with self._on_stream():
-                samples = Pending(self._decode(slots, frames, source))
+                samples = Pending(self._decode(group, count, source))
             dropped = None
             if self.vocoder.delay_samples:
                 size = self.vocoder.samples_per_frame
-                dropped = [self._delay_left(frame * size, frames * size) for frame in first]
-            groups.append(DecodedGroup(indices, dropped, samples, self._pcm))
+                dropped = [self._delay_left(frame * size, count * size) for frame in starts.tolist()]
+            groups.append(DecodedGroup(indices.tolist(), dropped, samples, self._pcm))
         return PendingAudio(groups)
 
     def flush(self, slot: int, frames: int) -> Audio | None:
         """The samples after the last frame of a stream with this many frames; waits for them. See PendingAudio.get."""
         with self._on_stream():
-            samples = self.state.flush(self._indices([slot]))
+            samples = self.state.flush(self._indices(np.array([slot])))
             pending = Pending(quantize(samples) if self._pcm else samples)
         dropped = self._delay_left(frames * self.vocoder.samples_per_frame, self.vocoder.tail_samples)
         (found,) = PendingAudio([DecodedGroup([0], [dropped], pending, self._pcm)]).get()
         return found
 
-    def _decode(self, slots: list[int], frames: int, source: list[int] | Tensor) -> Tensor:
+    def _decode(self, slots: Ints, frames: int, source: Ints | Tensor) -> Tensor:
         if self.graphs is not None:
             return self.graphs.decode(slots, frames, source)
         with threads_for(self.vocoder.device, self._small, frames * len(slots)):
             indices = self._indices(slots)
-            if isinstance(source, list):
+            if not isinstance(source, Tensor):
                 source = gather_codes(self._ring, indices, self._indices(source), frames)
             samples = self.state.decode(indices, source)
             return quantize(samples) if self._pcm else samples
 
-    def _copy_codes(self, slots: list[int], first: list[int], frames: int) -> Tensor:
+    def _copy_codes(self, slots: Ints, first: Ints, frames: int) -> Tensor:
         """The codes [B, frames, codebooks] on the vocoder's device."""
         ring = self._ring
         if self._gather_stream is None:
-            codes = gather_codes(ring, torch.tensor(slots), torch.tensor(first), frames)
+            codes = gather_codes(ring, torch.from_numpy(slots), torch.from_numpy(first), frames)
             with self._on_stream():  # the stream that reads the copy, or its memory could be reused too early
                 return codes.to(self.vocoder.device, copy=True)
         with torch.cuda.stream(self._gather_stream):
-            at = torch.tensor([slots, first], pin_memory=True).to(ring.device, non_blocking=True)
+            at = torch.from_numpy(np.stack([slots, first])).pin_memory().to(ring.device, non_blocking=True)
             gathered = gather_codes(ring, at[0], at[1], frames)
             codes = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
             codes.copy_(gathered, non_blocking=True)
@@ -139,5 +141,5 @@ class VocoderRunner:
         self.stream.wait_stream(torch.cuda.default_stream(self.vocoder.device))
         return torch.cuda.stream(self.stream)
 
-    def _indices(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.vocoder.device)
+    def _indices(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self.vocoder.device)
