@@ -262,6 +262,7 @@ class LocalEngine:
             max_prefill_rows=int(prefill_rows),
             max_batch=self.config.max_streams,
             max_chunk=CHUNK_SIZES[0 if self.config.deterministic else -1],
+            frame_sizes=self._runner.frame_sizes,
         )
 
     def _loop(self) -> None:

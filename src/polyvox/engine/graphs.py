@@ -5,7 +5,6 @@ A call is padded to the next size with the scratch slot, which no stream owns. W
 same sizes without capture, which is how they are tested.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polyvox import progress
+from polyvox.engine.batch_sizes import batch_sizes, next_size
 from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import CHUNK_SIZES
 from polyvox.kernels.quantize import quantize
@@ -20,13 +20,6 @@ from polyvox.models.protocol import Generator, GeneratorState, PagedCache, Vocod
 from polyvox.progress import Stage
 
 MIN_PREFILL_ROWS = 16
-
-
-def batch_sizes(max_size: int, min_size: int = 1) -> list[int]:
-    """Powers of two, from 16 on also the middles between them, and max_size: at most half of a call is padding."""
-    powers = [min_size << i for i in range(max_size.bit_length()) if min_size << i < max_size]
-    middles = [size + size // 2 for size in powers if size >= 16 and size + size // 2 < max_size]
-    return sorted({*powers, *middles, max_size})
 
 
 class GraphedCall:
@@ -84,8 +77,8 @@ class GeneratorGraphs:
         def indices(count: int) -> Tensor:
             return torch.full((count,), self._scratch, dtype=torch.int64, device=generator.device)
 
-        def sizes(max_size: int, min_size: int = 1) -> list[int]:
-            return [max_size] if one_size else batch_sizes(max_size, min_size)
+        def sizes(max_size: int, min_size: int = 1) -> tuple[int, ...]:
+            return (max_size,) if one_size else batch_sizes(max_size, min_size)
 
         # All sizes share one output: it is copied before the next call may write to it.
         self._flags = torch.zeros(max_streams, dtype=torch.int64, device=generator.device)
@@ -97,16 +90,21 @@ class GeneratorGraphs:
             for size in sizes(num_rows, MIN_PREFILL_ROWS)
         }
 
+    @property
+    def frame_sizes(self) -> tuple[int, ...]:
+        """The numbers of streams to which frame calls are padded."""
+        return tuple(self._frames)
+
     def calls(self) -> list[GraphedCall]:
         """All calls in the order in which they are captured."""
         return _largest_first([self._prefills, self._frames])
 
     def prefill(self, rows: list[Tensor], slots: Ints, positions: Ints) -> None:
-        size = _next_size(self._prefills, len(slots))
+        size = next_size(list(self._prefills), len(slots))
         self._prefills[size](torch.cat(rows), _padded(slots, size, self._scratch), _padded(positions, size, 0))
 
     def frame(self, slots: Ints) -> Tensor:
-        size = _next_size(self._frames, len(slots))
+        size = next_size(list(self._frames), len(slots))
         flags = self._frames[size](_padded(slots, size, self._scratch))
         assert flags is not None
         return flags[: len(slots)]
@@ -166,7 +164,7 @@ class VocoderGraphs:
 
     def decode(self, slots: Ints, frames: int, source: Ints | Tensor) -> Tensor:
         """source: the first frame of each slot in the ring, or codes [B, frames, num_codebooks]."""
-        size = _next_size(self._calls[frames], len(slots))
+        size = next_size(list(self._calls[frames]), len(slots))
         if not isinstance(source, Tensor):
             source = _padded(source, size, 0)
         samples = self._calls[frames][size](_padded(slots, size, self._scratch), source)
@@ -222,9 +220,3 @@ def _largest_first(families: list[GraphedSizes]) -> list[GraphedCall]:
 
 def _padded(values: Ints, size: int, padding: int) -> Ints:
     return np.concatenate([values, np.full(size - len(values), padding)])
-
-
-def _next_size(family: GraphedSizes, count: int) -> int:
-    """The smallest size that is at least count."""
-    ordered = list(family)
-    return ordered[bisect_left(ordered, count)]

@@ -45,6 +45,7 @@ class ModelRunner:
             config.pcm,
         )
         self.max_prefill_rows = self.generator.max_prefill_rows
+        self.frame_sizes = self.generator.graphs.frame_sizes if self.generator.graphs else ()
         self.decode_blocks = cuda and vocoder.device.type != "cuda"  # a decode computes before it returns
         default = MIN_STREAMS_TO_PIPELINE if cuda else 0
         self.min_streams_to_pipeline = (

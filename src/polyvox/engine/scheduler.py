@@ -13,6 +13,7 @@ from typing import Generic
 
 import numpy as np
 
+from polyvox.engine.batch_sizes import next_size, previous_size
 from polyvox.engine.load import LoadModel, LoadSnapshot
 from polyvox.engine.stream_arrays import Bools, Floats, Ints, StreamArrays
 from polyvox.engine.stream_state import CHUNK_SIZES, S, StepPlan
@@ -81,11 +82,13 @@ class Scheduler(Generic[S]):
         ]
         ready = np.concatenate([ready, np.array(complete, np.int64)])
         spent += cost.fixed * cost.step + cost.seconds(0, sum(rows for _, rows in prefill), 0)
-        count = max(num_urgent + len(complete), min_streams, self._streams_in(budget - spent))
+        required = max(num_urgent + len(complete), min_streams)
+        count = max(required, self._streams_in(budget - spent))
         if busy:
             num_below_cap += _count(arrays.live[complete])
             count = min(count, max(num_below_cap, self._streams_in(BUSY_STEP_SHARE * limits.frame_seconds - spent)))
-        frame = _first(ready, min(count, limits.max_batch), urgency, arrays)
+        count = self._fit_size(min(count, limits.max_batch), len(ready), required)
+        frame = _first(ready, count, urgency, arrays)
         return StepPlan(tuple(prefill), frame, chunks, frames)
 
     def start(self, plan: StepPlan[S], now: float) -> None:
@@ -201,6 +204,24 @@ class Scheduler(Generic[S]):
         """Streams whose frames fit into this time."""
         each, max_batch = self.load.cost.growing * self.load.cost.stream, self.load.limits.max_batch
         return int(max(0.0, min(seconds / each, max_batch))) if each else max_batch
+
+    def _fit_size(self, count: int, num_ready: int, required: int) -> int:
+        """The number of streams of a frame call that is padded to a size: that size, or the next smaller one.
+
+        More streams up to the size cost nothing. With the smaller size some streams, with the latest deadlines, wait
+        for the next step, unless they are required in this one. It is chosen if the time is limited, or if it gives
+        more frames per second.
+        """
+        sizes, cost = self.load.limits.frame_sizes, self.load.cost
+        if not sizes or min(count, num_ready) < 1:
+            return count
+        size = next_size(sizes, min(count, num_ready))
+        smaller, filled = previous_size(sizes, min(count, num_ready)), min(size, num_ready)
+        if smaller in (0, size) or smaller < required:
+            return filled
+        if count < num_ready or smaller * cost.seconds(size, 0, 0) > filled * cost.seconds(smaller, 0, 0):
+            return smaller
+        return filled
 
     def _plan_prefill(
         self, arrays: StreamArrays, prompts: Ints, budget: float, free: float, file_seconds: float

@@ -33,6 +33,7 @@ class SchedulerLimits:
     max_prefill_rows: int  # of one step
     max_batch: int  # streams of one frame step, and frames of one codec step
     max_chunk: int = MAX_CHUNK_FRAMES  # frames
+    frame_sizes: tuple[int, ...] = ()  # numbers of streams to which frame calls are padded; empty: to none
     # Share of real time that admitted streams may use. On small simulated engines with noise and stalls, at four times
     # their load, 0.9 has four times the underruns and serves 2 % more.
     headroom: float = 0.85
