@@ -69,7 +69,8 @@ class Gpu:
     slowdown: float = 1.0  # relative to the calibration
 
     def seconds(self, plan: StepPlan[StreamState]) -> float:
-        total = interpolate(FRAME_STEP, len(plan.frame)) + PREFILL_ROW * sum(rows for _, rows in plan.prefill)
+        calls = [len(plan.slots_of_call(call)) for call in range(plan.num_calls)]
+        total = sum(interpolate(FRAME_STEP, size) for size in calls) + PREFILL_ROW * plan.sizes()[1]
         for size, streams in Counter(plan.codec_frames.tolist()).items():
             total += interpolate(CODEC_CALL, size * streams)
         total *= self.slowdown * self.random.uniform(1 - self.noise, 1 + self.noise)
@@ -197,7 +198,8 @@ class AllStreamsScheduler(Scheduler[StreamState]):
         codec = np.flatnonzero(ready & (first | ~starting | arrays.ended))
         frames = np.where(first, arrays.first_chunk, 1)[codec]
         prefill = tuple((stream, stream.prompt_left) for stream in waiting)
-        return StepPlan(prefill, np.flatnonzero(reads & ~arrays.ended), codec, frames)
+        generating = np.flatnonzero(reads & ~arrays.ended)
+        return StepPlan(prefill, generating, np.ones_like(generating), codec, frames)
 
 
 class SemaphoreScheduler(AllStreamsScheduler):
@@ -208,7 +210,9 @@ class SemaphoreScheduler(AllStreamsScheduler):
         arrays = self.streams.used()
         unread = READER_FRAMES - np.minimum(arrays.buffer_free[arrays.active], READER_FRAMES).astype(np.int64)
         free = max(0, MAX_BATCH - int(unread.sum()))
-        return StepPlan(plan.prefill, plan.frame[:free], plan.codec[:free], plan.codec_frames[:free])
+        return StepPlan(
+            plan.prefill, plan.frame[:free], plan.frame_counts[:free], plan.codec[:free], plan.codec_frames[:free]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ class Simulation:
         self.num_expired = 0  # of the rejected: after a wait in the queue
         self.frames: list[tuple[float, int]] = []  # of each step: its end, its number of frames
         self.plan_seconds: list[float] = []  # CPU time of this thread
-        self._in_flight: deque[tuple[Ints, Ints]] = deque()  # slots, ids of their streams
+        self._in_flight: deque[tuple[StepPlan[StreamState], Ints]] = deque()  # with the ids of its streams
         self._frames = np.zeros(limits.num_slots, np.int64)  # of the utterance in each slot
         self._stops_at = np.full(limits.num_slots, inf)
         self._stopped: dict[StreamState, float] = {}  # readers, and when they resume
@@ -272,7 +276,7 @@ class Simulation:
             self.now += seconds
             self._apply(plan)
             self.load.observe(plan, seconds)
-            self.frames.append((self.now, len(plan.frame)))
+            self.frames.append((self.now, plan.sizes()[0]))
         else:
             moments = self.next_moments()
             assert moments, "the simulation is stuck"
@@ -301,14 +305,17 @@ class Simulation:
         arrays = self.streams.arrays
         assert not arrays.prompt_left()[plan.frame].any()
         if len(plan.frame):
-            self._in_flight.append((plan.frame, arrays.id[plan.frame]))
+            self._in_flight.append((plan, arrays.id[plan.frame]))
         while len(self._in_flight) > (len(plan.frame) > 0):
-            slots, ids = self._in_flight.popleft()
-            slots = slots[~arrays.ended[slots] & (arrays.id[slots] == ids)]  # a released slot may have a new stream
-            last = arrays.generated[slots] == self._frames[slots]
-            arrays.generated[slots[~last]] += 1
-            for stream in self.streams.at(slots[last]):
-                self.streams.transition(stream, StreamStatus.DRAINING, self.now)
+            done, ids = self._in_flight.popleft()
+            for call in range(done.num_calls):
+                slots = done.slots_of_call(call)
+                same = arrays.id[slots] == ids[: len(slots)]  # a released slot may have a new stream
+                slots = slots[~arrays.ended[slots] & same]
+                last = arrays.generated[slots] == self._frames[slots]
+                arrays.generated[slots[~last]] += 1
+                for stream in self.streams.at(slots[last]):
+                    self.streams.transition(stream, StreamStatus.DRAINING, self.now)
         self._deliver(plan.codec, plan.codec_frames)
         for stream in list(self.streams[StreamStatus.DRAINING]):
             self._end_drained(stream)

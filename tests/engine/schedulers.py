@@ -60,7 +60,7 @@ class Planned:
     def __bool__(self) -> bool:
         return bool(self.step)
 
-    def sizes(self) -> tuple[int, int, int, int]:
+    def sizes(self) -> tuple[int, int, int, int, int]:
         return self.step.sizes()
 
 

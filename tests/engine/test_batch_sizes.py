@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of padded calls, and the scheduler's choice among them."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ def test_padding_is_bounded_and_the_largest_size_holds_all(max_size: int, min_si
     sizes = batch_sizes(max_size, min_size)
     assert list(sizes) == sorted(set(sizes))
     assert sizes[-1] == max_size
-    for before, size in zip(sizes, sizes[1:], strict=False):
+    for before, size in pairwise(sizes):
         share = 1 / 5 if before >= 256 else 1 / 3 if before >= 16 else 1 / 2
         assert size - before - 1 <= share * size
 

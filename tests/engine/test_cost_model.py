@@ -31,7 +31,7 @@ def test_the_cost_model_learns_a_slower_machine_and_ignores_a_stall() -> None:
 def test_small_quick_steps_do_not_change_the_prediction_of_full_ones() -> None:
     cost = replace(GPU)
     for _ in range(2000):
-        cost.observe(1, 0, 1, 1, 0.5 * GPU.seconds(1, 0, 1))
+        cost.observe(1, 0, 1, 1, 1, 0.5 * GPU.seconds(1, 0, 1))
     assert cost.seconds(1, 0, 1) == pytest.approx(0.5 * GPU.seconds(1, 0, 1), rel=0.01)
     assert cost.growing > 0.99
 
@@ -40,7 +40,7 @@ def test_small_quick_steps_do_not_change_the_prediction_of_full_ones() -> None:
 def test_corrections_stay_within_their_bounds(steps: list[tuple[int, int, int, float]]) -> None:
     cost = replace(GPU)
     for streams, rows, frames, seconds in steps:
-        cost.observe(streams, rows, frames, 1, seconds)
+        cost.observe(streams, rows, frames, 1, 1, seconds)
     assert 0.2 <= cost.fixed <= 10
     assert 0.2 <= cost.growing <= 10
 
@@ -49,7 +49,7 @@ def test_prompts_and_codec_calls_reduce_the_capacity() -> None:
     engine = build(num_slots=5000)
     before = engine.load.capacity()
     slots = np.arange(512)
-    plan = StepPlan(((playing(1.0), 500),), slots, slots, 1 + slots % 2)
+    plan = StepPlan(((playing(1.0), 500),), slots, np.ones_like(slots), slots, 1 + slots % 2)
     for _ in range(int(3 / LEARNING_RATE)):
         engine.load.observe(plan, engine.cost.seconds(*plan.sizes()))
     assert engine.load.capacity() < before * 0.9

@@ -298,7 +298,7 @@ def test_a_free_slot_is_given_even_if_all_time_is_reserved() -> None:
 
 def observe(engine: Fixture, seconds: float, factor: float) -> None:
     """Steps of one stream for this long, each `factor` times as long as calibrated."""
-    plan: StepPlan[StreamState] = StepPlan(frame=np.array([0]))
+    plan: StepPlan[StreamState] = StepPlan(frame=np.array([0]), frame_counts=np.array([1]))
     expected = engine.cost.calibrated_seconds(*plan.sizes())
     for _ in range(round(seconds / (factor * expected))):
         engine.load.observe(plan, factor * expected)
@@ -319,7 +319,7 @@ def test_one_stall_does_not_lower_the_capacity() -> None:
     engine = build(GPU, num_slots=4096, max_batch=4096)
     observe(engine, 10.0, 1.0)
     before = engine.load.capacity()
-    engine.load.observe(StepPlan(frame=np.array([0])), 0.9)
+    engine.load.observe(StepPlan(frame=np.array([0]), frame_counts=np.array([1])), 0.9)
     observe(engine, 10.0, 1.0)
     assert engine.load.capacity() == pytest.approx(before, rel=0.02)
     assert engine.load.slowdown.value < MAX_SLOWDOWN

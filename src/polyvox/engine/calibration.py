@@ -33,7 +33,7 @@ def calibrate(runner: ModelRunner) -> CostModel:
     positions = itertools.count(PAGE + 1)
 
     def frame(streams: int) -> None:
-        runner.frame(np.arange(streams), np.full(streams, next(positions)))
+        runner.frame(np.arange(streams), np.ones(streams, np.int64), np.full(streams, next(positions)))
 
     def decode(streams: int) -> None:
         runner.decode(np.arange(streams), np.zeros(streams, np.int64), np.full(streams, chunk))

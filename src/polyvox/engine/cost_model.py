@@ -15,25 +15,31 @@ class CostModel:
     ones.
     """
 
-    step: float  # any frame step
-    stream: float  # each stream of a frame step
+    step: float  # any frame call
+    stream: float  # each stream of a frame call
     prefill_row: float
     codec: float  # any codec call; each chunk size is a call
     codec_frame: float
     fixed: float = 1.0  # correction of `step` and `codec`
     growing: float = 1.0  # correction of the others
 
-    def seconds(self, streams: int, prefill_rows: int, codec_frames: int, codec_calls: int = 1) -> float:
-        fixed, growing = self._parts(streams, prefill_rows, codec_frames, codec_calls)
+    def seconds(
+        self, frames: int, prefill_rows: int, codec_frames: int, codec_calls: int = 1, frame_calls: int = 1
+    ) -> float:
+        fixed, growing = self._parts(frames, prefill_rows, codec_frames, codec_calls, frame_calls)
         return self.fixed * fixed + self.growing * growing
 
-    def calibrated_seconds(self, streams: int, prefill_rows: int, codec_frames: int, codec_calls: int = 1) -> float:
+    def calibrated_seconds(
+        self, frames: int, prefill_rows: int, codec_frames: int, codec_calls: int = 1, frame_calls: int = 1
+    ) -> float:
         """The same without the corrections."""
-        return sum(self._parts(streams, prefill_rows, codec_frames, codec_calls))
+        return sum(self._parts(frames, prefill_rows, codec_frames, codec_calls, frame_calls))
 
-    def observe(self, streams: int, prefill_rows: int, codec_frames: int, codec_calls: int, actual: float) -> None:
+    def observe(
+        self, frames: int, prefill_rows: int, codec_frames: int, codec_calls: int, frame_calls: int, actual: float
+    ) -> None:
         """Corrects both parts by normalised least mean squares; one stall changes little, a slower machine much."""
-        fixed, growing = self._parts(streams, prefill_rows, codec_frames, codec_calls)
+        fixed, growing = self._parts(frames, prefill_rows, codec_frames, codec_calls, frame_calls)
         predicted = self.fixed * fixed + self.growing * growing
         if predicted > 0:
             error = min(max(actual, predicted / 2), predicted * 2) - predicted
@@ -41,6 +47,8 @@ class CostModel:
             self.fixed = min(max(self.fixed + gain * fixed, MIN_CORRECTION), MAX_CORRECTION)
             self.growing = min(max(self.growing + gain * growing, MIN_CORRECTION), MAX_CORRECTION)
 
-    def _parts(self, streams: int, prefill_rows: int, codec_frames: int, codec_calls: int) -> tuple[float, float]:
-        fixed = (self.step if streams else 0.0) + (self.codec * codec_calls if codec_frames else 0.0)
-        return fixed, self.stream * streams + self.prefill_row * prefill_rows + self.codec_frame * codec_frames
+    def _parts(
+        self, frames: int, prefill_rows: int, codec_frames: int, codec_calls: int, frame_calls: int
+    ) -> tuple[float, float]:
+        fixed = (self.step * frame_calls if frames else 0.0) + (self.codec * codec_calls if codec_frames else 0.0)
+        return fixed, self.stream * frames + self.prefill_row * prefill_rows + self.codec_frame * codec_frames

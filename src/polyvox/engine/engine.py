@@ -33,7 +33,7 @@ from polyvox.engine.slots import SlotLedger
 from polyvox.engine.step_histogram import StepHistogram
 from polyvox.engine.stream import LocalStream, StopRequest
 from polyvox.engine.stream_manager import StreamManager
-from polyvox.engine.stream_state import CHUNK_SIZES, NO_SLOTS, RING_FRAMES, SchedulerLimits, StepPlan
+from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP, RING_FRAMES, SchedulerLimits, StepPlan
 from polyvox.engine.stream_status import STATS_PREFIX, StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
@@ -45,6 +45,7 @@ from polyvox.models.request import ClonedVoice, Request
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT = 10.0  # seconds for the step in flight when the engine is closed
+NO_FLAGS = np.zeros((0, 0), np.int64)
 MAX_FAILURES = 3  # consecutive failed steps before the engine stops
 
 
@@ -262,6 +263,7 @@ class LocalEngine:
             max_prefill_rows=int(prefill_rows),
             max_batch=self.config.max_streams,
             max_chunk=CHUNK_SIZES[0 if self.config.deterministic else -1],
+            max_frames_per_step=MAX_FRAMES_PER_STEP,
             frame_sizes=self._runner.frame_sizes,
         )
 
@@ -321,7 +323,7 @@ class LocalEngine:
                 step = self._in_flight[0]
                 if step.audio is not None:  # readers need not wait for the frame step beside it
                     self._deliver_audio(step.plan, step.audio.get())
-                flags = step.flags.get().astype(np.int64) if step.flags else NO_SLOTS
+                flags = step.flags.get().astype(np.int64) if step.flags else NO_FLAGS
                 now = self.clock()
                 completed.append(CompletedStep(step.plan, flags, now - self._last_completed_at))
                 self._last_completed_at = now
@@ -352,7 +354,7 @@ class LocalEngine:
         if prompts:
             runner.prefill(prompts)
         if len(plan.frame):
-            flags = runner.frame(plan.frame, contexts)
+            flags = runner.frame(plan.frame, plan.frame_counts, contexts)
         if len(plan.codec) and runner.decode_blocks:  # the generator's GPU computes meanwhile
             audio = runner.decode(plan.codec, first_frames, plan.codec_frames)
         with self.lock:
@@ -377,7 +379,9 @@ class LocalEngine:
         with self.lock:
             now = self.clock()
             for step in completed:
-                self._manager.on_frame_results(step.plan.frame, step.flags, now)
+                for call, flags in enumerate(step.flags):
+                    slots = step.plan.slots_of_call(call)
+                    self._manager.on_frame_results(slots, flags[: len(slots)], now)
                 self._observe(step, now)
                 self._manager.end_drained(step.plan.frame)
             self._manager.release_finished()
@@ -439,11 +443,12 @@ class LocalEngine:
     def _observe(self, step: CompletedStep, now: float) -> None:
         self.load.observe(step.plan, step.seconds)
         self._step_times.observe(step.seconds)
-        batch, rows, frames, _ = step.plan.sizes()
+        frames, rows, codec_frames, _, _ = step.plan.sizes()
+        batch = len(step.plan.frame)
         self._totals["steps"] += 1
-        self._totals["frames"] += batch
+        self._totals["frames"] += frames
         self._totals["prompt_rows"] += rows
-        self._last_step = {"batch": batch, "prefill_rows": rows, "codec_frames": frames, "seconds": step.seconds}
+        self._last_step = {"batch": batch, "prefill_rows": rows, "codec_frames": codec_frames, "seconds": step.seconds}
         if self._trace:
             leads = self.load.leads(now).tolist()
             self._trace.step(self._last_step, now, len(self.streams[StreamStatus.QUEUED]), leads)

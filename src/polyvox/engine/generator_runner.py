@@ -78,13 +78,18 @@ class GeneratorRunner:
             at = self._indices(slots), self._indices(positions)
             self.state.prefill(torch.cat([rows for _, _, rows in work]), *at, self.cache, max_context, metadata)
 
-    def frame(self, slots: Ints, contexts: Ints) -> Pending:
-        """Generates one frame of each slot, contexts being their prompt rows and frames so far; the flags."""
+    def frame(self, slots: Ints, counts: Ints, contexts: Ints) -> Pending:
+        """Generates counts frames of each slot, the slots with most first; their flags [calls, slots]."""
+        sizes = [int(np.count_nonzero(counts > call)) for call in range(int(counts[0]))]
         if self.graphs is not None:
-            return Pending(self.graphs.frame(slots))
+            return Pending(self.graphs.frame(slots, sizes))
+        indices = torch.from_numpy(slots).to(self.generator.device)
+        flags = torch.zeros(len(sizes), len(slots), dtype=torch.int64, device=self.generator.device)
         with threads_for(self.generator.device, self._small, 0):
-            indices = torch.from_numpy(slots).to(self.generator.device)
-            return Pending(self.state.frame(indices, self.cache, int(contexts.max())))
+            for call, size in enumerate(sizes):
+                max_context = int(contexts[:size].max()) + call
+                flags[call, :size] = self.state.frame(indices[:size], self.cache, max_context)
+        return Pending(flags)
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.generator.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyvox import progress
 from polyvox.engine.batch_sizes import batch_sizes, next_size
 from polyvox.engine.stream_arrays import Ints
-from polyvox.engine.stream_state import CHUNK_SIZES
+from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP
 from polyvox.kernels.quantize import quantize
 from polyvox.models.protocol import Generator, GeneratorState, PagedCache, Vocoder, VocoderState
 from polyvox.progress import Stage
@@ -49,6 +49,10 @@ class GraphedCall:
                 value = torch.from_numpy(value)
                 value = value.pin_memory() if target.is_cuda else value
             target[: len(value)].copy_(value, non_blocking=True)
+        return self.run()
+
+    def run(self) -> Tensor | None:
+        """Runs with the inputs as they are."""
         if self._graph is None:
             return self._call(*self.inputs)
         self._graph.replay()
@@ -82,6 +86,7 @@ class GeneratorGraphs:
 
         # All sizes share one output: it is copied before the next call may write to it.
         self._flags = torch.zeros(max_streams, dtype=torch.int64, device=generator.device)
+        self._all_flags = self._flags.repeat(MAX_FRAMES_PER_STEP)  # of the calls of a step
         self._frames: GraphedSizes = {size: GraphedCall(self._frame, indices(size)) for size in sizes(max_streams)}
         num_rows = max(max_prefill_rows, MIN_PREFILL_ROWS)
         rows = torch.zeros(num_rows, generator.hidden_size, dtype=generator.dtype, device=generator.device)
@@ -103,11 +108,17 @@ class GeneratorGraphs:
         size = next_size(list(self._prefills), len(slots))
         self._prefills[size](torch.cat(rows), _padded(slots, size, self._scratch), _padded(positions, size, 0))
 
-    def frame(self, slots: Ints) -> Tensor:
-        size = next_size(list(self._frames), len(slots))
-        flags = self._frames[size](_padded(slots, size, self._scratch))
-        assert flags is not None
-        return flags[: len(slots)]
+    def frame(self, slots: Ints, counts: Sequence[int]) -> Tensor:
+        """One call after the other for the first counts[i] slots each; their flags [calls, slots]."""
+        flags = self._all_flags[: len(counts) * len(slots)].view(len(counts), len(slots))
+        for call, count in enumerate(counts):
+            size = next_size(list(self._frames), count)
+            frame = self._frames[size]
+            repeated = call > 0 and count == counts[call - 1]
+            found = frame.run() if repeated else frame(_padded(slots[:count], size, self._scratch))
+            assert found is not None
+            flags[call, :count].copy_(found[:count])
+        return flags
 
     def _prefill(self, rows: Tensor, slots: Tensor, positions: Tensor) -> None:
         self._state.prefill(rows, slots, positions, self._cache, self._max_context, None)

@@ -17,7 +17,7 @@ class InFlightStep:
 
     number: int  # steps complete in the order of their launch
     plan: StepPlan[LocalStream]
-    flags: Pending | None  # of plan.frame
+    flags: Pending | None  # [calls, slots of plan.frame]
     audio: PendingAudio | None  # of plan.codec
 
 
@@ -26,5 +26,5 @@ class CompletedStep:
     """A step whose audio was delivered and whose flags are known."""
 
     plan: StepPlan[LocalStream]
-    flags: NDArray[np.int64]  # of plan.frame
+    flags: NDArray[np.int64]  # [calls, slots of plan.frame]; those of a slot after its last call are undefined
     seconds: float

@@ -83,13 +83,13 @@ class LoadModel(Generic[S]):
     def observe(self, plan: StepPlan[S], seconds: float) -> None:
         """Corrects the cost model by the time that a step took."""
         cost, sizes = self.cost, plan.sizes()
-        streams, rows, _, calls = sizes
+        frames, rows, _, calls, _ = sizes
         self.slowdown.add(cost.calibrated_seconds(*sizes), cost.seconds(*sizes), seconds)
         cost.observe(*sizes, seconds)
         self.codec_calls += LEARNING_RATE * (calls - self.codec_calls)
-        # Weighted by the streams of the step: rows beside few frames say little about a full step.
-        weight = LEARNING_RATE * streams / min(self.limits.max_batch, self.limits.num_slots)
-        self.prefill_rows_per_frame += weight * (rows / max(streams, 1) - self.prefill_rows_per_frame)
+        # Weighted by the frames of the step: rows beside few frames say little about a full step.
+        weight = min(LEARNING_RATE * frames / min(self.limits.max_batch, self.limits.num_slots), 1.0)
+        self.prefill_rows_per_frame += weight * (rows / max(frames, 1) - self.prefill_rows_per_frame)
 
     def frame_cost(self) -> tuple[float, float]:
         """Seconds of any step, and of each frame in it with its audio and its share of the prompts."""

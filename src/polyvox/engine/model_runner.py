@@ -86,9 +86,12 @@ class ModelRunner:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
         self.generator.prefill(work)
 
-    def frame(self, slots: Ints, contexts: Ints) -> Pending:
-        """Generates one frame of each slot, contexts being their prompt rows and frames so far; the flags."""
-        return self.generator.frame(slots, contexts)
+    def frame(self, slots: Ints, counts: Ints, contexts: Ints) -> Pending:
+        """Generates counts frames of each slot, the slots with most first; their flags [calls, slots].
+
+        contexts: prompt rows and frames so far. A slot has no flags after its last frame.
+        """
+        return self.generator.frame(slots, counts, contexts)
 
     def decode(self, slots: Ints, first: Ints, frames: Ints) -> PendingAudio:
         """Samples of each slot: its first frame and number of frames; the frame steps that made them have completed."""

@@ -23,7 +23,8 @@ from polyvox.models.request import MAX_CHUNK_FRAMES
 
 # A step may last this many times its prediction (a stall of 3, noise of 1.2) before the shortest lead is used up.
 STALL_FACTOR = 3.6
-# While a stream starts or is urgent, streams beyond the lead cap and files use at most this share of a frame's time.
+# While a stream starts or is urgent, streams beyond the lead cap and files use at most this share of a frame's time. So
+# do the frame calls of a step with several of them, because a new stream may wait for its end.
 BUSY_STEP_SHARE = 0.25
 # A codec call is well filled when its frames cost this many times the call itself.
 FULL_CALL_FACTOR = 3
@@ -61,7 +62,7 @@ class Scheduler(Generic[S]):
 
         has_prompt = arrays.prompt_left() > 0
         prompts = np.flatnonzero(arrays.active & has_prompt)
-        ready = np.flatnonzero(arrays.active & ~has_prompt & self._can_generate(arrays))
+        ready = np.flatnonzero(arrays.active & ~has_prompt & (self._room(arrays) >= 1))
         num_urgent = _count(urgency[ready] < limits.urgent_lead)
         num_below_cap = _count(urgency[ready] < limits.lead_cap)
         busy = num_urgent > 0 or bool(arrays.live[prompts].any())
@@ -87,9 +88,12 @@ class Scheduler(Generic[S]):
         if busy:
             num_below_cap += _count(arrays.live[complete])
             count = min(count, max(num_below_cap, self._streams_in(BUSY_STEP_SHARE * limits.frame_seconds - spent)))
+        limited = busy or count < len(ready)
         count = self._fit_size(min(count, limits.max_batch), len(ready), required)
         frame = _first(ready, count, urgency, arrays)
-        return StepPlan(tuple(prefill), frame, chunks, frames)
+        counts = np.clip(self._room(arrays)[frame], 1, 1 if limited else self._max_calls(len(frame), num_live))
+        order = np.argsort(-counts, kind="stable") if counts.max(initial=1) > 1 else slice(None)
+        return StepPlan(tuple(prefill), frame[order], counts[order].astype(np.int64), chunks, frames)
 
     def start(self, plan: StepPlan[S], now: float) -> None:
         """Records that a planned step was launched."""
@@ -98,7 +102,7 @@ class Scheduler(Generic[S]):
             stream.prefilled += rows
             if not stream.prompt_left:
                 self.streams.transition(stream, StreamStatus.RUNNING, now)
-        arrays.started[plan.frame] += 1
+        arrays.started[plan.frame] += plan.frame_counts
         arrays.decoding[plan.codec] += plan.codec_frames
 
     def on_decoded(self, slots: Ints, frames: Ints) -> None:
@@ -173,11 +177,23 @@ class Scheduler(Generic[S]):
         arrays.text_gap[rows], arrays.reader_gap[rows] = text_gap, reader_gap | blocked
         arrays.deadline[rows] = np.where(stopped, np.maximum(deadline, now), deadline)
 
-    def _can_generate(self, arrays: StreamArrays) -> Bools:
+    def _room(self, arrays: StreamArrays) -> Floats:
+        """Frames that each row can generate before something else must happen: codec calls, reads or more text."""
         room = np.minimum(self.load.limits.ring_frames, arrays.buffer_free + MAX_CHUNK_FRAMES)
-        started = arrays.started
-        wanted = (started < arrays.max_frames) & (started < arrays.text_frames) & ~arrays.ended
-        return wanted & (started - arrays.decoded < room)
+        last = np.minimum(np.minimum(arrays.max_frames, arrays.text_frames), np.ceil(room) + arrays.decoded)
+        return np.where(arrays.ended, 0, last - arrays.started)
+
+    def _max_calls(self, num_streams: int, num_live: int) -> int:
+        """Frame calls of a step in which all streams have time: they save the host's work between two steps.
+
+        With few live streams the host has time for each frame, and a new stream need not wait. Otherwise it waits for
+        at most the time that a busy step has.
+        """
+        limits = self.load.limits
+        if not num_streams or 0 < num_live < MIN_STREAMS_TO_WITHHOLD:
+            return 1
+        calls = BUSY_STEP_SHARE * limits.frame_seconds / max(self.load.cost.seconds(num_streams, 0, 0), 1e-9)
+        return int(max(1.0, min(calls, limits.max_frames_per_step)))
 
     def _budget(self, leads: Floats, num_live: int) -> tuple[int, float]:
         """The minimum number of streams of the step and the seconds that it may take, by the leads below the cap.

@@ -16,6 +16,7 @@ DEFAULT_FIRST_CHUNK = 2  # frames, unless the request asks for another number or
 DEFAULT_TEXT_BYTES = 60  # of an average sentence
 # Frames of a codec chunk, powers of two; a stream's chunk grows with its lead.
 CHUNK_SIZES = tuple(1 << i for i in range(MAX_CHUNK_FRAMES.bit_length()))
+MAX_FRAMES_PER_STEP = 8  # of one stream
 RING_FRAMES = 2 * MAX_CHUNK_FRAMES  # frames of codes that a slot keeps: one chunk for the codec, one being generated
 
 
@@ -33,6 +34,7 @@ class SchedulerLimits:
     max_prefill_rows: int  # of one step
     max_batch: int  # streams of one frame step, and frames of one codec step
     max_chunk: int = MAX_CHUNK_FRAMES  # frames
+    max_frames_per_step: int = 1  # of one stream
     frame_sizes: tuple[int, ...] = ()  # numbers of streams to which frame calls are padded; empty: to none
     # Share of real time that admitted streams may use. On small simulated engines with noise and stalls, at four times
     # their load, 0.9 has four times the underruns and serves 2 % more.
@@ -145,20 +147,30 @@ NO_SLOTS: Ints = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan(Generic[S]):
-    """One step: prompt rows by stream, then the slots that generate a frame; beside them codec frames by slot.
+    """One step: prompt rows by stream, then the slots that generate frames; beside them codec frames by slot.
 
     A stream whose prompt is complete after this plan's rows generates its first frame in the same step.
     """
 
     prefill: tuple[tuple[S, int], ...] = ()
     frame: Ints = field(default_factory=NO_SLOTS.copy)  # slots
+    frame_counts: Ints = field(default_factory=NO_SLOTS.copy)  # frames of each slot of `frame`, in descending order
     codec: Ints = field(default_factory=NO_SLOTS.copy)  # slots
     codec_frames: Ints = field(default_factory=NO_SLOTS.copy)  # of each slot of `codec`
 
     def __bool__(self) -> bool:
         return bool(self.prefill or len(self.frame) or len(self.codec))
 
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Streams, prefill rows, codec frames, codec calls: the arguments of the cost model."""
-        rows, frames = sum(rows for _, rows in self.prefill), int(self.codec_frames.sum())
-        return len(self.frame), rows, frames, int(np.count_nonzero(np.bincount(self.codec_frames)))
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Frames, prefill rows, codec frames, codec calls, frame calls: the arguments of the cost model."""
+        rows, codec_calls = sum(rows for _, rows in self.prefill), np.count_nonzero(np.bincount(self.codec_frames))
+        return int(self.frame_counts.sum()), rows, int(self.codec_frames.sum()), int(codec_calls), self.num_calls
+
+    @property
+    def num_calls(self) -> int:
+        """Frame calls, one after the other."""
+        return int(self.frame_counts[0]) if len(self.frame) else 0
+
+    def slots_of_call(self, call: int) -> Ints:
+        """The slots that generate a frame in the call with this number, from 0."""
+        return self.frame[: int(np.count_nonzero(self.frame_counts > call))]
