@@ -18,13 +18,15 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from process_times import thread_seconds  # type: ignore[import-not-found]
 
 from polyvox.bench.engine_client import STREAMS_PER_READER, RemoteEngineClient, remote_stats
 from polyvox.bench.load import Load
@@ -129,7 +131,6 @@ PARTS = (
     ("audio", ("_deliver_audio",)),
     ("flags", ("_deliver",)),
 )
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 class InstrumentedEngine(LocalEngine):
@@ -160,19 +161,6 @@ class InstrumentedEngine(LocalEngine):
             | {f"part_{name}": seconds for name, seconds in self._parts.items()}
             | {"memory": pages * os.sysconf("SC_PAGE_SIZE")}
         )
-
-
-def thread_seconds() -> dict[str, float]:
-    """CPU seconds of the threads of this process, by name; pools of threads are added up, native threads are others."""
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found: dict[str, float] = {}
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # the thread has ended
-            fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
-            name = names.get(int(task.name), "others").rstrip("_0123456789")
-            name = "event loop" if name == "MainThread" else name.removeprefix("polyvox-")
-            found[name] = found.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / TICK
-    return found
 
 
 def build(model: str, max_streams: int, tokens: int) -> InProcessEngine:

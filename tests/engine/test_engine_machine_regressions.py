@@ -104,7 +104,7 @@ def test_withheld_audio_does_not_keep_the_memory_of_a_whole_step(
         engine.advance(1)
     with engine.lock:
         stream.undelivered = 1
-        engine._manager.on_audio(np.array([stream.row]), step[7:8], engine.now)
+        engine._manager.on_audio(np.array([stream.row]), [step[7]], engine.now)
         assert stream.assembler.size == len(step[7])
     if cancelled:
         stream.cancel()

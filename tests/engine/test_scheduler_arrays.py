@@ -60,7 +60,7 @@ def draw_fields(draw: random.Random) -> dict[str, Any]:
 
 
 def draw_states(draw: random.Random) -> list[dict[str, Any]]:
-    """Few streams, or so many that audio is withheld; all relaxed in every third case, which is then not busy."""
+    """Few streams, or enough that audio is withheld; all relaxed in every third case, which is then not busy."""
     values = [draw_fields(draw) for _ in range(draw.choice([1, 3, 12, 66]))]
     if draw.random() < 0.3:
         for one in values:

@@ -62,7 +62,7 @@ class Scheduler(Generic[S]):
 
         has_prompt = arrays.prompt_left() > 0
         prompts = np.flatnonzero(arrays.active & has_prompt)
-        ready = np.flatnonzero(arrays.active & ~has_prompt & (self._room(arrays) >= 1))
+        ready = np.flatnonzero(arrays.active & ~has_prompt & (self._frames_left(arrays) >= 1))
         num_urgent = _count(urgency[ready] < limits.urgent_lead)
         num_below_cap = _count(urgency[ready] < limits.lead_cap)
         busy = num_urgent > 0 or bool(arrays.live[prompts].any())
@@ -88,10 +88,11 @@ class Scheduler(Generic[S]):
         if busy:
             num_below_cap += _count(arrays.live[complete])
             count = min(count, max(num_below_cap, self._streams_in(BUSY_STEP_SHARE * limits.frame_seconds - spent)))
+        count = min(count, limits.max_batch)
         limited = busy or count < len(ready)
-        count = self._fit_size(min(count, limits.max_batch), len(ready), required)
+        count = self._fit_size(count, len(ready), required)
         frame = _first(ready, count, urgency, arrays)
-        counts = np.clip(self._room(arrays)[frame], 1, 1 if limited else self._max_calls(len(frame), num_live))
+        counts = np.clip(self._frames_left(arrays)[frame], 1, 1 if limited else self._max_calls(len(frame), num_live))
         order = np.argsort(-counts, kind="stable") if counts.max(initial=1) > 1 else slice(None)
         return StepPlan(tuple(prefill), frame[order], counts[order].astype(np.int64), chunks, frames)
 
@@ -177,10 +178,10 @@ class Scheduler(Generic[S]):
         arrays.text_gap[rows], arrays.reader_gap[rows] = text_gap, reader_gap | blocked
         arrays.deadline[rows] = np.where(stopped, np.maximum(deadline, now), deadline)
 
-    def _room(self, arrays: StreamArrays) -> Floats:
+    def _frames_left(self, arrays: StreamArrays) -> Floats:
         """Frames that each row can generate before something else must happen: codec calls, reads or more text."""
-        room = np.minimum(self.load.limits.ring_frames, arrays.buffer_free + MAX_CHUNK_FRAMES)
-        last = np.minimum(np.minimum(arrays.max_frames, arrays.text_frames), np.ceil(room) + arrays.decoded)
+        undecoded = np.ceil(np.minimum(self.load.limits.ring_frames, arrays.buffer_free + MAX_CHUNK_FRAMES))
+        last = np.minimum(np.minimum(arrays.max_frames, arrays.text_frames), arrays.decoded + undecoded)
         return np.where(arrays.ended, 0, last - arrays.started)
 
     def _max_calls(self, num_streams: int, num_live: int) -> int:
