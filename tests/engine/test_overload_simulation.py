@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission control above capacity: utterances of one to twenty sentences on a simulated device, with retries.
 
-`benchmarks/overload.py` prints the whole table.
+`benchmarks/overload.py` prints the whole table, and tests/soak/test_overload_table.py checks all loads and lengths.
 """
 
 import random
@@ -22,7 +22,8 @@ from benchmarks.overload import (
 
 pytestmark = pytest.mark.slow
 
-LOADS = (0.5, 1.0, 1.5, 2.0, 4.0)
+LOADS = (1.0, 2.0)
+KINDS = ("1", "mixed")  # of SENTENCES
 SECONDS = 120.0
 
 
@@ -35,7 +36,7 @@ def outcome(sentences: str, load: float, retries: bool = True, neighbour: float 
     return measure_overload(limits, replace(cost), device, arriving, capacity, retries)
 
 
-@pytest.mark.parametrize("sentences", SENTENCES)
+@pytest.mark.parametrize("sentences", KINDS)
 def test_first_audio_of_accepted_requests_comes_within_the_promised_wait(sentences: str) -> None:
     """99 of 100, over all loads, with and without retries; none times out in the queue."""
     outcomes = [outcome(sentences, load, retries) for load in LOADS for retries in (True, False)]
@@ -45,7 +46,7 @@ def test_first_audio_of_accepted_requests_comes_within_the_promised_wait(sentenc
     assert sum(one.expired for one in outcomes) == 0
 
 
-@pytest.mark.parametrize("sentences", SENTENCES)
+@pytest.mark.parametrize("sentences", KINDS)
 def test_most_requests_are_accepted_when_they_are_sent_again_at_their_time(sentences: str) -> None:
     outcomes = [outcome(sentences, load) for load in LOADS]
     retried = sum(one.retried for one in outcomes)
@@ -53,26 +54,25 @@ def test_most_requests_are_accepted_when_they_are_sent_again_at_their_time(sente
     assert sum(one.retries_served * one.retried for one in outcomes) >= 0.8 * retried
 
 
-@pytest.mark.parametrize("sentences", ["1", "2", "8", "mixed"])
+@pytest.mark.parametrize("sentences", KINDS)
 @pytest.mark.parametrize("retries", [True, False])
 def test_the_promise_costs_no_throughput(sentences: str, retries: bool) -> None:
     """Without any limit of the wait the device gives 1.24 to 1.29 of its capacity in real time at these loads."""
-    assert min(outcome(sentences, load, retries).audio for load in (2.0, 4.0)) >= 0.9 * 1.24
+    assert outcome(sentences, 2.0, retries).audio >= 0.9 * 1.24
 
 
-@pytest.mark.parametrize("load", [0.5, 1.0])
-def test_short_utterances_are_not_rejected_up_to_the_capacity(load: float) -> None:
-    assert all(outcome(sentences, load).retried == 0 for sentences in ("1", "2"))
+def test_short_utterances_are_not_rejected_up_to_the_capacity() -> None:
+    assert outcome("1", 1.0).retried == 0
 
 
 def test_fewer_than_one_utterance_in_two_hundred_has_a_gap() -> None:
-    outcomes = [outcome(sentences, load) for sentences in SENTENCES for load in LOADS]
+    outcomes = [outcome(sentences, load) for sentences in KINDS for load in LOADS]
     assert sum(one.broken * one.served for one in outcomes) <= sum(one.served for one in outcomes) / 200
 
 
 def test_a_machine_with_neighbours_keeps_its_promise_and_has_few_gaps() -> None:
     """Steps take one and a half times as long for 2 s of every 10 s."""
-    outcomes = [outcome(sentences, 4.0, neighbour=1.5) for sentences in ("1", "2", "mixed")]
+    outcomes = [outcome(sentences, 4.0, neighbour=1.5) for sentences in KINDS]
     served = sum(one.served for one in outcomes)
     assert sum(one.in_time * one.served for one in outcomes) >= 0.99 * served
     assert sum(one.broken * one.served for one in outcomes) <= 0.02 * served

@@ -60,41 +60,45 @@ class Scheduler(Generic[S]):
         self.load.set_snapshot(LoadSnapshot(now, num_live, leads))
         min_streams, budget = self._budget(leads[leads < limits.lead_cap], num_live)
 
-        has_prompt = arrays.prompt_left() > 0
-        prompts = np.flatnonzero(arrays.active & has_prompt)
-        ready = np.flatnonzero(arrays.active & ~has_prompt & (self._frames_left(arrays) >= 1))
-        num_urgent = _count(urgency[ready] < limits.urgent_lead)
-        num_below_cap = _count(urgency[ready] < limits.lead_cap)
-        busy = num_urgent > 0 or bool(arrays.live[prompts].any())
+        has_prompt = arrays.active & (arrays.prompt_left() > 0)
+        prompts, frames_left = np.flatnonzero(has_prompt), self._frames_left(arrays)
+        ready = np.flatnonzero((frames_left >= 1) & (arrays.active ^ has_prompt))
+        ready_urgency = urgency[ready]
+        num_urgent = _count(ready_urgency < limits.urgent_lead)
+        num_below_cap = _count(ready_urgency < limits.lead_cap)
+        busy = num_urgent > 0 or (len(prompts) > 0 and bool(arrays.live[prompts].any()))
         chunks, frames = self._size_chunks(arrays, urgency, self.chunk(arrays, starting, lead), busy)
         # Seconds that live streams leave to files.
         file_seconds = budget - cost.seconds(max(num_below_cap, min_streams), 0, 0) if num_below_cap else inf
         # All urgent streams generate a frame in any case, so all of their chunks are decoded: frames that pile up
         # undecoded are of no use, and decoding a few large chunks in turn lets the other streams run dry.
-        urgent = frames[urgency[chunks] < limits.urgent_lead]
-        urgent_seconds = cost.seconds(0, 0, int(urgent.sum()), _num_sizes(urgent))
+        urgent_seconds = self._codec_seconds(frames[urgency[chunks] < limits.urgent_lead])
         codec_seconds = max(budget - cost.seconds(min_streams, 0, 0), urgent_seconds)
         chunks, frames = self._limit_codec(arrays, chunks, frames, urgency, codec_seconds, file_seconds)
-        spent = cost.seconds(0, 0, int(frames.sum()), _num_sizes(frames))
+        spent = self._codec_seconds(frames)
         free = budget - spent - cost.seconds(max(num_urgent, min_streams), 0, 0)
         prefill = self._plan_prefill(arrays, prompts, budget, free, file_seconds - spent)
         complete = [
             stream.row for stream, rows in prefill if rows == stream.prompt_left and arrays.text_frames[stream.row] > 0
         ]
-        ready = np.concatenate([ready, np.array(complete, np.int64)])
+        if complete:
+            ready = np.concatenate([ready, np.array(complete, np.int64)])
         spent += cost.fixed * cost.step + cost.seconds(0, sum(rows for _, rows in prefill), 0)
         required = max(num_urgent + len(complete), min_streams)
         count = max(required, self._streams_in(budget - spent))
         if busy:
-            num_below_cap += _count(arrays.live[complete])
+            num_below_cap += int(arrays.live[complete].sum())
             count = min(count, max(num_below_cap, self._streams_in(BUSY_STEP_SHARE * limits.frame_seconds - spent)))
         count = min(count, limits.max_batch)
         limited = busy or count < len(ready)
         count = self._fit_size(count, len(ready), required)
         frame = _first(ready, count, urgency, arrays)
-        counts = np.clip(self._frames_left(arrays)[frame], 1, 1 if limited else self._max_calls(len(frame), num_live))
-        order = np.argsort(-counts, kind="stable") if counts.max(initial=1) > 1 else slice(None)
-        return StepPlan(tuple(prefill), frame[order], counts[order].astype(np.int64), chunks, frames)
+        counts = np.ones(len(frame), np.int64)
+        if not limited and (max_calls := self._max_calls(len(frame), num_live)) > 1:
+            counts = np.clip(frames_left[frame], 1, max_calls).astype(np.int64)
+            order = np.argsort(-counts, kind="stable")
+            frame, counts = frame[order], counts[order]
+        return StepPlan(tuple(prefill), frame, counts, chunks, frames)
 
     def start(self, plan: StepPlan[S], now: float) -> None:
         """Records that a planned step was launched."""
@@ -210,12 +214,16 @@ class Scheduler(Generic[S]):
         spare = limits.frame_seconds * limits.headroom / num_live - each
         minimum = max(1, min(ceil(fixed / spare) if spare > 0 else num_live, num_live, limits.max_batch))
         stalled = STALL_FACTOR * (fixed + each * minimum)
-        shortest = float(leads.min(initial=inf))
+        shortest = float(leads.min()) if len(leads) else inf
         if shortest < stalled and fixed < each * minimum:
             minimum = min(minimum, max(ceil(minimum / 2), _count(leads < stalled)))
         # Streams past their deadline are all served: a smaller step would delay every one of them further.
         minimum = min(max(minimum, _count(leads < 0.0)), limits.max_batch)
         return minimum, max(fixed + each * minimum, min(shortest / STALL_FACTOR, limits.frame_seconds))
+
+    def _codec_seconds(self, frames: Ints) -> float:
+        """The time of the codec calls of chunks with this many frames."""
+        return self.load.cost.seconds(0, 0, int(frames.sum()), _num_sizes(frames)) if len(frames) else 0.0
 
     def _streams_in(self, seconds: float) -> int:
         """Streams whose frames fit into this time."""
@@ -244,6 +252,8 @@ class Scheduler(Generic[S]):
         self, arrays: StreamArrays, prompts: Ints, budget: float, free: float, file_seconds: float
     ) -> list[tuple[S, int]]:
         """Prompt rows of this step: the time that no deadline needs; live prompts get at least the headroom's share."""
+        if not len(prompts):
+            return []
         limits, row = self.load.limits, max(self.load.cost.growing * self.load.cost.prefill_row, 1e-9)
         live_seconds = max(free, row, (1 - limits.headroom) * budget)
         order = np.lexsort((arrays.id[prompts], arrays.arrived_at[prompts], ~arrays.live[prompts]))
