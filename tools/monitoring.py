@@ -252,6 +252,15 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 stacked=True,
             ),
             Panel(
+                "Realtime sessions",
+                "Open sessions of the Realtime API, and their responses per second.",
+                "short",
+                [
+                    gauge("polyvox_realtime_sessions", "sum", "sessions"),
+                    rate("polyvox_realtime_responses_total", "responses: {{status}}", by="status"),
+                ],
+            ),
+            Panel(
                 "Chat completions",
                 "Answers of the LLM per second, by outcome.",
                 "reqps",
