@@ -21,7 +21,7 @@ DISTRIBUTIONS = {"yaml": "pyyaml", "pil": "pillow", "opentelemetry": "openteleme
 OPTIONAL_IMPORTS = {"triton", "sounddevice"}
 # Declared because another package imports them at run time.
 INDIRECT = {"websockets", "python-multipart", "uvloop", "httptools", "opentelemetry-exporter-otlp-proto-http"}
-EXTRAS = ("bench", "zeroconf", "omni", "otel")  # that the package itself imports
+EXTRAS = ("bench", "zeroconf", "omni", "otel", "ray")  # that the package itself imports
 
 
 def normalized(name: str) -> str:

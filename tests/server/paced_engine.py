@@ -75,6 +75,7 @@ class PacedStream(StreamReader[Chunk]):
 
 class PacedEngine:
     sample_rate = SAMPLE_RATE
+    broken: str | None = None
 
     def __init__(self, slots: int, queue: int, max_queue_seconds: float) -> None:
         pages = slots * (PROMPT_ROWS + MAX_FRAMES)

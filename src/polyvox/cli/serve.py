@@ -64,6 +64,10 @@ def _run(flags: dict[str, Any], config: Path | None) -> None:
         from polyvox.text import load_lexicon
 
         load_lexicon(settings.lexicon)
+    if settings.ray:
+        set_up_logs(settings)
+        _serve_on_ray(settings)
+        return
     with ExitStack() as stack:
         listener, wyoming = stack.enter_context(_bind(settings.host, settings.port)), None
         set_up_logs(settings)
@@ -109,6 +113,14 @@ serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     ]
 )
 serve.__annotations__ = {name: each.annotation for name, each in inspect.signature(serve).parameters.items()}
+
+
+def _serve_on_ray(settings: Settings) -> None:
+    try:
+        from polyvox.ray.command import serve_on_ray
+    except ImportError as error:
+        raise InvalidRequest("ray", True, f"needs {error.name}", "Install polyvox[ray].") from None
+    serve_on_ray(settings)
 
 
 def _serve(settings: Settings, listener: socket.socket, wyoming: socket.socket | None) -> None:

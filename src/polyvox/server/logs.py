@@ -21,6 +21,7 @@ _TEXT_FIELDS = "text|input|instructions|pronunciations?|transcript|ref_text"
 _TEXT_VALUE = re.compile(rf"(Invalid value for '(?:{_TEXT_FIELDS})': .*?) \(got .*", re.DOTALL)
 _INVALID_HTTP = "Invalid HTTP request received."  # uvicorn's line; TimeoutProtocol logs one with the client's address
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
+_STANDARD_ATTRIBUTES.add("_ray_timestamp_ns")  # Ray adds it to all records
 
 
 class LogFormatter(logging.Formatter):

@@ -71,6 +71,11 @@ class Settings(BaseSettings):
     keep_alive_timeout: float = Field(
         default=30.0, gt=0, description="HTTP keep-alive timeout in seconds.", json_schema_extra=NETWORK
     )
+    ray: bool = Field(
+        default=False,
+        description="Deploy on a Ray cluster: that of RAY_ADDRESS, or one on this machine.",
+        json_schema_extra=NETWORK,
+    )
     drain_timeout: float = Field(
         default=30.0,
         ge=0,

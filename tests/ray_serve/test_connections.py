@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections of a replica: counted, and WebSockets closed while it drains and they are quiet."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from polyvox.ray import connections as module
+from polyvox.ray.connections import SERVICE_RESTART, Connections, ConnectionsMiddleware
+
+WEBSOCKET = {"type": "websocket"}
+
+
+async def echo(_: Scope, receive: Receive, send: Send) -> None:
+    """Sends back each message until the connection is closed."""
+    while (message := await receive())["type"] != "websocket.disconnect":
+        await send({"type": "websocket.send", "text": message["text"]})
+    await send({"type": "closed", "code": message["code"]})
+
+
+class Client:
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+        self.received: list[Message] = []
+
+    async def receive(self) -> Message:
+        return await self.messages.get()
+
+    async def send(self, message: Message) -> None:
+        self.received.append(message)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def run(work: Any) -> None:
+    asyncio.run(work)
+
+
+def test_requests_and_sockets_are_counted() -> None:
+    async def check() -> None:
+        connections, client = Connections(), Client()
+
+        async def app(*_: object) -> None:
+            assert connections.num_open == 1
+
+        middleware = ConnectionsMiddleware(app, connections)
+        for kind in ("http", "websocket"):
+            await middleware({"type": kind}, client.receive, client.send)
+        assert (connections.num_open, connections.num_ended) == (0, 2)
+
+        async def failing(*_: object) -> None:
+            raise ValueError
+
+        with pytest.raises(ValueError):  # noqa: PT011
+            await ConnectionsMiddleware(failing, connections)({"type": "http"}, client.receive, client.send)
+        assert (connections.num_open, connections.num_ended) == (0, 3)
+
+    run(check())
+
+
+def test_a_quiet_socket_is_closed_while_the_replica_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.01)
+
+    async def check() -> None:
+        connections, client = Connections(), Client()
+        socket = asyncio.create_task(ConnectionsMiddleware(echo, connections)(WEBSOCKET, client.receive, client.send))
+        client.messages.put_nowait({"type": "websocket.receive", "text": "one"})
+        await until(lambda: len(client.received) == 1)
+        assert not socket.done()
+        connections.draining.set()
+        await asyncio.wait_for(socket, 30)
+        assert client.received[1:] == [
+            {"type": "websocket.close", "code": SERVICE_RESTART},
+            {"type": "closed", "code": SERVICE_RESTART},
+        ]
+
+    run(check())
+
+
+def test_a_socket_with_messages_stays_open_while_the_replica_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUIET_SECONDS", 1000.0)
+
+    async def check() -> None:
+        connections, client = Connections(), Client()
+        connections.draining.set()
+        socket = asyncio.create_task(ConnectionsMiddleware(echo, connections)(WEBSOCKET, client.receive, client.send))
+        for number in range(3):
+            client.messages.put_nowait({"type": "websocket.receive", "text": str(number)})
+        await until(lambda: len(client.received) == 3)
+        assert not socket.done()
+        client.messages.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        await asyncio.wait_for(socket, 30)
+        assert client.received[-1] == {"type": "closed", "code": 1000}
+
+    run(check())
