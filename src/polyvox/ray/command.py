@@ -17,7 +17,7 @@ from polyvox.server.settings import Settings
 log = logging.getLogger(__name__)
 
 # Settings of listeners that Ray Serve's proxies do not have.
-UNSUPPORTED = ("wyoming", "zeroconf", "root_path")
+UNSUPPORTED = ("wyoming", "zeroconf", "root_path", "tls_cert")
 
 
 def serve_on_ray(settings: Settings) -> None:
