@@ -8,7 +8,9 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from conformance.playground_page import ARGUMENTS, CHROMIUM, PlaygroundPage, open_page
+from conformance.realtime_server import RealtimeServer, run_realtime_server
 from conformance.server_process import ServerProcess, run_server
+from ipc.engine_processes import eventually
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +25,22 @@ def cloning(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A server on a tiny Base checkpoint with random weights, for cloning."""
     with run_server(tmp_path_factory.mktemp("library"), "--model", str(checkpoints / "base")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def shared_realtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealtimeServer]:
+    with run_realtime_server(tmp_path_factory.mktemp("voices")) as running:
+        yield running
+
+
+@pytest.fixture
+def realtime(shared_realtime: RealtimeServer) -> Iterator[RealtimeServer]:
+    """A server with an LLM that gives one answer and an STT server that hears one question."""
+    shared_realtime.reset()
+    yield shared_realtime
+    shared_realtime.llm.release()
+    shared_realtime.stt.release()
+    eventually(lambda: shared_realtime.process.active_streams() == 0 and shared_realtime.llm.num_active == 0)
 
 
 @pytest.fixture(scope="module")

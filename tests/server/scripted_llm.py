@@ -42,6 +42,7 @@ class Script:
     rate: float = 0.0  # texts per second; 0 is without a limit
     prompt_ids: Sequence[int] = ()
     ids: Sequence[Sequence[int]] = ()  # of each text
+    after_tool: "Script | None" = None  # the answer to a tool's result
 
 
 class ScriptedLLM:
@@ -113,6 +114,8 @@ class ScriptedLLM:
         assert request.transport is not None
         self.connections.add(request.transport)
         script = self.script
+        if script.after_tool is not None and body["messages"][-1]["role"] == "tool":
+            script = script.after_tool
         if script.status != 200:
             return web.json_response(script.error, status=script.status, headers=script.headers)
         if not body.get("stream"):
