@@ -39,6 +39,10 @@ class RealtimeServer:
         self.llm.script = _answer()
         self.stt.script = TranscriptScript([QUESTION])
 
+    def is_idle(self) -> bool:
+        """Whether the engine runs no stream."""
+        return self.process.metric(r"polyvox_engine_streams(?:\{[^}]*\})?") == 0
+
     def script_tool_call(self) -> None:
         """The LLM calls a tool first, then it answers."""
         function = {"name": TOOL_NAME, "arguments": '{"city": "Berlin"}'}

@@ -75,7 +75,7 @@ def run(realtime: RealtimeServer, use: Callable[[Recorder], Awaitable[None]], **
         async with asyncio.timeout(TIMEOUT), connect(realtime) as connection:
             recorder = Recorder(connection)
             assert (await recorder.until("session.created")).session.type == "realtime"
-            await connection.session.update(session={**SESSION, **session})  # type: ignore[typeddict-item]
+            await connection.session.update(session={**SESSION, **session})
             await recorder.until("session.updated")
             await use(recorder)
 

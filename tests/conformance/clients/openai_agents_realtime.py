@@ -17,6 +17,7 @@ CHUNK = 4800  # bytes: 100 ms
 @function_tool
 def get_time(city: str) -> str:
     """The time of a city"""
+    assert city
     return "noon"
 
 
@@ -75,7 +76,7 @@ async def main():
             await speaking
     found["user"], found["assistant"] = texts(history, "user"), texts(history, "assistant")
     found["kinds"] = sorted(set(found["kinds"]))
-    print(json.dumps(found))
+    sys.stdout.write(f"{json.dumps(found)}\n")
 
 
 asyncio.run(main())

@@ -20,6 +20,7 @@ MAX_INSTRUCTION_CHARS = 200_000
 MAX_TOOLS = 128
 MAX_MILLISECONDS = 30_000
 MERGED = ("audio", "input", "output")  # objects of which an update names only some fields
+OPTIONAL = ("transcription", "turn_detection")  # objects that null turns off; any other null changes nothing
 # How long semantic_vad waits, which is server_vad with the silence that OpenAI's eagerness stands for.
 EAGERNESS_SILENCE = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 DEFAULTS: dict[str, Any] = {
@@ -207,7 +208,7 @@ class RealtimeConfig:
         return cls(given, fields, options, (*ignored.names, *spoken.names))
 
     async def updated(self, state: AppState, update: Mapping[str, Any], strict: bool, prefix: str) -> "RealtimeConfig":
-        """With the fields of an update. Objects such as turn_detection are replaced, null turns them off."""
+        """With the fields of an update. Objects such as turn_detection are replaced, null turns OPTIONAL ones off."""
         known = {name: value for name, value in self.given.items() if name in RealtimeFields.model_fields}
         return await self.create(state, _merged(known, update), strict, prefix)
 
@@ -250,6 +251,6 @@ def _merged(known: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, An
         inner = found.get(name)
         if name in MERGED and isinstance(inner, dict) and isinstance(value, dict):
             found[name] = _merged(inner, value)
-        else:
+        elif value is not None or name in OPTIONAL:
             found[name] = None if value is False and name == "turn_detection" else value  # as Pipecat turns it off
     return found
