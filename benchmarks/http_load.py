@@ -86,7 +86,7 @@ def build(settings: "Settings", model: str, frames: int, tokens: int, slots: int
 
 def serve(flags: dict[str, Any], model: str, frames: int, tokens: int, slots: int, report: Path) -> None:
     """Runs in the main process of the server."""
-    from polyvox.cli.serve import serve_with_engine_process
+    from polyvox.cli.serve import serve_with_engine_processes
     from polyvox.server.logs import set_up_logs
     from polyvox.server.settings import BACKLOG
     from polyvox.server.settings_sources import load_settings
@@ -95,7 +95,7 @@ def serve(flags: dict[str, Any], model: str, frames: int, tokens: int, slots: in
     set_up_logs(settings)
     make = partial(build, settings, model, frames, tokens, slots, report)
     with socket.create_server((settings.host, settings.port), backlog=BACKLOG) as listener:
-        serve_with_engine_process(settings, listener, make)
+        serve_with_engine_processes(settings, listener, [make])
 
 
 def wait_until_ready(port: int) -> float:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of settings that are written as text: lists, pairs and addresses."""
+"""Types of settings that are written as text: lists, pairs, addresses and the number of server processes."""
 
+import os
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 from pydantic_settings import NoDecode
+
+# A server process sends PCM to more than a thousand real-time listeners with one core; encoding takes more.
+CORES_PER_WORKER, MAX_AUTO_WORKERS = 4, 16
 
 
 def _split_list(value: Any) -> Any:
@@ -37,6 +41,15 @@ def has_opentelemetry() -> bool:
         return False
 
 
+def _resolve_workers(value: Any) -> Any:
+    """auto is one for every CORES_PER_WORKER cores: the engine's process and encoder threads need the others."""
+    if value != "auto":
+        return value
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores // CORES_PER_WORKER, MAX_AUTO_WORKERS))
+
+
 CommaSeparated = (NoDecode, BeforeValidator(_split_list))
 Names = Annotated[list[str], *CommaSeparated]
 Aliases = Annotated[dict[str, str], NoDecode, BeforeValidator(_split_pairs)]
+Workers = Annotated[int, BeforeValidator(_resolve_workers)]

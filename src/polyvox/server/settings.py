@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.lifecycle import RestartPolicy
 from polyvox.file_store import is_url
-from polyvox.server.setting_types import Aliases, CommaSeparated, Names, has_opentelemetry, split_address
+from polyvox.server.setting_types import Aliases, CommaSeparated, Names, Workers, has_opentelemetry, split_address
 from polyvox.server.tls import check_certificate, check_key
 
 ENV_PREFIX = "POLYVOX_"
@@ -49,11 +49,13 @@ class Settings(BaseSettings):
     port: int = Field(
         default=8000, ge=0, le=65535, description="TCP port; 0 for any free one.", json_schema_extra=NETWORK
     )
-    workers: int = Field(
-        default=1,
+    workers: Workers = Field(
+        default="auto",
+        validate_default=True,
         ge=0,
         le=64,
-        description="Number of HTTP server processes; 0 runs the engine inside the server process.",
+        description="Number of HTTP server processes: a number, auto for one per four cores, or 0 to run the engine "
+        "inside the server process.",
         json_schema_extra=NETWORK,
     )
     tls_cert: Path | None = Field(

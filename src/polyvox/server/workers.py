@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server processes: one in this process, or several that share a socket and an engine."""
+"""Server processes: one in this process, or several that share an address and an engine."""
 
 import asyncio
 import logging
@@ -31,6 +31,7 @@ from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
 from polyvox.server.app import SHARED_FOLDERS, Connect, create_app
 from polyvox.server.app_state import AppState
+from polyvox.server.listeners import Listeners
 from polyvox.server.logs import set_up_logs
 from polyvox.server.malloc import limit_malloc
 from polyvox.server.metrics import MULTIPROCESS_DIR, TimeoutKind
@@ -301,9 +302,17 @@ def run_workers(
             (folder / name).mkdir()
         os.environ[MULTIPROCESS_DIR] = str(folder / METRICS)
         processes: list[SpawnProcess] = []
+        listeners = Listeners(listener, settings.workers)
+
+        def start(index: int) -> SpawnProcess:
+            arguments = (endpoints, settings, listeners[index], folder, reporter, wyoming)
+            process = _SPAWN.Process(target=_worker_main, args=arguments, name="polyvox-server")
+            process.start()
+            return process
+
         try:
-            arguments = (endpoints, settings, listener, folder, reporter, wyoming)
-            processes = [_start(arguments) for _ in range(settings.workers)]
+            for index in range(settings.workers):
+                processes.append(start(index))
             ends: list[Waitable] = [stop] if engine_failed is None else [stop, engine_failed]
             is_set_up = False
             while not set(ends) & set(wait([*ends, reports, *(process.sentinel for process in processes)])):
@@ -317,23 +326,17 @@ def run_workers(
                         continue
                     log.error("server process restarted", extra={"exit_code": process.exitcode})
                     _clean_up(process)
+                    listeners.replace(index)
                     if wait(ends, RESTART_INTERVAL):
                         break
-                    processes[index] = _start(arguments)
+                    processes[index] = start(index)
         finally:
             del os.environ[MULTIPROCESS_DIR]
             # When the last server process closes its own, new connections are refused.
-            for each in filter(None, [listener, wyoming]):
-                each.close()
+            listeners.close()
+            if wyoming is not None:
+                wyoming.close()
             _stop(processes, settings.drain_timeout + KILL_TIMEOUT)
-
-
-def _start(
-    arguments: tuple[Sequence[EngineEndpoint], Settings, socket.socket, Path, Connection, socket.socket | None],
-) -> SpawnProcess:
-    process = _SPAWN.Process(target=_worker_main, args=arguments, name="polyvox-server")
-    process.start()
-    return process
 
 
 def _worker_main(

@@ -29,13 +29,18 @@ class ReaderTimer:
 
     A write takes at most `timeout` seconds longer than the audio in the connection's buffers plays, and all writes
     together at most `timeout` seconds longer than the audio so far. The time between writes, when the client waits for
-    audio, does not count.
+    audio, does not count. All writes share one timer of the event loop: most of them do not wait, and a timer for each
+    would cost more than the write.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._blocked = 0.0  # seconds spent in writes
         self._num_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None  # checks the deadline, which may be later by then
+        self._deadline = 0.0  # of the write in progress
+        self._writing: asyncio.Task[object] | None = None  # the task of the write in progress
+        self._expired = False
 
     async def write(self, send: Awaitable[None], num_bytes: int, audio_seconds: float) -> None:
         """Awaits a write. audio_seconds: playing time of all audio so far. Raises ReaderTimeout."""
@@ -43,12 +48,34 @@ class ReaderTimer:
         buffered = audio_seconds * min(1.0, MAX_BUFFERED / max(1, self._num_bytes))
         without_reading = self._timeout + buffered
         behind = self._timeout + audio_seconds - self._blocked
-        clock = asyncio.get_running_loop().time
-        start = clock()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        start = loop.time()
+        self._deadline, self._writing, cancelling = start + min(without_reading, behind), task, task.cancelling()
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._set_timer(loop)
         try:
-            async with asyncio.timeout_at(start + min(without_reading, behind)):
-                await send
-        except TimeoutError:
-            raise ReaderTimeout("reader" if without_reading <= behind else "reader_slow") from None
+            await send
+        except asyncio.CancelledError:
+            # Another cancellation at the same time has precedence.
+            if self._expired and task.uncancel() <= cancelling:
+                raise ReaderTimeout("reader" if without_reading <= behind else "reader_slow") from None
+            raise
         finally:
-            self._blocked += clock() - start
+            self._writing = None
+            self._blocked += loop.time() - start
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(self._deadline, self._check, loop)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._writing is None:
+            return  # the next write sets it
+        if loop.time() < self._deadline:
+            self._set_timer(loop)
+        else:
+            self._expired = True
+            self._writing.cancel()
