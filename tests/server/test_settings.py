@@ -53,6 +53,16 @@ def test_the_environment_can_set_lists_and_aliases(monkeypatch: pytest.MonkeyPat
     assert found.public == []
 
 
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (64, 16), (256, 16)])
+def test_the_number_of_server_processes_follows_the_cores(
+    cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    assert Settings().workers == expected
+    assert load_settings({"workers": "auto"}).workers == expected
+    assert Settings(workers=3).workers == 3
+
+
 def test_flags_are_strings_as_in_the_environment() -> None:
     found = load_settings({"port": "81", "memory_gb": "2.5", "api_keys": "a,b", "cuda_graphs": False})
     assert (found.port, found.memory_gb, found.api_keys, found.cuda_graphs) == (81, 2.5, ["a", "b"], False)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from unittest import mock
 
 import pytest
 
@@ -81,6 +82,29 @@ def test_the_time_between_writes_does_not_count() -> None:
         for second in range(100):
             clock.now += 30.0  # the client waits for audio
             clock.write(timer, 1.0, audio_seconds=second + 1.0)
+
+
+def test_writes_that_do_not_wait_share_one_timer() -> None:
+    clock = FakeClock()
+    with closing(clock.loop), mock.patch.object(clock.loop, "call_at", wraps=clock.loop.call_at) as call_at:
+        timer = ReaderTimer(10.0)
+        for second in range(50):
+            clock.write(timer, 0.0, audio_seconds=second + 1.0)
+        assert call_at.call_count == 1
+
+
+def test_a_cancelled_write_is_not_a_timeout() -> None:
+    async def write() -> None:
+        await ReaderTimer(10.0).write(asyncio.Event().wait(), 1, 1.0)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        task = asyncio.create_task(write())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
 
 
 def open_websocket(server: RunningServer, path: str, *messages: dict[str, object]) -> socket.socket:
