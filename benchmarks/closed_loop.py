@@ -124,7 +124,7 @@ def simulate(speech: Any, max_streams: int) -> Any:
         return out
 
     generator.new_state, vocoder.new_state = simulated_generator_state, simulated_vocoder_state
-    graphs.quantize = simulated_quantize  # type: ignore[attr-defined]
+    graphs.quantize = simulated_quantize  # type: ignore[attr-defined, assignment]
     generator_runner.Pending = vocoder_runner.Pending = SimulatedPending  # type: ignore[attr-defined]
     model_runner.ModelRunner.wait = lambda self: GPU.wait()  # type: ignore[method-assign] # noqa: ARG005
     return speech
