@@ -15,6 +15,7 @@ from polyvox.cli.main import build_app
 from polyvox.cli.serve import _print_summary
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
+from polyvox.server import setting_types
 from polyvox.server.settings import Settings
 from polyvox.server.settings_sources import load_settings
 from server.fakes import PausableEngine
@@ -53,11 +54,26 @@ def test_the_environment_can_set_lists_and_aliases(monkeypatch: pytest.MonkeyPat
     assert found.public == []
 
 
-@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (64, 16), (256, 16)])
-def test_the_number_of_server_processes_follows_the_cores(
-    cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cores", "quota", "expected"),
+    [
+        (1, "max 100000", 1),
+        (7, "max 100000", 1),
+        (8, "max 100000", 2),
+        (16, "", 4),
+        (64, "max 100000", 16),
+        (256, "max 100000", 16),
+        (64, "200000 100000", 1),
+        (64, "850000 100000", 2),
+        (16, "50000 100000", 1),
+    ],
+)
+def test_the_number_of_server_processes_follows_the_cores_and_the_quota(
+    cores: int, quota: str, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(setting_types, "CPU_QUOTA", tmp_path / "cpu.max")
+    (tmp_path / "cpu.max").write_text(quota)
     assert Settings().workers == expected
     assert load_settings({"workers": "auto"}).workers == expected
     assert Settings(workers=3).workers == 3

@@ -3,6 +3,7 @@
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -10,6 +11,7 @@ from pydantic_settings import NoDecode
 
 # A server process sends PCM to more than a thousand real-time listeners with one core; encoding takes more.
 CORES_PER_WORKER, MAX_AUTO_WORKERS = 4, 16
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time, or max, per microseconds
 
 
 def _split_list(value: Any) -> Any:
@@ -45,8 +47,17 @@ def _resolve_workers(value: Any) -> Any:
     """auto is one for every CORES_PER_WORKER cores: the engine's process and encoder threads need the others."""
     if value != "auto":
         return value
+    return int(max(1, min(_num_cores() // CORES_PER_WORKER, MAX_AUTO_WORKERS)))
+
+
+def _num_cores() -> float:
+    """The cores that this process may use; a container may have a quota of CPU time (cgroup v2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores // CORES_PER_WORKER, MAX_AUTO_WORKERS))
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+        return cores if quota == "max" else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no such file
+        return cores
 
 
 CommaSeparated = (NoDecode, BeforeValidator(_split_list))
