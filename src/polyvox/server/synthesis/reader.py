@@ -62,7 +62,7 @@ class ReaderTimer:
                 raise ReaderTimeout("reader" if without_reading <= behind else "reader_slow") from None
             raise
         finally:
-            self._writing = None
+            self._writing = task = None  # an exception of the task refers to this frame
             self._blocked += loop.time() - start
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
