@@ -167,6 +167,9 @@ class WebSocketConnection:
                 log.warning("request aborted", extra={"request_id": self.request_id, "reason": error.problem})
                 self._reset()
                 raise ClientDisconnected from None
+            finally:
+                if live is None:
+                    reader.close()
 
     def _reset(self, delay: float = 0.0) -> None:
         """Ends the connection without sending what is buffered, at once or after a delay."""

@@ -38,6 +38,9 @@ class ResponseWriter:
         self.audio_seconds += self._seconds_per_byte * num_bytes
         await self._reader.write(self._send(message), num_bytes, self.audio_seconds)
 
+    def close(self) -> None:
+        self._reader.close()
+
     def set_size(self, num_bytes: int, audio_seconds: float) -> None:
         """For a response of known size: its audio is spread over all bytes."""
         self._seconds_per_byte = audio_seconds / max(1, num_bytes)
@@ -80,6 +83,7 @@ class ClientResponse(Response):
             responding.cancel()
             disconnect.cancel()
             await asyncio.gather(responding, disconnect, return_exceptions=True)
+            write.close()
         error = None if responding.cancelled() else responding.exception()
         if isinstance(error, ReaderTimeout):
             aborts.labels("timeout").inc()

@@ -65,9 +65,14 @@ class ReaderTimer:
             self._writing = task = None  # an exception of the task refers to this frame
             self._blocked += loop.time() - start
 
-    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+    def close(self) -> None:
+        """Cancels the timer, which otherwise ends by itself at the deadline of an earlier write."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.close()
         self._timer = loop.call_at(self._deadline, self._check, loop)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:

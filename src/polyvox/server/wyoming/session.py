@@ -163,7 +163,11 @@ class WyomingSession:
         timer = ReaderTimer(self.state.settings.reader_timeout) if live is None else live.reader
         data = event.to_bytes()
         self._writer.write(data)
-        await timer.write(self._writer.drain(), len(data), 0.0 if live is None else live.playing_seconds)
+        try:
+            await timer.write(self._writer.drain(), len(data), 0.0 if live is None else live.playing_seconds)
+        finally:
+            if live is None:
+                timer.close()
 
     async def _send_error(self, error: PolyvoxError) -> None:
         """The connection is closed after it: Home Assistant ignores errors and waits for audio."""
