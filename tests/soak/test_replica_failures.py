@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from conformance.server_process import ServerProcess, run_server
+from conformance.server_process import TIMEOUT, ServerProcess, run_server
 from ipc.engine_processes import eventually
 from polyvox.ipc.process import DRAIN_SIGNAL
 
 NUM_REPLICAS = 3
 NUM_CLIENTS = 3
 NUM_SEEDS = 4
+TOLERANCE = 8  # of 16-bit samples
 NUM_KILLS = int(os.environ.get("SOAK_REPLICA_KILLS", "6"))
 TEXT = "Hello there. This is a test."
 LONG_TEXT = "This sentence is repeated many times, so that its speech takes a while. " * 40
@@ -46,6 +48,13 @@ def all_ready(server: ServerProcess) -> bool:
 
 def body(seed: int, text: str = TEXT) -> dict[str, Any]:
     return {"input": text, "seed": seed, "response_format": "pcm"}
+
+
+def assert_equal(audio: bytes, expected: bytes) -> None:
+    """The same samples but for rounding: sums of float32 depend on the size of the batch."""
+    found, wanted = (np.frombuffer(each, "<i2").astype(int) for each in (audio, expected))
+    assert len(found) == len(wanted)
+    assert np.abs(found - wanted).max() <= TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +106,14 @@ class Load:
             number += 1
             answer = speak(self._server, number % NUM_SEEDS)
             self.answers.append(answer)
-            if answer.audio is not None:  # nothing crossed: the same bytes from every replica, at any time
-                assert answer.audio == self._expected[answer.seed]
+            if answer.audio is not None:  # nothing crossed: the same speech from every replica, at any time
+                assert_equal(answer.audio, self._expected[answer.seed])
             elif answer.status == 503:
                 self._stop.wait(0.5)
+
+
+def await_more(load: Load, served: int) -> None:
+    eventually(lambda: load.served() > served or threading.Event().wait(0.05))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +129,8 @@ def test_equal_requests_give_equal_audio_on_all_replicas(server: ServerProcess, 
     def spread() -> bool:
         with ThreadPoolExecutor(6) as pool:
             for answer in pool.map(lambda _: speak(server, 1), range(6)):
-                assert answer.audio in (None, expected[1])
+                assert answer.audio is not None
+                assert_equal(answer.audio, expected[1])
                 used.add(answer.replica)
         return used >= set(range(NUM_REPLICAS))
 
@@ -124,18 +138,39 @@ def test_equal_requests_give_equal_audio_on_all_replicas(server: ServerProcess, 
 
 
 def test_a_request_goes_to_the_replica_without_streams(server: ServerProcess, expected: dict[int, bytes]) -> None:
-    with server.client() as client, client.stream("POST", "/v1/audio/speech", json=body(1, LONG_TEXT)) as first:
-        next(first.iter_raw())
-        with client.stream("POST", "/v1/audio/speech", json=body(2, LONG_TEXT)) as second:
-            next(second.iter_raw())
+    stop = threading.Event()
+    started = [threading.Event(), threading.Event()]
 
-            def busy() -> list[int]:
-                return [one["replica"] for one in replicas(server) if one["streams"]]
+    def listen(number: int) -> None:
+        headers = {"x-request-id": f"long-{number}"}
+        with (
+            server.client() as client,
+            client.stream("POST", "/v1/audio/speech", json=body(number, LONG_TEXT), headers=headers) as response,
+        ):
+            for _ in response.iter_raw():
+                started[number].set()
+                if stop.is_set():
+                    return
 
-            eventually(lambda: len(busy()) == 2 or threading.Event().wait(0.1))
-            answer = speak(server, 3)
-            assert answer.audio == expected[3]
-            assert answer.replica not in busy()
+    with ThreadPoolExecutor(2) as pool:
+        jobs = []
+        for number, event in enumerate(started):
+            jobs.append(pool.submit(listen, number))
+            assert event.wait(TIMEOUT)
+        answer = speak(server, 3)
+        stop.set()
+        for job in jobs:
+            job.result()
+    assert answer.audio is not None
+    assert_equal(answer.audio, expected[3])
+    with server.client() as client:
+
+        def record(number: int) -> dict[str, Any]:
+            found: dict[str, Any] = client.get(f"/v1/audio/speech/long-{number}").json()
+            return found
+
+        eventually(lambda: all("replica" in record(number) for number in range(2)) or threading.Event().wait(0.1))
+        assert sorted({answer.replica, *(record(number)["replica"] for number in range(2))}) == [0, 1, 2]
 
 
 def test_kills_cost_only_the_streams_of_the_killed_replica(server: ServerProcess, expected: dict[int, bytes]) -> None:
@@ -143,7 +178,7 @@ def test_kills_cost_only_the_streams_of_the_killed_replica(server: ServerProcess
         for number in range(NUM_KILLS):
             replica = number % NUM_REPLICAS
             served = load.served()
-            eventually(lambda served=served: load.served() > served or threading.Event().wait(0.05))  # type: ignore[misc]
+            await_more(load, served)
             os.kill(replicas(server)[replica]["pid"], signal.SIGKILL)
             with server.client() as client:
                 assert client.get("/readyz").status_code == 200  # the others serve
@@ -151,9 +186,8 @@ def test_kills_cost_only_the_streams_of_the_killed_replica(server: ServerProcess
     cut = [answer for answer in load.answers if answer.status == 200 and answer.audio is None]
     for answer in cut:
         assert answer.error == f"Replica {answer.replica}'s process ended before the stream did."
-    rejected = [answer for answer in load.answers if answer.status != 200]
-    assert all(answer.status == 503 for answer in rejected), rejected
-    assert len(cut) + len(rejected) <= NUM_KILLS * NUM_CLIENTS
+    assert len(cut) <= NUM_KILLS * NUM_CLIENTS
+    assert {answer.status for answer in load.answers} <= {200, 503}
     assert sum(one["restarts"] for one in replicas(server)) >= NUM_KILLS
 
 
@@ -181,5 +215,7 @@ def test_a_stuck_replica_costs_no_request_that_it_has_not_begun(
             answers = list(pool.map(lambda seed: speak(server, seed % NUM_SEEDS), range(9)))
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert [answer.audio == expected[answer.seed] for answer in answers] == [True] * 9
+    for answer in answers:
+        assert answer.audio is not None
+        assert_equal(answer.audio, expected[answer.seed])
     assert 1 not in {answer.replica for answer in answers}
