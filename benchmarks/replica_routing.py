@@ -90,7 +90,7 @@ class SimulatedReplica:
     replica: int
     clock: Clock
     simulation: Simulation
-    offered: Utterance | None = None  # the request that is being submitted
+    arriving: Utterance | None = None  # the request that is being submitted
     _report: EngineLoad = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,8 +118,8 @@ class SimulatedReplica:
         return RUNNING
 
     async def submit(self, request: Request) -> "SimulatedReplica":
-        assert self.offered is not None
-        one, simulation = self.offered, self.simulation
+        assert self.arriving is not None
+        one, simulation = self.arriving, self.simulation
         now = max(simulation.now, self.clock.now)
         stream = StreamState(
             id(one), now, one.prompt_rows, MAX_FRAMES, live=one.live, first_chunk=0, may_reserve=request.may_reserve
@@ -234,7 +234,7 @@ async def simulate(scenario: Scenario, policy: str, num_streams: int, seed: int)
     router = POLICIES[policy](replicas, draw)
     request = Request("Hello.")
     for _ in range(scenario.num_busy):
-        replicas[0].offered = utterance(draw, 0.0, slow_readers=0.0)
+        replicas[0].arriving = utterance(draw, 0.0, slow_readers=0.0)
         await replicas[0].submit(request)
     num_before = [len(replica.simulation.accepted) for replica in replicas]
     start = 1.0 if scenario.num_busy else 0.0
@@ -245,7 +245,7 @@ async def simulate(scenario: Scenario, policy: str, num_streams: int, seed: int)
         clock.now = moment
         for replica in replicas:
             replica.advance(moment)
-            replica.offered = utterance(draw, moment) if replica is replicas[0] else replicas[0].offered
+            replica.arriving = utterance(draw, moment) if replica is replicas[0] else replicas[0].arriving
         try:
             await router.submit(request)
         except Overloaded:

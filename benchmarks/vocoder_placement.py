@@ -21,6 +21,7 @@ from polyvox.models.registry import random_model
 from polyvox.models.request import Request
 from polyvox.tts import placement
 
+MAX_WAIT = 3600.0  # seconds: streams that do not run in real time are measured too
 TEXT = "The vocoder turns the codes of this sentence into samples, on a device of its own if it has one."
 
 
@@ -54,7 +55,9 @@ def main() -> None:
     for vocoder_device in filter(is_available, options.vocoder_devices.split(",")):
         device, dtype = placement(options.device, "auto")
         model = random_model(options.size, device, dtype)
-        config = EngineConfig(max_streams=max(counts), max_queue=max(counts), vocoder_device=vocoder_device)
+        config = EngineConfig(
+            max_streams=max(counts), max_queue=max(counts), max_queue_seconds=MAX_WAIT, vocoder_device=vocoder_device
+        )
         with closing(LocalEngine(model, config)) as engine:
             measure(engine, 1, 8)
             for count in counts:
