@@ -62,8 +62,8 @@ class SmallGpu(Gpu):
     """The measured GPU with streams that cost STREAM_SIZE times as much."""
 
     def seconds(self, plan: StepPlan[StreamState]) -> float:
-        total = interpolate(FRAME_STEP, STREAM_SIZE * len(plan.frame))
-        total += STREAM_SIZE * PREFILL_ROW * sum(rows for _, rows in plan.prefill)
+        calls = [STREAM_SIZE * len(plan.slots_of_call(call)) for call in range(plan.num_calls)]
+        total = sum(interpolate(FRAME_STEP, size) for size in calls) + STREAM_SIZE * PREFILL_ROW * plan.sizes()[1]
         for size, streams in Counter(plan.codec_frames.tolist()).items():
             total += interpolate(CODEC_CALL, STREAM_SIZE * size * streams)
         total *= self.slowdown * self.random.uniform(1 - self.noise, 1 + self.noise)
