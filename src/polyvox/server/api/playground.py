@@ -87,6 +87,7 @@ async def get_playground(state: State) -> JSONResponse:
             "audio_seconds": settings.max_recording_seconds,
             "streams": state.max_streams,
         },
+        "conversation": {"llm": settings.llm is not None, "transcription": state.info.takes_conversations},
         "needs_key": bool(settings.api_keys),
     }
     return JSONResponse(body, headers={"cache-control": "no-store"})

@@ -1,7 +1,7 @@
 // Live text: it is spoken while it is written. Each complete sentence is spoken at once, the rest after a pause.
 
 import { errorMessage } from "./api.js";
-import { SpeechSocket } from "./socket.js";
+import { SpeechSocket } from "./speech_socket.js";
 import { SpeechAudio } from "./speech_audio.js";
 import { WordTimes } from "./word_times.js";
 

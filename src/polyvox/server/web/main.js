@@ -1,19 +1,20 @@
 // The playground: connects to the server, then starts the views.
 
 import { apiKey, deleteVoice, errorMessage, playgroundInfo, readiness } from "./api.js";
+import { copyFrom } from "./clipboard.js";
 import { Composer } from "./composer.js";
+import { ConversationView } from "./conversation_view.js";
 import { LoadTest } from "./load_test.js";
 import { Measurement } from "./measurement.js";
 import { Notice } from "./notice.js";
 import { Player } from "./player.js";
 import { showResponses } from "./response_dialog.js";
-import { asCurl, asPipe, asPython, copy } from "./snippets.js";
+import { asCurl, asPipe, asPython } from "./snippets.js";
 import { SpeakView } from "./speak_view.js";
 import { showViews } from "./views.js";
 import { VoiceDialog } from "./voice_dialog.js";
 
 const RETRY_MS = 1500; // while the server is not ready
-const COPIED_MS = 1500;
 const $ = (id) => document.getElementById(id);
 const baseUrl = new URL(".", location.href).href;
 
@@ -22,6 +23,7 @@ const player = new Player();
 const composer = new Composer({ onPlay: stopAll, onDelete: removeVoice }, (text) => speakView.writeExample(text));
 let info = null;
 let speakView = null;
+let conversationView = null;
 let loadTest = null;
 let retryTimer = null;
 
@@ -43,9 +45,12 @@ async function open() {
   $("playground").hidden = $("views").hidden = false;
   composer.show(info);
   if (speakView === null) {
-    showViews(() => {});
     speakView = new SpeakView(composer, player, info.model.sample_rate, new Measurement(), open);
     if (info.model.can_clone) new VoiceDialog(info.limits, showVoices);
+    $("no-llm").hidden = info.conversation.llm;
+    $("conversation").hidden = !info.conversation.llm;
+    if (info.conversation.llm) conversationView = new ConversationView(player, info, stopSpeech, open);
+    showViews((name) => name !== "conversation" && conversationView?.leave());
   }
   showSnippet();
   pollReadiness();
@@ -60,7 +65,9 @@ async function pollReadiness() {
 }
 
 async function showVoices(selected) {
-  composer.showVoices((await playgroundInfo()).voices, selected);
+  const { voices } = await playgroundInfo();
+  composer.showVoices(voices, selected);
+  conversationView?.showVoices(voices);
   showSnippet();
 }
 
@@ -74,10 +81,15 @@ async function removeVoice(name) {
   }
 }
 
-function stopAll() {
+function stopSpeech() {
   composer.stopSample();
   speakView?.stop();
   if (loadTest && !loadTest.done) loadTest.stop();
+}
+
+function stopAll() {
+  stopSpeech();
+  conversationView?.interrupt();
 }
 
 function speak() {
@@ -114,13 +126,6 @@ function showSnippet() {
     : "The same speech from a terminal or a program.";
   $("code").textContent = live ? python() : curl();
   $("copy-curl").hidden = live;
-}
-
-async function copyFrom(button, text) {
-  const caption = button.textContent;
-  await copy(text);
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = caption), COPIED_MS);
 }
 
 async function startLoadTest() {
@@ -178,7 +183,7 @@ $("load-size").addEventListener("input", () => {
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape") stopAll();
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("composer").requestSubmit();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && location.hash !== "#conversation") $("composer").requestSubmit();
 });
 showResponses();
 open();

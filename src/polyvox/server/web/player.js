@@ -6,21 +6,28 @@ const SCRIPT_BLOCK = 1024; // samples of a block without an audio worklet
 
 export class Player {
   #context = null;
+  #connected = null; // promise of #post
   #post = null; // sends a message to the playback buffer
   #utterance = 0;
   #onReport = () => {};
 
-  // Must be called from a click: browsers block audio without one. onReport gets {queued, played, underruns, peak, finished}.
+  // Must be called from a click before the first audio: browsers block audio without one.
+  async open(sampleRate) {
+    if (this.#context?.sampleRate !== sampleRate) {
+      this.#context?.close();
+      this.#context = new AudioContext({ sampleRate, latencyHint: "interactive" });
+      this.#connected = this.#connect(this.#context);
+    }
+    this.#context.resume(); // not awaited: it settles only once the browser allows audio
+    this.#post = await this.#connected;
+  }
+
+  // Opens the output if it is not open. onReport gets {queued, played, underruns, peak, finished}.
   async begin(sampleRate, onReport) {
     const utterance = ++this.#utterance;
     this.#onReport = onReport;
-    if (this.#context === null || this.#context.sampleRate !== sampleRate) {
-      await this.#context?.close();
-      this.#context = new AudioContext({ sampleRate, latencyHint: "interactive" });
-      this.#post = await this.#connect();
-    }
+    await this.open(sampleRate);
     this.#post({ begin: utterance, utterance });
-    this.#context.resume(); // not awaited: it settles only once the browser allows audio
     return utterance;
   }
 
@@ -41,8 +48,7 @@ export class Player {
     this.#post?.({ begin: this.#utterance, utterance: this.#utterance });
   }
 
-  async #connect() {
-    const context = this.#context;
+  async #connect(context) {
     const onReport = (report) => report.utterance === this.#utterance && this.#onReport(report);
     if (context.audioWorklet) {
       await context.audioWorklet.addModule(new URL("playback_buffer.js", import.meta.url));

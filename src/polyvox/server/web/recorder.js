@@ -1,18 +1,12 @@
 // Records the microphone: a countdown, then audio with its level, up to a maximum length.
 
+import { MicrophoneError, closeMicrophone, openMicrophone } from "./microphone.js";
 import { sleep } from "./timeouts.js";
 
 const COUNTDOWN = 3; // seconds before the recording starts
 const LEVEL_MS = 50;
 const SILENCE = 0.01; // peak, of 1
 const ENDINGS = { mp4: "m4a", ogg: "ogg" };
-const PROBLEMS = {
-  NotAllowedError: "The microphone was denied. Allow it in the browser's settings of this page, or upload a file.",
-  NotFoundError: "No microphone was found. Connect one, or upload a file.",
-  NotReadableError: "The microphone is in use by another program. Close that program, or upload a file.",
-};
-
-export class RecorderError extends Error {}
 
 export class Recorder {
   #stopped = false;
@@ -24,10 +18,10 @@ export class Recorder {
     this.#onState = onState;
   }
 
-  // The recording as {blob, fileName, seconds}; null if it was stopped before it began. Throws a RecorderError.
+  // The recording as {blob, fileName, seconds}; null if it was stopped before it began. Throws a MicrophoneError.
   async record(maxSeconds) {
     this.#onState({ state: "asking" });
-    const microphone = await openMicrophone();
+    const microphone = await openMicrophone({}, "upload a file");
     const context = new AudioContext();
     try {
       for (let left = COUNTDOWN; left > 0 && !this.#stopped; left--) {
@@ -37,7 +31,7 @@ export class Recorder {
       if (this.#stopped) return null;
       return await this.#capture(microphone, measure(context, microphone), maxSeconds);
     } finally {
-      for (const track of microphone.getTracks()) track.stop();
+      closeMicrophone(microphone);
       context.close();
     }
   }
@@ -63,21 +57,13 @@ export class Recorder {
       recorder.ondataavailable = (event) => chunks.push(event.data);
       recorder.onstop = () => {
         clearInterval(timer);
-        if (peak < SILENCE) return reject(new RecorderError("The recording is silent. Check the microphone, then record again."));
+        if (peak < SILENCE) return reject(new MicrophoneError("The recording is silent. Check the microphone, then record again."));
         const type = recorder.mimeType;
         const ending = Object.entries(ENDINGS).find(([name]) => type.includes(name))?.[1] ?? "webm";
         resolve({ blob: new Blob(chunks, { type }), fileName: `recording.${ending}`, seconds: seconds() });
       };
       recorder.start();
     });
-  }
-}
-
-async function openMicrophone() {
-  try {
-    return await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
-  } catch (error) {
-    throw new RecorderError(PROBLEMS[error.name] ?? `The microphone cannot be used: ${error.message}`);
   }
 }
 

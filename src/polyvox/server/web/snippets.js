@@ -59,14 +59,4 @@ export function asPipe(baseUrl, options, needsKey, sampleRate) {
   ].join("\n");
 }
 
-export async function copy(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = document.createElement("textarea"); // pages over plain http have no clipboard
-  area.value = text;
-  document.body.append(area);
-  area.select();
-  document.execCommand("copy");
-  area.remove();
-}
-
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -3,7 +3,7 @@
 import { errorMessage } from "./api.js";
 import { TimeSeries, area, surface } from "./canvas.js";
 import { SimulatedPlayer } from "./simulated_player.js";
-import { SpeechSocket } from "./socket.js";
+import { SpeechSocket } from "./speech_socket.js";
 import { sleep } from "./timeouts.js";
 
 const MAX_POINTS = 240;

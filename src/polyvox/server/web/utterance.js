@@ -1,7 +1,7 @@
 // One utterance of a known text: requested, received, measured.
 
 import { ApiError, errorMessage } from "./api.js";
-import { SpeechSocket } from "./socket.js";
+import { SpeechSocket } from "./speech_socket.js";
 import { SpeechAudio } from "./speech_audio.js";
 import { WordTimes } from "./word_times.js";
 

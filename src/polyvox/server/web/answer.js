@@ -1,0 +1,84 @@
+// An answer of the conversation: its text, its audio, the times of its words, and how it ended.
+
+import { SpeechAudio } from "./speech_audio.js";
+import { WordTimes } from "./word_times.js";
+
+export class Answer {
+  role = "assistant";
+  state = "waiting"; // for its first text; then speaking, complete; or interrupted, failed
+  text = "";
+  heardLength = null; // characters of the text that were heard before an interruption, as is heardSeconds
+  heardSeconds = null;
+  itemId = null;
+  note = ""; // why it is incomplete
+  firstText = null; // seconds since the request, as is firstAudio
+  firstAudio = null;
+  received = false; // all of it
+  underruns = 0;
+  times = new WordTimes();
+  #began;
+
+  // began: when the turn of the user ended. connection: the one whose server knows the answer.
+  constructor(sampleRate, began, connection) {
+    this.audio = new SpeechAudio(sampleRate);
+    this.#began = began;
+    this.connection = connection;
+  }
+
+  get active() {
+    return this.state === "waiting" || this.state === "speaking";
+  }
+
+  // The text that the conversation continues with.
+  get heardText() {
+    return this.text.slice(0, this.heardLength ?? undefined);
+  }
+
+  addText(text) {
+    this.firstText ??= this.#elapsed();
+    this.text += text;
+    this.times.setText(this.text);
+    if (this.active) this.state = "speaking";
+  }
+
+  addAudio(samples) {
+    this.firstAudio ??= this.#elapsed();
+    this.audio.add(samples);
+    if (this.active) this.state = "speaking";
+  }
+
+  // Times of words or of a sentence, from the first sample on.
+  addTimes(event) {
+    this.times.add({ ...event, type: event.type.replace("response.output_audio", "audio") }, 0);
+  }
+
+  end(state) {
+    this.state = state;
+    this.audio.complete = true;
+  }
+
+  // Only so much of the audio was heard.
+  cut(seconds) {
+    this.heardSeconds = seconds;
+    this.heardLength = seconds === 0 ? 0 : (this.times.at(seconds)?.to ?? null);
+    this.end("interrupted");
+  }
+
+  // The server's transcript of what was heard: the beginning of the text.
+  setHeard(transcript) {
+    if (!this.text.startsWith(transcript)) this.text = transcript;
+    this.heardLength = transcript.length;
+  }
+
+  // The range to mark at a time of the audio: what is spoken, or after an interruption what was not heard.
+  marked(seconds) {
+    if (this.state === "speaking") return this.times.at(seconds);
+    if (this.heardLength === null) return null;
+    const rest = this.text.slice(this.heardLength);
+    return { kind: "unheard", from: this.heardLength + rest.search(/\S|$/), to: this.text.length };
+  }
+
+  #elapsed() {
+    return (performance.now() - this.#began) / 1000;
+  }
+}
