@@ -9,11 +9,14 @@ from playwright.sync_api import Browser, expect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from conformance.playground_page import CLIPBOARD, DESKTOP, SMALL_PHONE, PlaygroundPage, open_page, paused_server
+from conformance.scripted_realtime import ScriptedRealtime
 from ipc.fake_engine import ABOUT
 from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import serving
 
+NOWHERE = "http://127.0.0.1:9/v1"  # conversations are scripted: neither LLM nor STT are asked
+CONVERSING = Settings(llm=NOWHERE, stt=NOWHERE)
 LINKS = {"API reference": "/v1/audio/speech ", "Voices": "heart", "Readiness": "ready", "Metrics": "polyvox_"}
 
 
@@ -29,7 +32,7 @@ def test_the_page_fits_is_accessible_and_has_both_colour_schemes(
     browser: Browser, size: dict[str, int], scheme: str
 ) -> None:
     with (
-        paused_server(max_streams=8) as (_, address),
+        paused_server(CONVERSING, max_streams=8) as (_, address),
         open_page(browser, address, viewport=size, color_scheme=scheme, reduced_motion="reduce") as visit,
     ):
         ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -39,6 +42,18 @@ def test_the_page_fits_is_accessible_and_has_both_colour_schemes(
         visit.page.get_by_text("Use this in your code").click()
         visit.say("Short.")
         visit.until("#player[data-playback=ended]")
+        assert axe_findings(visit) == []
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == size["width"]
+        visit.view("Conversation")
+        assert axe_findings(visit) == []
+        script = ScriptedRealtime()
+        script.install(visit.page)
+        for text in ("Tell me about the harbour, please, and about all of its boats.", "And then?"):
+            visit.page.fill("#message", text)
+            visit.page.keyboard.press("Enter")
+            expect(visit.find(".message mark[data-kind=word]")).to_be_visible()
+        script.send("error", error={"type": "server_error", "code": "overloaded", "message": "All slots are in use."})
+        expect(visit.find("#conversation-problem")).to_be_visible()
         assert axe_findings(visit) == []
         assert visit.page.evaluate("document.documentElement.scrollWidth") == size["width"]
         visit.view("Measure")
@@ -67,12 +82,15 @@ def test_problems_and_the_voice_dialog_are_accessible(browser: Browser, scheme: 
 
 
 def test_every_control_can_be_reached_by_keyboard(browser: Browser) -> None:
-    with paused_server() as (_, address), open_page(browser, address) as visit:
+    with paused_server(CONVERSING) as (_, address), open_page(browser, address) as visit:
         visit.say("Short.")
         visit.until("#player[data-playback=ended]")
         reached = tab_through(visit)
         speak = {"text", "speak", "play", "seek", "format", "download", "speed", "seed", "keep-seed"}
         assert speak <= reached
+        visit.view("Conversation")
+        conversation = {"messages", "message", "talk", "conversation-voice", "system-prompt", "conversation-speed"}
+        assert conversation <= tab_through(visit)
         visit.view("Measure")
         assert {"measure-start", "load-size", "load-start"} <= tab_through(visit)
 

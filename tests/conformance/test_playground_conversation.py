@@ -32,10 +32,8 @@ def conversing(
 ) -> Iterator[tuple[PlaygroundPage, ScriptedRealtime]]:
     """The conversation page on a scripted connection."""
     script = script or ScriptedRealtime()
-    settings = Settings(llm=NOWHERE)
-    from dataclasses import replace
-    from server.fakes import CUSTOM
-    with paused_server(settings, info=replace(CUSTOM, takes_conversations=stt is not None)) as (_, address), open_page(browser, address, **more) as visit:
+    settings = Settings(llm=NOWHERE, stt=stt)
+    with paused_server(settings) as (_, address), open_page(browser, address, **more) as visit:
         script.install(visit.page)
         visit.view("Conversation")
         yield visit, script

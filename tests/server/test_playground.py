@@ -108,6 +108,25 @@ def test_the_page_shows_the_capabilities_of_the_model(about: ModelInfo) -> None:
     assert (body["limits"]["text"], body["limits"]["streams"], body["needs_key"]) == (70, 3, False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "takes_conversations", "expected"),
+    [
+        (Settings(), False, (False, False, False)),
+        (Settings(llm="http://127.0.0.1:9/v1"), False, (True, False, False)),
+        (Settings(llm="http://127.0.0.1:9/v1", stt="http://127.0.0.1:9/v1"), False, (True, True, True)),
+        (Settings(llm="http://127.0.0.1:9/v1"), True, (True, True, False)),
+    ],
+    ids=["no LLM", "LLM", "LLM and STT", "LLM that hears"],
+)
+def test_the_page_learns_how_a_conversation_is_possible(
+    settings: Settings, takes_conversations: bool, expected: tuple[bool, bool, bool]
+) -> None:
+    about = replace(CUSTOM, takes_conversations=takes_conversations)
+    with closing(PausableEngine(about)) as engine, serving(engine, settings) as server, server.client() as client:
+        body = client.get("/v1/playground").json()["conversation"]
+    assert (body["llm"], body["takes_speech"], body["transcribes"]) == expected
+
+
 def test_the_page_needs_no_key_but_its_data_does(engine: PausableEngine) -> None:
     with serving(engine, Settings(api_keys=["secret"])) as server, server.client() as client:
         assert client.get("/").status_code == 200

@@ -87,7 +87,11 @@ async def get_playground(state: State) -> JSONResponse:
             "audio_seconds": settings.max_recording_seconds,
             "streams": state.max_streams,
         },
-        "conversation": {"llm": settings.llm is not None, "transcription": state.info.takes_conversations},
+        "conversation": {
+            "llm": settings.llm is not None,
+            "takes_speech": state.info.takes_conversations or settings.stt is not None,
+            "transcribes": settings.stt is not None,
+        },
         "needs_key": bool(settings.api_keys),
     }
     return JSONResponse(body, headers={"cache-control": "no-store"})

@@ -11,9 +11,12 @@ const EXPECTED_ERRORS = ["response_cancel_not_active", "session_expired"];
 const INCOMPLETE = { max_output_tokens: "The answer reached the maximum length.", content_filter: "The LLM's content filter ended the answer." };
 
 export class Conversation {
-  turns = []; // answers, and {role: "user", text, state: listening, transcribing, complete or failed, connection}
+  // Answers, and {role: "user", text, state, connection}. state: complete; or of speech listening, transcribing, spoken
+  // (without a transcript), failed, discarded.
+  turns = [];
   handsFree = false;
-  hears; // the server transcribes speech
+  takesSpeech;
+  #transcribes; // the server sends transcripts of speech
   #options;
   #player;
   #playback;
@@ -24,10 +27,11 @@ export class Conversation {
   #began = 0; // when the last turn of the user ended
 
   // events: onTurn(turn) after a change of a turn, onStatus() after any other change, onProblem(error, retry).
-  constructor(player, options, hears, events) {
+  constructor(player, options, { takes_speech: takesSpeech, transcribes }, events) {
     this.#player = player;
     this.#options = options;
-    this.hears = hears;
+    this.takesSpeech = takesSpeech;
+    this.#transcribes = transcribes;
     this.#events = events;
     this.#playback = new Playback(player, () => this.#showPlayback());
     this.#link = new RealtimeLink({
@@ -181,7 +185,7 @@ export class Conversation {
   }
 
   #configure(connection) {
-    connection.configure({ ...this.#options, handsFree: this.handsFree, hears: this.hears });
+    connection.configure({ ...this.#options, handsFree: this.handsFree, transcribes: this.#transcribes });
   }
 
   #storeTurns(connection) {
@@ -219,11 +223,11 @@ export class Conversation {
     }
   }
 
-  // Speech that is not transcribed yet is lost with its connection.
+  // Speech that is not transcribed yet is lost with its connection or its microphone.
   #endInput() {
     for (const turn of this.turns) {
       if (turn.state !== "listening" && turn.state !== "transcribing") continue;
-      turn.state = "failed";
+      turn.state = "discarded";
       this.#events.onTurn(turn);
     }
   }
@@ -237,10 +241,9 @@ export class Conversation {
         break;
       case "input_audio_buffer.speech_stopped":
         this.#began = performance.now();
-        this.#setInput(event.item_id, { state: "transcribing" }, connection);
         break;
       case "input_audio_buffer.committed":
-        this.#setInput(event.item_id, { state: "transcribing" }, connection);
+        this.#setInput(event.item_id, { state: this.#transcribes ? "transcribing" : "spoken" }, connection);
         break;
       case "conversation.item.input_audio_transcription.completed":
         this.#setInput(event.item_id, transcribed(event.transcript.trim()), connection);

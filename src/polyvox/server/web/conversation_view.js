@@ -20,12 +20,12 @@ export class ConversationView {
   #onKeyRejected;
 
   // onStart is called before the conversation plays audio, onKeyRejected if the server rejects the key.
-  constructor(player, { voices, conversation: { transcription } }, onStart, onKeyRejected) {
+  constructor(player, { voices, conversation }, onStart, onKeyRejected) {
     this.#onStart = onStart;
     this.#onKeyRejected = onKeyRejected;
     $("system-prompt").value = INSTRUCTIONS;
     this.showVoices(voices);
-    this.#conversation = new Conversation(player, this.#options(), transcription, {
+    this.#conversation = new Conversation(player, this.#options(), conversation, {
       onTurn: (turn) => this.#messages.update(turn, this.#conversation.seconds),
       onStatus: () => {
         this.#talk?.update();

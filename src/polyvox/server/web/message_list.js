@@ -3,7 +3,13 @@
 import { Answer } from "./answer.js";
 import { MarkedText } from "./marked_text.js";
 
-const INPUT = { listening: "Listening …", transcribing: "Transcribing …", failed: "Not understood." };
+const INPUT = {
+  listening: "Listening …",
+  transcribing: "Transcribing …",
+  spoken: "Spoken message.",
+  failed: "Not understood.",
+  discarded: "Not sent.",
+};
 const NEAR_END = 80; // pixels within which the list follows new text
 
 export class MessageList {

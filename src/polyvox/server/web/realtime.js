@@ -24,9 +24,9 @@ export class RealtimeConnection {
     return this.#socket.messages(signal, STALL_SECONDS, expected);
   }
 
-  configure({ instructions, voice, speed, handsFree, hears }) {
+  configure({ instructions, voice, speed, handsFree, transcribes }) {
     const detection = handsFree ? { type: "server_vad", create_response: true, interrupt_response: true } : null;
-    const input = { format: PCM, turn_detection: detection, ...(hears ? { transcription: {} } : {}) };
+    const input = { format: PCM, turn_detection: detection, ...(transcribes ? { transcription: {} } : {}) };
     const output = { format: PCM, speed, timestamp_granularities: TIMES, ...(voice ? { voice } : {}) };
     const session = { type: "realtime", output_modalities: ["audio"], instructions, audio: { input, output } };
     this.#socket.send({ type: "session.update", session });

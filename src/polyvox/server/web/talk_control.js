@@ -32,7 +32,7 @@ export class TalkControl {
   // onProblem gets a message.
   constructor(conversation, onChange, onProblem) {
     this.#conversation = conversation;
-    $("talk").disabled = $("talk-modes").disabled = !conversation.hears;
+    $("talk").disabled = $("talk-modes").disabled = !conversation.takesSpeech;
     this.#onChange = onChange;
     this.#onProblem = onProblem;
     const button = $("talk");
@@ -156,7 +156,7 @@ export class TalkControl {
     $("talk").querySelector("span").textContent = CAPTIONS[mode][state];
     if (mode === "free") $("talk").setAttribute("aria-pressed", String(state === "on"));
     else $("talk").removeAttribute("aria-pressed");
-    $("talk-hint").textContent = this.#conversation.hears ? HINTS[mode] : NO_STT;
+    $("talk-hint").textContent = this.#conversation.takesSpeech ? HINTS[mode] : NO_STT;
     if (state !== "on") this.#showLevel(0);
   }
 
