@@ -50,7 +50,7 @@ def speaking(talking: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -
     question = talking.one_shot(SPOKEN, seed=1, voice="michael")
     silence = np.zeros(SAMPLE_RATE, np.float32)
     file = tmp_path_factory.mktemp("microphone") / "question.wav"
-    Audio(np.concatenate([silence, question, *[silence] * 9]), SAMPLE_RATE).save(file)
+    Audio(np.concatenate([silence, question, *[silence] * 9]), SAMPLE_RATE, 1, "stop").save(file)
     with sync_playwright() as playwright:
         arguments = [*ARGUMENTS, f"--use-file-for-fake-audio-capture={file}"]
         running = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)

@@ -78,6 +78,11 @@ export class Answer {
     return { kind: "unheard", from: this.heardLength + rest.search(/\S|$/), to: this.text.length };
   }
 
+  // The answer will not be played again.
+  releaseAudio() {
+    this.audio.chunks = [];
+  }
+
   #elapsed() {
     return (performance.now() - this.#began) / 1000;
   }

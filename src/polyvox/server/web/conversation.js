@@ -4,20 +4,18 @@ import { Answer } from "./answer.js";
 import { Playback } from "./playback.js";
 import { SAMPLE_RATE, samplesOf } from "./realtime.js";
 import { RealtimeLink } from "./realtime_link.js";
+import { Turns } from "./turns.js";
 
-const MAX_RESTORED = 50; // turns that a new connection gets
 // Errors that need nothing of the user: the answer ended before its cancellation arrived; the next turn opens a session.
 const EXPECTED_ERRORS = ["response_cancel_not_active", "session_expired"];
 const INCOMPLETE = { max_output_tokens: "The answer reached the maximum length.", content_filter: "The LLM's content filter ended the answer." };
 
 export class Conversation {
-  // Answers, and {role: "user", text, state, connection}. state: complete; or of speech listening, transcribing, spoken
-  // (without a transcript), failed, discarded.
-  turns = [];
   handsFree = false;
   takesSpeech;
   #transcribes; // the server sends transcripts of speech
   #options;
+  #turns;
   #player;
   #playback;
   #events;
@@ -33,6 +31,7 @@ export class Conversation {
     this.takesSpeech = takesSpeech;
     this.#transcribes = transcribes;
     this.#events = events;
+    this.#turns = new Turns(events.onTurn);
     this.#playback = new Playback(player, () => this.#showPlayback());
     this.#link = new RealtimeLink({
       onOpen: (connection) => this.#configure(connection),
@@ -47,13 +46,17 @@ export class Conversation {
     return this.#link.status;
   }
 
+  get turns() {
+    return this.#turns.all;
+  }
+
   get answer() {
-    return this.turns.findLast((turn) => turn instanceof Answer) ?? null;
+    return this.#turns.answer;
   }
 
   // An answer is awaited, generated or played.
   get busy() {
-    return this.#responding || (this.answer?.active ?? false);
+    return this.#responding || this.#playback.status === "playing";
   }
 
   // Seconds of the last answer that were played.
@@ -77,7 +80,7 @@ export class Conversation {
 
   send(text) {
     this.interrupt();
-    this.#add({ role: "user", text, state: "complete", connection: null });
+    this.#turns.addText(text);
     return this.#respond();
   }
 
@@ -119,7 +122,7 @@ export class Conversation {
     this.handsFree = false;
     this.#link.current?.clearAudio();
     if (this.#link.current) this.#configure(this.#link.current);
-    this.#endInput();
+    this.#turns.discardSpeech();
   }
 
   // Silences the answer at once. What was not heard is not generated, and the LLM does not remember it.
@@ -132,7 +135,7 @@ export class Conversation {
   clear() {
     this.interrupt();
     this.#close();
-    this.turns = [];
+    this.#turns.clear();
     if (this.handsFree) this.#run(() => {});
   }
 
@@ -140,7 +143,7 @@ export class Conversation {
     this.interrupt();
     this.handsFree = false;
     this.#close();
-    this.#endInput();
+    this.#turns.discardSpeech();
   }
 
   #close() {
@@ -151,8 +154,8 @@ export class Conversation {
 
   #cut() {
     const { answer } = this;
-    if (!answer?.active) return;
     this.#playback.pause();
+    if (!answer?.active) return;
     answer.cut(answer.audio.length ? this.seconds : 0);
     if (answer.itemId && answer.connection === this.#link.current) this.#link.current.truncate(answer.itemId, answer.heardSeconds);
     this.#events.onTurn(answer);
@@ -161,22 +164,21 @@ export class Conversation {
   // Asks for an answer to the last turn.
   #respond() {
     this.#began = performance.now();
-    return this.#run(
-      (connection) => {
-        this.#queued = this.#responding;
-        if (!this.#responding) connection.respond();
-        this.#responding = true;
-      },
-      () => this.#respond(),
-    );
+    return this.#run((connection) => this.#request(connection), () => this.#respond());
+  }
+
+  #request(connection) {
+    this.#queued = this.#responding;
+    if (!this.#responding) connection.respond();
+    this.#responding = true;
   }
 
   // Calls act with an open connection whose server knows all turns. Failures are reported.
   async #run(act, retry = null) {
-    this.#player.open(SAMPLE_RATE);
+    this.#player.open(SAMPLE_RATE).catch((error) => this.#events.onProblem(error, null));
     try {
       const connection = await this.#link.connect();
-      this.#storeTurns(connection);
+      this.#turns.store(connection);
       act(connection);
     } catch (error) {
       if (error.name !== "AbortError") this.#events.onProblem(error, retry);
@@ -188,20 +190,12 @@ export class Conversation {
     connection.configure({ ...this.#options, handsFree: this.handsFree, transcribes: this.#transcribes });
   }
 
-  #storeTurns(connection) {
-    for (const turn of this.turns.slice(-MAX_RESTORED)) {
-      const text = turn instanceof Answer ? turn.heardText : turn.text;
-      if (turn.connection !== connection && turn.state !== "failed" && text) connection.addMessage(turn.role, text);
-      turn.connection = connection;
-    }
-  }
-
   // The connection was lost. It is opened again at once if something waits for it, else with the next turn.
   async #restore(error, wasStable) {
     const { answer } = this;
     const asked = this.#responding;
     this.#responding = this.#queued = false;
-    this.#endInput();
+    this.#turns.discardSpeech();
     if (answer?.active && !answer.received) {
       answer.note = "The connection was lost.";
       answer.end("failed");
@@ -212,7 +206,7 @@ export class Conversation {
     this.#events.onProblem(error, null);
     try {
       if (!wasStable) throw error;
-      this.#storeTurns(await this.#link.reconnect());
+      this.#turns.store(await this.#link.reconnect());
       const restored = "The connection was lost and is restored.";
       this.#events.onProblem(new Error(asked ? `${restored} The answer is incomplete.` : restored), asked ? () => this.#respond() : null);
     } catch (problem) {
@@ -223,33 +217,24 @@ export class Conversation {
     }
   }
 
-  // Speech that is not transcribed yet is lost with its connection or its microphone.
-  #endInput() {
-    for (const turn of this.turns) {
-      if (turn.state !== "listening" && turn.state !== "transcribing") continue;
-      turn.state = "discarded";
-      this.#events.onTurn(turn);
-    }
-  }
-
   #handle(event, connection) {
     const { answer } = this;
     switch (event.type) {
       case "input_audio_buffer.speech_started":
         this.#cut();
-        this.#add({ role: "user", itemId: event.item_id, text: "", state: "listening", connection });
+        this.#turns.setSpeech(event.item_id, "listening", "", connection);
         break;
       case "input_audio_buffer.speech_stopped":
         this.#began = performance.now();
         break;
       case "input_audio_buffer.committed":
-        this.#setInput(event.item_id, { state: this.#transcribes ? "transcribing" : "spoken" }, connection);
+        this.#turns.setSpeech(event.item_id, this.#transcribes ? "transcribing" : "spoken", "", connection);
         break;
       case "conversation.item.input_audio_transcription.completed":
-        this.#setInput(event.item_id, transcribed(event.transcript.trim()), connection);
+        this.#turns.setSpeech(event.item_id, event.transcript.trim() ? "complete" : "failed", event.transcript.trim(), connection);
         break;
       case "conversation.item.input_audio_transcription.failed":
-        this.#setInput(event.item_id, { state: "failed" }, connection);
+        this.#turns.setSpeech(event.item_id, "failed", "", connection);
         this.#events.onProblem(new Error(event.error.message), null);
         break;
       case "response.created":
@@ -272,12 +257,13 @@ export class Conversation {
         break;
       case "response.done":
         this.#finish(event.response);
+        if (this.#queued) this.#request(connection);
         break;
       case "conversation.item.retrieved":
-        this.#setHeard(event.item);
+        this.#turns.setHeard(event.item.id, event.item.content?.[0]?.transcript ?? event.item.content?.[0]?.text ?? "");
         break;
       case "error":
-        if (!EXPECTED_ERRORS.includes(event.error.code)) this.#events.onProblem(new Error(event.error.message), null);
+        this.#reject(event.error);
         break;
     }
     if (answer && event.type.startsWith("response.")) this.#events.onTurn(answer);
@@ -285,9 +271,10 @@ export class Conversation {
   }
 
   #begin(connection) {
+    this.answer?.releaseAudio();
     const answer = new Answer(SAMPLE_RATE, this.#began, connection);
-    this.#add(answer);
-    this.#playback.begin(answer.audio);
+    this.#turns.add(answer);
+    this.#playback.begin(answer.audio).catch(() => {}); // #run reports why there is no audio output
   }
 
   #play(answer, samples) {
@@ -306,7 +293,6 @@ export class Conversation {
       if (status === "failed") this.#fail(answer, details?.error);
       if (answer.active && !answer.audio.length) answer.end("complete");
     }
-    if (this.#queued) this.#respond();
   }
 
   #fail(answer, error) {
@@ -316,24 +302,12 @@ export class Conversation {
     this.#events.onProblem(new Error(error?.message ?? "the answer failed"), notHeard ? null : () => this.#respond());
   }
 
-  #setHeard({ id, content }) {
-    const answer = this.turns.find((turn) => turn.itemId === id);
-    if (!(answer instanceof Answer) || answer.state !== "interrupted") return;
-    answer.setHeard(content?.[0]?.transcript ?? content?.[0]?.text ?? "");
-    this.#events.onTurn(answer);
-  }
-
-  #add(turn) {
-    this.turns.push(turn);
-    this.#events.onTurn(turn);
-  }
-
-  // Changes the spoken turn of the user with this id.
-  #setInput(itemId, change, connection) {
-    let turn = this.turns.find((each) => each.itemId === itemId);
-    if (!turn) this.#add((turn = { role: "user", itemId, text: "", state: "listening", connection }));
-    Object.assign(turn, change);
-    this.#events.onTurn(turn);
+  // An event of the page was refused, which may have been the request of an answer.
+  #reject({ code, message }) {
+    if (EXPECTED_ERRORS.includes(code)) return;
+    const refused = this.#responding && !this.answer?.active;
+    if (refused) this.#responding = this.#queued = false;
+    this.#events.onProblem(new Error(message), refused ? () => this.#respond() : null);
   }
 
   #showPlayback() {
@@ -345,5 +319,3 @@ export class Conversation {
     this.#events.onStatus();
   }
 }
-
-const transcribed = (text) => ({ text, state: text ? "complete" : "failed" });

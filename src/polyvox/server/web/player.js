@@ -19,7 +19,12 @@ export class Player {
       this.#connected = this.#connect(this.#context);
     }
     this.#context.resume(); // not awaited: it settles only once the browser allows audio
-    this.#post = await this.#connected;
+    try {
+      this.#post = await this.#connected;
+    } catch (error) {
+      this.#context = null; // the next call tries again
+      throw error;
+    }
   }
 
   // Opens the output if it is not open. onReport gets {queued, played, underruns, peak, finished}.

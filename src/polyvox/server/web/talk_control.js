@@ -160,7 +160,8 @@ export class TalkControl {
     if (state !== "on") this.#showLevel(0);
   }
 
-  #showLevel(level) {
+  #showLevel(peak) {
+    const level = Math.sqrt(peak); // quiet speech is visible too
     $("talk-level").style.setProperty("--level", String(level));
     $("talk-level").setAttribute("aria-valuenow", String(Math.round(100 * level)));
   }
