@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take the documentation's screenshots of the playground: screenshots.py http://127.0.0.1:8000 docs/playground."""
+"""Take the documentation's screenshots of the playground: screenshots.py http://127.0.0.1:8000 docs/playground.
+
+The server needs an LLM, such as `python -m server.scripted_llm TEXT`, and the URL of an STT, which is not used.
+"""
 
 import re
 import sys
@@ -24,6 +27,20 @@ def wait_for_word(page: Page, words: str) -> None:
     expect(page.locator("#text-highlight mark")).to_have_text(re.compile(words), timeout=WAIT_MS)
 
 
+def show_conversation(page: Page, path: Path) -> None:
+    """An answer that was interrupted, and the next one while it is spoken."""
+    page.get_by_role("link", name="Conversation").click()
+    word = page.locator(".message mark[data-kind=word]")
+    page.fill("#message", "What do you see from the lighthouse?")
+    page.keyboard.press("Enter")
+    expect(word).to_have_text(re.compile("fishing|boats"), timeout=WAIT_MS)
+    page.fill("#message", "Sorry, once more please.")
+    page.keyboard.press("Enter")
+    expect(word).to_have_text(re.compile("harbour|fishing"), timeout=WAIT_MS)
+    page.evaluate("document.activeElement.blur()")
+    page.screenshot(path=path)
+
+
 def main(address: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
@@ -46,6 +63,8 @@ def main(address: str, folder: Path) -> None:
         phone.get_by_role("button", name="A greeting").click()
         wait_for_word(phone, "lovely|hear|from|How|did")
         phone.screenshot(path=folder / "phone.png")
+        show_conversation(open_page(browser, address, DESKTOP, "light"), folder / "conversation.png")
+        show_conversation(open_page(browser, address, PHONE, "dark"), folder / "conversation-phone.png")
         browser.close()
 
 

@@ -63,7 +63,7 @@ def visit(speaking: Browser, talking: ServerProcess, llm: ScriptedLLM, stt: Scri
     """The conversation page. The LLM gives a short answer, the STT the spoken question."""
     llm.reset()
     llm.script = Script(split_tokens(SHORT))
-    stt.script = TranscriptScript(SPOKEN)
+    stt.script = TranscriptScript([SPOKEN])
     with open_page(speaking, talking.url) as visit:
         visit.view("Conversation")
         yield visit
@@ -167,11 +167,11 @@ def test_an_error_of_the_llm_is_a_sentence(visit: PlaygroundPage, llm: ScriptedL
 
 
 def test_an_error_of_the_stt_is_a_sentence(visit: PlaygroundPage, stt: ScriptedSTT) -> None:
-    stt.script = TranscriptScript(SPOKEN, status=500)
+    stt.script = TranscriptScript([SPOKEN], status=500)
     visit.page.click("#talk", delay=2000)
     expect(visit.find("#conversation-problem")).to_contain_text(re.compile("STT.*[.]$"), timeout=TIMEOUT_MS)
     expect(visit.find(".message[data-role=user]")).to_contain_text("Not understood.")
-    stt.script = TranscriptScript(SPOKEN)
+    stt.script = TranscriptScript([SPOKEN])
     visit.page.click("#talk", delay=2000)
     wait_for_answer(visit)
     expect(visit.find(f"{LAST} >> .message-text")).to_have_text(SHORT)
