@@ -57,13 +57,13 @@ class ScriptedRealtime:
             case "response.cancel":
                 self.finish("cancelled", reason="client_cancelled")
             case "conversation.item.retrieve":
-                heard = self.sent("conversation.item.truncate")[-1]["audio_end_ms"] / 1000
-                text = " ".join(word for start, word in self.words if start < heard)
+                played = self.sent("conversation.item.truncate")[-1]["audio_end_ms"] / 1000
+                text = " ".join(word for start, word in self.words if start < played)
                 item = {"id": event["item_id"], "content": [{"type": "output_audio", "transcript": text}]}
                 self.send("conversation.item.retrieved", item=item)
 
     def _answer(self, item_id: str) -> None:
-        place = {"item_id": item_id, "output_index": 0, "content_index": 0}
+        location = {"item_id": item_id, "output_index": 0, "content_index": 0}
         self.send("response.created", response={"status": "in_progress"})
         self.send("response.output_item.added", item={"id": item_id, "type": "message"})
         text, words = "", []
@@ -71,9 +71,9 @@ class ScriptedRealtime:
             text += " " * bool(text) + word
             position = {"text_start": len(text) - len(word), "text_end": len(text)}
             words.append({"word": word, "start": start, "end": start + 0.1, **position})
-        self.send("response.output_audio_transcript.delta", delta=text, **place)
-        self.send("response.output_audio.words", words=words, estimated=True, **place)
+        self.send("response.output_audio_transcript.delta", delta=text, **location)
+        self.send("response.output_audio.words", words=words, estimated=True, **location)
         audio = bytes(2 * round(self.seconds * SAMPLE_RATE))
-        self.send("response.output_audio.delta", delta=base64.b64encode(audio).decode(), **place)
+        self.send("response.output_audio.delta", delta=base64.b64encode(audio).decode(), **location)
         if self.completes:
             self.finish("completed")

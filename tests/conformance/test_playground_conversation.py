@@ -45,7 +45,7 @@ def send(visit: PlaygroundPage, text: str) -> None:
 
 
 def wait_for_sent(visit: PlaygroundPage, script: ScriptedRealtime, kind: str, count: int = 1) -> list[dict[str, Any]]:
-    """The events of this type, once the page has sent so many."""
+    """The events of this type, once the page has sent this number of them."""
     eventually(lambda: len(script.sent(kind)) >= count or visit.page.wait_for_timeout(20))
     return script.sent(kind)
 
@@ -90,7 +90,7 @@ def test_an_answer_is_interrupted_by(browser: Browser, by: str, completes: bool)
         first = visit.find(".message[data-role=assistant]").first
         expect(first).to_have_attribute("data-state", "interrupted")
         expect(first.locator(".message-details")).to_contain_text("interrupted")
-        expect(first.locator("mark[data-kind=unheard]")).to_have_text("four.")
+        expect(first.locator("mark[data-kind=unplayed]")).to_have_text("four.")
         (cut,) = wait_for_sent(visit, script, "conversation.item.truncate")
         assert cut["item_id"] == "item_1"
         assert 1000 <= cut["audio_end_ms"] < 9000
@@ -208,7 +208,7 @@ def test_a_conversation_is_copied_and_cleared(browser: Browser) -> None:
 
 
 def test_leaving_the_page_silences_it(browser: Browser) -> None:
-    with conversing(browser, ScriptedRealtime(**LONG)) as (visit, script):
+    with conversing(browser, ScriptedRealtime(**LONG)) as (visit, _):
         send(visit, "Count.")
         answer(visit, "speaking")
         visit.view("Speak")
@@ -228,10 +228,10 @@ def test_without_transcription_the_microphone_says_why(browser: Browser) -> None
 
 REJECT = "void (navigator.mediaDevices.getUserMedia = () => Promise.reject(new DOMException('no', '{}')))"
 MICROPHONES = {
-    "denied": (REJECT.format("NotAllowedError"), "Allow it in the browser's settings of this page, or type your message."),
+    "denied": (REJECT.format("NotAllowedError"), "Allow it in the browser's settings of this page, or type"),
     "absent": (REJECT.format("NotFoundError"), "No microphone was found. Connect one, or type your message."),
     "in use": (REJECT.format("NotReadableError"), "in use by another program"),
-    "insecure": ("Object.defineProperty(navigator, 'mediaDevices', { value: undefined })", "only on https or localhost"),
+    "insecure": ("Object.defineProperty(navigator, 'mediaDevices', { value: undefined })", "on https or localhost"),
 }
 
 

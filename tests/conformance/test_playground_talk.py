@@ -3,7 +3,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,24 +101,24 @@ def test_a_typed_message_is_answered_aloud(visit: PlaygroundPage, llm: ScriptedL
     wait_for_answer(visit)
 
 
-def test_the_llm_remembers_only_what_was_heard(visit: PlaygroundPage, llm: ScriptedLLM) -> None:
+def test_the_llm_remembers_only_what_was_played(visit: PlaygroundPage, llm: ScriptedLLM) -> None:
     llm.script = Script(split_tokens(LONG))
     send(visit, "What can you see?")
     expect(visit.find(f"{FIRST} >> mark[data-kind=word]")).to_have_text("boats,", timeout=TIMEOUT_MS)
     visit.page.keyboard.press("Escape")
     wait_for_answer(visit, "interrupted")
-    expect(visit.find(f"{FIRST} >> mark[data-kind=unheard]")).to_contain_text("village.", timeout=TIMEOUT_MS)
-    unheard = visit.find(f"{FIRST} >> mark[data-kind=unheard]").inner_text()
+    expect(visit.find(f"{FIRST} >> mark[data-kind=unplayed]")).to_contain_text("village.", timeout=TIMEOUT_MS)
+    unplayed = visit.find(f"{FIRST} >> mark[data-kind=unplayed]").inner_text()
     llm.script = Script(split_tokens(SHORT))
     send(visit, "And now?")
     eventually(lambda: len(llm.requests) == 2 or visit.page.wait_for_timeout(20))
-    heard = messages(llm)[1]["content"]
-    assert heard.startswith("I can see the harbour, three small boats,")
-    assert f"{heard} {unheard}" in f"{LONG} {LONG}", "the page shows the cut that the LLM knows"
+    played = messages(llm)[1]["content"]
+    assert played.startswith("I can see the harbour, three small boats,")
+    assert f"{played} {unplayed}" in f"{LONG} {LONG}", "the page shows the cut that the LLM knows"
     wait_for_answer(visit)
 
 
-def test_a_question_is_spoken_while_the_button_is_held(
+def test_a_question_is_spoken_while_the_button_is_pressed(
     visit: PlaygroundPage, llm: ScriptedLLM, stt: ScriptedSTT
 ) -> None:
     before = len(stt.requests)

@@ -7,8 +7,8 @@ export class Answer {
   role = "assistant";
   state = "waiting"; // for its first text; then speaking, complete; or interrupted, failed
   text = "";
-  heardLength = null; // characters of the text that were heard before an interruption, as is heardSeconds
-  heardSeconds = null;
+  playedLength = null; // characters of the text that were played before an interruption, as is playedSeconds
+  playedSeconds = null;
   itemId = null;
   note = ""; // why it is incomplete
   firstText = null; // seconds since the request, as is firstAudio
@@ -30,8 +30,8 @@ export class Answer {
   }
 
   // The text that the conversation continues with.
-  get heardText() {
-    return this.text.slice(0, this.heardLength ?? undefined);
+  get playedText() {
+    return this.text.slice(0, this.playedLength ?? undefined);
   }
 
   addText(text) {
@@ -57,25 +57,25 @@ export class Answer {
     this.audio.complete = true;
   }
 
-  // Only so much of the audio was heard.
+  // The audio was played up to this time.
   cut(seconds) {
-    this.heardSeconds = seconds;
-    this.heardLength = seconds === 0 ? 0 : (this.times.at(seconds)?.to ?? null);
+    this.playedSeconds = seconds;
+    this.playedLength = seconds === 0 ? 0 : (this.times.at(seconds)?.to ?? null);
     this.end("interrupted");
   }
 
-  // The server's transcript of what was heard: the beginning of the text.
-  setHeard(transcript) {
+  // The server's transcript of what was played: the beginning of the text.
+  setPlayed(transcript) {
     if (!this.text.startsWith(transcript)) this.text = transcript;
-    this.heardLength = transcript.length;
+    this.playedLength = transcript.length;
   }
 
-  // The range to mark at a time of the audio: what is spoken, or after an interruption what was not heard.
+  // The range to mark at a time of the audio: what is spoken, or after an interruption what was not played.
   marked(seconds) {
     if (this.state === "speaking") return this.times.at(seconds);
-    if (this.heardLength === null) return null;
-    const rest = this.text.slice(this.heardLength);
-    return { kind: "unheard", from: this.heardLength + rest.search(/\S|$/), to: this.text.length };
+    if (this.playedLength === null) return null;
+    const rest = this.text.slice(this.playedLength);
+    return { kind: "unplayed", from: this.playedLength + rest.search(/\S|$/), to: this.text.length };
   }
 
   // The answer will not be played again.

@@ -125,7 +125,7 @@ export class Conversation {
     this.#turns.discardSpeech();
   }
 
-  // Silences the answer at once. What was not heard is not generated, and the LLM does not remember it.
+  // Silences the answer at once. What was not played is not generated, and the LLM does not remember it.
   interrupt() {
     this.#queued = false;
     if (this.#responding) this.#link.current?.cancel();
@@ -157,7 +157,7 @@ export class Conversation {
     this.#playback.pause();
     if (!answer?.active) return;
     answer.cut(answer.audio.length ? this.seconds : 0);
-    if (answer.itemId && answer.connection === this.#link.current) this.#link.current.truncate(answer.itemId, answer.heardSeconds);
+    if (answer.itemId && answer.connection === this.#link.current) this.#link.current.truncate(answer.itemId, answer.playedSeconds);
     this.#events.onTurn(answer);
   }
 
@@ -260,7 +260,7 @@ export class Conversation {
         if (this.#queued) this.#request(connection);
         break;
       case "conversation.item.retrieved":
-        this.#turns.setHeard(event.item.id, event.item.content?.[0]?.transcript ?? event.item.content?.[0]?.text ?? "");
+        this.#turns.setPlayed(event.item.id, event.item.content?.[0]?.transcript ?? event.item.content?.[0]?.text ?? "");
         break;
       case "error":
         this.#reject(event.error);
@@ -298,8 +298,8 @@ export class Conversation {
   #fail(answer, error) {
     answer.note = "The answer failed.";
     answer.end("failed");
-    const notHeard = error?.code?.startsWith("stt_"); // the user must say it again
-    this.#events.onProblem(new Error(error?.message ?? "the answer failed"), notHeard ? null : () => this.#respond());
+    const notTranscribed = error?.code?.startsWith("stt_"); // the user must say it again
+    this.#events.onProblem(new Error(error?.message ?? "the answer failed"), notTranscribed ? null : () => this.#respond());
   }
 
   // An event of the page was refused, which may have been the request of an answer.

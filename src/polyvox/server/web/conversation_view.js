@@ -72,8 +72,8 @@ export class ConversationView {
     this.#showStatus();
   }
 
-  // The user leaves the view: nothing is played or heard any more; the messages stay.
-  leave() {
+  // The user leaves the view: nothing is played or recorded any more; the messages stay.
+  close() {
     this.#talk.stop();
     this.#conversation.close();
   }

@@ -50,7 +50,7 @@ async function open() {
     $("no-llm").hidden = info.conversation.llm;
     $("conversation").hidden = !info.conversation.llm;
     if (info.conversation.llm) conversationView = new ConversationView(player, info, stopSpeech, open);
-    showViews((name) => name !== "conversation" && conversationView?.leave());
+    showViews((name) => name !== "conversation" && conversationView?.close());
   }
   showSnippet();
   pollReadiness();

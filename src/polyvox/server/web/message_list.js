@@ -40,7 +40,7 @@ export class MessageList {
     const done = isAnswer ? !turn.active : turn.state === "complete";
     if (done && !message.announced && turn.text) {
       message.announced = true;
-      this.#announce(`${speaker(turn)}: ${isAnswer ? turn.heardText : turn.text}`);
+      this.#announce(`${speaker(turn)}: ${isAnswer ? turn.playedText : turn.text}`);
     }
     if (follow) this.#list.scrollTop = this.#list.scrollHeight;
   }
@@ -69,7 +69,7 @@ export class MessageList {
 export function asText(turns) {
   const lines = turns.map((turn) => {
     const cut = turn.state === "interrupted" ? " [interrupted]" : "";
-    return `${speaker(turn)}: ${turn instanceof Answer ? turn.heardText : turn.text}${cut}`;
+    return `${speaker(turn)}: ${turn instanceof Answer ? turn.playedText : turn.text}${cut}`;
   });
   return `${lines.join("\n\n")}\n`;
 }
@@ -82,7 +82,7 @@ function answerDetails(answer) {
   if (answer.firstText !== null) parts.push(`first text ${answer.firstText.toFixed(2)} s`);
   if (answer.firstAudio !== null) parts.push(`first audio ${answer.firstAudio.toFixed(2)} s`);
   if (answer.underruns) parts.push(answer.underruns === 1 ? "1 underrun" : `${answer.underruns} underruns`);
-  if (answer.state === "interrupted") parts.push(`interrupted after ${answer.heardSeconds.toFixed(1)} s`);
+  if (answer.state === "interrupted") parts.push(`interrupted after ${answer.playedSeconds.toFixed(1)} s`);
   const figures = parts.map((part) => part.replaceAll(" ", "\u00a0")); // lines break between them only
   return [...figures, answer.note].filter(Boolean).join(" · ");
 }

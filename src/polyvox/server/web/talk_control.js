@@ -25,7 +25,7 @@ export class TalkControl {
   #onProblem;
   #capture = null; // open microphone
   #opening = 0; // number of the attempt to open it
-  #held = false; // the button or the space bar
+  #pressed = false; // the button or the space bar
   #talked = 0; // seconds of audio that were sent
   #idle = null; // closes the microphone
 
@@ -61,7 +61,7 @@ export class TalkControl {
   // Closes the microphone; what was not sent is discarded.
   stop() {
     const wasOn = this.state === "on";
-    this.#held = false;
+    this.#pressed = false;
     this.#closeMicrophone();
     this.#setState("off");
     if (wasOn && this.#conversation.handsFree) this.#conversation.stopHandsFree();
@@ -75,21 +75,21 @@ export class TalkControl {
   }
 
   async #press(event) {
-    if (this.mode !== "push" || $("talk").disabled || this.#held) return;
+    if (this.mode !== "push" || $("talk").disabled || this.#pressed) return;
     if (event.pointerId !== undefined) $("talk").setPointerCapture(event.pointerId);
-    this.#held = true;
+    this.#pressed = true;
     this.#idle?.clear();
     const open = await this.#openMicrophone();
-    if (open && !this.#held) this.#closeWhenIdle(); // the button was released before the microphone was allowed
-    if (!open || !this.#held) return this.#setState("off");
+    if (open && !this.#pressed) this.#closeWhenIdle(); // the button was released before the microphone was allowed
+    if (!open || !this.#pressed) return this.#setState("off");
     this.#talked = 0;
     this.#conversation.beginTalk();
     this.#setState("on");
   }
 
   #release() {
-    if (!this.#held) return;
-    this.#held = false;
+    if (!this.#pressed) return;
+    this.#pressed = false;
     if (this.state !== "on") return;
     if (this.#talked < MIN_TALK_SECONDS) {
       this.#conversation.cancelTalk();

@@ -49,18 +49,18 @@ export class Turns {
     }
   }
 
-  // The server's transcript of the part of an answer that was heard.
-  setHeard(itemId, transcript) {
+  // The server's transcript of the part of an answer that was played.
+  setPlayed(itemId, transcript) {
     const answer = this.all.find((turn) => turn.itemId === itemId);
     if (!(answer instanceof Answer) || answer.state !== "interrupted") return;
-    answer.setHeard(transcript);
+    answer.setPlayed(transcript);
     this.#onChange(answer);
   }
 
   // Sends the turns that the connection's server does not know.
   store(connection) {
     for (const turn of this.all.slice(-MAX_RESTORED)) {
-      const text = turn instanceof Answer ? turn.heardText : turn.text;
+      const text = turn instanceof Answer ? turn.playedText : turn.text;
       if (turn.connection !== connection && turn.state !== "failed" && text) connection.addMessage(turn.role, text);
       turn.connection = connection;
     }
