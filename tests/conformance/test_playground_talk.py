@@ -113,8 +113,8 @@ def test_the_llm_remembers_only_what_was_played(visit: PlaygroundPage, llm: Scri
     send(visit, "And now?")
     eventually(lambda: len(llm.requests) == 2 or visit.page.wait_for_timeout(20))
     played = messages(llm)[1]["content"]
-    assert played.startswith("I can see the harbour, three small boats,")
-    assert f"{played} {unplayed}" in f"{LONG} {LONG}", "the page shows the cut that the LLM knows"
+    assert played.startswith("I can see the harbour, three small")
+    assert LONG.startswith(f"{played} {unplayed}"), "the page shows the cut that the LLM knows"
     wait_for_answer(visit)
 
 
@@ -157,7 +157,7 @@ def test_a_question_is_spoken_hands_free_and_the_next_one_interrupts_the_answer(
 def test_an_error_of_the_llm_is_a_sentence(visit: PlaygroundPage, llm: ScriptedLLM) -> None:
     llm.script = Script(["Let me", " see", Action.DISCONNECT])
     send(visit, "What can you see?")
-    expect(visit.find("#conversation-problem")).to_contain_text(re.compile("LLM.*[.]$"), timeout=TIMEOUT_MS)
+    expect(visit.find("#conversation-problem p")).to_have_text(re.compile("LLM.*[.]$"), timeout=TIMEOUT_MS)
     llm.script = Script(split_tokens(SHORT))
     visit.page.get_by_role("button", name="Retry").click()
     wait_for_answer(visit)
@@ -168,7 +168,7 @@ def test_an_error_of_the_llm_is_a_sentence(visit: PlaygroundPage, llm: ScriptedL
 def test_an_error_of_the_stt_is_a_sentence(visit: PlaygroundPage, stt: ScriptedSTT) -> None:
     stt.script = TranscriptScript([SPOKEN], status=500)
     visit.page.click("#talk", delay=2000)
-    expect(visit.find("#conversation-problem")).to_contain_text(re.compile("STT.*[.]$"), timeout=TIMEOUT_MS)
+    expect(visit.find("#conversation-problem p")).to_have_text(re.compile("STT.*[.]$"), timeout=TIMEOUT_MS)
     expect(visit.find(".message[data-role=user]")).to_contain_text("Not understood.")
     stt.script = TranscriptScript([SPOKEN])
     visit.page.click("#talk", delay=2000)
