@@ -15,7 +15,6 @@ from ipc.engine_processes import eventually
 from polyvox.server.settings import Settings
 
 NOWHERE = "http://127.0.0.1:9/v1"  # the connection is scripted: neither LLM nor STT are asked
-LONG = {"words": ((0.0, "One"), (0.5, "two"), (1.0, "three"), (9.0, "four.")), "seconds": 10.0}
 RECORD_MARKS = """() => {
   window.marked = [];
   const list = document.getElementById("messages");
@@ -37,6 +36,12 @@ def conversing(
         script.install(visit.page)
         visit.view("Conversation")
         yield visit, script
+
+
+def counting(completes: bool = True) -> ScriptedRealtime:
+    """A long answer, with a pause in which it is interrupted."""
+    words = ((0.0, "One"), (0.5, "two"), (1.0, "three"), (9.0, "four."))
+    return ScriptedRealtime(words, seconds=10.0, completes=completes)
 
 
 def send(visit: PlaygroundPage, text: str) -> None:
@@ -78,7 +83,7 @@ def test_each_word_of_an_answer_is_marked_while_it_is_played(browser: Browser) -
 @pytest.mark.parametrize("completes", [True, False], ids=["all received", "while it is generated"])
 @pytest.mark.parametrize("by", ["the Escape key", "the button", "a message"])
 def test_an_answer_is_interrupted_by(browser: Browser, by: str, completes: bool) -> None:
-    with conversing(browser, ScriptedRealtime(**LONG, completes=completes)) as (visit, script):
+    with conversing(browser, counting(completes)) as (visit, script):
         send(visit, "Count.")
         expect(visit.find(".message mark[data-kind=word]")).to_have_text("three", timeout=TIMEOUT_MS)
         if by == "a message":
@@ -103,7 +108,7 @@ def test_an_answer_is_interrupted_by(browser: Browser, by: str, completes: bool)
 
 
 def test_a_lost_connection_is_restored_with_the_conversation(browser: Browser) -> None:
-    with conversing(browser, ScriptedRealtime(**LONG, completes=False)) as (visit, script):
+    with conversing(browser, counting(completes=False)) as (visit, script):
         send(visit, "Count.")
         answer(visit, "speaking")
         script.sockets[-1].close()
@@ -117,7 +122,7 @@ def test_a_lost_connection_is_restored_with_the_conversation(browser: Browser) -
 
 
 def test_a_server_that_cannot_be_reached_again_is_reported(browser: Browser) -> None:
-    with conversing(browser, ScriptedRealtime(**LONG, completes=False), fake_clock=True) as (visit, script):
+    with conversing(browser, counting(completes=False), fake_clock=True) as (visit, script):
         send(visit, "Count.")
         answer(visit, "speaking")
         visit.page.evaluate("void (window.WebSocket = class { constructor() { throw new Error('refused') } })")
@@ -129,7 +134,7 @@ def test_a_server_that_cannot_be_reached_again_is_reported(browser: Browser) -> 
 
 
 def test_a_server_that_closes_every_connection_is_not_asked_forever(browser: Browser) -> None:
-    with conversing(browser, ScriptedRealtime(**LONG, completes=False)) as (visit, script):
+    with conversing(browser, counting(completes=False)) as (visit, script):
         visit.page.get_by_role("radio", name="Hands-free").check()
         visit.page.click("#talk")
         visit.until("#conversation[data-status=open]")
@@ -208,7 +213,7 @@ def test_a_conversation_is_copied_and_cleared(browser: Browser) -> None:
 
 
 def test_leaving_the_page_silences_it(browser: Browser) -> None:
-    with conversing(browser, ScriptedRealtime(**LONG)) as (visit, _):
+    with conversing(browser, counting()) as (visit, _):
         send(visit, "Count.")
         answer(visit, "speaking")
         visit.view("Speak")
