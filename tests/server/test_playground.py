@@ -94,7 +94,7 @@ def test_the_page_shows_the_engines_slots_by_default() -> None:
 def test_the_page_shows_the_capabilities_of_the_model(about: ModelInfo) -> None:
     with (
         closing(PausableEngine(about)) as engine,
-        serving(engine, Settings(max_text_chars=70, max_streams=3)) as server,
+        serving(engine, Settings(max_text_chars=70)) as server,
         server.client() as client,
     ):
         body = client.get("/v1/playground").json()
@@ -105,7 +105,7 @@ def test_the_page_shows_the_capabilities_of_the_model(about: ModelInfo) -> None:
     assert body["model"]["sample_rate"] == 24_000
     assert [voice["name"] for voice in body["voices"]] == list(about.voices)
     assert {"name": "mp3", "ending": ".mp3", "media_type": "audio/mpeg"} in body["formats"]
-    assert (body["limits"]["text"], body["limits"]["streams"], body["needs_key"]) == (70, 3, False)
+    assert (body["limits"]["text"], body["limits"]["streams"], body["needs_key"]) == (70, SLOTS, False)
 
 
 @pytest.mark.parametrize(
