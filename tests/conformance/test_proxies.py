@@ -144,11 +144,11 @@ def proxy(
 
 
 @contextmanager
-def streamed(proxy: Proxy, **body: str) -> Iterator[httpx.Response]:
+def streamed(proxy: Proxy, text: str = TEXT, **body: str | int) -> Iterator[httpx.Response]:
     """A streaming response. A server on a busy machine may reject a request; the client then tries again."""
     with proxy.client() as client:
         while True:
-            with client.stream("POST", "/v1/audio/speech", json={"input": TEXT, **body}) as response:
+            with client.stream("POST", "/v1/audio/speech", json={"input": text, **body}) as response:
                 if response.status_code != 503:
                     assert response.status_code == 200
                     yield response
@@ -180,10 +180,10 @@ def test_events_arrive_one_by_one(proxy: Proxy, public_server: ServerProcess) ->
 
 def test_a_whole_stream_has_the_samples_of_the_server(proxy: Proxy, public_server: ServerProcess) -> None:
     text = "Good morning. It is late."
-    with proxy.client() as client:
-        response = client.post("/v1/audio/speech", json={"input": text, "response_format": "pcm", "seed": 5})
+    with streamed(proxy, text, response_format="pcm", seed=5) as response:
+        content = response.read()
     assert response.headers["x-request-id"]
-    samples = np.frombuffer(response.content, "<i2") / np.float32(32768)
+    samples = np.frombuffer(content, "<i2") / np.float32(32768)
     expected = public_server.one_shot(text, 5)
     assert len(samples) == len(expected)
     assert np.abs(samples - expected).max() < MAX_DIFFERENCE
@@ -210,8 +210,9 @@ def test_a_websocket_streams_text_and_audio(proxy: Proxy, public_server: ServerP
 
 
 def test_the_log_has_the_address_of_the_client(proxy: Proxy, public_server: ServerProcess) -> None:
-    with proxy.client() as client:
-        identifier = client.post("/v1/audio/speech", json={"input": "Hi."}).headers["x-request-id"]
+    with streamed(proxy, "Hi.") as response:
+        identifier = response.headers["x-request-id"]
+        response.read()
     eventually(lambda: any(record["request_id"] == identifier for record in public_server.finished_requests()))
     (record,) = [each for each in public_server.finished_requests() if each["request_id"] == identifier]
     assert record["client"] == "127.0.0.1"
