@@ -21,7 +21,12 @@ def expanded(expression: str) -> str:
 
 
 def query(client: httpx.Client, target: dict[str, Any], start: float, end: float) -> list[Series]:
-    parameters = {"query": expanded(target["expr"]), "start": start, "end": end, "step": max(1.0, (end - start) / 120)}
+    parameters: dict[str, str | float] = {
+        "query": expanded(target["expr"]),
+        "start": start,
+        "end": end,
+        "step": max(1.0, (end - start) / 120),
+    }
     answer = client.get("/api/v1/query_range", params=parameters).json()
     assert answer["status"] == "success", answer
     found = []
