@@ -14,11 +14,16 @@ import pytest
 from ipc.engine_processes import eventually
 from polyvox.server.api.websocket_connection import LiveUtterance, WebSocketConnection
 from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol
+from polyvox.server.realtime.response import RealtimeResponse
+from polyvox.server.realtime.session import RealtimeSession
+from polyvox.server.settings import Settings
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.utterance import Utterance
 from server.abort_storm import storm_in_process
 from server.fakes import PausableEngine
-from server.live_server import serving
+from server.live_server import RunningServer, serving
+from server.realtime_client import realtime
+from server.scripted_llm import Action, Script, scripted_llm
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +31,8 @@ NUM_CLIENTS = 300
 SETTLE_SECONDS = 5.0  # in which the server sees the last disconnections
 MAX_GARBAGE = NUM_CLIENTS  # objects; each cycle of a session has about 200 per client
 PER_CONNECTION = (
-    AbortableWebSocketProtocol, LiveUtterance, OutputEncoder, TimeoutProtocol, Utterance, WebSocketConnection
+    AbortableWebSocketProtocol, LiveUtterance, OutputEncoder, RealtimeResponse, RealtimeSession, TimeoutProtocol,
+    Utterance, WebSocketConnection,
 )  # fmt: skip
 
 
@@ -57,6 +63,31 @@ def test_aborted_requests_of_every_transport_leave_no_garbage() -> None:
             before = len(gc.get_objects())
             gc.collect()
             assert before - len(gc.get_objects()) < MAX_GARBAGE
+
+
+def test_realtime_sessions_leave_no_garbage() -> None:
+    with (
+        scripted_llm(Script(["One two. Three", Action.WAIT])) as llm,
+        closing(PausableEngine()) as engine,
+        serving(engine, Settings(llm=llm.url)) as server,
+    ):
+        run_realtime_sessions(server, 1)
+        with collector_disabled():
+            run_realtime_sessions(server, 10)
+            eventually(lambda: engine.streams == 0 and not server.state.synthesis.active)
+            eventually(lambda: not live_objects())
+
+
+def run_realtime_sessions(server: RunningServer, num_sessions: int) -> None:
+    for _ in range(num_sessions):
+        with realtime(server) as client:
+            client.say("Hi!")
+            client.send("response.create")
+            client.next("response.output_audio.delta")
+            client.send("response.cancel")
+            client.next("response.done")
+            client.send("response.create")  # which the client leaves
+            client.next("response.output_audio.delta")
 
 
 FREED = """

@@ -20,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from typer import echo
@@ -116,6 +117,9 @@ async def _run_turn(client: aiohttp.ClientSession, url: str, messages: list[dict
     return text
 
 
+RunSessions = Callable[[str, int, int], Coroutine[Any, Any, Results]]
+
+
 @contextmanager
 def running(command: list[str], pattern: str, stream: str) -> Iterator[str]:
     """Starts a process and waits for a line; yields the group of the pattern."""
@@ -130,7 +134,7 @@ def running(command: list[str], pattern: str, stream: str) -> Iterator[str]:
             process.wait(30)
 
 
-def run(num_sessions: int, num_turns: int, rate: float) -> Results:
+def run(num_sessions: int, num_turns: int, rate: float, run_sessions: RunSessions = run_sessions) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_tiny(Path(folder) / "checkpoint", "custom_voice")
         llm = [sys.executable, "-m", "server.scripted_llm", ANSWER, "--rate", str(rate)]
@@ -152,13 +156,13 @@ def run(num_sessions: int, num_turns: int, rate: float) -> Results:
                 return asyncio.run(run_sessions(url, num_sessions, num_turns))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(description: str | None = __doc__, run_sessions: RunSessions = run_sessions) -> None:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--rate", type=float, default=75.0, help="texts of the LLM per second")
     options = parser.parse_args()
-    results = run(options.sessions, options.turns, options.rate)
+    results = run(options.sessions, options.turns, options.rate, run_sessions)
     echo(results.describe())
     for failure in results.failures[:3]:
         echo(failure)

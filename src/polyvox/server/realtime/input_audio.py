@@ -15,7 +15,7 @@ from polyvox.audio.voice_activity import (
     VoiceActivityConfig,
     VoiceActivityDetector,
 )
-from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.errors import NOT_SHOWN, invalid_value
 from polyvox.server.realtime.items import InputAudio
 from polyvox.server.realtime.session_config import AudioFormat, TurnDetection
 from polyvox.server.responses import APIError
@@ -27,14 +27,14 @@ THREAD_CHARS = 100_000  # of base64 that is decoded in a thread
 
 
 async def decode_audio(data: str, format: AudioFormat, field: str) -> bytes:
-    """The bytes of base64; raises InvalidRequest."""
+    """The bytes of base64; raises APIError."""
     try:
         if len(data) > THREAD_CHARS:
             return await asyncio.to_thread(base64.b64decode, data, validate=True)
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        requirement = f"must be base64 of {format.type}"
-        raise InvalidRequest(field, NOT_SHOWN, requirement) from None
+        message = invalid_value(field, NOT_SHOWN, f"must be base64 of {format.type}")
+        raise APIError(400, "invalid_audio", message, field) from None
 
 
 def to_samples(data: bytes, format: AudioFormat) -> Pcm:

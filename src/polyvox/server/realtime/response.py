@@ -29,6 +29,18 @@ CancelReason = Literal["turn_detected", "client_cancelled"]
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
+class ResponseProgress:
+    """How far the client has read a response."""
+
+    def __init__(self, timeout: float) -> None:
+        self.reader = ReaderTimer(timeout)
+        self.utterance: Utterance | None = None  # if it is spoken
+
+    @property
+    def playing_seconds(self) -> float:
+        return 0.0 if self.utterance is None else self.utterance.playing_seconds
+
+
 class RealtimeResponse:
     """Runs once. A failure ends the response only, not the session.
 
@@ -54,21 +66,17 @@ class RealtimeResponse:
         self._conversation_id = None if add_item is None else conversation_id
         self._metadata = metadata
         self.id = new_id("resp")
-        self.reader = ReaderTimer(state.settings.reader_timeout)
+        self._progress = progress = ResponseProgress(state.settings.reader_timeout)
         granularities = tuple(config.fields.audio.output.timestamp_granularities or ())
-        self._output = ResponseOutput(self.id, sender, self, clock, add_item, config.fields.is_spoken, granularities)
+        spoken = config.fields.is_spoken
+        self._output = ResponseOutput(self.id, sender, progress, clock, add_item, spoken, granularities)
         self._status: ResponseStatus = "in_progress"
         self._details: dict[str, Any] | None = None
-        self._utterance: Utterance | None = None
         self._answer: SpokenAnswer | None = None
         self._end: End | None = None
         self._task: asyncio.Task[None] | None = None  # while it can be cancelled: before the LLM is asked
         self._cancel_reason: CancelReason | None = None
         self._start_time = time.monotonic()
-
-    @property
-    def playing_seconds(self) -> float:
-        return 0.0 if self._utterance is None else self._utterance.playing_seconds
 
     @property
     def is_in_conversation(self) -> bool:
@@ -77,10 +85,6 @@ class RealtimeResponse:
     @property
     def busy(self) -> bool:
         return self._status == "in_progress"
-
-    @property
-    def output(self) -> ResponseOutput:
-        return self._output
 
     def cancel(self, reason: CancelReason) -> None:
         """Ends the response; `run` sends its end and returns. Idempotent."""
@@ -117,7 +121,7 @@ class RealtimeResponse:
         state = self._state
         limit, by_tokens = state.settings.max_text_chars, state.info.takes_conversations
         thinker = state.conversation.require_llm()
-        self._answer = answer = SpokenAnswer(thinker, prepared, self._utterance, limit, by_tokens)
+        self._answer = answer = SpokenAnswer(thinker, prepared, self._progress.utterance, limit, by_tokens)
         try:
             await self._send_answer(answer)
         finally:
@@ -140,7 +144,7 @@ class RealtimeResponse:
             self._state.synthesis.check_draining()
             if self._config.fields.is_spoken:
                 owner = self._limiter.caller.key
-                self._utterance = await start_utterance(
+                self._progress.utterance = await start_utterance(
                     self._state.synthesis, self._config.options, self._request_id, owner, body
                 )
             return body
@@ -164,14 +168,14 @@ class RealtimeResponse:
                     case TimedText():
                         await self._output.add_times(event)
                     case bytes():
-                        await self._output.add_audio(event, self.playing_seconds - seconds)
-                        seconds = self.playing_seconds
+                        await self._output.add_audio(event, self._progress.playing_seconds - seconds)
+                        seconds = self._progress.playing_seconds
                     case End():
                         self._end = event
 
     async def _close_utterance(self) -> None:
-        if self._utterance is not None:
-            await self._utterance.close()
+        if self._progress.utterance is not None:
+            await self._progress.utterance.close()
 
     def _set_cancelled(self) -> None:
         self._status = "cancelled"
@@ -182,7 +186,8 @@ class RealtimeResponse:
         self._status = "failed"
         fields = error_fields(error)
         self._details = {"type": "failed", "error": {name: fields[name] for name in ("type", "code", "message")}}
-        if self._utterance is None or self._utterance.record.finish_reason is None:
+        utterance = self._progress.utterance
+        if utterance is None or utterance.record.finish_reason is None:
             self._state.record_rejected(error, self._request_id)
         else:
             self._state.metrics.aborts.labels("error").inc()
@@ -194,7 +199,7 @@ class RealtimeResponse:
             fields["reason"] = self._details["reason"]
         log_request("response finished", self._request_id, fields)
         await self._output.finish(self._status)
-        await self._sender.send("response.done", {"response": self._as_dict()}, self)
+        await self._sender.send("response.done", {"response": self._as_dict()}, self._progress)
 
     def _as_dict(self) -> dict[str, Any]:
         fields = self._config.fields
@@ -215,7 +220,8 @@ class RealtimeResponse:
         }
 
     def _usage(self) -> dict[str, Any]:
-        record = RequestRecord("", "", 0.0, 0) if self._utterance is None else self._utterance.record
+        utterance = self._progress.utterance
+        record = RequestRecord("", "", 0.0, 0) if utterance is None else utterance.record
         counted = usage_of(self._end or End("stop"), record)
         details = counted["completion_tokens_details"]
         given = counted.get("prompt_tokens_details")

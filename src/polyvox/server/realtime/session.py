@@ -104,6 +104,7 @@ class RealtimeSession:
             await self._connection.close(NORMAL, "The session has expired.")
         finally:
             metrics.realtime_sessions.dec()
+            self._responses.on_done = lambda: None  # it refers to the turns, which refer to the responses
 
     async def _receive_loop(self) -> None:
         timeout = self._state.settings.realtime_idle_timeout

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every event of /v1/realtime has the shape that the openai package declares."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import TypeAdapter
+
+from polyvox.server.settings import Settings
+from server.fakes import PausableEngine
+from server.live_server import serving
+from server.realtime_client import RealtimeClient, realtime
+from server.scripted_llm import Action, Script, ScriptedLLM, scripted_llm
+
+EVENTS: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+
+
+@pytest.fixture
+def llm() -> Iterator[ScriptedLLM]:
+    with scripted_llm() as llm:
+        yield llm
+
+
+@pytest.fixture
+def client(llm: ScriptedLLM) -> Iterator[RealtimeClient]:
+    with (
+        closing(PausableEngine()) as engine,
+        serving(engine, Settings(llm=llm.url)) as server,
+        realtime(server, "?model=gpt-realtime") as client,
+    ):
+        yield client
+        for event in client.events:
+            checked = EVENTS.validate_python(event)
+            assert checked.to_dict(exclude_unset=False)["type"] == event["type"]
+
+
+@pytest.mark.parametrize("modality", ["audio", "text"])
+def test_answers_and_function_calls(modality: str, client: RealtimeClient, llm: ScriptedLLM) -> None:
+    client.update(tools=[TOOL], tool_choice="required", output_modalities=[modality], tracing="auto")
+    client.say("Hi!")
+    function = {"name": "look", "arguments": "{}"}
+    llm.script = Script(["Let me look.", {"tool_calls": [{"index": 0, "id": "call_1", "function": function}]}])
+    assert client.respond(metadata={"a": "b"})[-1]["response"]["status"] == "completed"
+    client.send("conversation.item.create", item={"type": "function_call_output", "call_id": "call_1", "output": "x"})
+    llm.script = Script(["A cat."], finish_reason="length")
+    assert client.respond(conversation="none")[-1]["response"]["status"] == "incomplete"
+
+
+def test_items_truncation_and_deletion(client: RealtimeClient) -> None:
+    client.say("Hi!", id="first")
+    item = client.respond()[-1]["response"]["output"][0]
+    client.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=20)
+    client.next("conversation.item.truncated")
+    for id in (item["id"], "first"):
+        client.send("conversation.item.retrieve", item_id=id)
+        client.next("conversation.item.retrieved")
+        client.send("conversation.item.delete", item_id=id)
+        client.next("conversation.item.deleted")
+
+
+def test_cancelled_and_failed_responses_and_errors(client: RealtimeClient, llm: ScriptedLLM) -> None:
+    llm.script = Script(["One two. Three", Action.WAIT])
+    client.send("response.create")
+    client.next("response.output_audio.delta")
+    client.send("response.cancel")
+    client.next("response.done")
+    llm.script = Script(status=500, error={})
+    assert client.respond()[-1]["response"]["status"] == "failed"
+    client.fail("nonsense")
+    client.send("input_audio_buffer.clear")
+    client.next("input_audio_buffer.cleared")
