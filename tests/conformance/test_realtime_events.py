@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every event of /v1/realtime has the shape that the openai package declares."""
 
+import base64
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
+from polyvox.audio.pcm import pcm_bytes, to_pcm
 from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import serving
 from server.realtime_client import RealtimeClient, realtime
 from server.scripted_llm import Action, Script, ScriptedLLM, scripted_llm
+from server.scripted_stt import scripted_stt
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "embedded-heart-whole.npz"
+SILENCE = np.zeros(24_000, np.int16)
 EVENTS: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
 
@@ -28,8 +35,9 @@ def llm() -> Iterator[ScriptedLLM]:
 @pytest.fixture
 def client(llm: ScriptedLLM) -> Iterator[RealtimeClient]:
     with (
+        scripted_stt() as stt,
         closing(PausableEngine()) as engine,
-        serving(engine, Settings(llm=llm.url)) as server,
+        serving(engine, Settings(llm=llm.url, stt=stt.url)) as server,
         realtime(server, "?model=gpt-realtime") as client,
     ):
         yield client
@@ -73,3 +81,15 @@ def test_cancelled_and_failed_responses_and_errors(client: RealtimeClient, llm: 
     client.fail("nonsense")
     client.send("input_audio_buffer.clear")
     client.next("input_audio_buffer.cleared")
+
+
+def test_turns_of_speech_and_silence(client: RealtimeClient, llm: ScriptedLLM) -> None:
+    detection = {"type": "server_vad", "idle_timeout_ms": 5000}
+    client.update(audio={"input": {"turn_detection": detection, "transcription": {"model": "whisper-1"}}})
+    speech = np.concatenate([SILENCE, to_pcm(np.load(GOLDEN)["float32.audio0"]), SILENCE])
+    client.send("input_audio_buffer.append", audio=base64.b64encode(pcm_bytes(speech)).decode())
+    client.next("conversation.item.input_audio_transcription.completed")
+    assert client.next("response.done")["response"]["status"] == "completed"
+    client.next("input_audio_buffer.timeout_triggered")
+    assert client.next("response.done")["response"]["status"] == "completed"
+    assert llm.requests[-1]["messages"][-1] == {"role": "user", "content": "(silence)"}

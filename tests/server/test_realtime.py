@@ -2,8 +2,11 @@
 """WS /v1/realtime: sessions with text, items, responses, function calls and interruptions."""
 
 import json
+import re
+import wave
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -399,3 +402,16 @@ def test_keys_are_needed_and_may_be_a_subprotocol(engine: PausableEngine, llm: S
             assert client.socket.connection.subprotocol == "realtime"
         with realtime(server, additional_headers={"Authorization": "Bearer k1"}) as client:
             assert json.dumps(client.respond()).count("response.done") == 1
+
+
+def test_the_example_of_the_documentation_saves_an_answer(
+    server: RunningServer, llm: ScriptedLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/conversation.md").read_text()
+    (example,) = [block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if "/v1/realtime" in block]
+    monkeypatch.chdir(tmp_path)
+    exec(example.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}"), {})
+    with wave.open(str(tmp_path / "answer.wav")) as file:
+        assert (file.getframerate(), file.getnchannels()) == (24_000, 1)
+        assert file.getnframes() >= 5 * CHUNK_SAMPLES
+    assert llm.requests[0]["messages"][0] == {"role": "system", "content": "Be brief."}

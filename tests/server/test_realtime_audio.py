@@ -314,6 +314,11 @@ def test_without_an_stt_the_first_audio_is_an_error(llm: ScriptedLLM, speech: Pc
         client.say("Hi!")
         assert client.next("conversation.item.done")  # and no further errors
         assert [event["type"] for event in client.events].count("error") == 1
+        content = [{"type": "input_audio", "audio": base64.b64encode(pcm_bytes(speech)).decode()}]
+        client.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        done = client.respond()[-1]["response"]
+        assert done["status_details"]["error"]["code"] == "stt_not_configured"
+        assert not llm.requests
 
 
 def test_a_thinker_that_takes_audio_gets_it(llm: ScriptedLLM, speech: Pcm) -> None:

@@ -33,10 +33,13 @@ class EventSender:
 
     def __init__(self, connection: WebSocketConnection) -> None:
         self._connection = connection
+        self._prefix, self._num_events = new_id("event"), 0
 
     async def send(self, type: str, fields: dict[str, Any], progress: ReadProgress | None = None) -> None:
         """progress: of the response that the event is part of, which limits the client's time to read it."""
-        await self._connection.send_json({"type": type, "event_id": new_id("event"), **fields}, progress)
+        self._num_events += 1
+        event_id = f"{self._prefix}_{self._num_events}"
+        await self._connection.send_json({"type": type, "event_id": event_id, **fields}, progress)
 
     async def send_error(self, error: PolyvoxError, client_event_id: str | None = None) -> None:
         """client_event_id: of the client's event that caused it."""

@@ -49,26 +49,16 @@ class UserTurns:
         """Whether audio goes to the LLM as it is."""
         return self._state.info.takes_conversations
 
-    @property
-    def _stt(self) -> Any:
-        return getattr(self._state.conversation, "stt", None)
-
-    def _require_stt(self) -> Any:
-        if self._stt is None:
-            message = "Audio input needs speech recognition. Start the server with --stt URL."
-            raise APIError(404, "stt_not_configured", message)
-        return self._stt
-
     def configure(self, config: RealtimeConfig) -> None:
         self._config = config
         self._buffer.configure(config.fields.audio.input.format, config.fields.audio.input.turn_detection)
 
     async def append(self, audio: str) -> None:
-        """More audio, in base64. Raises APIError or InvalidRequest."""
-        if not self._llm_takes_audio and self._stt is None:
+        """More audio, in base64. Raises APIError."""
+        if not self._llm_takes_audio and self._state.conversation.stt is None:
             if not self._is_rejected:
                 self._is_rejected = True
-                self._require_stt()
+                self._state.conversation.require_stt()
             return
         data = await decode_audio(audio, self._config.fields.audio.input.format, "audio")
         for event in await self._buffer.append(data):
@@ -87,15 +77,13 @@ class UserTurns:
         await self._sender.send("input_audio_buffer.cleared", {})
 
     def transcribe(self, item: ConversationItem) -> None:
-        """Starts to transcribe the audio of an item, if the LLM needs text or the client wants it. Raises APIError."""
+        """Starts to transcribe the audio of an item, if the LLM needs text or the client wants it."""
         for index, part in enumerate(item.content if isinstance(item, MessageItem) else []):
             wanted = self._config.fields.audio.input.transcription
-            if part.audio is None or (self._llm_takes_audio and (wanted is None or self._stt is None)):
+            if part.audio is None or (
+                self._llm_takes_audio and (wanted is None or self._state.conversation.stt is None)
+            ):
                 continue
-            self._require_stt()
-            if self._num_transcriptions >= MAX_TRANSCRIPTIONS:
-                message = f"At most {MAX_TRANSCRIPTIONS} transcriptions may run at once."
-                raise APIError(429, "too_many_transcriptions", message)
             self._num_transcriptions += 1
             part.transcription = self._tasks.start(self._transcribe(item.id, index, part, part.audio, wanted))
 
@@ -144,9 +132,11 @@ class UserTurns:
         """Sets the text of the part, or its failure. wanted: None if the client wants no transcripts."""
         asked = wanted or InputTranscription()
         position: dict[str, Any] = {"item_id": item_id, "content_index": index}
-        stt = self._require_stt()
         try:
-            found = await stt.transcribe(
+            if self._num_transcriptions > MAX_TRANSCRIPTIONS:
+                message = f"At most {MAX_TRANSCRIPTIONS} transcriptions may run at once."
+                raise APIError(429, "too_many_transcriptions", message)
+            found = await self._state.conversation.require_stt().transcribe(
                 audio.pcm, audio.sample_rate, model=asked.model, language=asked.language, prompt=asked.prompt
             )
         except PolyvoxError as error:
