@@ -408,9 +408,10 @@ def test_the_example_of_the_documentation_saves_an_answer(
     server: RunningServer, llm: ScriptedLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs/conversation.md").read_text()
-    (example,) = [block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if "/v1/realtime" in block]
+    found = re.search(r"```\n(import base64, json, wave\n.*?)```", page, re.DOTALL)
+    assert found
     monkeypatch.chdir(tmp_path)
-    exec(example.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}"), {})
+    exec(found[1].replace("127.0.0.1:8000", f"127.0.0.1:{server.port}"), {})
     with wave.open(str(tmp_path / "answer.wav")) as file:
         assert (file.getframerate(), file.getnchannels()) == (24_000, 1)
         assert file.getnframes() >= 5 * CHUNK_SAMPLES

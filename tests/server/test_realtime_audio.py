@@ -15,7 +15,7 @@ import pytest
 
 from ipc.engine_processes import eventually
 from polyvox.audio.g711 import ulaw_bytes
-from polyvox.audio.pcm import Pcm, pcm_bytes, to_pcm
+from polyvox.audio.pcm import Pcm, from_pcm, pcm_bytes, to_pcm
 from polyvox.audio.resample import resample
 from polyvox.server.realtime import session
 from polyvox.server.realtime.spoken_transcript import PlaybackClock
@@ -275,7 +275,7 @@ def test_audio_may_be_telephone_audio_or_part_of_an_item(
     client: RealtimeClient, llm: ScriptedLLM, stt: ScriptedSTT, speech: Pcm
 ) -> None:
     client.update(audio={"input": {"format": {"type": "audio/pcmu"}, "turn_detection": None}})
-    narrow = to_pcm(resample(speech.astype(np.float32) / 32768, RATE, 8000))
+    narrow = to_pcm(resample(from_pcm(speech), RATE, 8000))
     data = base64.b64encode(ulaw_bytes(narrow)).decode()
     client.send("input_audio_buffer.append", audio=data)
     client.send("input_audio_buffer.commit")

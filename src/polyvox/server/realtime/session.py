@@ -15,7 +15,7 @@ from polyvox.server.api.websocket_connection import (
     WebSocketConnection,
     run_session,
 )
-from polyvox.server.logs import log_detail
+from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.realtime.client_events import (
     AudioAppend,
     ItemCreate,
@@ -161,9 +161,7 @@ class RealtimeSession:
         if self._responses.has_audio and old != new:
             message = "The voice cannot be changed after the assistant has spoken."
             raise APIError(409, "cannot_update_voice", message, "session.audio.output.voice")
-        if config.ignored_fields:
-            fields = {"ignored_fields": ", ".join(config.ignored_fields)}
-            log_detail("fields ignored", self._connection.request_id, fields)
+        self._log_ignored(config)
         self._config = config
         self._turns.configure(config)
         await self._sender.send("session.updated", {"session": self._as_dict()})
@@ -176,10 +174,16 @@ class RealtimeSession:
         config = self._config
         if overrides:
             config = await config.updated(self._state, overrides, self._strict, "response.")
+            self._log_ignored(config)
         items = None if fields.input is None else [await self._input_item(entry) for entry in fields.input]
         for item in items or []:
             self._turns.transcribe(item)
         self._responses.start(config, items, fields.conversation == "auto", fields.metadata)
+
+    def _log_ignored(self, config: RealtimeConfig) -> None:
+        ignored = IgnoredFields()
+        ignored.names += config.ignored_fields
+        ignored.report(self._connection.request_id)
 
     async def _input_item(self, given: dict[str, Any]) -> ConversationItem:
         """An item of response.create, or one of the conversation that it refers to."""
