@@ -59,14 +59,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, run_cluster(Path(name)) as cluster:
         folder = Path(name)
         cluster.deploy(min=1, max=1, engine="paced")
-        script = folder / "server.py"
+        script = folder / "bare_server.py"
         script.write_text(SERVER)
         port = int(cluster.url.rsplit(":", 1)[1]) + 1
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests", ROOT)))}
         server = subprocess.Popen([sys.executable, str(script), str(port)], env=environment)
         url = f"http://127.0.0.1:{port}"
         try:
-            while True:
+            while server.poll() is None:
                 try:
                     if httpx.get(f"{url}/readyz", trust_env=False).status_code == 200:
                         break
