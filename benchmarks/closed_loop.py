@@ -2,6 +2,7 @@
 """A closed loop of streams on an engine in its own process, at several levels; prints one table.
 
     python benchmarks/closed_loop.py --model 1.7B --streams 512,1024,1536,2048        # random weights on a GPU
+    python benchmarks/closed_loop.py --model 1.7B --streams 256 --max-frames-per-step 1     # without repeated calls
     python benchmarks/closed_loop.py --model simulated --streams 256 --seconds 10     # the host alone, on any machine
 
 simulated: the model's calls compute nothing, and a step completes when a GPU with the times below would complete it.
@@ -36,7 +37,9 @@ from polyvox.bench.summary import summarise
 from polyvox.engine import generator_runner, graphs, model_runner, pending, vocoder_runner
 from polyvox.engine.config import MIN_CONTEXT, EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.engine.in_flight import CompletedStep
 from polyvox.engine.interface import InProcessEngine
+from polyvox.engine.stream_state import MAX_FRAMES_PER_STEP
 from polyvox.ipc.supervisor import EngineProcess
 
 # Milliseconds by batch size, 1.7B on one H200: frame step; codec step, per frame.
@@ -147,10 +150,15 @@ class InstrumentedEngine(LocalEngine):
 
     def _start(self) -> None:
         self._parts = dict.fromkeys((name for name, _ in PARTS), 0.0)
+        self._frame_calls = 0
         super()._start()
         for name, path in PARTS:
             owner = type(self if len(path) == 1 else getattr(self, path[0]))
             setattr(owner, path[-1], self._timed(name, getattr(owner, path[-1])))
+
+    def _observe(self, step: CompletedStep, now: float) -> None:
+        super()._observe(step, now)
+        self._frame_calls += step.plan.num_calls
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
@@ -168,12 +176,19 @@ class InstrumentedEngine(LocalEngine):
             super().stats()
             | {f"cpu_{name}": seconds for name, seconds in thread_seconds().items()}
             | {f"part_{name}": seconds for name, seconds in self._parts.items()}
-            | {"memory": pages * os.sysconf("SC_PAGE_SIZE")}
+            | {"memory": pages * os.sysconf("SC_PAGE_SIZE"), "frame_calls": self._frame_calls}
         )
 
 
-def build(model: str, max_streams: int, tokens: int) -> InProcessEngine:
+def build(model: str, max_streams: int, tokens: int, max_frames_per_step: int) -> InProcessEngine:
     """Runs in the engine's process."""
+    engine = new_engine(model, max_streams, tokens)
+    with engine.lock:
+        engine.load.limits = replace(engine.load.limits, max_frames_per_step=max_frames_per_step)
+    return engine
+
+
+def new_engine(model: str, max_streams: int, tokens: int) -> InstrumentedEngine:
     config = EngineConfig(
         max_streams=max_streams, context=MIN_CONTEXT, max_queue=2 * max_streams, max_queue_seconds=120, pcm=True
     )
@@ -248,7 +263,8 @@ def measure_level(new_client: RemoteEngineClient, load: Load, processes: int) ->
         "prefills/s": f"{finished / elapsed:.1f}",
         "mean context": f"{delta['prompt_rows'] / max(finished, 1) + delta['frames'] / max(finished, 1) / 2:.0f}",
         "step, ms": f"{1e3 * elapsed / delta['steps']:.1f}",
-        "frames per step": f"{delta['frames'] / delta['steps']:.0f}",
+        "frames, frame calls per step": f"{delta['frames'] / delta['steps']:.0f}, "
+        f"{delta['frame_calls'] / delta['steps']:.2f}",
         "host us/frame": f"{sum(1e6 * value / frames for name, value in delta.items() if name.startswith('cpu_')):.1f}",
         "by thread": per_frame("cpu_"),
         "by part of the engine's thread": per_frame("part_"),
@@ -263,6 +279,7 @@ def main() -> None:
     parser.add_argument("--model", default="1.7B", choices=["0.6B", "1.7B", "simulated"])
     parser.add_argument("--streams", default="512,1024", help="concurrent streams of each level, comma-separated")
     parser.add_argument("--max-streams", "--slots", type=int, help="of the engine; by default the highest level")
+    parser.add_argument("--max-frames-per-step", type=int, default=MAX_FRAMES_PER_STEP, help="of one stream")
     parser.add_argument("--frames", type=int, default=125, help="per utterance")
     parser.add_argument("--tokens", type=int, default=30, help="per text; not used by the simulated model")
     parser.add_argument("--seconds", type=float, default=60, help="of measured requests per level")
@@ -272,7 +289,9 @@ def main() -> None:
     given = parser.parse_args()
     levels = [int(each) for each in given.streams.split(",")]
     rows = []
-    with EngineProcess(partial(build, given.model, given.max_streams or max(levels), given.tokens)) as process:
+    max_streams = given.max_streams or max(levels)
+    new = partial(build, given.model, max_streams, given.tokens, given.max_frames_per_step)
+    with EngineProcess(new) as process:
         new_client = RemoteEngineClient(process.endpoint, None, given.frames)
         sys.stdout.write(f"ready after {process.status.start_seconds:.0f} s, {gpu_memory() or 0:.2f} GB\n")
         for streams in levels:
