@@ -18,7 +18,7 @@ from polyvox.engine.interface import Result
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.stream import LocalStream, StopRequest
-from polyvox.engine.stream_arrays import Floats, Ints
+from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.trace import TraceWriter
@@ -136,8 +136,8 @@ class StreamManager:
             if stop is not None:
                 self.end(stream, stop.reason, stop.error, stop.retry_after)
             elif stream.result is None:
-                stream.buffer_free = self.buffer_free(stream)
-                if stream.buffer_free >= 1 and stream.reader_deadline < inf:
+                free = stream.buffer_free = self.buffer_free(stream)
+                if free >= 1 and stream.reader_deadline < inf:
                     stream.reader_deadline = inf
                     self._update_pause(stream, now)
                 if stream.status in HOLDS_SLOT and stream.text_frames < inf:
@@ -297,8 +297,7 @@ class StreamManager:
         if not streams:
             return
         slots = np.array([stream.row for stream in streams])
-        buffered = np.array([stream.buffered + stream.assembler.size for stream in streams])
-        arrays.buffer_free[slots] = self._free_frames(buffered)
+        arrays.buffer_free[slots] = [self.buffer_free(stream) for stream in streams]
         final = arrays.ended[slots] & (arrays.decoded[slots] == arrays.generated[slots]) & (not self._has_tail)
         # There is nothing to deliver while all samples were the vocoder's delay or are leading silence.
         audible = np.array([stream.assembler.size > 0 and not stream.assembler.silent for stream in streams])
@@ -322,13 +321,10 @@ class StreamManager:
         self._audio_seconds += sum(sizes) / self.sample_rate
         self.ready |= dict.fromkeys(streams)
 
-    def _free_frames(self, buffered: Ints | int) -> Floats:
-        """Frames that fit into the buffer of a reader that has not taken this many samples."""
-        return np.maximum((self.config.buffer_seconds * self.sample_rate - buffered) // self._samples_per_frame, 0.0)
-
     def buffer_free(self, stream: LocalStream) -> float:
         """Frames that the reader's buffer can take."""
-        return float(self._free_frames(stream.buffered + stream.assembler.size))
+        size = self.config.buffer_seconds * self.sample_rate
+        return max(0.0, (size - stream.buffered - stream.assembler.size) // self._samples_per_frame)
 
     # End
 
