@@ -261,6 +261,18 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 ],
             ),
             Panel(
+                "Transcriptions",
+                "Requests to the STT server per second, and their duration in seconds.",
+                "short",
+                [
+                    rate("polyvox_stt_requests_total", "{{outcome}}", by="outcome"),
+                    *(
+                        Query(query.expression, f"duration {query.legend} in seconds")
+                        for query in quantiles("polyvox_stt_seconds", 50, 95)
+                    ),
+                ],
+            ),
+            Panel(
                 "Chat completions",
                 "Answers of the LLM per second, by outcome.",
                 "reqps",

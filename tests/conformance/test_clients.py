@@ -28,5 +28,5 @@ def test_a_stock_client_receives_speech(run: ClientRun, server_and_wyoming: tupl
 
 def test_every_environment_is_used_and_set_up() -> None:
     names = {file.stem for file in ENVIRONMENT_FILES.glob("*.txt")} | {"node"}
-    assert names == {run.environment for run in RUNS} - {""} | {"ray"}  # test_ray.py
+    assert names == {run.environment for run in RUNS} - {""} | {"ray", "deployment"}  # test_ray.py, test_deployment.py
     assert names <= {folder.name for folder in ENVIRONMENTS.iterdir()}
