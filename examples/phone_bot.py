@@ -60,17 +60,17 @@ class Player:
         await self._send({"event": "media", "media": {"payload": audio}})
 
     async def stop(self) -> dict[str, Any] | None:
-        """Stops at once; the event that says how much was heard, if something was not."""
-        heard = (time.monotonic() - self._start) * 1000
-        if not self._item_id or heard >= self._sent_ms:
+        """Stops at once; the event that says how much of the last answer was played."""
+        if not self._item_id:
             return None
+        played = min((time.monotonic() - self._start) * 1000, self._sent_ms)
         await self._send({"event": "clear"})
         item_id, self._item_id = self._item_id, ""
         return {
             "type": "conversation.item.truncate",
             "item_id": item_id,
             "content_index": 0,
-            "audio_end_ms": round(heard),
+            "audio_end_ms": round(played),
         }
 
     async def _send(self, message: dict[str, Any]) -> None:

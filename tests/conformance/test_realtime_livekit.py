@@ -126,7 +126,7 @@ def test_a_tool_is_called_and_its_result_is_spoken(realtime: RealtimeServer) -> 
     assert realtime.llm.requests[1]["messages"][-1]["content"] == TOOL_RESULT
 
 
-def test_an_interrupted_reply_is_cut_at_what_was_heard(realtime: RealtimeServer) -> None:
+def test_an_interrupted_reply_is_cut_at_what_was_played(realtime: RealtimeServer) -> None:
     realtime.llm.script = Script(LONG_ANSWER)
 
     async def use(session: Any, _: list[Any]) -> None:

@@ -179,9 +179,9 @@ def test_speech_interrupts_the_answer_and_the_transcript_is_cut(realtime: Realti
         realtime.reset()
         await recorder.connection.conversation.item.retrieve(item_id=first.item_id)
         item = (await recorder.until("conversation.item.retrieved")).item
-        heard = item.content[0].transcript
-        assert heard
-        assert "".join(LONG_ANSWER).startswith(heard)
-        assert len(heard) < len("".join(LONG_ANSWER[:3]))
+        played = item.content[0].transcript
+        assert played
+        assert "".join(LONG_ANSWER).startswith(played)
+        assert len(played) < len("".join(LONG_ANSWER[:3]))
 
     run(realtime, use)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples that are servers themselves: the phone bot and the rooms."""
+"""The examples that are servers themselves: the phone bot and the channels."""
 
 import asyncio
 import base64
@@ -81,7 +81,7 @@ def frame(audio: bytes) -> dict[str, Any]:
     return {"event": "media", "streamSid": "MZ1", "media": {"payload": base64.b64encode(audio).decode()}}
 
 
-def test_all_listeners_of_a_room_hear_one_synthesis(server: ServerProcess) -> None:
+def test_all_listeners_of_a_channel_receive_one_synthesis(server: ServerProcess) -> None:
     finished = len(server.finished_requests())
 
     async def read(listener: Any) -> bytes:
@@ -93,7 +93,7 @@ def test_all_listeners_of_a_room_hear_one_synthesis(server: ServerProcess) -> No
             elif json.loads(message)["event"] == "end":
                 return audio
             else:
-                assert json.loads(message) == {"event": "start", "text": "Hello, room."}
+                assert json.loads(message) == {"event": "start", "text": "Hello, channel."}
 
     async def visit(url: str) -> tuple[bytes, bytes]:
         async with (
@@ -103,11 +103,11 @@ def test_all_listeners_of_a_room_hear_one_synthesis(server: ServerProcess) -> No
             connect(f"{url}/garden") as other,
         ):
             await other.ping()
-            await (await second.ping())  # both are in the room
-            await first.send("Hello, room.")
+            await (await second.ping())  # both are in the channel
+            await first.send("Hello, channel.")
             return await asyncio.gather(read(first), read(second))
 
-    with run_example("room_server.py", server.url) as url:
+    with run_example("voice_channels.py", server.url) as url:
         first, second = asyncio.run(visit(url))
     assert first == second
     assert len(first) > SAMPLE_RATE // 2

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms in which a bot speaks: all listeners of a room hear the same speech, which is synthesised once.
+"""Channels in which a bot speaks: all listeners of a channel hear the same speech, which is synthesised once.
 
 polyvox serve
-python room_server.py [--url http://127.0.0.1:8000] [--port 8766]
+python voice_channels.py [--url http://127.0.0.1:8000] [--port 8766]
 
-A listener opens ws://HOST:8766/ROOM and gets 16-bit samples at 24 kHz as binary messages. Text that a listener sends is
-spoken to the whole room, one utterance after the other; a JSON message before and after each one has its text. A
+A listener opens ws://HOST:8766/CHANNEL and gets 16-bit samples at 24 kHz as binary messages. Text that a listener sends
+is spoken to the whole channel, one utterance after the other; a JSON message before and after each one has its text. A
 listener that does not keep up loses audio and delays no other.
 """
 
@@ -18,7 +18,7 @@ import aiohttp
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-MAX_TEXTS = 20  # that wait in a room
+MAX_TEXTS = 20  # that wait in a channel
 MAX_BUFFERED = 250  # messages of a listener: 20 s of speech
 TIMEOUT = aiohttp.ClientTimeout(total=300, sock_read=60)
 
@@ -26,7 +26,7 @@ Message = str | bytes
 
 
 @dataclass(eq=False)
-class Room:
+class Channel:
     texts: asyncio.Queue[str] = field(default_factory=lambda: asyncio.Queue(MAX_TEXTS))
     listeners: set[asyncio.Queue[Message]] = field(default_factory=set)
 
@@ -51,35 +51,35 @@ class Room:
                 self.send(json.dumps({"event": "error", "text": text, "message": str(error)}))
 
 
-class RoomServer:
-    """A room exists while it has listeners."""
+class ChannelServer:
+    """A channel exists while it has listeners."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http, self._url = http, url
-        self._rooms: dict[str, tuple[Room, asyncio.Task[None]]] = {}
+        self._channels: dict[str, tuple[Channel, asyncio.Task[None]]] = {}
 
     async def join(self, connection: ServerConnection) -> None:
         assert connection.request is not None
         name = connection.request.path
-        if name not in self._rooms:
-            room = Room()
-            self._rooms[name] = room, asyncio.create_task(room.speak(self._http, self._url))
-        room, speaking = self._rooms[name]
+        if name not in self._channels:
+            channel = Channel()
+            self._channels[name] = channel, asyncio.create_task(channel.speak(self._http, self._url))
+        channel, speaking = self._channels[name]
         messages: asyncio.Queue[Message] = asyncio.Queue(MAX_BUFFERED)
-        room.listeners.add(messages)
+        channel.listeners.add(messages)
         sending = asyncio.create_task(self._send(connection, messages))
         try:
             async for text in connection:
-                if isinstance(text, str) and not room.texts.full():
-                    room.texts.put_nowait(text)
+                if isinstance(text, str) and not channel.texts.full():
+                    channel.texts.put_nowait(text)
         except ConnectionClosed:
             pass
         finally:
             sending.cancel()
-            room.listeners.discard(messages)
-            if not room.listeners:
+            channel.listeners.discard(messages)
+            if not channel.listeners:
                 speaking.cancel()  # also ends the synthesis in progress
-                del self._rooms[name]
+                del self._channels[name]
 
     async def _send(self, connection: ServerConnection, messages: asyncio.Queue[Message]) -> None:
         while True:
@@ -92,8 +92,8 @@ async def main() -> None:
     parser.add_argument("--port", type=int, default=8766)
     options = parser.parse_args()
     async with aiohttp.ClientSession() as http:
-        rooms = RoomServer(http, options.url)
-        async with serve(rooms.join, "127.0.0.1", options.port) as server:
+        channels = ChannelServer(http, options.url)
+        async with serve(channels.join, "127.0.0.1", options.port) as server:
             print(f"listening on port {server.sockets[0].getsockname()[1]}", flush=True)
             await server.serve_forever()
 
