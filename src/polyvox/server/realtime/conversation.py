@@ -11,6 +11,8 @@ from polyvox.server.realtime.events import EventSender, new_id
 from polyvox.server.realtime.items import ContentPart, ConversationItem, ConversationItems, MessageItem
 from polyvox.server.realtime.spoken_transcript import PlaybackClock, SpokenTranscript
 
+NUM_RECORDED = 2  # answers whose audio is kept, to cut them at a word
+
 
 class RealtimeConversation:
     """Adds, deletes and truncates items."""
@@ -23,6 +25,8 @@ class RealtimeConversation:
     async def add(self, item: ConversationItem, after: str | None = None) -> str | None:
         """Adds an item, by default at the end; returns the id of the item before it. Raises APIError."""
         previous = self.items.insert(item, after)
+        if _spoken_part(item)[1] is not None:
+            self._drop_audio()
         await self._sender.send("conversation.item.added", {"previous_item_id": previous, "item": item.as_dict()})
         for id in self.items.drop_oldest():
             await self._sender.send("conversation.item.deleted", {"item_id": id})
@@ -74,9 +78,15 @@ class RealtimeConversation:
                 raise part.failure
         return chat_messages(instructions, known)
 
+    def _drop_audio(self) -> None:
+        """Keeps the audio of the last answers, which may still be cut."""
+        spoken = [speech for item in self.items if (speech := _spoken_part(item)[1]) is not None]
+        for speech in spoken[:-NUM_RECORDED]:
+            speech.drop_audio()
+
     async def _cut(self, id: str, part: ContentPart, speech: SpokenTranscript, audio_end_ms: int) -> None:
         self._clock.stop()
-        part.text = speech.cut(audio_end_ms / 1000)
+        part.text = await speech.cut(audio_end_ms / 1000)
         fields = {"item_id": id, "content_index": 0, "audio_end_ms": audio_end_ms}
         await self._sender.send("conversation.item.truncated", fields)
 

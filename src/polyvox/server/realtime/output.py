@@ -10,6 +10,7 @@ from polyvox.server.api.websocket_connection import ReadProgress
 from polyvox.server.realtime.events import EventSender, new_id
 from polyvox.server.realtime.items import ContentPart, ConversationItem, FunctionCallItem, MessageItem
 from polyvox.server.realtime.spoken_transcript import PlaybackClock, SpokenTranscript
+from polyvox.server.synthesis.speech_recording import SpeechRecording
 from polyvox.server.synthesis.timestamps import TimestampGranularity, timestamp_messages
 from polyvox.thinkers.interface import ThinkerFailed
 
@@ -39,6 +40,7 @@ class ResponseOutput:
         self._clock, self._add_item, self._spoken, self._timestamps = clock, add_item, spoken, timestamps
         self.items: list[MessageItem | FunctionCallItem] = []
         self.message: MessageItem | None = None
+        self.recording: SpeechRecording | None = None  # of the spoken message
         self._previous: dict[str, str | None] = {}  # the id of the item before each
         self._texts: list[str] = []
         self._calls: dict[object, FunctionCallItem] = {}  # the latest of each index of the LLM
@@ -61,9 +63,8 @@ class ResponseOutput:
 
     async def add_times(self, timed: TimedText) -> None:
         """Words that start in the audio that follows."""
-        if self.speech is None or self.message is None:
+        if self.message is None:
             return
-        self.speech.add_words(timed.words)
         for fields in timestamp_messages([timed], self._timestamps, "response.output_audio"):
             type = fields.pop("type")
             await self._send(type, self.message, {"content_index": 0, **fields})
@@ -127,12 +128,12 @@ class ResponseOutput:
         if (speech := part.speech) is not None:
             speech.is_complete = status in ("completed", "incomplete")
             played = speech.seconds - self._clock.remaining if status == "cancelled" else speech.seconds
-            part.text = speech.text_played(played if speech.played_seconds is None else speech.played_seconds)
+            part.text = await speech.text_played(played if speech.played_seconds is None else speech.played_seconds)
 
     async def _start_message(self) -> MessageItem:
         if self.message is None:
             part = ContentPart("output_audio" if self._spoken else "output_text", "")
-            part.speech = SpokenTranscript() if self._spoken else None
+            part.speech = SpokenTranscript(self.recording) if self._spoken else None
             self.message = MessageItem(new_id("item"), "assistant", [part], "in_progress")
             await self._start_item(self.message)
             shown = {"type": "audio", "transcript": ""} if self._spoken else {"type": "text", "text": ""}

@@ -144,7 +144,8 @@ class RealtimeResponse:
             body = {**self._config.fields.chat_fields(), "messages": await self._get_messages()}
             self._state.synthesis.check_draining()
             if self._config.fields.is_spoken:
-                self._progress.utterance = await self._start_utterance(body)
+                self._progress.utterance = utterance = await self._start_utterance(body)
+                self._output.recording = utterance.recording
             return body
         except asyncio.CancelledError:
             if not self._is_cancelled() or self._task is None:  # the session ends

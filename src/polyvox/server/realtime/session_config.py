@@ -202,7 +202,8 @@ class RealtimeConfig:
             live=True,
             streaming=True,
             granularity="token",
-            timestamps=("word",),  # an answer that is interrupted is cut at a word
+            timestamps=tuple(output.timestamp_granularities or ()),
+            recorded=True,  # an answer that is interrupted is cut at a word
         )
         await state.synthesis.validate(options)
         return cls(given, fields, options, (*ignored.names, *spoken.names))

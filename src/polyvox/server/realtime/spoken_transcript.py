@@ -4,17 +4,16 @@
 import time
 from collections.abc import Callable
 
-from polyvox.alignment import WordTime
-from polyvox.alignment.words import WORD_WITH_SPACES
+from polyvox.server.synthesis.speech_recording import SpeechRecording, proportional_end
 from polyvox.server.synthesis.utterance import SECONDS_PER_BYTE
 
 
 class SpokenTranscript:
-    """The text of an answer so far, the times of its words, and the duration of the audio that was sent."""
+    """The text of an answer so far, and the duration of the audio that was sent. recording: to find words in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, recording: SpeechRecording | None = None) -> None:
         self._texts: list[str] = []
-        self._words: list[WordTime] = []
+        self._recording = recording
         self.seconds = 0.0
         self.is_complete = False  # the audio of all text was sent
         self.played_seconds: float | None = None  # where the playback was ended
@@ -26,31 +25,30 @@ class SpokenTranscript:
     def add_text(self, text: str) -> None:
         self._texts.append(text)
 
-    def add_words(self, words: list[WordTime]) -> None:
-        self._words += words
+    def drop_audio(self) -> None:
+        """A later cut is less exact."""
+        if self._recording is not None:
+            self._recording.drop_audio()
 
-    def cut(self, seconds: float) -> str:
+    async def cut(self, seconds: float) -> str:
         """The text that was played until the playback was ended, after these seconds; also if more audio follows."""
         self.played_seconds = seconds
-        return self.text_played(seconds)
+        return await self.text_played(seconds)
 
-    def text_played(self, seconds: float) -> str:
+    async def text_played(self, seconds: float) -> str:
         """The text up to the last word of which at least one half was played, after these seconds of playback.
 
-        Without word times the text is cut in proportion to the expected duration of the whole, at the end of a word.
+        Without a recording the text is cut in proportion to the expected duration of the whole, at the end of a word.
         """
         text = self.text
         if self.is_complete and seconds >= self.seconds:
             return text
-        if self._words:
-            played = [word.text_end for word in self._words if (word.start + word.end) / 2 <= seconds]
-            return text[: played[-1] if played else 0]
+        if self._recording is not None and (end := await self._recording.text_end(seconds)) is not None:
+            return text[:end]
         expected = max(self.seconds, SECONDS_PER_BYTE * len(text.encode(errors="surrogatepass")))
         if seconds >= expected:
             return text
-        length = len(text) * seconds / expected
-        ends = [word.end(1) for word in WORD_WITH_SPACES.finditer(text)]
-        return text[: max((end for end in ends if end <= length), default=0)]
+        return text[: proportional_end(text, seconds / expected)]
 
 
 class PlaybackClock:

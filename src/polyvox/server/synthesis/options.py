@@ -24,8 +24,9 @@ class SynthesisOptions:
     streaming: bytes are sent as they are encoded; otherwise the result is one file with its final length. live: text
     may be appended; granularity is the unit in which it is synthesised. separate_files: each segment is a file of its
     own. turns: of a dialogue; text is that of all turns. pronunciations and lexicons: in addition to the server's
-    lexicon. timestamps: the units of text whose times are estimated. The other fields are those of `Request`, `Encoder`
-    and `TextRules`.
+    lexicon. timestamps: the units of text whose times are estimated. recorded: the audio is kept, to find the last word
+    that was played when the utterance is interrupted. The other fields are those of `Request`, `Encoder` and
+    `TextRules`.
     """
 
     text: str = ""
@@ -53,3 +54,9 @@ class SynthesisOptions:
     separate_files: bool = False
     turns: tuple[Turn, ...] = ()
     timestamps: tuple[TimestampGranularity, ...] = ()
+    recorded: bool = False
+
+    @property
+    def tracks_positions(self) -> bool:
+        """Whether the positions of segments in the client's text are needed."""
+        return self.recorded or bool(self.timestamps)

@@ -112,13 +112,13 @@ class SynthesisService:
             options.ssml,
         )
         if options.live:
-            segments = SegmentQueue(rules, options.granularity, bool(options.timestamps))
+            segments = SegmentQueue(rules, options.granularity, options.tracks_positions)
         elif options.turns:
             voices = {turn.voice: self._resolve_voice(turn.voice) for turn in options.turns}
             turns = [(turn.text, voices[turn.voice]) for turn in options.turns]
-            segments = SegmentQueue.from_turns(turns, rules, bool(options.timestamps))
+            segments = SegmentQueue.from_turns(turns, rules, options.tracks_positions)
         else:
-            segments = SegmentQueue.from_text(options.text, rules, bool(options.timestamps))
+            segments = SegmentQueue.from_text(options.text, rules, options.tracks_positions)
         request = Request(
             text="",
             voice=self._resolve_voice(options.voice),

@@ -23,6 +23,7 @@ from polyvox.server.synthesis.chunk_timing import ChunkTiming
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingSegment, StreamingTokens
+from polyvox.server.synthesis.speech_recording import SpeechRecording
 from polyvox.server.synthesis.spool import SpooledFile
 from polyvox.server.synthesis.utterance_trace import UtteranceTrace
 
@@ -70,6 +71,9 @@ class Utterance:
         self._timeline: SpeechTimeline | None = None
         if options.timestamps:
             self._timeline = SpeechTimeline(service.engine.sample_rate, options.streaming, options.speed)
+        self.recording: SpeechRecording | None = None
+        if options.recorded:
+            self.recording = SpeechRecording(service.engine.sample_rate, options.speed, service.alignments)
 
     @property
     def content_type(self) -> str:
@@ -214,6 +218,8 @@ class Utterance:
                                 yield rest
                             self._encoder = self._service.new_encoder(self._options)
                         started, self._rate = True, item.rate
+                        if self.recording is not None:
+                            self.recording.begin(item)
                         yield item
                     elif isinstance(item, TimedText):
                         yield item
@@ -221,11 +227,15 @@ class Utterance:
                         self.playing_seconds += (
                             len(item) / self._service.engine.sample_rate / (self._options.speed * self._rate)
                         )
+                        if self.recording is not None:
+                            self.recording.add(item)
                         if data := await self._encode(self._encoder.push, item, self._rate):
                             self._note_first_audio()
                             self._chunk_timing.on_ready(self.playing_seconds, time.monotonic())
                             yield data
                             self._chunk_timing.on_sent(time.monotonic())
+            if self.recording is not None and not self._cancelled:
+                self.recording.finish()
             has_file = (started or not self._options.live) and not self._cancelled
             if has_file and (rest := await self._finish_encoding()):
                 yield rest
