@@ -39,6 +39,7 @@ from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import connect
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.ipc.worker_connection import WorkerConnection
+from polyvox.models.info import ModelInfo
 from polyvox.models.request import Request
 
 pytestmark = pytest.mark.anyio
@@ -124,6 +125,22 @@ async def test_a_step_is_one_update_with_the_chunks_of_all_streams() -> None:
             assert len(update.results) == (count if step == 2 else 0)
             server.send(messages.Consumed((step + 1) * count * CHUNK_SAMPLES, {}))
         assert server.updates.empty()
+
+
+class UnknownModelEngine(FakeEngine):
+    def info(self) -> ModelInfo:
+        raise RuntimeError("the model is unknown")
+
+
+async def test_a_query_that_fails_in_the_engine_is_an_error_reply_and_the_connection_stays() -> None:
+    async with connected(UnknownModelEngine(), CHUNK_SAMPLES) as (_, server):
+        server.send(messages.GetInfo(1))
+        (reply,) = (await next_update(server)).replies
+        assert isinstance(reply, messages.ErrorReply)
+        assert "the model is unknown" in str(reply.error())
+        server.send(messages.GetStats(2))
+        (reply,) = (await next_update(server)).replies
+        assert isinstance(reply, messages.StatsReply)
 
 
 @settings(max_examples=15, deadline=None)

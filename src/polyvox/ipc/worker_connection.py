@@ -99,9 +99,9 @@ class WorkerConnection:
             case messages.Cancel(id):
                 self._cancel(id)
             case messages.GetStats(id):
-                self._reply(messages.StatsReply(id, self._engine.stats()))
+                self._query(id, lambda: messages.StatsReply(id, self._engine.stats()))
             case messages.GetInfo(id):
-                self._reply(messages.InfoReply(id, self._engine.info()))
+                self._query(id, lambda: messages.InfoReply(id, self._engine.info()))
             case messages.Clone():
                 self._clone(message)
             case messages.AcquireKey():
@@ -231,6 +231,13 @@ class WorkerConnection:
                 self._keys.add(key, count)
 
     # Messages to the server
+
+    def _query(self, id: int, answer: Callable[[], messages.Reply]) -> None:
+        """Replies with an answer of the engine, or with its error: streams of this server continue."""
+        try:
+            self._reply(answer())
+        except Exception as error:
+            self._reply_error(id, error)
 
     def _reply(self, reply: messages.Reply) -> None:
         self._replies.append(reply)
