@@ -35,6 +35,7 @@ class StreamOutcome:
     first_byte: float  # seconds from the request
     num_chunks: int
     underruns: int  # moments at which a player that began with the first byte had no audio
+    from_proxy: bool  # whether a proxy of Ray Serve made the response: it has no request id of Polyvox
 
     @property
     def seconds(self) -> float:
@@ -141,14 +142,14 @@ def stream(url: str, text: str) -> StreamOutcome:
     started_at = time.monotonic()
     first = 0.0
     status = underruns = num_bytes = num_chunks = 0
-    completed = False
+    completed = from_proxy = False
     body = {"input": text, "response_format": "pcm"}
     with (
         httpx.Client(base_url=url, timeout=120, trust_env=False) as client,
         suppress(httpx.HTTPError),
         client.stream("POST", "/v1/audio/speech", json=body) as response,
     ):
-        status = response.status_code
+        status, from_proxy = response.status_code, "x-request-id" not in response.headers
         for data in response.iter_raw():
             now = time.monotonic()
             first = first or now
@@ -156,4 +157,4 @@ def stream(url: str, text: str) -> StreamOutcome:
             num_bytes += len(data)
             num_chunks += 1
         completed = status == 200
-    return StreamOutcome(status, completed, num_bytes, first - started_at, num_chunks, underruns)
+    return StreamOutcome(status, completed, num_bytes, first - started_at, num_chunks, underruns, from_proxy)

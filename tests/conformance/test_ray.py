@@ -55,6 +55,7 @@ def test_audio_streams_and_is_the_same_on_every_replica(voices: RayCluster) -> N
         body = {"input": TEXT, "seed": 3, "response_format": "pcm"}
         responses = [client.post("/v1/audio/speech", json=body) for _ in range(6)]
     assert {response.status_code for response in responses} == {200}
+    assert {len(response.headers.get_list("x-request-id")) for response in responses} == {1}
     samples = [np.frombuffer(response.content, "<i2") for response in responses]
     assert all(len(each) == len(samples[0]) for each in samples)
     assert all(np.abs(each.astype(int) - samples[0]).max() < 64 for each in samples)  # float32 sums in other batches
@@ -137,7 +138,10 @@ def test_a_killed_replica_fails_its_own_streams_only(paced: RayCluster) -> None:
     assert len(whole) == 1  # no stream that looks complete is shorter
     assert 0 < len(failed) < len(outcomes)
     assert all(outcome.num_bytes not in whole for outcome in failed)
-    assert {outcome.status for outcome in failed} <= {200, 500}  # 500: the headers were not sent yet
+    # The proxy answers 500 itself if a replica dies before its response has begun; Polyvox sends no such status.
+    assert {(outcome.status, outcome.from_proxy) for outcome in failed} <= {(200, False), (500, True)}
+    num_not_begun = sum(outcome.status == 500 for outcome in failed)
+    print(f"{num_not_begun} streams had not begun")  # noqa: T201
     print(f"{len(failed)} of {len(outcomes)} streams failed with {NUM_KILLS} kills")  # noqa: T201
 
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from polyvox.errors import InvalidRequest
+from polyvox.ray import app
 from polyvox.ray import connections as module
 from polyvox.ray.connections import SERVICE_RESTART, Connections, ConnectionsMiddleware
 
-WEBSOCKET = {"type": "websocket"}
+WEBSOCKET: Scope = {"type": "websocket"}
+HTTP: Scope = {"type": "http", "headers": [(b"x-request-id", b"one")]}
 
 
 async def echo(_: Scope, receive: Receive, send: Send) -> None:
@@ -47,19 +50,19 @@ def test_requests_and_sockets_are_counted() -> None:
     async def check() -> None:
         connections, client = Connections(), Client()
 
-        async def app(*_: object) -> None:
+        async def count(*_: object) -> None:
             assert connections.num_open == 1
 
-        middleware = ConnectionsMiddleware(app, connections)
+        middleware = ConnectionsMiddleware(count, connections)
         for kind in ("http", "websocket"):
-            await middleware({"type": kind}, client.receive, client.send)
+            await middleware({"type": kind, "headers": []}, client.receive, client.send)
         assert (connections.num_open, connections.num_ended) == (0, 2)
 
         async def failing(*_: object) -> None:
             raise ValueError
 
         with pytest.raises(ValueError):  # noqa: PT011
-            await ConnectionsMiddleware(failing, connections)({"type": "http"}, client.receive, client.send)
+            await ConnectionsMiddleware(failing, connections)(HTTP, client.receive, client.send)
         assert (connections.num_open, connections.num_ended) == (0, 3)
 
     run(check())
@@ -100,3 +103,39 @@ def test_a_socket_with_messages_stays_open_while_the_replica_drains(monkeypatch:
         assert client.received[-1] == {"type": "closed", "code": 1000}
 
     run(check())
+
+
+def test_a_receive_that_is_cancelled_leaves_no_task() -> None:
+    async def check() -> None:
+        connections, client = Connections(), Client()
+
+        async def impatient(_: Scope, receive: Receive, __: Send) -> None:
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(receive(), 0.01)
+
+        await ConnectionsMiddleware(impatient, connections)(WEBSOCKET, client.receive, client.send)
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+
+    run(check())
+
+
+@pytest.mark.parametrize(("given", "sent"), [(b"one", []), (b"two", [(b"x-request-id", b"two")])])
+def test_the_request_id_that_the_proxy_adds_is_not_sent_twice(given: bytes, sent: list[tuple[bytes, bytes]]) -> None:
+    async def check() -> None:
+        client = Client()
+
+        async def respond(_: Scope, __: Receive, send: Send) -> None:
+            headers = [(b"x-request-id", given), (b"x-seed", b"1")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+        await ConnectionsMiddleware(respond, Connections())(HTTP, client.receive, client.send)
+        assert client.received[0]["headers"] == [*sent, (b"x-seed", b"1")]
+
+    run(check())
+
+
+@pytest.mark.parametrize(("name", "value"), [("root_path", "/tts"), ("wyoming", "tcp://127.0.0.1:10200")])
+def test_a_setting_without_an_effect_on_ray_is_an_error(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"Invalid value for '{name}': is not supported with ray"):
+        app({name: value})

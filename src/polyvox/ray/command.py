@@ -10,14 +10,12 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 
-from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.errors import PolyvoxError
+from polyvox.ray import check_settings
 from polyvox.ray.deployment import NAME, bind, create_deployment
 from polyvox.server.settings import Settings
 
 log = logging.getLogger(__name__)
-
-# Settings of listeners that Ray Serve's proxies do not have.
-UNSUPPORTED = ("wyoming", "zeroconf", "root_path", "tls_cert")
 
 
 def serve_on_ray(settings: Settings) -> None:
@@ -25,9 +23,7 @@ def serve_on_ray(settings: Settings) -> None:
 
     Then the application is removed: its replicas finish their requests. Raises PolyvoxError if it cannot be deployed.
     """
-    for name in UNSUPPORTED:
-        if value := getattr(settings, name):
-            raise InvalidRequest(name, value, "is not supported with ray")
+    check_settings(settings)
     ray.init(include_dashboard=None if os.environ.get("RAY_ADDRESS") else False)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # Ray sets handlers too

@@ -7,6 +7,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SERVICE_RESTART = 1012  # close code of a WebSocket: the client connects again, to another replica
+REQUEST_ID = b"x-request-id"
 QUIET_SECONDS = 5.0  # without a message in either direction
 
 
@@ -38,7 +39,7 @@ class ConnectionsMiddleware:
             if scope["type"] == "websocket":
                 await self._serve_websocket(scope, receive, send)
             else:
-                await self.app(scope, receive, send)
+                await self.app(scope, receive, _without_request_id(scope, send))
         finally:
             self._connections.num_open -= 1
             self._connections.num_ended += 1
@@ -49,6 +50,7 @@ class ConnectionsMiddleware:
         async def receive_or_drain() -> Message:
             nonlocal last_message
             receiving = asyncio.ensure_future(receive())
+            waiting: asyncio.Future[object] = receiving
             try:
                 while True:
                     draining = self._connections.draining
@@ -64,6 +66,7 @@ class ConnectionsMiddleware:
                         return receiving.result()
             finally:
                 receiving.cancel()
+                waiting.cancel()
 
         async def send_and_note(message: Message) -> None:
             nonlocal last_message
@@ -71,3 +74,16 @@ class ConnectionsMiddleware:
             await send(message)
 
         await self.app(scope, receive_or_drain, send_and_note)
+
+
+def _without_request_id(scope: Scope, send: Send) -> Send:
+    """Removes the request id from responses if the request has it: the proxy adds the one that it gave the request."""
+    given = [value for name, value in scope["headers"] if name == REQUEST_ID]
+
+    async def send_without(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [(name, value) for name, value in message["headers"] if (name, [value]) != (REQUEST_ID, given)]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_without

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 
 import ray
 from ray.exceptions import RayError
@@ -68,7 +69,11 @@ class ClusterKeyCounts:
         if not self._own.acquire(key, limit):
             return False
         self._counts[key] += 1  # before the call, so that a renewal includes it
-        granted = await self._call("acquire", key, limit)
+        try:
+            granted = await self._call("acquire", key, limit)
+        except BaseException:  # cancelled: the client has disconnected
+            self.release(key)
+            raise
         if granted is False:
             self._forget(key)
             return False
@@ -82,7 +87,8 @@ class ClusterKeyCounts:
         while True:
             await self._call("renew", dict(self._counts))
             if self._failed:
-                self._actor = await asyncio.to_thread(_get_actor)
+                with suppress(RayError, ValueError):  # the next renewal tries again
+                    self._actor = await asyncio.to_thread(_get_actor)
             await asyncio.sleep(RENEW_INTERVAL)
 
     def _forget(self, key: str) -> None:
