@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
 from typing import Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 from polyvox.files import link_new, sweep_partials, sync_folder, write_partial
 
@@ -131,6 +132,12 @@ def open_store(location: str | os.PathLike[str]) -> FileStore:
 
 def is_url(location: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(location)
+
+
+def without_secrets(url: str) -> str:
+    """The URL without user, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1], query=""))
 
 
 def _version(stat: os.stat_result) -> tuple[int, int, int]:

@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 from fsspec.core import url_to_fs
 
 from polyvox.errors import InvalidRequest
+from polyvox.file_store import without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +32,15 @@ class RemoteStore:
     """The files below a URL. A change by another process is visible after REFRESH_SECONDS, an own one at once."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.location = _without_secrets(url)
+        self.location = without_secrets(url)
         self._url, self._clock = url.rstrip("/"), clock
         self._fs, self._root = _open(self._url)
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # of the thread that reads the list
-        self._versions: dict[str, object] | None = None  # the last list
+        self._versions: dict[str, object] | None = None  # the last list, with the writes since
         self._expires_at = 0.0
-        self._failed = False
+        self._num_writes = 0
+        self._error: OSError | None = None  # of the last list
         self._calls = threading.BoundedSemaphore(MAX_CALLS)
 
     def names(self) -> list[str]:
@@ -56,10 +57,10 @@ class RemoteStore:
 
     def add(self, name: str, data: bytes) -> None:
         """In one conditional request where the store has it (S3, Google Cloud Storage); elsewhere after a check."""
-        self._write(lambda: self._fs.pipe_file(f"{self._root}/{name}", data, mode="create"))
+        self._write(name, lambda: self._fs.pipe_file(f"{self._root}/{name}", data, mode="create"))
 
     def replace(self, name: str, data: bytes) -> None:
-        self._write(lambda: self._fs.pipe_file(f"{self._root}/{name}", data))
+        self._write(name, lambda: self._fs.pipe_file(f"{self._root}/{name}", data))
 
     def remove(self, name: str) -> None:
         path = f"{self._root}/{name}"
@@ -69,7 +70,7 @@ class RemoteStore:
                 raise FileNotFoundError(errno.ENOENT, "no such file")
             self._fs.rm_file(path)
 
-        self._write(remove)
+        self._write(name, remove, exists=False)
 
     def sweep(self) -> int:
         """An object store has no temporary files."""
@@ -78,27 +79,51 @@ class RemoteStore:
     def subfolder(self, name: str) -> "RemoteStore":
         return RemoteStore(f"{self._url}/{name}", self._clock)
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _write(self, name: str, write: Callable[[], None], exists: bool = True) -> None:
+        """exists: whether the file exists afterwards."""
+        written = False
         try:
             self._call(write)
+            written = True
         finally:
             with self._lock:
+                self._num_writes += 1  # a list that is being read may not contain it
                 self._expires_at = 0.0
+                if written and self._versions is not None:
+                    versions = {key: value for key, value in self._versions.items() if key != name}
+                    self._versions = {**versions, name: object()} if exists else versions
 
     def _list(self) -> dict[str, object]:
         """The version of each file. Threads that need a new list while another one reads it use the last one."""
-        with self._lock:
-            versions, is_fresh = self._versions, self._clock() < self._expires_at
-        if versions is not None and (is_fresh or not self._reading.acquire(blocking=False)):
+        if (versions := self._fresh_list()) is not None:
             return versions
-        if versions is None:
-            self._reading.acquire()  # the call below has a timeout
+        with self._lock:
+            versions = self._versions
+        if not self._reading.acquire(timeout=0.0 if versions is not None else CALL_TIMEOUT):
+            if versions is None:
+                raise OSError(errno.ETIMEDOUT, f"the store did not answer within {CALL_TIMEOUT:g} s")
+            return versions
+        try:
+            if (versions := self._fresh_list()) is not None:
+                return versions  # another thread has read it meanwhile
+            return self._refresh()
+        finally:
+            self._reading.release()
+
+    def _fresh_list(self) -> dict[str, object] | None:
+        """The last list, if it need not be read again yet. Raises the error if the first one has just failed."""
+        with self._lock:
+            if self._clock() >= self._expires_at:
+                return None
+            if self._versions is None and self._error is not None:
+                raise OSError(self._error.errno, self._error.strerror)
+            return self._versions
+
+    def _refresh(self) -> dict[str, object]:
+        with self._lock:
+            num_writes = self._num_writes
         try:
             found = self._call(self._read_list)
-            self._report(None)
-            with self._lock:
-                self._versions, self._expires_at = found, self._clock() + REFRESH_SECONDS
-            return found
         except OSError as error:
             self._report(error)
             with self._lock:
@@ -106,8 +131,13 @@ class RemoteStore:
                 if self._versions is None:
                     raise
                 return self._versions
-        finally:
-            self._reading.release()
+        self._report(None)
+        with self._lock:
+            if self._versions is None or num_writes == self._num_writes:
+                self._versions = found
+            if num_writes == self._num_writes:
+                self._expires_at = self._clock() + REFRESH_SECONDS
+            return self._versions
 
     def _read_list(self) -> dict[str, object]:
         try:
@@ -122,11 +152,11 @@ class RemoteStore:
 
     def _report(self, error: OSError | None) -> None:
         """One line when the store fails and one when it answers again."""
-        if error is not None and not self._failed:
+        if error is not None and self._error is None:
             log.warning("voice store not available", extra={"location": self.location, "error": str(error)})
-        elif error is None and self._failed:
+        elif error is None and self._error is not None:
             log.info("voice store available", extra={"location": self.location})
-        self._failed = error is not None
+        self._error = error
 
     def _call(self, work: Callable[[], T]) -> T:
         """Runs a call of the store with CALL_TIMEOUT. Raises FileNotFoundError, FileExistsError or another OSError."""
@@ -161,10 +191,5 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         fs, root = url_to_fs(url)
     except (ImportError, ValueError) as error:  # no package for this scheme
-        raise InvalidRequest("voices_dir", _without_secrets(url), f"cannot be opened: {error}") from None
+        raise InvalidRequest("voices_dir", without_secrets(url), f"cannot be opened: {error}") from None
     return fs, str(root).rstrip("/")
-
-
-def _without_secrets(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1], query=""))

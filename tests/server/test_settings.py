@@ -159,6 +159,12 @@ def test_the_key_of_the_llm_is_not_printed() -> None:
     assert settings.shown_values()["llm_key"] == "(hidden)"
 
 
+def test_the_password_in_the_url_of_the_voice_library_is_not_printed() -> None:
+    settings = Settings(voices_dir="s3://key:secret@bucket/voices?token=secret")
+    assert "secret" not in settings.to_yaml()
+    assert settings.shown_values()["voices_dir"] == "s3://bucket/voices"
+
+
 def attributes_read(owners: set[str], *paths: Path) -> set[str]:
     """Attributes that the code of some files reads from variables with one of these names."""
     found = set()

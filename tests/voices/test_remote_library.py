@@ -153,14 +153,50 @@ def test_a_store_that_does_not_answer_times_out(url: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(remote_store, "CALL_TIMEOUT", 0.05)
     monkeypatch.setattr(remote_store, "MAX_CALLS", 1)
     monkeypatch.setattr(MemoryFileSystem, "ls", lambda *_, **__: release.wait(30))
-    library = library_at(url, Clock())
+    clock = Clock()
+    library = library_at(url, clock)
     try:
-        with pytest.raises(VoiceLibraryError, match=r"did not answer within 0\.05 s"):
-            library.list()
+        for _ in range(2):  # the second time without a call, which would wait again
+            with pytest.raises(VoiceLibraryError, match=r"did not answer within 0\.05 s"):
+                library.list()
+        clock.now += RETRY_SECONDS
         with pytest.raises(VoiceLibraryError, match="1 calls of the store have not returned"):
             library.list()
     finally:
         release.set()
+
+
+def test_an_own_change_is_visible_at_once_while_another_thread_reads_the_list(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    library = library_at(url, clock)
+    add(library, "anna", 1)
+    assert len(library.list()) == 1
+    clock.now += REFRESH_SECONDS
+    reading, release, original = threading.Event(), threading.Event(), MemoryFileSystem.ls
+
+    def list_slowly(self: MemoryFileSystem, *args: Any, **options: Any) -> Any:
+        found = original(self, *args, **options)
+        reading.set()
+        release.wait(30)
+        return found
+
+    with monkeypatch.context() as slow:
+        slow.setattr(MemoryFileSystem, "ls", list_slowly)
+        thread = threading.Thread(target=library.list)
+        thread.start()
+        try:
+            assert reading.wait(30)
+            add(library, "bob", 2)
+            assert version(library.get("bob")) == 2
+            library.remove("anna")
+            with pytest.raises(UnknownVoice):
+                library.get("anna")
+        finally:
+            release.set()
+            thread.join(30)
+    assert [voice.name for voice in library.list()] == ["bob"]
 
 
 def test_a_damaged_file_is_reported_with_its_url(url: str) -> None:

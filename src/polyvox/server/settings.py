@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.lifecycle import RestartPolicy
-from polyvox.file_store import is_url
+from polyvox.file_store import is_url, without_secrets
 from polyvox.server.setting_types import Aliases, CommaSeparated, Names, Workers, has_opentelemetry, split_address
 from polyvox.server.tls import check_certificate, check_key
 
@@ -541,6 +541,8 @@ class Settings(BaseSettings):
         values["api_keys"] = [f"({len(self.api_keys)} hidden)"] if self.api_keys else []
         values["llm_key"] = "(hidden)" if self.llm_key else None
         values["stt_key"] = "(hidden)" if self.stt_key else None
+        if isinstance(self.voices_dir, str):
+            values["voices_dir"] = without_secrets(self.voices_dir)
         return values
 
     def to_yaml(self) -> str:
