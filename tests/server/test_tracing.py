@@ -256,6 +256,15 @@ def test_the_service_is_named_polyvox_without_a_variable(monkeypatch: pytest.Mon
     traced.close()
 
 
+def test_an_invalid_header_for_the_endpoint_is_logged_without_its_value(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization Bearer s3cret")
+    Tracing().close()
+    assert "Header format invalid" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
 def test_without_otel_requests_are_not_traced(client: httpx.Client, server: RunningServer) -> None:
     assert server.speak(client).status_code == 200
     middleware = [each.cls.__name__ for each in server.server._app.user_middleware]  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@
 Spans are exported by a thread with a bounded queue; spans that do not fit are dropped. Texts and keys are not recorded.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from polyvox.server.middleware.paths import PROBE_PATHS, path_of
 from polyvox.server.request_log import RequestRecord
 
 SHUTDOWN_TIMEOUT = 3.0  # seconds to export the last spans
+HEADERS_LOGGER = "opentelemetry.util.re"  # its warnings have the invalid value of OTEL_EXPORTER_OTLP_HEADERS
 SWITCHING_PROTOCOLS = 101  # HTTP status of an accepted WebSocket
 Attributes = dict[str, str | int | float]
 
@@ -33,6 +35,7 @@ class Tracing:
         if exporter is None:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+            logging.getLogger(HEADERS_LOGGER).addFilter(_hide_values)
             exporter = OTLPSpanExporter()
         # Variables override the name: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
         resource = Resource({"service.name": "polyvox", "service.version": __version__}).merge(_named_resource())
@@ -164,6 +167,12 @@ class TracingMiddleware:
                 span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
             span.end()
+
+
+def _hide_values(record: logging.LogRecord) -> bool:
+    """A filter of log lines that keeps all of them, without their values."""
+    record.args = tuple("(hidden)" for _ in record.args or ())
+    return True
 
 
 def _set_status(span: Span, status: int) -> None:
