@@ -83,6 +83,8 @@ class FakeReplica:
         return {"slots": self.capacity, "lead_min": float(self.replica), "stuck_seconds": float(self.replica)}
 
     async def acquire_key(self, key: str, limit: int) -> bool:
+        if self.answers is not None:
+            await self.answers.wait()
         if not self.state.running:
             raise EngineDown("down", 1.0)
         return self.keys.acquire(key, limit)
@@ -216,6 +218,17 @@ async def test_a_replica_that_does_not_answer_is_given_up(monkeypatch: pytest.Mo
     fakes[1].num_running = 1
     fakes[1].publish()
     assert await submit(engines) == 1
+
+
+async def test_the_next_replica_decides_over_a_key_if_the_first_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("polyvox.engine.replica_set.ANSWER_TIMEOUT", 0.01)
+    engines, fakes = build_set(8, 8)
+    fakes[0].answers = asyncio.Event()
+    async with asyncio.timeout(60):
+        assert await engines.acquire_key("a", 1)
+        assert not await engines.acquire_key("a", 1)
 
 
 @pytest.mark.parametrize("how", ["old report", "long step"])

@@ -133,9 +133,11 @@ class ReplicaSet:
 
     async def acquire_key(self, key: str, limit: int) -> bool:
         """The first replica that serves decides. The others count too, so that the next one can decide if it fails."""
-        for deciding in self._serving():
-            with suppress(EngineDown):
-                acquired = await deciding.acquire_key(key, limit)
+        serving = self._serving()
+        for index, deciding in enumerate(serving):
+            with suppress(EngineDown, TimeoutError):
+                async with asyncio.timeout(ANSWER_TIMEOUT if index + 1 < len(serving) else None):
+                    acquired = await deciding.acquire_key(key, limit)
                 for engine in self.replicas:
                     if acquired and engine is not deciding:
                         engine.hold_key(key)
