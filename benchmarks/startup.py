@@ -98,7 +98,7 @@ def measure(command: list[str], cache: Path, port: int) -> dict[str, Any]:
     for line in server.lines:
         if '"engine ready"' in line:
             fields = json.loads(line)
-            known = ("time", "level", "logger", "message", "seconds")
+            known = ("time", "level", "logger", "message", "seconds", "pid")
             result["engine"] = fields["seconds"]
             result["stages"] = {name: value for name, value in fields.items() if name not in known}
     return result | {"first_seen": seen, "slowest_health_answer": round(slowest, 3)}

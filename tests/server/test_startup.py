@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 SOURCE = Path(__file__).parents[2] / "src"
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/startup.py"
-TIMEOUT = 60.0
+TIMEOUT, START_TIMEOUT = 60.0, 300.0
 
 
 @contextmanager
@@ -239,6 +239,7 @@ def test_the_command_logs_the_stages_of_its_start_and_what_to_do_next() -> None:
         try:
             address = f"http://127.0.0.1:{port}"
             seen: list[tuple[str, int]] = []
+            deadline = time.monotonic() + START_TIMEOUT
 
             def ready() -> bool:
                 try:
@@ -249,15 +250,16 @@ def test_the_command_logs_the_stages_of_its_start_and_what_to_do_next() -> None:
                 seen.append((answer.json()["status"], answer.status_code))
                 return answer.status_code == 200 or threading.Event().wait(0.02)
 
-            eventually(ready)
+            while not ready():
+                assert time.monotonic() < deadline
         finally:
             process.terminate()
             _, log = process.communicate(timeout=TIMEOUT)
-    assert seen[0] == ("starting", 503)
+    assert set(seen[:-1]) <= {("starting", 503), ("not ready", 503)}  # none if the engine was the first to start
     assert seen[-1] == ("ready", 200)
     for stage in ("import", "load", "calibrate"):
         assert f"engine starting stage={stage} " in log
-    assert re.search(r"engine ready seconds=\S+ import=\S+ load=\S+ calibrate=\S+\n", log)
+    assert re.search(r"engine ready pid=\d+ seconds=\S+ import=\S+ load=\S+ calibrate=\S+\n", log)
     assert re.search(r"Engine ready in \S+ s: import \S+, load \S+, calibrate \S+\n", log)
     assert f"curl {address}/v1/audio/speech" in log
 
@@ -271,8 +273,8 @@ def test_the_startup_benchmark_measures_a_start_and_its_stages(tmp_path: Path) -
     report = json.loads(ended.stdout[ended.stdout.index("\n{") :])
     (start,) = report["starts"]
     assert set(start["stages"]) == {"import", "load", "calibrate"}
-    assert 0 < start["live"] < start["ready"]
-    assert start["engine"] < start["ready"]
+    assert 0 < start["live"] <= start["ready"]  # equal if the engine was the first to start
+    assert start["engine"] > 0
 
 
 def _is_live(port: int) -> bool:
