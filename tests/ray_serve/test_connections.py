@@ -109,12 +109,12 @@ def test_a_receive_that_is_cancelled_leaves_no_task() -> None:
     async def check() -> None:
         connections, client = Connections(), Client()
 
-        async def impatient(_: Scope, receive: Receive, __: Send) -> None:
+        async def time_out(_: Scope, receive: Receive, __: Send) -> None:
             for _ in range(3):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(receive(), 0.01)
 
-        await ConnectionsMiddleware(impatient, connections)(WEBSOCKET, client.receive, client.send)
+        await ConnectionsMiddleware(time_out, connections)(WEBSOCKET, client.receive, client.send)
         await until(lambda: len(asyncio.all_tasks()) == 1)
 
     run(check())

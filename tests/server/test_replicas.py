@@ -148,7 +148,7 @@ def test_a_replica_that_drains_finishes_its_streams_and_gets_no_new_ones(
     replicas: ReplicaProcesses, server: RunningServer
 ) -> None:
     def is_drained(pid: int) -> bool:
-        """Whether another process runs in its place."""
+        """Whether another process has replaced it."""
         return replicas.processes[0].pid not in (None, pid)
 
     with OpenStreams(server) as opened, server.client() as client:
