@@ -110,7 +110,7 @@ def test_a_receive_that_is_cancelled_leaves_no_task() -> None:
         connections, client = Connections(), Client()
 
         async def time_out(_: Scope, receive: Receive, __: Send) -> None:
-            for _ in range(3):
+            for _attempt in range(3):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(receive(), 0.01)
 

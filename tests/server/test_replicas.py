@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import count
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -94,15 +93,18 @@ class OpenStreams(ExitStack):
     def one_per_replica(self) -> dict[int, tuple[Iterator[bytes], str]]:
         """The audio and the id of one response for each replica."""
         found: dict[int, tuple[Iterator[bytes], str]] = {}
-        for num_open in count():
-            if len(found) == NUM_REPLICAS:
-                break
+        num_open = 0
+        while len(found) < NUM_REPLICAS:
             parts = self.open()
-            eventually(lambda num_open=num_open: sum(streams(self._server)) > num_open or threading.Event().wait(0.01))
+            num_open += 1
+            self._wait_for_streams(num_open)
             # None if it went to a replica that has a stream already, because the next one was slow to report.
             for replica in {index for index, number in enumerate(streams(self._server)) if number} - found.keys():
                 found[replica] = parts, self.last_id
         return found
+
+    def _wait_for_streams(self, num_open: int) -> None:
+        eventually(lambda: sum(streams(self._server)) >= num_open or threading.Event().wait(0.01))
 
 
 def record(server: RunningServer, request_id: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -50,7 +51,7 @@ class ConnectionsMiddleware:
         async def receive_or_drain() -> Message:
             nonlocal last_message
             receiving = asyncio.ensure_future(receive())
-            waiting: asyncio.Future[object] = receiving
+            waiting: asyncio.Future[Any] = receiving
             try:
                 while True:
                     draining = self._connections.draining
