@@ -183,6 +183,37 @@ def test_a_request_that_arrives_just_after_an_end_gets_the_free_slot() -> None:
     engine.admission.enqueue(new_stream(arrived_at=10.0), 10.0)
 
 
+@pytest.mark.parametrize("following_bytes", [0, 20_000])
+def test_a_request_that_arrives_just_after_a_cancel_is_queued_for_that_slot(following_bytes: int) -> None:
+    engine = build(num_slots=2, max_queue=0, max_queue_seconds=5.0)
+    length = bytes_of(engine, 60.0)
+    streams = [new_stream(max_frames=5000, text_bytes=length, following_bytes=following_bytes) for _ in range(2)]
+    engine.admit_all(*streams)
+    with pytest.raises(Overloaded):
+        engine.admission.precheck(Demand(live=True), 0.0)
+    engine.admission.on_stop_requested(streams[0])
+    assert engine.wait(0.0) == 0.0
+    engine.admission.enqueue(new_stream(max_frames=5000, text_bytes=length), 0.0)
+    with pytest.raises(Overloaded):  # one slot for one request
+        engine.admission.precheck(Demand(live=True), 0.0)
+    assert engine.admission.admit(0.0) == []
+    engine.streams.transition(streams[0], StreamStatus.RELEASING, 0.0)
+    engine.admission.release(streams[0], 0.0, completed=False)
+    assert len(engine.admission.admit(0.0)) == 1
+
+
+def test_a_queued_request_that_was_cancelled_takes_no_room_in_the_queue() -> None:
+    engine = build(num_slots=1, max_queue=1, max_queue_seconds=100.0)
+    engine.admit_all(new_stream(max_frames=5000, text_bytes=bytes_of(engine, 8.0)))
+    queued = new_stream(max_frames=5000, text_bytes=bytes_of(engine, 8.0))
+    engine.admission.enqueue(queued, 0.0)
+    with pytest.raises(Overloaded, match="queue is full"):
+        engine.admission.precheck(Demand(live=True), 0.0)
+    engine.admission.on_stop_requested(queued)
+    engine.admission.precheck(Demand(live=True), 0.0)
+    assert engine.wait(0.0) == pytest.approx(8.0, abs=0.5)
+
+
 def test_a_first_chunk_has_one_frame_if_steps_are_quick() -> None:
     assert build().load.first_chunk(10.0) == 1
     assert running(*(playing(1.0) for _ in range(400)), num_slots=400).load.first_chunk(10.0) == 2

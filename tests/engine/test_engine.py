@@ -22,7 +22,7 @@ from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.stream import LocalStream
-from polyvox.engine.stream_status import StreamStatus
+from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
@@ -154,6 +154,23 @@ def test_text_that_cannot_be_appended_is_rejected(engine: LocalEngine) -> None:
         read_all(empty)
     with pytest.raises(InvalidRequest, match="layout"):
         engine.submit(request(live=True, layout="whole"))
+
+
+def test_a_full_engine_accepts_a_request_right_after_a_cancel(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, max_queue=4, max_queue_seconds=5.0))
+    try:
+        first = engine.submit(request(live=True, frames=200, utterance_id=1, following_bytes=20_000))
+        with engine.lock:
+            assert first._ready.wait_for(lambda: first.status in HOLDS_SLOT, TIMEOUT)
+        with pytest.raises(Overloaded, match="no slot is expected to be free"):
+            engine.submit(request(seed=6))
+        with engine.lock:  # the engine's thread cannot end the stream before the request arrives
+            first.cancel()
+            following = engine.submit(request(seed=6))
+        np.testing.assert_allclose(read_all(following), solo_samples(speech, request(seed=6)), atol=1e-6)
+        assert_idle(engine)
+    finally:
+        engine.close()
 
 
 def test_a_full_engine_queues_then_rejects(speech: Qwen3TTSModel) -> None:

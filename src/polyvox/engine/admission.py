@@ -120,6 +120,11 @@ class Admission(Generic[S]):
         else:
             self.streams.add(stream)
 
+    def on_stop_requested(self, stream: S) -> None:
+        """Counts the slot and pages of a stream as free soon, so that a request that follows is not rejected."""
+        stream.stopping = True
+        self.estimate.invalidate()
+
     def expire(self, now: float) -> list[S]:
         """Finishes queued streams that have waited for longer than `max_wait`, and returns them."""
         queued = self.streams[StreamStatus.QUEUED]
@@ -169,9 +174,13 @@ class Admission(Generic[S]):
 
     def _ahead(self, live: bool, owner: str, now: float) -> list[S]:
         """Queued new utterances that go before a new one of this owner if it is still queued at this time."""
-        queued = [one for one in self.streams[StreamStatus.QUEUED] if one.live is live and not one.continues]
+        queued = [one for one in self._queued() if one.live is live and not one.continues]
         rank = not live, 3, self.utterances.num_by_owner[owner] + sum(one.owner == owner for one in queued)
         return [one for one in queued if one.owner == owner or self._rank(one, now) <= rank]
+
+    def _queued(self) -> list[S]:
+        """Queued streams, without those whose end was requested."""
+        return [stream for stream in self.streams[StreamStatus.QUEUED] if not stream.stopping]
 
     def shrink(self, stream: S) -> Sequence[int]:
         """Frees the pages that a stream no longer needs after its max_frames became smaller, and returns them."""
@@ -254,10 +263,11 @@ class Admission(Generic[S]):
 
         The next segment of an utterance has no limit of its wait: it was accepted with the first one.
         """
-        limits, queued, live = self.load.limits, self.streams[StreamStatus.QUEUED], demand.live
+        limits, queued, live = self.load.limits, self._queued(), demand.live
         if demand.continues and demand.utterance_id in self.utterances:
             return 0.0
-        free = max(0, self._free_slots(live, now))
+        num_stopping = sum(stream.stopping and stream.live is live for stream in self.streams.active)
+        free = max(0, self._free_slots(live, now) + num_stopping)
         max_queue = limits.max_queue + (limits.num_slots if demand.continues else 0)
         num_files = sum(not stream.live for stream in queued)
         if len(queued) >= free + max_queue or (not live and num_files >= free + FILE_SHARE * max_queue):

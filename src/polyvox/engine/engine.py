@@ -209,6 +209,7 @@ class LocalEngine:
         """Asks for the end of a stream. Only the engine's thread ends it, because a step may use its slot."""
         if stream.result is None and stream not in self._manager.stop_requests:
             self._manager.stop_requests[stream] = stop
+            self.admission.on_stop_requested(stream)
             self.on_change(stream)
 
     def _check_running(self) -> None:

@@ -93,6 +93,7 @@ class StreamState:
     status: StreamStatus = StreamStatus.QUEUED
     status_since: float = field(init=False)
     ended: bool = field(init=False)  # status in ENDED
+    stopping: bool = False  # its end was requested: its slot and pages are free after the steps in flight
     allocation: SlotAllocation | None = None
     prefilled: ArrayField[int] = ArrayField(0)
     started: ArrayField[int] = ArrayField(0)

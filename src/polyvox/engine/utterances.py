@@ -55,6 +55,14 @@ class UtteranceState(Generic[S]):
     kept_until: float = -inf
     played_until: float = -inf  # when the player has played all ended segments
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the end of all of its segments was requested."""
+        segments = dict(self.active)
+        if self.following is not None and self.following.status is StreamStatus.QUEUED:
+            segments[self.following] = None
+        return bool(segments) and all(segment.stopping for segment in segments)
+
     def will_continue(self, now: float) -> bool:
         """Whether an utterance without an active segment will continue."""
         return now < self.kept_until or (self.following is not None and self.following.status is StreamStatus.QUEUED)
@@ -177,6 +185,8 @@ class UtteranceTable(Generic[S]):
         return [self._remaining(one) for one in self._utterances.values() if one.live is live]
 
     def _remaining(self, utterance: UtteranceState[S]) -> float:
+        if utterance.is_stopping:
+            return 0.0
         seconds = self.seconds(utterance.following_bytes)
         if utterance.following is not None and utterance.following.status is StreamStatus.QUEUED:
             seconds += self._segment_seconds(utterance.following)

@@ -96,7 +96,7 @@ class WaitEstimate(Generic[S]):
             self.bias += LEARNING_RATE * (error - self.bias)
 
     def invalidate(self) -> None:
-        """Drops the timelines, after a stream ended."""
+        """Drops the timelines, after a stream ended or its end was requested."""
         self._timelines.clear()
 
     def _timeline(self, live: bool, max_utterances: int, now: float) -> Timeline:
@@ -114,7 +114,7 @@ class WaitEstimate(Generic[S]):
         free_at = free_at[-missing:] if missing < 0 else [0.0] * missing + free_at
         timeline = Timeline(now, speed, free_at, list(free_at))
         for stream in self.streams[StreamStatus.QUEUED]:
-            if stream.live is live and not stream.continues:
+            if stream.live is live and not stream.continues and not stream.stopping:
                 timeline.enqueue(self.utterances.total(stream))
         if live:
             for one in self.reservations:
