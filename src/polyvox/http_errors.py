@@ -3,6 +3,8 @@
 
 import json
 import os
+import socket
+import ssl
 
 import aiohttp
 
@@ -27,14 +29,25 @@ async def read_error(response: aiohttp.ClientResponse, key: str | None) -> tuple
 
 
 def parse_error(body: bytes) -> tuple[str, str | None]:
+    """As `read_error`; the message is empty if the body has none."""
+    text = body.decode(errors="replace").strip()
     try:
-        error = json.loads(body)["error"]
-        if isinstance(error, str):
-            return error[:MAX_ERROR_CHARS], None
-        param = error.get("param")
-        return str(error["message"])[:MAX_ERROR_CHARS], param if isinstance(param, str) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return shorten(body.decode(errors="replace").strip()), None
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return shorten(text) if text else "", None
+    error = found.get("error", found) if isinstance(found, dict) else found
+    if isinstance(error, str):
+        return error[:MAX_ERROR_CHARS], None
+    if not isinstance(error, dict):
+        return "", None
+    message, param = error.get("message") or error.get("detail"), error.get("param")
+    shown = message if isinstance(message, str) else shorten(text) if error else ""
+    return shown[:MAX_ERROR_CHARS], param if isinstance(param, str) else None
+
+
+def with_reason(failure: str, reason: str) -> str:
+    """A sentence with the reason that the other server gave, if it gave one."""
+    return f"{failure}: {reason}" if reason else f"{failure}."
 
 
 def retry_after(response: aiohttp.ClientResponse) -> float:
@@ -48,6 +61,19 @@ def retry_after(response: aiohttp.ClientResponse) -> float:
 def describe_failure(error: Exception) -> str:
     """A failed connection, without its address: the messages of aiohttp and asyncio have it, and it may be internal."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
-        return os.strerror(cause.errno)
-    return str(getattr(cause, "strerror", None) or type(cause).__name__)
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return "its TLS certificate is not valid"
+        case ssl.SSLError():
+            return "TLS failed"
+        case socket.gaierror():
+            return "its host name is not known"
+        case OSError() if cause.errno:
+            return os.strerror(cause.errno)
+        case aiohttp.ClientPayloadError():
+            return "the response ended early"
+        case aiohttp.ClientConnectionError() | OSError():
+            return "the connection was closed"
+        case aiohttp.ClientResponseError():
+            return "the response is not valid HTTP"
+    return "the request failed"

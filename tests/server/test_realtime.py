@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """WS /v1/realtime: sessions with text, items, responses, function calls and interruptions."""
 
+import asyncio
 import json
 import re
 import wave
@@ -13,6 +14,8 @@ import pytest
 
 from ipc.engine_processes import eventually
 from ipc.fake_engine import CHUNK_SAMPLES
+from polyvox.server.api.websocket_connection import MAX_INVALID_MESSAGES
+from polyvox.server.realtime.events import EventSender
 from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
@@ -330,6 +333,29 @@ def test_one_response_runs_at_a_time_until_it_is_cancelled(
     eventually(lambda: engine.streams == 0 and llm.num_cancelled == 1)
     llm.script = Script(["Yes."])
     assert client.respond()[-1]["response"]["status"] == "completed"
+
+
+def test_a_response_can_be_created_as_soon_as_the_end_of_the_last_one_was_read(
+    client: RealtimeClient, llm: ScriptedLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = EventSender.send
+
+    async def send_and_wait(sender: EventSender, type: str, *fields: Any) -> None:
+        await send(sender, type, *fields)
+        if type == "response.done":  # the client is faster than the server's task
+            await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(EventSender, "send", send_and_wait)
+    for _ in range(2):
+        assert client.respond()[-1]["response"]["status"] == "completed"
+    assert "error" not in kinds(client.events)
+    assert len(llm.requests) == 2
+
+
+def test_cancelling_when_no_response_runs_never_ends_the_session(client: RealtimeClient) -> None:
+    for _ in range(MAX_INVALID_MESSAGES + 1):
+        assert client.fail("response.cancel")["code"] == "response_cancel_not_active"
+    client.update()
 
 
 def test_a_response_is_cancelled_before_the_llm_writes(client: RealtimeClient, llm: ScriptedLLM) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audio input of /v1/realtime: turns by voice activity and by hand, transcripts, interruptions and failures."""
 
+import asyncio
 import base64
 import io
 import wave
@@ -18,6 +19,8 @@ from polyvox.audio.g711 import ulaw_bytes
 from polyvox.audio.pcm import Pcm, from_pcm, pcm_bytes, to_pcm
 from polyvox.audio.resample import resample
 from polyvox.server.realtime import session
+from polyvox.server.realtime.input_audio import InputAudioBuffer
+from polyvox.server.realtime.session_config import AudioFormat
 from polyvox.server.realtime.spoken_transcript import PlaybackClock
 from polyvox.server.settings import Settings
 from server.fakes import CUSTOM, PausableEngine
@@ -302,6 +305,32 @@ def test_samples_may_be_split_between_events(client: RealtimeClient, stt: Script
     client.next("conversation.item.done")
     eventually(lambda: len(stt.requests) == 1)
     assert stt.requests[0].file.endswith(data)
+
+
+def test_many_short_or_empty_events_take_no_more_memory_than_their_audio() -> None:
+    async def run() -> InputAudioBuffer:
+        buffer = InputAudioBuffer(AudioFormat(type="audio/pcm"), None)
+        for index in range(10_000):
+            await buffer.append(b"" if index % 2 else index.to_bytes(2, "little"))
+        return buffer
+
+    buffer = asyncio.run(run())
+    assert len(buffer._parts) == 2
+    assert buffer.take().pcm.tolist() == list(range(0, 10_000, 2))
+
+
+def test_an_item_of_the_conversation_is_transcribed_once(client: RealtimeClient, stt: ScriptedSTT, speech: Pcm) -> None:
+    client.update(audio=MANUAL)
+    stt.script = TranscriptScript(steps=[Action.WAIT, "Hello."])
+    append(client, speech)
+    client.send("input_audio_buffer.commit")
+    item = client.next("input_audio_buffer.committed")["item_id"]
+    eventually(lambda: len(stt.requests) == 1)
+    client.send("response.create", response={"input": [{"type": "item_reference", "id": item}]})
+    client.next("response.created")
+    stt.release()
+    assert client.next("response.done")["response"]["status"] == "completed"
+    assert len(stt.requests) == 1
 
 
 def test_without_an_stt_the_first_audio_is_an_error(llm: ScriptedLLM, speech: Pcm) -> None:

@@ -25,6 +25,7 @@ from polyvox.http_errors import (
     parse_error,
     read_error,
     retry_after,
+    with_reason,
 )
 from polyvox.models.request import ThinkerPrompt
 from polyvox.thinkers.event_stream import EventStreamParser
@@ -212,10 +213,12 @@ class OpenAIThinker:
             log.warning("llm key rejected", extra={"status": response.status, "error": message})
             return ThinkerFailed(f"The LLM rejected the server's key with status {response.status}: check llm_key.")
         if response.status in OVERLOAD_STATUSES:
-            return ThinkerOverloaded(f"The LLM is overloaded: {message}", retry_after(response), response.status)
+            return ThinkerOverloaded(
+                with_reason("The LLM is overloaded", message), retry_after(response), response.status
+            )
         if response.status in CLIENT_STATUSES:
-            return ThinkerRejected(response.status, f"The LLM rejected the request: {message}", param)
-        return ThinkerFailed(f"The LLM answered with status {response.status}: {message}")
+            return ThinkerRejected(response.status, with_reason("The LLM rejected the request", message), param)
+        return ThinkerFailed(with_reason(f"The LLM answered with status {response.status}", message))
 
     def _timeout(self, limit: TimeLimit) -> ThinkerTimeout:
         config = self._config
@@ -275,7 +278,7 @@ class AnswerReader:
             raise _invalid(data)
         if chunk.get("error"):
             message, _ = parse_error(data)
-            raise ThinkerFailed(f"The LLM failed: {message}")
+            raise ThinkerFailed(with_reason("The LLM failed", message))
         if isinstance(chunk.get("usage"), dict):
             self._usage = chunk["usage"]
         choices = chunk.get("choices") or []

@@ -23,6 +23,7 @@ from polyvox.http_errors import (
     describe_failure,
     read_error,
     retry_after,
+    with_reason,
 )
 from polyvox.transcription.interface import (
     STTTimeLimit,
@@ -203,10 +204,12 @@ class Transcriber:
             log.warning("stt key rejected", extra={"status": status, "error": message})
             raise TranscriptionFailed(f"The STT server rejected the server's key with status {status}: check stt_key.")
         if status in OVERLOAD_STATUSES:
-            raise TranscriptionOverloaded(f"The STT server is overloaded: {message}", retry_after(response), status)
+            raise TranscriptionOverloaded(
+                with_reason("The STT server is overloaded", message), retry_after(response), status
+            )
         if status in CLIENT_STATUSES:
-            raise TranscriptionRejected(status, f"The STT server rejected the request: {message}", param)
-        raise TranscriptionFailed(f"The STT server answered with status {status}: {message}")
+            raise TranscriptionRejected(status, with_reason("The STT server rejected the request", message), param)
+        raise TranscriptionFailed(with_reason(f"The STT server answered with status {status}", message))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from polyvox.server.responses import APIError
 MAX_SECONDS = 300.0  # of audio in the buffer
 MIN_SECONDS = 0.1  # of audio that can be committed, as OpenAI
 KEPT_SECONDS = 1.0  # of audio before speech that are kept beside its prefix: detection takes time
+MIN_PART = 4096  # samples; shorter parts are joined, because each takes memory of its own
 THREAD_CHARS = 100_000  # of base64 that is decoded in a thread
 
 
@@ -94,6 +95,8 @@ class InputAudioBuffer:
         else:
             self._odd = b""
         pcm = to_samples(data, self._format)
+        if not len(pcm):
+            return []
         if self._detection is None:
             if self.seconds + len(pcm) / self._format.sample_rate > MAX_SECONDS:
                 message = f"The buffer holds at most {MAX_SECONDS:g} s of audio. Commit or clear it."
@@ -101,7 +104,10 @@ class InputAudioBuffer:
         elif self._detector is None:  # not before there is audio: it takes some memory
             config = _config(self._detection)
             self._detector = VoiceActivityDetector(self._format.sample_rate, config, self.end_ms)
-        self._parts.append(pcm)
+        if self._parts and len(self._parts[-1]) < MIN_PART:
+            self._parts[-1] = np.concatenate([self._parts[-1], pcm])
+        else:
+            self._parts.append(pcm)
         self._num_samples += len(pcm)
         if self._detector is None:
             return []
@@ -115,9 +121,11 @@ class InputAudioBuffer:
 
     def take_until(self, end_ms: int, start_ms: int | None = None) -> InputAudio:
         """Removes the audio before a time; returns that from start_ms on."""
+        return self._take(0 if start_ms is None else self._index(start_ms), self._index(end_ms))
+
+    def _take(self, first: int, last: int) -> InputAudio:
+        """Removes the samples before `last`; returns those from `first` on."""
         pcm = np.concatenate(self._parts) if self._parts else np.zeros(0, np.int16)
-        first = 0 if start_ms is None else self._index(start_ms)
-        last = self._index(end_ms)
         self._parts, self._num_samples = [pcm[last:].copy()], len(pcm) - last
         self._first += last
         return InputAudio(pcm[first:last].copy(), self._format.sample_rate)
@@ -128,7 +136,7 @@ class InputAudioBuffer:
             found = f"The buffer has {1000 * self.seconds:.0f} ms of audio"
             message = f"{found}; at least {1000 * MIN_SECONDS:.0f} ms are needed."
             raise APIError(400, "input_audio_buffer_commit_empty", message)
-        audio = self.take_until(self.end_ms)
+        audio = self._take(0, self._num_samples)
         self.clear()
         return audio
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from polyvox.alignment import TimedText
-from polyvox.errors import EngineDown, Overloaded, PolyvoxError
+from polyvox.errors import PolyvoxError
 from polyvox.server.app_state import AppState
 from polyvox.server.conversation.chat_format import usage_of
 from polyvox.server.conversation.chat_response import outcome_of, record_answer
@@ -24,7 +24,6 @@ from polyvox.server.synthesis.reader import ReaderTimer
 from polyvox.server.synthesis.utterance import Utterance
 from polyvox.thinkers.interface import Delta, End
 
-CAPACITY_TIMEOUT, CAPACITY_INTERVAL = 0.5, 0.1  # seconds that a response waits for capacity, and between attempts
 CancelReason = Literal["turn_detected", "client_cancelled"]
 # The reasons of incomplete responses, by the finish reason of the LLM.
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -144,7 +143,10 @@ class RealtimeResponse:
             body = {**self._config.fields.chat_fields(), "messages": await self._get_messages()}
             self._state.synthesis.check_draining()
             if self._config.fields.is_spoken:
-                self._progress.utterance = utterance = await self._start_utterance(body)
+                owner = self._limiter.caller.key
+                self._progress.utterance = utterance = await start_utterance(
+                    self._state.synthesis, self._config.options, self._request_id, owner, body
+                )
                 self._output.recording = utterance.recording
             return body
         except asyncio.CancelledError:
@@ -154,20 +156,6 @@ class RealtimeResponse:
             return None
         finally:
             self._task = None
-
-    async def _start_utterance(self, body: dict[str, Any]) -> Utterance:
-        """Retried for a moment: the slot of an answer that was just interrupted is free after a step."""
-        synthesis, owner = self._state.synthesis, self._limiter.caller.key
-        deadline = time.monotonic() + CAPACITY_TIMEOUT
-        while True:
-            try:
-                return await start_utterance(synthesis, self._config.options, self._request_id, owner, body)
-            except EngineDown:
-                raise
-            except Overloaded:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(CAPACITY_INTERVAL)
 
     async def _send_answer(self, answer: SpokenAnswer) -> None:
         seconds = 0.0

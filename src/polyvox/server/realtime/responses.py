@@ -89,6 +89,12 @@ class ResponseRunner:
         await asyncio.wait({self._running[found]})
         return True
 
+    async def wait_sent(self) -> None:
+        """Until all events of a response of the conversation that has ended are sent: the client may know of its end
+        before the write of its last event returns."""
+        if (current := self.current) is not None and not current.busy:
+            await asyncio.wait({self._running[current]})
+
     async def wait(self) -> None:
         """Until the response of the conversation has ended."""
         if (current := self.current) is not None:

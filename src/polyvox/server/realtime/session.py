@@ -51,6 +51,9 @@ CLIENT_EVENTS = (
     "response.create",
     "response.cancel",
 )
+# Statuses of events that are counted as invalid. Events at the wrong time are normal: clients cancel responses that may
+# have ended.
+MALFORMED = (400, 413, 422)
 LARGE_EVENTS = ('"input_audio_buffer.append"', '"conversation.item.create"', '"response.create"')
 
 
@@ -123,7 +126,8 @@ class RealtimeSession:
             except PolyvoxError as error:
                 self._state.record_rejected(error, self._connection.request_id)
                 await self._sender.send_error(error, event_id)
-                self._connection.count_invalid()
+                if error.status in MALFORMED:
+                    self._connection.count_invalid()
 
     async def _handle(self, message: dict[str, Any]) -> None:
         """Raises InvalidRequest or APIError."""
@@ -176,6 +180,7 @@ class RealtimeSession:
             config = await config.updated(self._state, overrides, self._strict, "response.")
             self._log_ignored(config)
         items = None if fields.input is None else [await self._input_item(entry) for entry in fields.input]
+        await self._responses.wait_sent()
         for item in items or []:
             self._turns.transcribe(item)
         self._responses.start(config, items, fields.conversation == "auto", fields.metadata)

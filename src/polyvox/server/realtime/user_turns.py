@@ -80,9 +80,9 @@ class UserTurns:
         """Starts to transcribe the audio of an item, if the LLM needs text or the client wants it."""
         for index, part in enumerate(item.content if isinstance(item, MessageItem) else []):
             wanted = self._config.fields.audio.input.transcription
-            if part.audio is None or (
-                self._llm_takes_audio and (wanted is None or self._state.conversation.stt is None)
-            ):
+            if part.audio is None or part.transcription is not None:
+                continue
+            if self._llm_takes_audio and (wanted is None or self._state.conversation.stt is None):
                 continue
             self._num_transcriptions += 1
             part.transcription = self._tasks.start(self._transcribe(item.id, index, part, part.audio, wanted))
