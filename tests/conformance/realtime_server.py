@@ -66,8 +66,8 @@ def _answer() -> Script:
 
 
 @contextmanager
-def run_realtime_server(voices: Path) -> Iterator[RealtimeServer]:
+def run_realtime_server(voices: Path, *more: str) -> Iterator[RealtimeServer]:
     with scripted_llm() as llm, scripted_stt() as stt:
         options = ("--llm", llm.url, "--llm-model", "scripted-1", "--stt", stt.url, "--stt-model", "whisper-1")
-        with run_server(voices, *options) as process:
+        with run_server(voices, *options, *more) as process:
             yield RealtimeServer(process, llm, stt)

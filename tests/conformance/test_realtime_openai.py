@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -21,6 +22,7 @@ from conformance.realtime_server import (
     TOOL_NAME,
     TOOL_RESULT,
     RealtimeServer,
+    run_realtime_server,
 )
 from conformance.server_process import TIMEOUT
 from server.scripted_llm import Script
@@ -185,3 +187,20 @@ def test_speech_interrupts_the_answer_and_the_transcript_is_cut(realtime: Realti
         assert len(played) < len("".join(LONG_ANSWER[:3]))
 
     run(realtime, use)
+
+
+def test_a_server_with_one_stream_answers_right_after_a_cancelled_response(tmp_path: Path) -> None:
+    async def use(recorder: Recorder) -> None:
+        for _ in range(5):
+            await say(recorder, "Tell me everything.")
+            await recorder.until("response.output_audio.delta")
+            await recorder.connection.response.cancel()
+            assert (await recorder.until("response.done")).response.status == "cancelled"
+        server.reset()
+        await say(recorder, "Only the time.")
+        done = await recorder.until("response.done")
+        assert done.response.status == "completed", done.response.status_details
+
+    with run_realtime_server(tmp_path, "--max-streams", "1") as server:
+        server.llm.script = Script(LONG_ANSWER)
+        run(server, use)
