@@ -202,7 +202,7 @@ def test_a_request_that_arrives_just_after_a_cancel_is_queued_for_that_slot(foll
     assert len(engine.admission.admit(0.0)) == 1
 
 
-def test_a_queued_request_that_was_cancelled_takes_no_room_in_the_queue() -> None:
+def test_a_queued_request_that_was_cancelled_does_not_fill_the_queue() -> None:
     engine = build(num_slots=1, max_queue=1, max_queue_seconds=100.0)
     engine.admit_all(new_stream(max_frames=5000, text_bytes=bytes_of(engine, 8.0)))
     queued = new_stream(max_frames=5000, text_bytes=bytes_of(engine, 8.0))

@@ -78,8 +78,8 @@ def test_an_llm_that_is_too_slow_ends_the_response_and_not_the_session(
 ) -> None:
     settings = Settings(llm=llm.url, llm_token_timeout=TIMEOUT, llm_first_token_timeout=TIMEOUT)
     with serving(engine, settings) as server, realtime(server) as client:
-        for first, modality in product((Action.SILENCE, "One two. Thr"), ("audio", "text")):
-            llm.script = Script([first, Action.WAIT])
+        silent, started = Script([Action.SILENCE, Action.WAIT]), Script(["One two. Thr", Action.WAIT])
+        for llm.script, modality in product((silent, started), ("audio", "text")):
             assert failure(client, output_modalities=[modality])["code"] == "llm_timeout"
             eventually(lambda: engine.streams == 0 and llm.num_active == 0)
         llm.script = Script(["Fine."])
