@@ -234,8 +234,6 @@ class Utterance:
                             self._chunk_timing.on_ready(self.playing_seconds, time.monotonic())
                             yield data
                             self._chunk_timing.on_sent(time.monotonic())
-            if self.recording is not None and not self._cancelled:
-                self.recording.finish()
             has_file = (started or not self._options.live) and not self._cancelled
             if has_file and (rest := await self._finish_encoding()):
                 yield rest
@@ -304,6 +302,8 @@ class Utterance:
                         yield await self._service.alignments.push(timeline, chunk.samples, chunk.final)
                         timeline = None if chunk.final else timeline
                     yield chunk.audio
+                if chunk.final and self.recording is not None:
+                    self.recording.finish()
             self._add_result(self._stream)
             if self._cancelled:
                 return
