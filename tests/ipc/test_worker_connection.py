@@ -105,9 +105,10 @@ class SteppedEngine(FakeEngine):
 
     def step_all(self) -> None:
         with self.work:
-            for stream in self.stepped:
+            streams = [stream for stream in self.stepped if stream.result is None]
+            for stream in streams:
                 stream.step()
-        notify_readers(self.stepped)
+        notify_readers(streams)
 
 
 async def test_a_step_is_one_update_with_the_chunks_of_all_streams() -> None:
@@ -232,6 +233,26 @@ async def test_a_reader_that_leaves_a_generated_stream_frees_the_audio_it_did_no
             pass
         assert update.results[0].finish_reason == "cancelled"
         assert not connection._deliveries
+
+
+async def test_audio_that_is_ready_while_another_stream_is_cancelled_is_sent_without_a_further_notification() -> None:
+    engine = SteppedEngine()
+    async with connected(engine, RING_SAMPLES) as (connection, server):
+        server.send(submit(0, request(1, chunks=2), credit=1))
+        server.send(submit(1, request(2, chunks=3), credit=8))
+        replies = 0
+        while replies < 2:
+            replies += len((await next_update(server)).replies)
+        for _ in range(2):
+            engine.step_all()
+            while not (await next_update(server)).chunks:
+                pass
+        engine.step_all()  # the last step of stream 1
+        connection._cancel(0)  # before the update with its audio: stream 0 has ended, but is not read to its end
+        results: dict[int, str] = {}
+        while len(results) < 2:
+            results |= {id: result.finish_reason for id, result in (await next_update(server)).results.items()}
+        assert results == {0: "cancelled", 1: "stop"}
 
 
 async def test_a_text_that_is_rejected_while_chunks_are_taken_ends_the_stream_with_the_reason() -> None:

@@ -112,7 +112,7 @@ class UtteranceTable(Generic[S]):
             stream.plays_at = utterance.played_until
             for before in utterance.active:
                 if before.first_audio_at < inf:
-                    stream.plays_at = max(stream.plays_at, before.deadline + self._segment_remaining(before))
+                    stream.plays_at = max(stream.plays_at, before.deadline + self._segment_remaining(before, self.seconds(1)))
         self.num_overlapping += bool(utterance.active) and stream.live
         utterance.active[stream] = None
         self._max_active = max(self._max_active, len(self._utterances) - len(self._idle))
@@ -182,23 +182,27 @@ class UtteranceTable(Generic[S]):
 
     def remaining(self, live: bool) -> list[float]:
         """Expected seconds of audio that each utterance in progress still needs."""
-        return [self._remaining(one) for one in self._utterances.values() if one.live is live]
+        seconds_per_byte = self.seconds(1)
+        return [self._remaining(one, seconds_per_byte) for one in self._utterances.values() if one.live is live]
 
-    def _remaining(self, utterance: UtteranceState[S]) -> float:
+    def _remaining(self, utterance: UtteranceState[S], seconds_per_byte: float) -> float:
         if utterance.is_stopping:
             return 0.0
-        seconds = self.seconds(utterance.following_bytes)
-        if utterance.following is not None and utterance.following.status is StreamStatus.QUEUED:
-            seconds += self._segment_seconds(utterance.following)
-        return seconds + sum(map(self._segment_remaining, utterance.active))
+        seconds, following = seconds_per_byte * utterance.following_bytes, utterance.following
+        if following is not None and following.status is StreamStatus.QUEUED:
+            seconds += self._segment_seconds(following)
+        for stream in utterance.active:
+            seconds += self._segment_remaining(stream, seconds_per_byte)
+        return seconds
 
     def _segment_seconds(self, stream: S) -> float:
         return min(self.seconds(stream.text_bytes), stream.max_frames * self._frame_seconds)
 
-    def _segment_remaining(self, stream: S) -> float:
+    def _segment_remaining(self, stream: S, seconds_per_byte: float) -> float:
+        """seconds_per_byte: `seconds(1)`, which callers with thousands of streams compute once."""
         if stream.ended:
             return 0.0
-        expected = self._segment_seconds(stream)
+        expected = min(seconds_per_byte * stream.text_bytes, stream.max_frames * self._frame_seconds)
         return max(expected - stream.generated * self._frame_seconds, self._overrun.value * expected)
 
 

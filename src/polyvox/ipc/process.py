@@ -38,6 +38,7 @@ HEARTBEATS = 10  # in the time after which a process without any is killed
 ACCEPT_RETRY_SECONDS = 0.1  # after an error such as too many open files
 LOAD_INTERVAL = 0.02  # seconds between two reports of the load while there are streams
 IDLE_LOAD_INTERVAL = 0.1
+MAX_LOAD_SHARE = 0.02  # of the loop's time that reports may use: those of a full engine visit all utterances
 DRAINED_SECONDS = 1.0  # without streams: the next sentence of an utterance may be on its way
 
 
@@ -202,9 +203,11 @@ async def _send_heartbeats(engine: InProcessEngine, supervisor: Connection, inte
 async def _report_load(engine: InProcessEngine, file: LoadFile, draining: asyncio.Event) -> None:
     """Writes the load for all servers, which choose a replica by it."""
     while True:
+        started_at = time.thread_time()
         load = engine.current_load()
         file.write(replace(load, draining=draining.is_set()))
-        await asyncio.sleep(LOAD_INTERVAL if load.num_streams else IDLE_LOAD_INTERVAL)
+        interval = LOAD_INTERVAL if load.num_streams else IDLE_LOAD_INTERVAL
+        await asyncio.sleep(max(interval, (time.thread_time() - started_at) / MAX_LOAD_SHARE))
 
 
 async def _drain(engine: InProcessEngine, draining: asyncio.Event, supervisor: Connection, timeout: float) -> None:

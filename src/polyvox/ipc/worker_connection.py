@@ -277,6 +277,8 @@ class WorkerConnection:
             if self._replies or chunks or results:
                 replies, self._replies = self._replies, []
                 self.frames.send(messages.encode(messages.Update(replies, chunks, results)))
+            if self._ready and not self._outgoing:  # they waited for what was sent now
+                self._schedule_flush()
         except Exception:
             log.exception("worker disconnected reason=%s", "its streams cannot be read")
             self.frames.abort()
