@@ -22,24 +22,27 @@ from benchmarks.overload import (
 
 pytestmark = pytest.mark.slow
 
-LOADS = (1.0, 2.0)
+LOADS = (0.5, 1.0, 2.0, 4.0)
+OVERLOADS = (2.0, 4.0)
 KINDS = ("1", "mixed")  # of SENTENCES
-SECONDS = 120.0
+SECONDS = 60.0
 
 
 @cache
-def outcome(sentences: str, load: float, retries: bool = True, neighbour: float = 1.0) -> OverloadOutcome:
+def outcome(
+    sentences: str, load: float, retries: bool = True, neighbour: float = 1.0, seconds: float = SECONDS
+) -> OverloadOutcome:
     limits, cost = DEVICES["cpu"]
     capacity = capacity_of(limits, cost)
-    arriving = clients(load, capacity, SECONDS, SENTENCES[sentences], seed=7)
+    arriving = clients(load, capacity, seconds, SENTENCES[sentences], seed=7)
     device = Device(cost, random.Random(7), neighbour)
     return measure_overload(limits, replace(cost), device, arriving, capacity, retries)
 
 
-@pytest.mark.parametrize("sentences", KINDS)
-def test_first_audio_of_accepted_requests_comes_within_the_promised_wait(sentences: str) -> None:
+def test_first_audio_of_accepted_requests_comes_within_the_promised_wait() -> None:
     """99 of 100, over all loads, with and without retries; none times out in the queue."""
-    outcomes = [outcome(sentences, load, retries) for load in LOADS for retries in (True, False)]
+    outcomes = [outcome(kind, load) for kind in KINDS for load in LOADS]
+    outcomes += [outcome(kind, load, retries=False) for kind in KINDS for load in OVERLOADS]
     served = sum(one.served for one in outcomes)
     assert served > 50
     assert sum(one.in_time * one.served for one in outcomes) >= 0.99 * served
@@ -58,11 +61,12 @@ def test_most_requests_are_accepted_when_they_are_sent_again_at_their_time(sente
 @pytest.mark.parametrize("retries", [True, False])
 def test_the_promise_costs_no_throughput(sentences: str, retries: bool) -> None:
     """Without any limit of the wait the device gives 1.24 to 1.29 of its capacity in real time at these loads."""
-    assert outcome(sentences, 2.0, retries).audio >= 0.9 * 1.24
+    assert min(outcome(sentences, load, retries).audio for load in OVERLOADS) >= 0.9 * 1.24
 
 
-def test_short_utterances_are_not_rejected_up_to_the_capacity() -> None:
-    assert outcome("1", 1.0).retried == 0
+@pytest.mark.parametrize("load", [0.5, 1.0])
+def test_short_utterances_are_not_rejected_up_to_the_capacity(load: float) -> None:
+    assert outcome("1", load).retried == 0
 
 
 def test_fewer_than_one_utterance_in_two_hundred_has_a_gap() -> None:
@@ -72,7 +76,7 @@ def test_fewer_than_one_utterance_in_two_hundred_has_a_gap() -> None:
 
 def test_a_machine_with_neighbours_keeps_its_promise_and_has_few_gaps() -> None:
     """Steps take one and a half times as long for 2 s of every 10 s."""
-    outcomes = [outcome(sentences, 4.0, neighbour=1.5) for sentences in KINDS]
+    outcomes = [outcome(sentences, 4.0, neighbour=1.5, seconds=120.0) for sentences in KINDS]
     served = sum(one.served for one in outcomes)
     assert sum(one.in_time * one.served for one in outcomes) >= 0.99 * served
     assert sum(one.broken * one.served for one in outcomes) <= 0.02 * served

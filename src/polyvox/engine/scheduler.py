@@ -335,9 +335,9 @@ class Scheduler(Generic[S]):
         # A call that few relaxed frames would share waits for full chunks; the rest of an ended stream, whose slot is
         # wanted, joins a call that runs anyway.
         alone = ~urgent_rows & (relaxed[size] < call_frames) & (urgent[size] == 0)
-        running = np.array(
-            [max((s for s in CHUNK_SIZES if s <= n and urgent[s]), default=n) for n in range(len(urgent))]
-        )
+        sizes = np.arange(len(urgent))
+        largest_running = np.maximum.accumulate(np.where(urgent > 0, sizes, 0))  # of at most this many frames
+        running = np.where(largest_running > 0, largest_running, sizes)
         chosen = complete & ~(alone & ~ended & (size < max_size))
         frames = np.where(alone & ended, running[size], size)
         # With many streams, the smallest size in which all together fill one call well.
