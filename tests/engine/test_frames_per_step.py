@@ -127,8 +127,12 @@ def synthesise(model: Any, max_calls: int, **config: Any) -> tuple[list[Samples]
             for word in ("seven ", "eight ", "nine"):
                 live.append(word)
             live.finish_text()
-            samples = [read_all(stream) for stream in (*streams, live)]
-        reasons = [(codes[stream], stream.result and stream.result.finish_reason) for stream in (*streams, live)]
+            streams.append(live)
+            samples = [read_all(stream) for stream in streams]
+            # A file that runs alone: it has several frames in a step on a machine of any speed.
+            streams.append(engine.submit(request("ten eleven", seed=4, frames=12, whole_file=True)))
+            samples.append(read_all(streams[-1]))
+        reasons = [(codes[stream], stream.result and stream.result.finish_reason) for stream in streams]
         with engine.lock:
             assert len(engine.ledger.free_slots) == 4 or engine._work.wait_for(
                 lambda: len(engine.ledger.free_slots) == 4, 30
