@@ -112,7 +112,9 @@ class UtteranceTable(Generic[S]):
             stream.plays_at = utterance.played_until
             for before in utterance.active:
                 if before.first_audio_at < inf:
-                    stream.plays_at = max(stream.plays_at, before.deadline + self._segment_remaining(before, self.seconds(1)))
+                    stream.plays_at = max(
+                        stream.plays_at, before.deadline + self._segment_remaining(before, self.seconds(1))
+                    )
         self.num_overlapping += bool(utterance.active) and stream.live
         utterance.active[stream] = None
         self._max_active = max(self._max_active, len(self._utterances) - len(self._idle))
