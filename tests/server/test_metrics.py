@@ -145,15 +145,20 @@ def test_requests_are_counted_by_route_and_rejections_by_code(client: httpx.Clie
     client.get("/no/such/path")
     client.request("BREW", "/v1/models")
     client.post("/v1/audio/speech", json={"input": "Hi.", "voice": "nobody-has-this-name"})
-    body = client.get("/metrics").text
-    for series in (
+    counted = (
         'polyvox_http_requests_total{method="GET",route="/v1/models",status="200"}',
         'polyvox_http_requests_total{method="GET",route="/v1/models/{name:path}",status="404"}',
         'polyvox_http_requests_total{method="GET",route="other",status="404"}',
         'polyvox_http_requests_total{method="POST",route="/v1/audio/speech",status="404"}',
         'polyvox_rejections_total{reason="voice_not_found"}',
-    ):
-        assert series in body
+    )
+
+    def all_are_shown() -> bool:
+        body = client.get("/metrics").text
+        return all(series in body for series in counted)
+
+    eventually(all_are_shown)  # a request is counted after its response is sent
+    body = client.get("/metrics").text
     assert "BREW" not in body
     assert "some-other-name" not in body
 
