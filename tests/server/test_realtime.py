@@ -182,6 +182,7 @@ def test_an_invalid_update_is_an_error_and_has_no_effect(
     [
         ({"type": "response.speak"}, "invalid_request"),
         ({"type": 5}, "invalid_request"),
+        ({"type": "\ud800"}, "invalid_request"),
         ({}, "invalid_request"),
         ({"type": "session.update"}, "missing_field"),
         ({"type": "session.update", "session": 5}, "invalid_field"),

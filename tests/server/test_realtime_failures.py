@@ -62,13 +62,12 @@ def check_works(client: RealtimeClient, llm: ScriptedLLM) -> None:
         (Script([b"data: nonsense\n\n"]), "llm_failed"),
     ],
 )
-@pytest.mark.parametrize("modality", ["audio", "text"])
 def test_an_llm_that_fails_ends_the_response_and_not_the_session(
-    script: Script, code: str, modality: str, client: RealtimeClient, llm: ScriptedLLM, engine: PausableEngine
+    script: Script, code: str, client: RealtimeClient, llm: ScriptedLLM, engine: PausableEngine
 ) -> None:
     llm.script = script
     client.say("Hi!")
-    assert failure(client, output_modalities=[modality])["code"] == code
+    assert failure(client)["code"] == code
     eventually(lambda: engine.streams == 0 and llm.num_active == 0)
     check_works(client, llm)
 
@@ -84,6 +83,15 @@ def test_an_llm_that_is_too_slow_ends_the_response_and_not_the_session(
             eventually(lambda: engine.streams == 0 and llm.num_active == 0)
         llm.script = Script(["Fine."])
         eventually(lambda: client.respond()[-1]["response"]["status"] == "completed")
+
+
+def test_an_llm_that_fails_ends_a_response_of_text(client: RealtimeClient, llm: ScriptedLLM) -> None:
+    for script in (Script(["One two. Thr", Action.DISCONNECT]), Script([b"data: nonsense\n\n"])):
+        llm.script = script
+        client.say("Hi!")
+        assert failure(client, output_modalities=["text"])["code"] == "llm_failed"
+        eventually(lambda: llm.num_active == 0)
+    check_works(client, llm)
 
 
 def test_a_failed_answer_keeps_the_text_whose_audio_was_sent(client: RealtimeClient, llm: ScriptedLLM) -> None:

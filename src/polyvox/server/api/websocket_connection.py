@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect
 
@@ -117,7 +118,7 @@ class WebSocketConnection:
 
     async def send_json(self, message: dict[str, Any], live: ReadProgress | None = None) -> None:
         """live: the utterance or response that the message is part of, which limits the client's time to read it."""
-        await self._send({"type": "websocket.send", "text": json.dumps(message)}, live)
+        await self._send({"type": "websocket.send", "text": _encode(message)}, live)
 
     async def send_bytes(self, data: bytes, live: ReadProgress, sent_seconds: float | None = None) -> None:
         """sent_seconds: playing time of the audio sent so far, if it is not all that was synthesised."""
@@ -175,6 +176,14 @@ class WebSocketConnection:
         """Ends the connection without sending what is buffered, at once or after a delay."""
         if (reset := self._websocket.scope.get(RESET)) is not None:
             reset(delay)
+
+
+def _encode(message: dict[str, Any]) -> str:
+    """As JSON. msgspec is faster, but does not encode surrogates, which a client's text may contain."""
+    try:
+        return msgspec.json.encode(message).decode()
+    except UnicodeEncodeError:
+        return json.dumps(message)
 
 
 async def serve_websocket(
