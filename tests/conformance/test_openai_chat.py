@@ -19,7 +19,8 @@ from conformance.capture import SAMPLE_RATE
 from conformance.client_runs import ENVIRONMENTS, HERE, NODE
 from conformance.server_process import TIMEOUT, ServerProcess, run_server
 from polyvox.audio import read_audio
-from server.scripted_llm import Action, Script, ScriptedLLM, scripted_llm
+from server.scripted_llm import Script, ScriptedLLM, scripted_llm
+from server.scripted_server import Action
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANSWER = "Hello there. How are you?"

@@ -13,7 +13,8 @@ from conformance.playground_page import ARGUMENTS, CHROMIUM, TIMEOUT_MS, Playgro
 from conformance.server_process import ServerProcess, run_server
 from ipc.engine_processes import eventually
 from polyvox.audio import Audio
-from server.scripted_llm import Action, Script, ScriptedLLM, scripted_llm, split_tokens
+from server.scripted_llm import Script, ScriptedLLM, scripted_llm, split_tokens
+from server.scripted_server import Action
 from server.scripted_stt import ScriptedSTT, TranscriptScript, scripted_stt
 
 SAMPLE_RATE = 24_000

@@ -17,7 +17,8 @@ from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import serving
 from server.realtime_client import RealtimeClient, realtime
-from server.scripted_llm import Action, Script, ScriptedLLM, scripted_llm
+from server.scripted_llm import Script, ScriptedLLM, scripted_llm
+from server.scripted_server import Action
 from server.scripted_stt import scripted_stt
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "embedded-heart-whole.npz"

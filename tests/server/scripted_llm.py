@@ -9,20 +9,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from aiohttp import web
 
+from server.scripted_server import Action, ScriptedServer, started
+
 MODEL = "scripted-1"
-START_TIMEOUT = 30.0  # seconds
 PROMPT_TOKENS = 7
-
-
-class Action(Enum):
-    WAIT = "wait"  # until `release`
-    DISCONNECT = "disconnect"  # without the end of the response
-    SILENCE = "silence"  # as the first step: no event before the next one
 
 
 # Text; a delta; bytes that are sent as they are; a pause in seconds; or an action.
@@ -45,74 +39,30 @@ class Script:
     after_tool: "Script | None" = None  # the answer to a tool's result
 
 
-class ScriptedLLM:
-    """Runs in a thread of its own. Requests and their ends are recorded; all methods may be called from any thread."""
+class ScriptedLLM(ScriptedServer):
+    """Records requests."""
 
     def __init__(self, script: Script | None = None) -> None:
+        super().__init__()
         self.script = script or Script()
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.num_active = self.num_cancelled = 0
-        self.connections: set[asyncio.Transport] = set()  # that requests came over
-        self.url = ""
-        self._released: asyncio.Event | None = None
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scripted-llm", daemon=True)
 
     def reset(self) -> None:
         """The default script; forgets all requests."""
-        assert self._released is not None
-        self._loop.call_soon_threadsafe(self._released.clear)
+        super().reset()
         self.script = Script()
         self.requests.clear()
         self.headers.clear()
-        self.connections.clear()
-        self.num_cancelled = 0
 
-    def close_connections(self) -> None:
-        for transport in self.connections:
-            self._loop.call_soon_threadsafe(transport.abort)
-
-    def release(self) -> None:
-        """Lets answers that wait go on, until `reset`."""
-        assert self._released is not None
-        self._loop.call_soon_threadsafe(self._released.set)
-
-    def start(self) -> None:
-        self._thread.start()
-        assert self._ready.wait(START_TIMEOUT)
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(START_TIMEOUT)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        runner = self._loop.run_until_complete(self._listen())
-        self._ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(runner.cleanup())
-        self._loop.close()
-
-    async def _listen(self, port: int = 0) -> web.AppRunner:
-        self._released = asyncio.Event()
-        app = web.Application()
+    def add_routes(self, app: web.Application) -> None:
         app.router.add_post("/v1/chat/completions", self._complete)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        return runner
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        assert request.transport is not None
-        self.connections.add(request.transport)
+        self._record_connection(request)
         script = self.script
         if script.after_tool is not None and body["messages"][-1]["role"] == "tool":
             script = script.after_tool
@@ -122,14 +72,8 @@ class ScriptedLLM:
             for step in script.steps:
                 await asyncio.sleep(step if isinstance(step, float) else 0)
             return web.json_response(_completion(script))
-        self.num_active += 1
-        try:
+        with self._recorded():
             return await self._stream(request, body, script)
-        except (asyncio.CancelledError, ConnectionError):
-            self.num_cancelled += 1
-            raise
-        finally:
-            self.num_active -= 1
 
     async def _stream(self, request: web.Request, body: dict[str, Any], script: Script) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -189,12 +133,8 @@ def _completion(script: Script) -> dict[str, Any]:
 
 @contextmanager
 def scripted_llm(script: Script | None = None) -> Iterator[ScriptedLLM]:
-    llm = ScriptedLLM(script)
-    llm.start()
-    try:
+    with started(ScriptedLLM(script)) as llm:
         yield llm
-    finally:
-        llm.stop()
 
 
 def split_tokens(text: str) -> list[str]:

@@ -12,10 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from server.scripted_llm import Action
+from server.scripted_server import Action, ScriptedServer, started
 
-START_TIMEOUT = 30.0  # seconds
-MAX_BYTES = 100_000_000
 FORMATS = {
     "text": ("text/plain", "{text}\n"),
     "srt": ("text/plain", "1\n00:00:00,000 --> 00:00:01,000\n{text}\n"),
@@ -46,80 +44,31 @@ class TranscriptionRequest:
     file_type: str | None
 
 
-class ScriptedSTT:
-    """Runs in a thread of its own. Requests and their ends are recorded; all methods may be called from any thread."""
+class ScriptedSTT(ScriptedServer):
+    """Records requests."""
 
     def __init__(self, script: TranscriptScript | None = None) -> None:
+        super().__init__()
         self.script = script or TranscriptScript()
         self.requests: list[TranscriptionRequest] = []
-        self.num_active = self.num_cancelled = 0
-        self.connections: set[asyncio.Transport] = set()  # that requests came over
-        self.url = ""
         self._num_answers = 0
-        self._released: asyncio.Event | None = None
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scripted-stt", daemon=True)
 
     def reset(self) -> None:
         """The default script; forgets all requests."""
-        assert self._released is not None
-        self._loop.call_soon_threadsafe(self._released.clear)
+        super().reset()
         self.script = TranscriptScript()
         self.requests.clear()
-        self.connections.clear()
-        self.num_cancelled = self._num_answers = 0
+        self._num_answers = 0
 
-    def close_connections(self) -> None:
-        for transport in self.connections:
-            self._loop.call_soon_threadsafe(transport.abort)
-
-    def release(self) -> None:
-        """Lets answers that wait go on, until `reset`."""
-        assert self._released is not None
-        self._loop.call_soon_threadsafe(self._released.set)
-
-    def start(self) -> None:
-        self._thread.start()
-        assert self._ready.wait(START_TIMEOUT)
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(START_TIMEOUT)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        runner = self._loop.run_until_complete(self._listen())
-        self._ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(runner.cleanup())
-        self._loop.close()
-
-    async def _listen(self) -> web.AppRunner:
-        self._released = asyncio.Event()
-        app = web.Application(client_max_size=MAX_BYTES)
+    def add_routes(self, app: web.Application) -> None:
         app.router.add_post("/v1/audio/transcriptions", self._transcribe)
         app.router.add_post("/v1/audio/translations", self._transcribe)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        return runner
 
     async def _transcribe(self, request: web.Request) -> web.StreamResponse:
-        assert request.transport is not None
-        self.connections.add(request.transport)
+        self._record_connection(request)
         self.requests.append(await _parse(request))
-        self.num_active += 1
-        try:
+        with self._recorded():
             return await self._answer(request, self.script, dict(self.requests[-1].fields))
-        except (asyncio.CancelledError, ConnectionError):
-            self.num_cancelled += 1
-            raise
-        finally:
-            self.num_active -= 1
 
     async def _answer(
         self, request: web.Request, script: TranscriptScript, fields: dict[str, str]
@@ -185,12 +134,8 @@ def _event(data: dict[str, Any]) -> bytes:
 
 @contextmanager
 def scripted_stt(script: TranscriptScript | None = None) -> Iterator[ScriptedSTT]:
-    stt = ScriptedSTT(script)
-    stt.start()
-    try:
+    with started(ScriptedSTT(script)) as stt:
         yield stt
-    finally:
-        stt.stop()
 
 
 def main() -> None:

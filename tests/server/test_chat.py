@@ -17,7 +17,8 @@ from polyvox.audio import read_audio
 from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
-from server.scripted_llm import MODEL, PROMPT_TOKENS, Action, Script, ScriptedLLM
+from server.scripted_llm import MODEL, PROMPT_TOKENS, Script, ScriptedLLM
+from server.scripted_server import Action
 
 pytestmark = pytest.mark.slow
 

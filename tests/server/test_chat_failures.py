@@ -16,7 +16,8 @@ from ipc.engine_processes import eventually
 from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
-from server.scripted_llm import Action, Script, ScriptedLLM, Step, scripted_llm
+from server.scripted_llm import Script, ScriptedLLM, Step, scripted_llm
+from server.scripted_server import Action
 from server.test_chat import PATH, body, streamed, text_of
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,8 @@ from server.abort_storm import storm_in_process
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
 from server.realtime_client import realtime
-from server.scripted_llm import Action, Script, scripted_llm
+from server.scripted_llm import Script, scripted_llm
+from server.scripted_server import Action
 
 pytestmark = pytest.mark.slow
 

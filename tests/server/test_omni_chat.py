@@ -20,7 +20,8 @@ from polyvox.thinkers.openai_client import AnswerReader
 from reference.omni_cases import END, Conversation
 from server.greedy_engine import CASES, GreedyEngine
 from server.live_server import RunningServer, serving
-from server.scripted_llm import Action, Script, ScriptedLLM, Step, scripted_llm
+from server.scripted_llm import Script, ScriptedLLM, Step, scripted_llm
+from server.scripted_server import Action
 from server.test_chat import PATH, audio_of, body, streamed, text_of
 
 pytestmark = pytest.mark.slow

@@ -26,8 +26,9 @@ from polyvox.server.settings import Settings
 from server.fakes import CUSTOM, PausableEngine
 from server.live_server import RunningServer, serving
 from server.realtime_client import RealtimeClient, audio, realtime, texts
-from server.scripted_llm import MODEL, Action, Script, ScriptedLLM
-from server.scripted_stt import ScriptedSTT, TranscriptScript, scripted_stt
+from server.scripted_llm import MODEL, Script, ScriptedLLM
+from server.scripted_server import Action
+from server.scripted_stt import ScriptedSTT, TranscriptScript
 
 pytestmark = pytest.mark.slow
 
@@ -42,19 +43,6 @@ WANTED = {"input": {"transcription": {"model": "whisper-1", "language": "en"}}}
 @pytest.fixture(scope="module")
 def speech() -> Pcm:
     return to_pcm(np.load(GOLDEN)["float32.audio0"])
-
-
-@pytest.fixture(scope="module")
-def shared_stt() -> Iterator[ScriptedSTT]:
-    with scripted_stt() as stt:
-        yield stt
-
-
-@pytest.fixture
-def stt(shared_stt: ScriptedSTT) -> Iterator[ScriptedSTT]:
-    shared_stt.reset()
-    yield shared_stt
-    shared_stt.release()
 
 
 @pytest.fixture(scope="module")

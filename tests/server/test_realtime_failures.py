@@ -14,7 +14,8 @@ from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
 from server.realtime_client import PATH, RealtimeClient, audio, realtime, texts
-from server.scripted_llm import MODEL, Action, Script, ScriptedLLM
+from server.scripted_llm import MODEL, Script, ScriptedLLM
+from server.scripted_server import Action
 from server.websocket_clients import connect_websocket
 
 pytestmark = pytest.mark.slow

@@ -27,8 +27,8 @@ from polyvox.transcription.interface import (
 )
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
-from server.scripted_llm import Action
-from server.scripted_stt import ScriptedSTT, TranscriptScript, scripted_stt
+from server.scripted_server import Action
+from server.scripted_stt import ScriptedSTT, TranscriptScript
 
 PATH = "/v1/audio/transcriptions"
 KEY = "secret-stt-key"
@@ -36,19 +36,6 @@ WAV = Audio(np.zeros(2400, np.float32), 24_000, 1, "stop").wav()
 TIMEOUT = 0.5  # seconds of the time limits that are reached
 MAX_JSON = 10_000
 MAX_REQUESTS = 3
-
-
-@pytest.fixture(scope="module")
-def shared_stt() -> Iterator[ScriptedSTT]:
-    with scripted_stt() as stt:
-        yield stt
-
-
-@pytest.fixture
-def stt(shared_stt: ScriptedSTT) -> Iterator[ScriptedSTT]:
-    shared_stt.reset()
-    yield shared_stt
-    shared_stt.release()
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.errors import shorten
+from polyvox.http_client import new_session
 from polyvox.http_errors import (
     CLIENT_STATUSES,
     DEFAULT_RETRY_AFTER,
@@ -47,8 +48,6 @@ log = logging.getLogger(__name__)
 PATH = "/chat/completions"
 MAX_ATTEMPTS, RETRY_DELAY = 2, 0.1  # of a request whose connection fails before it has an answer; seconds
 END_TIMEOUT = 0.2  # seconds for the end of the response after the end of the answer
-KEEP_ALIVE = 30.0  # seconds that an idle connection stays open
-READ_BUFFER = 64 * 1024  # bytes that are read ahead of the parser
 STARTING_RETRY_AFTER = 5.0  # seconds; a large model takes minutes to load
 DONE = b"[DONE]"
 # Of the keys of a chunk, those that only models that speak by token ids need.
@@ -81,14 +80,7 @@ class OpenAIThinker:
         self._config = config
         self._url = config.url.rstrip("/") + PATH
         self._num_requests = 0
-        headers = {"authorization": f"Bearer {config.key}"} if config.key else {}
-        self._session = aiohttp.ClientSession(
-            headers=headers,
-            connector=aiohttp.TCPConnector(limit=config.max_requests, keepalive_timeout=KEEP_ALIVE),
-            timeout=aiohttp.ClientTimeout(total=None, connect=config.connect_timeout),
-            read_bufsize=READ_BUFFER,
-            cookie_jar=aiohttp.DummyCookieJar(),  # the requests of different users have nothing in common
-        )
+        self._session = new_session(config.key, config.connect_timeout, config.max_requests)
 
     @property
     def num_requests(self) -> int:

@@ -15,6 +15,7 @@ import msgspec
 from polyvox.audio.pcm import Pcm, pcm_bytes
 from polyvox.audio.wav import wav_header
 from polyvox.errors import Overloaded, PolyvoxError, shorten
+from polyvox.http_client import new_session
 from polyvox.http_errors import (
     CLIENT_STATUSES,
     DEFAULT_RETRY_AFTER,
@@ -38,8 +39,6 @@ from polyvox.transcription.interface import (
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS, RETRY_DELAY = 2, 0.1  # of a request whose connection fails before it has an answer; seconds
-KEEP_ALIVE = 30.0  # seconds that an idle connection stays open
-READ_BUFFER = 64 * 1024  # bytes that are read ahead
 MAX_JSON_BYTES = 16_000_000  # of a transcript with the times of its words: hours of speech
 JSON_TYPE = "application/json"
 RESPONSE_TYPES = (JSON_TYPE, "text/plain", "text/event-stream", "text/vtt", "text/srt", "application/x-subrip")
@@ -85,13 +84,7 @@ class Transcriber:
     ) -> None:
         self._config, self._on_finished = config, on_finished
         self._num_requests = 0
-        self._session = aiohttp.ClientSession(
-            headers={"authorization": f"Bearer {config.key}"} if config.key else {},
-            connector=aiohttp.TCPConnector(limit=config.max_requests, keepalive_timeout=KEEP_ALIVE),
-            timeout=aiohttp.ClientTimeout(total=None, connect=config.connect_timeout),
-            read_bufsize=READ_BUFFER,
-            cookie_jar=aiohttp.DummyCookieJar(),  # the requests of different users have nothing in common
-        )
+        self._session = new_session(config.key, config.connect_timeout, config.max_requests)
 
     @property
     def num_requests(self) -> int:
