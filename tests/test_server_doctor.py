@@ -18,6 +18,7 @@ import pytest
 
 from ipc.engine_processes import TIMEOUT, eventually
 from ipc.fake_engine import staged
+from polyvox.cli import server_checks
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.cli.server_checks import Download, ServerChecks, parse_metrics, parse_url
@@ -189,6 +190,20 @@ class OtherServer(socketserver.StreamRequestHandler):
 
 def download(*pieces: tuple[float, int]) -> Download:
     return Download(200, http.client.HTTPMessage(), list(pieces))
+
+
+def test_a_check_that_fails_unexpectedly_blames_the_server_not_the_installation(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: str) -> dict[str, float]:
+        raise ValueError("could not convert string to float: '<html>'")
+
+    monkeypatch.setattr(server_checks, "parse_metrics", fail)
+    assert run(monkeypatch, "--server", server.address, "--key", KEY) == 1
+    shown = capsys.readouterr().out
+    assert "could not convert string" in shown
+    assert "check that the URL is that of a Polyvox server" in " ".join(shown.split())
+    assert "reinstall" not in shown
 
 
 def test_pauses_of_a_player_are_counted() -> None:

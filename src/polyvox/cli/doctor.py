@@ -31,6 +31,8 @@ USABLE_MEMORY = 0.9  # share of free memory for weights and streams; the rest is
 MIN_CAPABILITY = (8, 0)  # of a GPU: the first with bfloat16
 OPTIONAL = {"hf_xet": "faster downloads from the hub"}
 PUBLISHED = "models--Qwen--Qwen3-TTS-12Hz-"
+REINSTALL = "reinstall: make clean, then make serve"
+CHECK_URL = "check that the URL is that of a Polyvox server, of the same version"
 
 
 Check = Callable[[], Iterator[Finding]]
@@ -50,7 +52,7 @@ def doctor(server: Server = None, key: Key = None, voice: Voice = None, as_json:
         from polyvox.cli.server_checks import ServerChecks
 
         checks = ServerChecks(server, key, voice).checks()
-    broken = _run_all(checks, as_json)
+    broken = _run_all(checks, REINSTALL if server is None else CHECK_URL, as_json)
     if broken and not as_json:
         subject = "The server has problems" if server else "Polyvox cannot run on this machine"
         again = f"polyvox doctor --server {server}" if server else "polyvox doctor"
@@ -61,13 +63,16 @@ def doctor(server: Server = None, key: Key = None, voice: Voice = None, as_json:
         raise typer.Exit(1)
 
 
-def _run_all(checks: Iterable[Check], as_json: bool) -> bool:
-    """Prints the findings of all checks, up to one that the others depend on; whether one of them is a problem."""
+def _run_all(checks: Iterable[Check], fix: str, as_json: bool) -> bool:
+    """Prints the findings of all checks, up to one that the others depend on; whether one of them is a problem.
+
+    fix: what to do about a check that fails unexpectedly.
+    """
     findings: list[Finding] = []
     out = Console(highlight=False, markup=False)
     for check in checks:
         with console.status(f"Checking {_subject(check)} …"):
-            found = list(_run(check))
+            found = list(_run(check, fix))
         findings += found
         for finding in found:
             if not as_json:
@@ -84,7 +89,7 @@ def _subject(check: Check) -> str:
     return check.__name__.replace("_", " ")
 
 
-def _run(check: Check) -> Iterator[Finding]:
+def _run(check: Check, fix: str) -> Iterator[Finding]:
     """The findings of a check. An exception is a finding, too."""
     try:
         yield from check()
@@ -92,7 +97,7 @@ def _run(check: Check) -> Iterator[Finding]:
         yield Finding(_subject(check), "fail", str(error), essential=True)
     except Exception as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
-        yield Finding(_subject(check), "fail", message, "reinstall: make clean, then make serve", essential=True)
+        yield Finding(_subject(check), "fail", message, fix, essential=True)
 
 
 # Checks, in the order of the output
