@@ -149,11 +149,13 @@ async def test_a_query_that_fails_in_the_engine_is_an_error_reply_and_the_connec
     ring_chunks=st.integers(1, 9),
     credit=st.integers(1, 4),
     num_chunks=st.lists(st.integers(1, 7), min_size=1, max_size=6),
-    order=st.randoms(use_true_random=False),
+    seed=st.integers(0, 2**32),
 )
 def test_every_chunk_arrives_once_and_unchanged_for_any_ring_credit_and_order_of_reading(
-    ring_chunks: int, credit: int, num_chunks: list[int], order: random.Random
+    ring_chunks: int, credit: int, num_chunks: list[int], seed: int
 ) -> None:
+    order = random.Random(seed)  # not hypothesis' own: the number of updates depends on the threads
+
     async def main() -> None:
         file = create_shared_memory(ring_chunks * CHUNK_SAMPLES)
         reader = AudioRing(file)
