@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import random
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,14 +130,14 @@ class SimulatedReplica:
         return self
 
 
-class Router:
+class Router(ABC):
     """Sends requests to replicas in an order of its own; a rejected request goes to the next one."""
 
     def __init__(self, replicas: Sequence[SimulatedReplica]) -> None:
         self.replicas = replicas
 
-    def order(self) -> Sequence[SimulatedReplica]:
-        raise NotImplementedError
+    @abstractmethod
+    def order(self) -> Sequence[SimulatedReplica]: ...
 
     async def submit(self, request: Request) -> None:
         for index, replica in enumerate(order := self.order()):

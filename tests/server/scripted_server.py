@@ -3,6 +3,7 @@
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -20,7 +21,7 @@ class Action(Enum):
     SILENCE = "silence"  # as the first step: no event before the next one
 
 
-class ScriptedServer:
+class ScriptedServer(ABC):
     """Ends of requests are recorded. All methods may be called from any thread."""
 
     def __init__(self) -> None:
@@ -56,8 +57,8 @@ class ScriptedServer:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(START_TIMEOUT)
 
-    def add_routes(self, app: web.Application) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def add_routes(self, app: web.Application) -> None: ...
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -2,6 +2,7 @@
 """Rules that Chinese, Japanese and Korean share: dates, times, amounts and numbers with a decimal point."""
 
 import re
+from abc import ABC, abstractmethod
 
 from polyvox.text.languages.language_rules import LanguageRules
 from polyvox.text.rules import SIGN, Rules, after, before
@@ -14,7 +15,7 @@ _TO = r" ?[-–—~～〜] ?"
 _DIGIT = re.compile("[0-9$€£¥₩#]")
 
 
-class CjkGrammar:
+class CjkGrammar(ABC):
     """Numbers, dates, times and amounts of a language as words."""
 
     name: str
@@ -29,8 +30,8 @@ class CjkGrammar:
     gap = ""  # between a number and its unit
     signs: dict[str, str]
 
-    def integer(self, value: int) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def integer(self, value: int) -> str: ...
 
     def cardinal(self, text: str) -> str:
         """An integer with thousands separators; 007 and very long numbers digit by digit."""
@@ -64,23 +65,23 @@ class CjkGrammar:
         """The second number of a range."""
         return self.number(text)
 
-    def date(self, year: str, month: int, day: int) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def date(self, year: str, month: int, day: int) -> str: ...
 
-    def clock(self, hour: int, minute: int) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def clock(self, hour: int, minute: int) -> str: ...
 
-    def percent(self, text: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def percent(self, text: str) -> str: ...
 
-    def degrees(self, text: str, scale: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def degrees(self, text: str, scale: str) -> str: ...
 
     def degrees_span(self, first: str, last: str, scale: str) -> str:
         return self.span(self.number(first), self.degrees(last, scale))
 
-    def fraction(self, over: str, under: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def fraction(self, over: str, under: str) -> str: ...
 
     def measure(self, text: str, unit: str) -> str:
         return f"{self.number(text)}{self.gap}{self.units[unit]}"
