@@ -211,8 +211,8 @@ def vocoder(_: str) -> Rows:
     found: dict[str, tuple[list[list[int]], list[np.ndarray]]] = {}
     torch.backends.cudnn.allow_tf32 = False  # with TF32 the GPU's convolutions differ from the CPU's by 6e-3
     for device in ("auto", VOCODER_DEVICE):
-        config = EngineConfig(max_streams=16, max_queue=64, vocoder_device=device)
-        with load(device="cuda", dtype="float32", config=config) as tts:
+        config = EngineConfig(max_streams=16, max_queue=64)
+        with load(device="cuda", dtype="float32", config=config, vocoder_device=device) as tts:
             runner = tts.engine._runner
             ring, decode = runner.generator.state.codes, runner.decode
             codes: list[list[int]] = []

@@ -4,8 +4,9 @@
 python benchmarks/vocoder_placement.py [--size 1.7B] [--device cuda] [--vocoder-devices auto,cpu,cuda:1]
     [--streams 1,16,64,256] [--frames 100]
 
-Random weights, no server. For each placement and number of concurrent streams: audio seconds per second, which is the
-number of streams that could run in real time, and underruns. Devices that the machine does not have are left out.
+Random weights, no server. For each placement and number of concurrent streams: the device that the vocoder is on, audio
+seconds per second, whether that is enough for all streams to run in real time, and underruns. Devices that the machine
+does not have are left out.
 """
 
 import argparse
@@ -17,9 +18,10 @@ import torch
 
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.models.protocol import SpeechModel
 from polyvox.models.registry import random_model
 from polyvox.models.request import Request
-from polyvox.tts import placement
+from polyvox.tts import load_options
 
 MAX_WAIT = 3600.0  # seconds: streams that do not run in real time are measured too
 TEXT = "The vocoder turns the codes of this sentence into samples, on a device of its own if it has one."
@@ -29,6 +31,11 @@ def is_available(device: str) -> bool:
     if not device.startswith("cuda"):
         return True
     return torch.cuda.is_available() and torch.device(device).index in (None, *range(torch.cuda.device_count()))
+
+
+def build_model(size: str, device: str, vocoder_device: str) -> SpeechModel:
+    options = load_options(device, "auto", vocoder_device)
+    return random_model(size, options.device, options.dtype, vocoder_device=options.vocoder_device)
 
 
 def measure(engine: LocalEngine, num_streams: int, num_frames: int) -> tuple[float, float]:
@@ -51,18 +58,17 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=100)
     options = parser.parse_args()
     counts = [int(part) for part in options.streams.split(",")]
-    sys.stdout.write("| vocoder | streams | audio seconds per second | underruns |\n|---|---|---|---|\n")
+    sys.stdout.write("| vocoder | on | streams | audio seconds per second | in real time | underruns |\n")
+    sys.stdout.write("|---|---|---|---|---|---|\n")
+    config = EngineConfig(max_streams=max(counts), max_queue=max(counts), max_queue_seconds=MAX_WAIT)
     for vocoder_device in filter(is_available, options.vocoder_devices.split(",")):
-        device, dtype = placement(options.device, "auto")
-        model = random_model(options.size, device, dtype)
-        config = EngineConfig(
-            max_streams=max(counts), max_queue=max(counts), max_queue_seconds=MAX_WAIT, vocoder_device=vocoder_device
-        )
+        model = build_model(options.size, options.device, vocoder_device)
         with closing(LocalEngine(model, config)) as engine:
             measure(engine, 1, 8)
             for count in counts:
                 rate, underruns = measure(engine, count, options.frames)
-                sys.stdout.write(f"| {vocoder_device} | {count} | {rate:.1f} | {underruns:g} |\n")
+                placed, real_time = f"{vocoder_device} | {model.vocoder.device}", "yes" if rate >= count else "no"
+                sys.stdout.write(f"| {placed} | {count} | {rate:.1f} | {real_time} | {underruns:g} |\n")
                 sys.stdout.flush()
 
 

@@ -55,10 +55,8 @@ def load(
 
     device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or float64.
     progress: show a progress bar on stderr. config: of the engine. voices: the voice library, by default the user's.
-    vocoder_device: auto (config's, by default the same device), cpu, cuda or cuda:N.
+    vocoder_device: auto (the same device), cpu, cuda or cuda:N.
     """
-    if vocoder_device == "auto" and config is not None:
-        vocoder_device = config.vocoder_device
     # Before the checkpoint is downloaded.
     options = load_options(device, dtype, vocoder_device)
     with showing_progress(progress):

@@ -22,11 +22,10 @@ class EngineConfig:
     min_streams_to_pipeline: number of streams from which a step is launched before the previous one has completed;
     0 disables it; by default chosen by device. cuda_graphs: fixed-size calls that a GPU captures and replays; by
     default on a GPU. deterministic: every call has the same size, so that a seed gives bit-identical samples in any
-    batch, on a GPU too; slow. memory_gb: memory for slots and KV pages, by default all that is free. vocoder_device:
-    auto (the model's device), cpu, cuda or cuda:N; applied when the model is loaded. poison_freed: fill freed memory
-    with NaN to expose stale reads. pcm: chunks have 16-bit PCM, converted on the vocoder's device, instead of float
-    samples, and a stream whose samples are not finite ends with an error; for servers. trace: path of a Perfetto
-    trace, written on close.
+    batch, on a GPU too; slow. memory_gb: memory for slots and KV pages, by default all that is free. poison_freed: fill
+    freed memory with NaN to expose stale reads. pcm: chunks have 16-bit PCM, converted on the vocoder's device, instead
+    of float samples, and a stream whose samples are not finite ends with an error; for servers. trace: path of a
+    Perfetto trace, written on close.
     """
 
     max_streams: int = 8
@@ -40,7 +39,6 @@ class EngineConfig:
     cuda_graphs: bool | None = None
     deterministic: bool = False
     memory_gb: float | None = None
-    vocoder_device: str = "auto"
     poison_freed: bool = False
     pcm: bool = False
     trace: str | None = None

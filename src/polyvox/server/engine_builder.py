@@ -30,7 +30,8 @@ def load_model(settings: Settings, replica: int | None = None, gpu: str | None =
     set_up_engine_process(settings, replica, gpu)
     from polyvox.tts import load
 
-    return load(settings.model, settings.device, settings.dtype, config=settings.engine_config())
+    config = settings.engine_config()
+    return load(settings.model, settings.device, settings.dtype, config=config, vocoder_device=settings.vocoder_device)
 
 
 def build_engine(settings: Settings, replica: int | None = None, gpu: str | None = None) -> InProcessEngine:

@@ -517,7 +517,6 @@ class Settings(BaseSettings):
             cuda_graphs=self.cuda_graphs,
             deterministic=self.deterministic,
             memory_gb=self.memory_gb,
-            vocoder_device=self.vocoder_device,
             pcm=True,
             trace=self.trace,
         )
