@@ -2,6 +2,7 @@
 """Which part of a spoken answer was played, by its recording or in proportion, and what a player can have played."""
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,34 @@ def test_a_recorded_answer_is_cut_where_its_recording_says() -> None:
     assert text_played(transcript, 3.0) == TEXT  # the audio of the rest was not sent
     transcript.is_complete = True
     assert text_played(transcript, 3.0) == f"{TEXT} More text"
+
+
+def test_a_cut_is_kept_while_the_text_at_the_end_of_the_answer_is_found() -> None:
+    class SlowAtTheEnd(RecordingOfTwoWords):
+        found = asyncio.Event()
+
+        async def text_end(self, seconds: float) -> int | None:
+            if seconds == 3.0:
+                await self.found.wait()
+            return await super().text_end(seconds)
+
+    async def check() -> str:
+        transcript, texts = SpokenTranscript(SlowAtTheEnd()), []
+        transcript.add_text(TEXT)
+        transcript.seconds = 3.0
+
+        async def set_text(finding: Awaitable[str]) -> None:
+            texts.append(await finding)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(set_text(transcript.text_played(3.0)))  # the response ends
+            await asyncio.sleep(0)
+            tasks.create_task(set_text(transcript.cut(1.0)))  # and the client truncates it
+            await asyncio.sleep(0)
+            SlowAtTheEnd.found.set()
+        return texts[-1]
+
+    assert asyncio.run(check()) == "One two,"
 
 
 @given(st.text("ab, .\n", max_size=60), st.floats(0, 1))

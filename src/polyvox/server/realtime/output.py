@@ -128,7 +128,7 @@ class ResponseOutput:
         if (speech := part.speech) is not None:
             speech.is_complete = status in ("completed", "incomplete")
             played = speech.seconds - self._clock.remaining if status == "cancelled" else speech.seconds
-            part.text = await speech.text_played(played if speech.played_seconds is None else speech.played_seconds)
+            part.text = await speech.text_played(played)
 
     async def _start_message(self) -> MessageItem:
         if self.message is None:

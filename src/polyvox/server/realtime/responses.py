@@ -66,7 +66,7 @@ class ResponseRunner:
             self._state,
             self._limiter,
             self._sender,
-            self._clock,
+            self._clock if in_conversation else PlaybackClock(),
             config,
             f"{self._request_id}.{self._num_started}",
             get_messages,

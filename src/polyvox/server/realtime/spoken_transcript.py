@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of a spoken answer and which part of it was played to the listener."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -14,9 +15,10 @@ class SpokenTranscript:
     def __init__(self, recording: SpeechRecording | None = None) -> None:
         self._texts: list[str] = []
         self._recording = recording
+        self._lock = asyncio.Lock()  # words of the recording are found by one caller at a time
+        self._played_seconds: float | None = None  # where the playback was ended
         self.seconds = 0.0
         self.is_complete = False  # the audio of all text was sent
-        self.played_seconds: float | None = None  # where the playback was ended
 
     @property
     def text(self) -> str:
@@ -32,14 +34,19 @@ class SpokenTranscript:
 
     async def cut(self, seconds: float) -> str:
         """The text that was played until the playback was ended, after these seconds; also if more audio follows."""
-        self.played_seconds = seconds
+        self._played_seconds = seconds
         return await self.text_played(seconds)
 
     async def text_played(self, seconds: float) -> str:
         """The text up to the last word of which at least one half was played, after these seconds of playback.
 
-        Without a recording the text is cut in proportion to the expected duration of the whole, at the end of a word.
+        If the playback was ended, also while this call waits, that time counts instead. Without a recording the text is
+        cut in proportion to the expected duration of the whole, at the end of a word.
         """
+        async with self._lock:
+            return await self._find_text(seconds if self._played_seconds is None else self._played_seconds)
+
+    async def _find_text(self, seconds: float) -> str:
         text = self.text
         if self.is_complete and seconds >= self.seconds:
             return text
