@@ -54,8 +54,9 @@ def test_audio_streams_and_is_the_same_on_every_replica(voices: RayCluster) -> N
     with httpx.Client(base_url=voices.url, timeout=120, trust_env=False) as client:
         body = {"input": TEXT, "seed": 3, "response_format": "pcm"}
         responses = [client.post("/v1/audio/speech", json=body) for _ in range(6)]
+        malformed = client.post("/v1/audio/speech", json=body, headers={"x-request-id": "not valid"})
     assert {response.status_code for response in responses} == {200}
-    assert {len(response.headers.get_list("x-request-id")) for response in responses} == {1}
+    assert {len(response.headers.get_list("x-request-id")) for response in [*responses, malformed]} == {1}
     samples = [np.frombuffer(response.content, "<i2") for response in responses]
     assert all(len(each) == len(samples[0]) for each in samples)
     assert all(np.abs(each.astype(int) - samples[0]).max() < 64 for each in samples)  # float32 sums in other batches
@@ -146,22 +147,35 @@ def test_a_killed_replica_fails_its_own_streams_only(paced: RayCluster) -> None:
 
 
 def test_a_full_cluster_rejects_with_a_time_to_retry(paced: RayCluster) -> None:
+    served, rejected = request_at_once(paced, 60)
+    assert all(int(response.headers["retry-after"]) >= 1 for response in rejected)
+    assert len(served) > 7  # more than the capacity of one replica
+
+
+def test_a_proxy_with_a_full_queue_rejects_with_a_time_to_retry(cluster: RayCluster) -> None:
+    limits = {"max_ongoing_requests": 1, "max_queued_requests": 1}
+    cluster.deploy(min=1, max=1, engine="paced", options=limits)
+    cluster.wait_for_replicas(1)
+    served, rejected = request_at_once(cluster, 6)
+    assert len(served) >= 1
+    assert {response.headers["retry-after"] for response in rejected} == {"1"}
+
+
+def request_at_once(cluster: RayCluster, count: int) -> tuple[list[httpx.Response], list[httpx.Response]]:
+    """The responses with status 200 and those with 503; there are no others."""
     responses: list[httpx.Response] = []
 
     def request() -> None:
-        with httpx.Client(base_url=paced.url, timeout=120, trust_env=False) as client:
+        with httpx.Client(base_url=cluster.url, timeout=120, trust_env=False) as client:
             responses.append(client.post("/v1/audio/speech", json={"input": TEXT * 4, "response_format": "pcm"}))
 
-    threads = [threading.Thread(target=request) for _ in range(60)]
+    threads = [threading.Thread(target=request) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     assert {response.status_code for response in responses} == {200, 503}
-    rejected = [response for response in responses if response.status_code == 503]
-    assert all(int(response.headers["retry-after"]) >= 1 for response in rejected)
-    served = len(responses) - len(rejected)
-    assert served > 7  # more than the capacity of one replica
+    return [one for one in responses if one.status_code == 200], [one for one in responses if one.status_code == 503]
 
 
 def test_a_key_is_limited_over_all_replicas_and_a_dead_one_gives_back_its_share(cluster: RayCluster) -> None:

@@ -26,7 +26,7 @@ class Method:
 
 class Actor:
     def __init__(self) -> None:
-        self.acquire, self.release = Method(), Method()
+        self.acquire, self.release, self.renew = Method(), Method(), Method()
 
 
 @pytest.fixture
@@ -58,3 +58,25 @@ async def test_a_request_that_is_cancelled_while_its_key_is_counted_gives_the_co
     actor.acquire = Method()
     actor.acquire.answer.set_result(True)
     assert await counts.acquire("key", 1)
+
+
+async def test_a_denied_request_that_a_renewal_has_counted_is_given_back(
+    key_actor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = Actor()
+    monkeypatch.setattr(key_actor, "_get_actor", lambda: actor)
+    counts = key_actor.ClusterKeyCounts("replica")
+    waiting = asyncio.create_task(counts.acquire("key", 4))
+    await asyncio.sleep(0)
+    renewing = asyncio.create_task(counts.renew_forever())
+    await asyncio.sleep(0)
+    assert actor.renew.calls == [("replica", {"key": 1})]  # after the call that the actor denies
+    actor.acquire.answer.set_result(False)
+    assert not await waiting
+    assert actor.release.calls == [("replica", "key")]
+    renewing.cancel()
+    await asyncio.gather(renewing, return_exceptions=True)
+    actor.acquire = Method()
+    actor.acquire.answer.set_result(False)
+    assert not await counts.acquire("key", 4)
+    assert len(actor.release.calls) == 1  # no renewal has counted this one

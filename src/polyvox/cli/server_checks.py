@@ -306,7 +306,7 @@ class ServerChecks:
             times.append(download.first)
         times.sort()
         median, largest = times[len(times) // 2], times[-1]
-        message = f"first audio of {len(times)} short requests after {_ms(median)} (p50), {_ms(largest)} (p95)"
+        message = f"first audio of {len(times)} short requests after {_ms(median)} (median), {_ms(largest)} (maximum)"
         if median > MAX_LATENCY:
             yield Finding("latency", "warn", message, "check load and network; a conversation needs less than 1 s")
         else:

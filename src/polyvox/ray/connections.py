@@ -78,13 +78,14 @@ class ConnectionsMiddleware:
 
 
 def _without_request_id(scope: Scope, send: Send) -> Send:
-    """Removes the request id from responses if the request has it: the proxy adds the one that it gave the request."""
-    given = [value for name, value in scope["headers"] if name == REQUEST_ID]
+    """Removes the request id from responses if the request has one: the proxy returns that one, also a malformed one
+    that the application does not use."""
+    if not any(name == REQUEST_ID for name, _ in scope["headers"]):
+        return send
 
     async def send_without(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = [(name, value) for name, value in message["headers"] if (name, [value]) != (REQUEST_ID, given)]
-            message = {**message, "headers": headers}
+            message = {**message, "headers": [header for header in message["headers"] if header[0] != REQUEST_ID]}
         await send(message)
 
     return send_without

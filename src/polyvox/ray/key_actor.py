@@ -62,6 +62,7 @@ class ClusterKeyCounts:
         self._replica = replica
         self._own = KeyCounts()
         self._counts: Counter[str] = Counter()
+        self._num_renewals = 0
         self._actor = _get_actor()
         self._failed = False
 
@@ -69,15 +70,19 @@ class ClusterKeyCounts:
         if not self._own.acquire(key, limit):
             return False
         self._counts[key] += 1  # before the call, so that a renewal includes it
+        num_renewals = self._num_renewals
         try:
             granted = await self._call("acquire", key, limit)
         except BaseException:  # cancelled: the client has disconnected
             self.release(key)
             raise
-        if granted is False:
+        if granted is not False:
+            return True
+        if self._num_renewals == num_renewals:
             self._forget(key)
-            return False
-        return True
+        else:
+            self.release(key)  # a renewal after the denied call has counted it
+        return False
 
     def release(self, key: str) -> None:
         self._forget(key)
@@ -85,6 +90,7 @@ class ClusterKeyCounts:
 
     async def renew_forever(self) -> None:
         while True:
+            self._num_renewals += 1
             await self._call("renew", dict(self._counts))
             if self._failed:
                 with suppress(RayError, ValueError):  # the next renewal tries again

@@ -2,7 +2,8 @@
 """A Ray cluster on this machine with the deployment under test, controlled by JSON lines on stdin.
 
 Runs in the environment of Ray. Commands: {"deploy": {…}}, {"replicas": N}, {"status": true}; each has one line of JSON
-as its reply. Settings of "deploy": port, engine (embedded or paced), min, max (replicas), settings (of the server).
+as its reply. Settings of "deploy": port, engine (embedded or paced), min, max (replicas), settings (of
+the server), options (of the deployment).
 """
 
 import json
@@ -35,6 +36,7 @@ class Deployed:
             autoscaling = capacity_autoscaling(low, high, upscale_seconds=1, downscale_seconds=3)
             autoscaling.look_back_period_s = 3
             deployment = deployment.options(autoscaling_config=autoscaling)
+        deployment = deployment.options(**command.get("options", {}))
         build = build_paced_engine if command.get("engine") == "paced" else build_engine
         serve.run(bind(deployment, settings, build), name=NAME)
 
