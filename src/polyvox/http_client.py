@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pooled connections to a server that Polyvox calls: an LLM or an STT server."""
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
 import aiohttp
 
+from polyvox.http_errors import describe_failure
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS, RETRY_DELAY = 2, 0.1  # of a request whose connection fails before it has an answer; seconds
 KEEP_ALIVE = 30.0  # seconds that an idle connection stays open
 READ_BUFFER = 64 * 1024  # bytes that are read ahead
 
@@ -16,3 +25,19 @@ def new_session(key: str | None, connect_timeout: float, max_connections: int) -
         read_bufsize=READ_BUFFER,
         cookie_jar=aiohttp.DummyCookieJar(),  # the requests of different users have nothing in common
     )
+
+
+async def send_with_retry(send: Callable[[], Awaitable[aiohttp.ClientResponse]], server: str) -> aiohttp.ClientResponse:
+    """Sends a request, and again if its connection fails before the answer begins. server: its name in the log.
+
+    Raises the failure of the last attempt; a timeout is not retried.
+    """
+    for _ in range(MAX_ATTEMPTS - 1):
+        try:
+            return await send()
+        except TimeoutError:
+            raise
+        except (aiohttp.ClientError, OSError) as error:
+            log.info("request retried", extra={"server": server, "error": describe_failure(error)})
+            await asyncio.sleep(RETRY_DELAY)
+    return await send()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvox.errors import shorten
-from polyvox.http_client import new_session
+from polyvox.http_client import new_session, send_with_retry
 from polyvox.http_errors import (
     CLIENT_STATUSES,
     DEFAULT_RETRY_AFTER,
@@ -46,7 +46,6 @@ from polyvox.thinkers.interface import (
 log = logging.getLogger(__name__)
 
 PATH = "/chat/completions"
-MAX_ATTEMPTS, RETRY_DELAY = 2, 0.1  # of a request whose connection fails before it has an answer; seconds
 END_TIMEOUT = 0.2  # seconds for the end of the response after the end of the answer
 STARTING_RETRY_AFTER = 5.0  # seconds; a large model takes minutes to load
 DONE = b"[DONE]"
@@ -176,23 +175,24 @@ class OpenAIThinker:
         """limit: of the time until the status arrives; without a stream that is the end of the answer."""
         seconds = self._config.first_token_timeout if limit == "llm_first_token_timeout" else self._config.timeout
         headers = {"content-type": "application/json"}
-        for attempt in range(MAX_ATTEMPTS):
+
+        async def send() -> aiohttp.ClientResponse:
             try:
                 async with asyncio.timeout_at(start + seconds):
                     return await self._session.post(self._url, data=data, headers=headers, allow_redirects=False)
-            except aiohttp.ConnectionTimeoutError:
-                raise self._timeout("llm_connect_timeout") from None
-            except TimeoutError:
-                raise self._timeout(limit) from None
-            except (aiohttp.ClientError, OSError) as error:
-                if self._config.is_supervised and isinstance(error, aiohttp.ClientConnectorError):
+            except aiohttp.ClientConnectorError:
+                if self._config.is_supervised:
                     raise ThinkerStarting(STARTING_RETRY_AFTER) from None
-                if attempt + 1 == MAX_ATTEMPTS:
-                    message = f"The LLM cannot be reached: {describe_failure(error)}."
-                    raise ThinkerFailed(message) from None
-                log.info("llm request retried", extra={"error": describe_failure(error)})
-                await asyncio.sleep(RETRY_DELAY)
-        raise AssertionError
+                raise
+
+        try:
+            return await send_with_retry(send, "llm")
+        except aiohttp.ConnectionTimeoutError:
+            raise self._timeout("llm_connect_timeout") from None
+        except TimeoutError:
+            raise self._timeout(limit) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ThinkerFailed(f"The LLM cannot be reached: {describe_failure(error)}.") from None
 
     async def _rejection(self, response: aiohttp.ClientResponse) -> Exception:
         """The error for a status other than 200."""

@@ -15,7 +15,7 @@ import msgspec
 from polyvox.audio.pcm import Pcm, pcm_bytes
 from polyvox.audio.wav import wav_header
 from polyvox.errors import Overloaded, PolyvoxError, shorten
-from polyvox.http_client import new_session
+from polyvox.http_client import new_session, send_with_retry
 from polyvox.http_errors import (
     CLIENT_STATUSES,
     DEFAULT_RETRY_AFTER,
@@ -38,7 +38,6 @@ from polyvox.transcription.interface import (
 
 log = logging.getLogger(__name__)
 
-MAX_ATTEMPTS, RETRY_DELAY = 2, 0.1  # of a request whose connection fails before it has an answer; seconds
 MAX_JSON_BYTES = 16_000_000  # of a transcript with the times of its words: hours of speech
 JSON_TYPE = "application/json"
 RESPONSE_TYPES = (JSON_TYPE, "text/plain", "text/event-stream", "text/vtt", "text/srt", "application/x-subrip")
@@ -163,26 +162,23 @@ class Transcriber:
             self._on_finished(outcome, asyncio.get_running_loop().time() - start)
 
     async def _connect(self, url: str, fields: Fields, recording: Recording) -> aiohttp.ClientResponse:
-        for attempt in range(MAX_ATTEMPTS):
+        async def send() -> aiohttp.ClientResponse:
             form = aiohttp.FormData()  # can be sent once only
             for name, value in fields:
                 form.add_field(name, value)
             form.add_field(
                 "file", io.BytesIO(recording.content), filename=recording.name, content_type=recording.content_type
             )
-            try:
-                return await self._session.post(url, data=form, allow_redirects=False)
-            except aiohttp.ConnectionTimeoutError:
-                seconds = self._config.connect_timeout
-                message = f"The connection to the STT server took longer than {seconds:g} s"
-                raise TranscriptionTimeout(message, "stt_connect_timeout") from None
-            except (aiohttp.ClientError, ConnectionError) as error:
-                if attempt + 1 == MAX_ATTEMPTS:
-                    message = f"The STT server cannot be reached: {describe_failure(error)}."
-                    raise TranscriptionFailed(message) from None
-                log.info("stt request retried", extra={"error": describe_failure(error)})
-                await asyncio.sleep(RETRY_DELAY)
-        raise AssertionError
+            return await self._session.post(url, data=form, allow_redirects=False)
+
+        try:
+            return await send_with_retry(send, "stt")
+        except aiohttp.ConnectionTimeoutError:
+            seconds = self._config.connect_timeout
+            message = f"The connection to the STT server took longer than {seconds:g} s"
+            raise TranscriptionTimeout(message, "stt_connect_timeout") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise TranscriptionFailed(f"The STT server cannot be reached: {describe_failure(error)}.") from None
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         """Raises the error of a response that is not a transcript."""
