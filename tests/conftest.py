@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared fixtures: the tiny checkpoints and the embedded voice, loaded once per session."""
+"""Shared fixtures: tiny checkpoints, the embedded voice, and a scripted LLM and STT server."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,8 @@ from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.qwen3_tts.synthetic import write_tiny
 from polyvox.tts import EMBEDDED_VOICE, TTS, load
+from server.scripted_llm import ScriptedLLM, scripted_llm
+from server.scripted_stt import ScriptedSTT, scripted_stt
 
 # The parity tests also run on a GPU: POLYVOX_TEST_DEVICE=cuda.
 DEVICE = os.environ.get("POLYVOX_TEST_DEVICE", "cpu")
@@ -117,3 +119,29 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
             yield
     finally:
         scope.restore()
+
+
+@pytest.fixture(scope="module")
+def shared_llm() -> Iterator[ScriptedLLM]:
+    with scripted_llm() as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared_llm: ScriptedLLM) -> Iterator[ScriptedLLM]:
+    shared_llm.reset()
+    yield shared_llm
+    shared_llm.release()
+
+
+@pytest.fixture(scope="module")
+def shared_stt() -> Iterator[ScriptedSTT]:
+    with scripted_stt() as stt:
+        yield stt
+
+
+@pytest.fixture
+def stt(shared_stt: ScriptedSTT) -> Iterator[ScriptedSTT]:
+    shared_stt.reset()
+    yield shared_stt
+    shared_stt.release()

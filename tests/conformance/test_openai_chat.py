@@ -19,7 +19,7 @@ from conformance.capture import SAMPLE_RATE
 from conformance.client_runs import ENVIRONMENTS, HERE, NODE
 from conformance.server_process import TIMEOUT, ServerProcess, run_server
 from polyvox.audio import read_audio
-from server.scripted_llm import Script, ScriptedLLM, scripted_llm
+from server.scripted_llm import Script, ScriptedLLM
 from server.scripted_server import Action
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,19 +27,6 @@ ANSWER = "Hello there. How are you?"
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi!"}]
 AUDIO: Any = {"voice": "alloy", "format": "pcm16"}
 MODALITIES: Any = ["text", "audio"]
-
-
-@pytest.fixture(scope="module")
-def shared_llm() -> Iterator[ScriptedLLM]:
-    with scripted_llm() as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared_llm: ScriptedLLM) -> Iterator[ScriptedLLM]:
-    shared_llm.reset()
-    yield shared_llm
-    shared_llm.release()
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ from ipc.engine_processes import eventually
 from polyvox.server.settings import Settings
 from server.fakes import MAX_STREAMS, PausableEngine
 from server.live_server import RunningServer, serving
-from server.scripted_llm import ScriptedLLM, scripted_llm
-from server.scripted_stt import ScriptedSTT, scripted_stt
 
 
 @pytest.fixture(scope="module")
@@ -54,29 +52,3 @@ def server(shared_server: RunningServer, engine: PausableEngine) -> Iterator[Run
 def client(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def shared_llm() -> Iterator[ScriptedLLM]:
-    with scripted_llm() as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared_llm: ScriptedLLM) -> Iterator[ScriptedLLM]:
-    shared_llm.reset()
-    yield shared_llm
-    shared_llm.release()
-
-
-@pytest.fixture(scope="module")
-def shared_stt() -> Iterator[ScriptedSTT]:
-    with scripted_stt() as stt:
-        yield stt
-
-
-@pytest.fixture
-def stt(shared_stt: ScriptedSTT) -> Iterator[ScriptedSTT]:
-    shared_stt.reset()
-    yield shared_stt
-    shared_stt.release()
