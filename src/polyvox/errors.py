@@ -2,9 +2,11 @@
 """The exceptions that Polyvox raises. Each has an HTTP status, an error code and a message for the user."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 
 MAX_SHOWN_VALUE = 80  # characters of a value in a message
+# A queue is full; no slot is free for as long as a request may wait; a limit of sessions; the server ends.
+OverloadReason = Literal["queue_full", "no_slot_in_time", "too_many_sessions", "shutting_down"]
 
 
 class _NotShown:
@@ -73,14 +75,17 @@ class CheckpointError(PolyvoxError):
 
 
 class Overloaded(PolyvoxError):
-    """No capacity is free. The same request may succeed after `retry_after` seconds."""
+    """No capacity is free. The same request may succeed after `retry_after` seconds.
+
+    reason: more exact than the code, if there is one.
+    """
 
     status = 503
     code = "overloaded"
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, retry_after: float, reason: OverloadReason | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after, self.reason = retry_after, reason
 
 
 class StreamFailed(PolyvoxError):

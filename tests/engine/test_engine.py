@@ -187,8 +187,9 @@ def test_a_full_engine_queues_then_rejects(speech: Qwen3TTSModel) -> None:
         with engine.lock:
             now[0] = QUEUE_GRACE_SECONDS + 6.0
             engine.wake()
-        with pytest.raises(Overloaded, match="no slot was free"):
+        with pytest.raises(Overloaded, match="no slot was free") as expired:
             read_all(next_up)
+        assert expired.value.reason == "no_slot_in_time"
         first.cancel()
         wait_for_end(first)
         assert len(read_all(engine.submit(request(seed=6))))

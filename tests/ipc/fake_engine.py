@@ -162,7 +162,7 @@ class FakeEngine:
         if request.text == "invalid":
             raise InvalidRequest("language", "Klingon", ["english", "chinese"])
         if request.text == "overloaded":
-            raise Overloaded("all streams are in use", retry_after=2.5)
+            raise Overloaded("all streams are in use", 2.5, "queue_full")
         if request.text == "broken":
             raise EngineDown("the loop has ended", retry_after=1)
         if request.text.startswith("gate "):

@@ -85,7 +85,7 @@ def test_an_update_is_decoded_as_it_was_encoded() -> None:
     [
         InvalidRequest("speed", 9, "must be at most 4"),
         UnknownVoice("voice", "x", ["a", "b"]),
-        Overloaded("No capacity is free.", 2.5),
+        Overloaded("No capacity is free.", 2.5, "no_slot_in_time"),
         EngineDown("The engine is closed.", 1),
         PolyvoxError("The engine failed."),
     ],

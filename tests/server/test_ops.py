@@ -175,6 +175,7 @@ def test_metrics_count_requests_and_aborts(engine: PausableEngine) -> None:
         'polyvox_requests_total{outcome="stop"} 1.0',
         'polyvox_requests_total{outcome="rejected"} 1.0',
         'polyvox_requests_total{outcome="overloaded"} 1.0',
+        'polyvox_rejections_total{reason="queue_full"} 1.0',
         'polyvox_requests_total{outcome="cancelled"} 1.0',
         'polyvox_aborts_total{reason="disconnect"} 1.0',
         "polyvox_ttfa_seconds_count 2.0",

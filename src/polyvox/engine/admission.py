@@ -271,7 +271,8 @@ class Admission(Generic[S]):
         max_queue = limits.max_queue + (limits.num_slots if demand.continues else 0)
         num_files = sum(not stream.live for stream in queued)
         if len(queued) >= free + max_queue or (not live and num_files >= free + FILE_SHARE * max_queue):
-            raise Overloaded("all streams are taken and the queue is full", self._reject(demand, now))
+            message = "all streams are taken and the queue is full"
+            raise Overloaded(message, self._reject(demand, now), "queue_full")
         if demand.continues:
             return 0.0
         wait = self.estimate_wait(demand, now)
@@ -281,7 +282,7 @@ class Admission(Generic[S]):
         first_audio = max(self.estimate.upper_bound(wait), turn) + (self.load.start_seconds() if wait else 0.0)
         if first_audio > limits.max_queue_seconds:
             reason = f"no slot is expected to be free within {limits.max_queue_seconds:g} s"
-            raise Overloaded(f"all streams are taken, and {reason}", self._reject(demand, now))
+            raise Overloaded(f"all streams are taken, and {reason}", self._reject(demand, now), "no_slot_in_time")
         return wait
 
     def _waits_for_turn(self, demand: Demand, wait: float, now: float) -> bool:

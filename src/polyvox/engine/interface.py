@@ -13,7 +13,7 @@ from polyvox.audio.pcm import Audio, Pcm, as_pcm, as_samples
 from polyvox.audio.samples import Samples
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_status import EngineStatus
-from polyvox.errors import Overloaded, StreamFailed
+from polyvox.errors import Overloaded, OverloadReason, PolyvoxError, StreamFailed
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
@@ -57,12 +57,22 @@ class Result:
     underruns: int = 0
     text_waits: int = 0
     retry_after: float | None = None  # seconds, if the stream was rejected or timed out in the queue
+    overload_reason: OverloadReason | None = None  # of such a stream
+
+    @classmethod
+    def of_error(cls, error: PolyvoxError, seed: int) -> "Result":
+        """Of a stream that failed before it had started."""
+        if isinstance(error, Overloaded):
+            return cls("error", seed, str(error), retry_after=error.retry_after, overload_reason=error.reason)
+        return cls("error", seed, str(error))
 
     def check(self) -> None:
         """Raises Overloaded or StreamFailed if the stream ended with an error."""
         if self.finish_reason == "error":
             message = self.error or "the stream failed"
-            raise StreamFailed(message) if self.retry_after is None else Overloaded(message, self.retry_after)
+            if self.retry_after is None:
+                raise StreamFailed(message)
+            raise Overloaded(message, self.retry_after, self.overload_reason)
 
 
 class Stream(Protocol):

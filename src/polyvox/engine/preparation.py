@@ -34,7 +34,7 @@ class PreparationPool:
         """Runs the work in a thread; raises Overloaded if too many requests are pending."""
         with self._lock:
             if self._pending >= self._max_pending:
-                raise Overloaded(f"{self._pending} requests are already being prepared.", retry_after=1)
+                raise Overloaded(f"{self._pending} requests are already being prepared.", 1.0, "queue_full")
             self._pending += 1
         future = self._threads.submit(work, *args, **kwargs)
         future.add_done_callback(self._finished)
@@ -98,8 +98,7 @@ class TextWriter:
             if self.failure is not None:
                 return
             error = as_polyvox_error(error)
-            retry_after = getattr(error, "retry_after", None)
-            self.failure = Result("error", self._stream.seed, str(error), retry_after=retry_after)
+            self.failure = Result.of_error(error, self._stream.seed)
         if self._on_failure is not None:
             self._on_failure()
         self._stream.cancel()

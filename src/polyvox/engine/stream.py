@@ -18,7 +18,7 @@ from polyvox.engine.interface import Chunk, OnReady, Result
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.engine.stream_state import StreamState
 from polyvox.engine.stream_status import StreamStatus
-from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest, Overloaded
 from polyvox.models.protocol import PreparedRequest, StreamingTokenizer
 from polyvox.models.request import Request
 
@@ -34,7 +34,7 @@ class StopRequest:
 
     reason: FinishReason
     error: str | None = None
-    retry_after: float | None = None
+    rejection: Overloaded | None = None
 
 
 class LocalStream(StreamReader[BufferedChunk], StreamState):
@@ -175,9 +175,10 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         try:
             yield
         except Exception as error:
+            rejection = error if isinstance(error, Overloaded) else None
             with self._engine.lock:
                 self.text_open = False
-                self._engine.request_stop(self, StopRequest("error", str(error), _retry_after(error)))
+                self._engine.request_stop(self, StopRequest("error", str(error), rejection))
             raise
 
     def _append(self, text: str, last: bool, rows: NDArray[np.float32] | None = None) -> None:
@@ -258,8 +259,3 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         """A slow reader must not keep the memory of other streams; all chunks before the last are copied already."""
         if self._buffer:
             self._buffer[-1].own()
-
-
-def _retry_after(error: Exception) -> float | None:
-    retry_after: float | None = getattr(error, "retry_after", None)
-    return retry_after

@@ -82,7 +82,7 @@ class StreamManager:
         """Keeps a live stream without text; raises Overloaded if there are too many."""
         max_waiting = self.config.max_queue + self.config.max_streams
         if len(self._streams[StreamStatus.AWAITING_TEXT]) >= max_waiting:
-            raise Overloaded("too many streams wait for their first text", retry_after=1)
+            raise Overloaded("too many streams wait for their first text", 1.0, "queue_full")
         stream.text_deadline = self.clock() + self.config.text_timeout
         self._streams.add(stream)
 
@@ -106,7 +106,8 @@ class StreamManager:
         expired = self._admission.expire(now)
         for stream in expired:
             error = f"no slot was free within {self._admission.max_wait:g} s"
-            self.end(stream, "error", error, self._admission.retry_after(Demand.of(stream.request), now))
+            seconds = self._admission.retry_after(Demand.of(stream.request), now)
+            self.end(stream, "error", error, Overloaded(error, seconds, "no_slot_in_time"))
         with_text: list[LocalStream] = []
         for stream in self._admission.admit(now):
             assert stream.prepared is not None
@@ -134,7 +135,7 @@ class StreamManager:
         for stream in changed:
             stop = self.stop_requests.pop(stream, None)
             if stop is not None:
-                self.end(stream, stop.reason, stop.error, stop.retry_after)
+                self.end(stream, stop.reason, stop.error, stop.rejection)
             elif stream.result is None:
                 free = stream.buffer_free = self.buffer_free(stream)
                 if free >= 1 and stream.reader_deadline < inf:
@@ -329,7 +330,7 @@ class StreamManager:
     # End
 
     def end(
-        self, stream: LocalStream, reason: FinishReason, error: str | None = None, retry_after: float | None = None
+        self, stream: LocalStream, reason: FinishReason, error: str | None = None, rejection: Overloaded | None = None
     ) -> None:
         """Gives a stream its result now; its slot is released when no step in flight uses it."""
         if stream.result is not None:
@@ -363,7 +364,8 @@ class StreamManager:
                 first_audio=stream.first_audio_at - stream.arrived_at if started else None,
                 underruns=stream.underruns,
                 text_waits=stream.text_waits,
-                retry_after=retry_after,
+                retry_after=None if rejection is None else rejection.retry_after,
+                overload_reason=None if rejection is None else rejection.reason,
             )
         )
         self._pending_text.pop(stream, None)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polyvox import errors
 from polyvox.engine.interface import Result
-from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError
+from polyvox.errors import NOT_SHOWN, InvalidRequest, Overloaded, OverloadReason, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
@@ -156,17 +156,20 @@ class ErrorReply(Message, frozen=True):
     message: str
     field: str | None
     retry_after: float | None
+    reason: OverloadReason | None = None
 
     @classmethod
     def of(cls, id: int, error: PolyvoxError) -> "ErrorReply":
-        field, retry_after = getattr(error, "field", None), getattr(error, "retry_after", None)
-        return cls(id, type(error).__name__, str(error), field, retry_after)
+        field, retry_after, reason = (getattr(error, name, None) for name in ("field", "retry_after", "reason"))
+        return cls(id, type(error).__name__, str(error), field, retry_after, reason)
 
     def error(self) -> PolyvoxError:
         """The same error; a type that is not known here becomes a PolyvoxError."""
         found = getattr(errors, self.error_type, None)
         cls = found if isinstance(found, type) and issubclass(found, PolyvoxError) else PolyvoxError
         error = cls.__new__(cls, self.message)
+        if isinstance(error, Overloaded):
+            error.reason = self.reason
         for name in ("field", "retry_after"):
             if (value := getattr(self, name)) is not None:
                 setattr(error, name, value)

@@ -95,7 +95,7 @@ class AppState:
             self.metrics.requests.labels("cancelled").inc()
             self.metrics.aborts.labels("disconnect").inc()
         else:
-            self.metrics.record_rejected(error.code, isinstance(error, Overloaded))
+            self.metrics.record_rejected(error)
         level = logging.INFO if error.status < 500 or isinstance(error, Overloaded) else logging.ERROR
         log_request("request rejected", request_id, {"status": error.status, "error": str(error)}, level)
 

@@ -15,6 +15,7 @@ from polyvox import __version__
 from polyvox.audio.clip import FinishReason
 from polyvox.engine.step_histogram import STEP_BUCKET_PREFIX
 from polyvox.engine.stream_status import STATS_PREFIX
+from polyvox.errors import Overloaded, OverloadReason, PolyvoxError
 from polyvox.server.request_log import RequestRecord
 from polyvox.transcription.interface import TranscriptionOutcome
 
@@ -53,7 +54,14 @@ BUILD_INFO = ("polyvox_build_info", "Version of Polyvox and of Python, and the l
 HTTP_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 OTHER = "other"  # label of a method or path that the server does not have
 # Reasons of rejections that exist from the start, for rate(). The others are the codes of errors.
-COMMON_REJECTIONS = ("overloaded", "engine_down", "too_many_requests", "invalid_api_key", "invalid_request")
+COMMON_REJECTIONS = (
+    *get_args(OverloadReason),
+    "engine_down",
+    "too_many_requests",
+    "spool_full",
+    "invalid_api_key",
+    "invalid_request",
+)
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -98,7 +106,10 @@ class Metrics:
         for outcome in (*get_args(FinishReason), "rejected", "overloaded"):
             self.requests.labels(outcome)
         self._rejections = Counter(
-            "polyvox_rejections", "Rejected requests, by the code of their error.", ["reason"], registry=own
+            "polyvox_rejections",
+            "Rejected requests, by the reason or the code of their error.",
+            ["reason"],
+            registry=own,
         )
         for reason in COMMON_REJECTIONS:
             self._rejections.labels(reason)
@@ -188,9 +199,12 @@ class Metrics:
         self._chunk_gap.observe(gap)
         self._lead.observe(lead)
 
-    def record_rejected(self, code: str, overloaded: bool) -> None:
-        self.requests.labels("overloaded" if overloaded else "rejected").inc()
-        self._rejections.labels(code).inc()
+    def record_rejected(self, error: PolyvoxError) -> None:
+        reason: str | None = None
+        if isinstance(error, Overloaded):
+            reason = error.reason
+        self.requests.labels("overloaded" if isinstance(error, Overloaded) else "rejected").inc()
+        self._rejections.labels(reason or error.code).inc()
 
     def record_transcription(self, outcome: TranscriptionOutcome, seconds: float) -> None:
         self._stt_requests.labels(outcome).inc()

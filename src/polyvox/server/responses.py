@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
-from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
+from polyvox.errors import InvalidRequest, Overloaded, OverloadReason, PolyvoxError
 from polyvox.server.validation import field_error
 
 MIN_RETRY_AFTER = 0.1  # seconds
@@ -65,6 +65,7 @@ class ErrorDetail(BaseModel):
     param: str | None
     code: str
     retry_after: float = Field(default=0.0, description="Seconds until a retry may succeed; only with status 503, 429.")
+    reason: OverloadReason | None = Field(default=None, description="What has no capacity; only with code overloaded.")
 
 
 class ErrorResponse(BaseModel):
@@ -88,7 +89,7 @@ def field_names(scope: Scope) -> Mapping[str, str]:
 
 
 def error_body(error: PolyvoxError, fields: Mapping[str, str] = OPENAI_FIELDS) -> dict[str, Any]:
-    """`{"error": {"message", "type", "param", "code"}}`, with `retry_after` when the server is overloaded."""
+    """`{"error": {"message", "type", "param", "code"}}`, with `retry_after` and `reason` when it is overloaded."""
     field: str | None = getattr(error, "field", None)
     param = fields.get(field, field) if field else getattr(error, "param", None)
     message = str(error)
@@ -98,8 +99,12 @@ def error_body(error: PolyvoxError, fields: Mapping[str, str] = OPENAI_FIELDS) -
     if isinstance(error, Overloaded):
         kind = "overloaded"
     message = message.encode("utf-8", "replace").decode()  # lone surrogates cannot be encoded
-    body = {"message": message, "type": kind, "param": param, "code": error.code}
-    return {"error": body | ({"retry_after": _retry_after(error)} if isinstance(error, Overloaded) else {})}
+    body: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": error.code}
+    if isinstance(error, Overloaded):
+        body["retry_after"] = _retry_after(error)
+        if error.reason is not None:
+            body["reason"] = error.reason
+    return {"error": body}
 
 
 def error_response(

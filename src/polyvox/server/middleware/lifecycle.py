@@ -64,7 +64,7 @@ class LifecycleMiddleware:
                 response = _reject(scope, status.error(now))
             await _respond(response, scope, receive, send)
         elif scope["type"] == "websocket" and state.synthesis.draining:
-            error = Overloaded("The server is shutting down.", retry_after=1)
+            error = Overloaded("The server is shutting down.", 1.0, "shutting_down")
             await _respond(_reject(scope, error), scope, receive, send)
         else:
 

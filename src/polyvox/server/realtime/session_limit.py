@@ -20,7 +20,7 @@ class SessionLimit:
         """Counts one session. Raises Overloaded if there are too many."""
         if self._num_sessions >= self._max_sessions:
             message = f"The limit of {self._max_sessions} realtime sessions is reached (max_realtime_sessions)."
-            raise Overloaded(message, RETRY_AFTER)
+            raise Overloaded(message, RETRY_AFTER, "too_many_sessions")
         self._num_sessions += 1
         try:
             yield

@@ -181,7 +181,7 @@ class SynthesisService:
         Raises Overloaded if too many recordings are pending.
         """
         if self._num_recordings >= MAX_PENDING_RECORDINGS:
-            raise Overloaded("Too many recordings are being read.", retry_after=2)
+            raise Overloaded("Too many recordings are being read.", 2.0, "queue_full")
         self._num_recordings += 1
         try:
             samples, notice = await asyncio.get_running_loop().run_in_executor(self._decoding, self._fitted, read)
@@ -213,7 +213,7 @@ class SynthesisService:
     def check_draining(self) -> None:
         """Raises Overloaded if the server is shutting down."""
         if self.draining:
-            raise Overloaded("The server is shutting down.", retry_after=1)
+            raise Overloaded("The server is shutting down.", 1.0, "shutting_down")
 
     def _check_admission(self, whole_file: bool) -> None:
         """Rejects at once, without any work, what would be rejected later."""
@@ -222,6 +222,6 @@ class SynthesisService:
         if len(recent) == MAX_REJECTIONS and time.monotonic() < recent[0][0] + REJECTION_SECONDS:
             rejection = recent[-1][1]
             delay = random.uniform(1.0, MAX_REPEATED_DELAY)
-            raise Overloaded(str(rejection), math.ceil(rejection.retry_after * delay))
+            raise Overloaded(str(rejection), math.ceil(rejection.retry_after * delay), rejection.reason)
         if self._num_preparing >= MAX_PREPARING:
-            raise Overloaded(f"{self._num_preparing} requests are being prepared.", retry_after=1)
+            raise Overloaded(f"{self._num_preparing} requests are being prepared.", 1.0, "queue_full")
