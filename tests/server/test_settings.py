@@ -16,7 +16,7 @@ from polyvox.cli.serve import _print_summary
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
 from polyvox.server import setting_types
-from polyvox.server.settings import Settings
+from polyvox.server.settings import SECTIONS, Settings, section_of
 from polyvox.server.settings_sources import load_settings
 from server.fakes import PausableEngine
 
@@ -179,11 +179,12 @@ def attributes_read(owners: set[str], *paths: Path) -> set[str]:
 def test_every_setting_is_read() -> None:
     code = [path for folder in ("server", "cli") for path in (SOURCE / folder).rglob("*.py")]
     used = attributes_read({"settings", "_settings"}, *code)
-    assert set(Settings.model_fields) <= used | attributes_read({"self"}, SOURCE / "server/settings.py")
+    own = [SOURCE / "server/settings.py", *(SOURCE / "server/setting_sections").glob("*.py")]
+    assert set(Settings.model_fields) <= used | attributes_read({"self"}, *own)
 
 
 def test_every_field_of_the_engine_configuration_is_read() -> None:
-    used = attributes_read({"config"}, SOURCE / "tts.py", *(SOURCE / "engine").glob("*.py"))
+    used = attributes_read({"config"}, *(SOURCE / "engine").glob("*.py"))
     assert {field.name for field in fields(EngineConfig)} <= used | {"context"}  # from which pages are computed
     assert "context" in attributes_read({"self"}, SOURCE / "engine/config.py")
 
@@ -195,6 +196,13 @@ def test_every_setting_has_a_description_in_the_help_of_serve() -> None:
         assert field.description is not None
         assert field.description in text
         assert field.description.endswith(".")
+
+
+def test_the_help_and_the_printed_file_have_the_settings_in_the_order_of_the_sections() -> None:
+    expected = [name for section in SECTIONS for name in section.model_fields]
+    assert list(Settings.model_fields) == expected
+    assert list(yaml.safe_load(Settings().to_yaml())) == expected
+    assert [section_of(name) for name in ("host", "model", "otel")] == ["Network", "Engine", "Logging"]
 
 
 @pytest.mark.parametrize(

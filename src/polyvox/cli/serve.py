@@ -19,7 +19,7 @@ from polyvox.cli.terminal import console, exit_code
 from polyvox.cli.thinker_process import thinker_process
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.progress import ProgressBar, ProgressLog, progress_display
-from polyvox.server.settings import BACKLOG, Settings
+from polyvox.server.settings import BACKLOG, Settings, section_of
 from polyvox.server.settings_sources import find_log_format, load_settings
 
 if TYPE_CHECKING:
@@ -93,12 +93,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
     names = [f"{flag}/--no-{flag.removeprefix('--')}" if is_bool else flag, *(["-m"] if name == "model" else [])]
     default = "" if field.default in (None, [], {}, "") else f" Default: {field.default}."
-    assert isinstance(field.json_schema_extra, dict)
     option = typer.Option(
         *names,
         help=f"{field.description}{default}",
         metavar=metavar,
-        rich_help_panel=str(field.json_schema_extra["section"]),
+        rich_help_panel=section_of(name),
         show_default=False,
     )
     kind: Any = Annotated[bool | None if is_bool else str | None, option]
