@@ -39,7 +39,7 @@ def test_all_calls_are_compiled_and_completed_before_the_first_capture(monkeypat
     generator = [RecordedCall(name, events) for name in ("large", "small")]
     reports: list[tuple[str, int, int]] = []
     with listening(lambda *report: reports.append(report)):
-        capture_graphs([(list(generator), stream("one")), ([RecordedCall("codec", events)], stream("two"))])
+        capture_graphs([(list(generator), stream("one")), ([RecordedCall("codec", events)], stream("two"))], 1)
     assert events == [
         ("compile", "large", "one"),
         ("compile", "small", "one"),

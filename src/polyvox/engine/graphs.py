@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyvox import progress
 from polyvox.engine.batch_sizes import batch_sizes, next_size
+from polyvox.engine.parallel_compiler import DeviceCalls, ParallelCompiler, Report
 from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP
 from polyvox.kernels.quantize import quantize
@@ -204,24 +205,40 @@ def gather_codes(ring: Tensor, slots: Tensor, first: Tensor, frames: int) -> Ten
     return ring[slots[:, None], (first[:, None] + columns) % ring.shape[1]]
 
 
-def capture_graphs(parts: Sequence[tuple[list[GraphedCall], torch.cuda.Stream]]) -> None:
-    """Compiles all calls, then captures them. The calls of a part share its stream and one memory pool."""
-    total = sum(len(calls) for calls, _ in parts)
+def capture_graphs(parts: Sequence[tuple[list[GraphedCall], torch.cuda.Stream]], max_compilers: int) -> None:
+    """Compiles all calls, then captures them. The calls of a part share its stream and one memory pool.
 
-    def run(stage: Stage, step: Callable[[GraphedCall, torch.cuda.Stream, int], None]) -> None:
-        done = 0
-        for index, (calls, stream) in enumerate(parts):
-            with torch.cuda.device(stream.device):
-                for call in calls:
-                    progress.report(stage, done, total)
-                    step(call, stream, index)
-                    done += 1
-                stream.synchronize()
-        progress.report(stage, done, total)
-
-    run("compile", lambda call, stream, _: call.compile(stream))
+    max_compilers: processes that compile kernels which are not in the cache.
+    """
+    on_devices = [DeviceCalls(stream.device, [call.run for call in calls]) for calls, stream in parts]
+    with ParallelCompiler(on_devices, max_compilers) as compiler:
+        _run_all("compile", parts, lambda call, stream, _: call.compile(stream), compiler.compile_missing)
     pools = [torch.cuda.graph_pool_handle() for _ in parts]
-    run("capture", lambda call, stream, index: call.capture(stream, pools[index]))
+    _run_all("capture", parts, lambda call, stream, index: call.capture(stream, pools[index]))
+
+
+def _run_all(
+    stage: Stage,
+    parts: Sequence[tuple[list[GraphedCall], torch.cuda.Stream]],
+    step: Callable[[GraphedCall, torch.cuda.Stream, int], None],
+    after: Callable[[Report], int] = lambda _: 0,
+) -> None:
+    """Runs a step for each call and reports the progress. after: more work, and the number of its units."""
+    done, total = 0, sum(len(calls) for calls, _ in parts)
+
+    def report(extra_done: int, extra_total: int) -> None:
+        progress.report(stage, done + extra_done, total + extra_total)
+
+    for index, (calls, stream) in enumerate(parts):
+        with torch.cuda.device(stream.device):
+            for call in calls:
+                report(0, 0)
+                step(call, stream, index)
+                done += 1
+                extra = after(report)
+                done, total = done + extra, total + extra
+            stream.synchronize()
+    report(0, 0)
 
 
 def _largest_first(families: list[GraphedSizes]) -> list[GraphedCall]:

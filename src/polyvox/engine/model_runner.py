@@ -12,7 +12,8 @@ from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cpu_threads import SMALL_MODEL
 from polyvox.engine.generator_runner import GeneratorRunner
 from polyvox.engine.graphs import capture_graphs
-from polyvox.engine.memory import MemoryUsage, device_usage, fit_max_streams, generator_stream_bytes
+from polyvox.engine.memory import MemoryUsage, device_usage, fit_max_streams, generator_stream_bytes, machine_memory
+from polyvox.engine.parallel_compiler import max_compilers
 from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream_arrays import Ints
@@ -109,7 +110,7 @@ class ModelRunner:
         if self.vocoder.graphs is not None and self.vocoder.stream is not None:
             parts.append((self.vocoder.graphs.calls(), self.vocoder.stream))
         if parts:
-            capture_graphs(parts)
+            capture_graphs(parts, max_compilers(machine_memory()))
 
     def wait(self) -> None:
         """Until all launched calls have completed; raises if a device is broken."""

@@ -27,13 +27,16 @@ _enabled_on_cpu = False
 
 
 def active(tensor: Tensor) -> bool:
-    """Whether kernels run for this tensor: on CUDA, of a supported type, with gradients disabled."""
+    """Whether kernels run for this tensor: on CUDA, of a supported type, with gradients disabled.
+
+    Also for tensors of the meta device, on which launches are recorded (launches.py).
+    """
     return (
         _enabled
-        and (tensor.is_cuda or _enabled_on_cpu)
+        and (tensor.is_cuda or tensor.is_meta or _enabled_on_cpu)
         and tensor.dtype in TYPES
         and not torch.is_grad_enabled()
-        and _installed()
+        and installed()
     )
 
 
@@ -60,7 +63,8 @@ def enabled_on_cpu() -> Iterator[None]:
 
 
 @cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether Triton is installed; logs a warning once if it is not."""
     found = find_spec("triton") is not None
     if not found:
         logging.getLogger(__name__).warning(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lazy import of Triton: kernel modules can be imported where Triton is not installed."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -20,6 +22,9 @@ class Kernel:
         raise TypeError(f"{self.function.__name__} can be called from kernels only")
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        """A function that launches the kernel."""
+        if (intercept := getattr(_intercepted, "function", None)) is not None:
+            return lambda *arguments, **named: intercept(self, arguments, named)
         return self.jit[grid]
 
     @property
@@ -36,6 +41,20 @@ class Kernel:
                     scope[name] = scope[name].jit
             self._jit = triton.jit(self.function, do_not_specialize=self.do_not_specialize)
         return self._jit
+
+
+_intercepted = threading.local()
+Intercept = Callable[[Kernel, tuple[object, ...], dict[str, object]], None]
+
+
+@contextmanager
+def intercepting_launches(function: Intercept) -> Iterator[None]:
+    """Calls a function with the kernel and its arguments in place of each launch of this thread."""
+    _intercepted.function = function
+    try:
+        yield
+    finally:
+        _intercepted.function = None
 
 
 def power_of_2(minimum: int) -> int:

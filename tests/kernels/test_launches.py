@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches are listed without running anything. test_compiling.py compiles them."""
+
+import torch
+
+from conftest import Loaded
+from polyvox import kernels
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.generator_runner import GeneratorRunner
+from polyvox.kernels.launches import AbsentTensor, OnMetaDevice
+from polyvox.kernels.lazy_triton import intercepting_launches
+
+
+def test_a_call_on_the_meta_device_changes_no_tensor() -> None:
+    numbers, rows = torch.arange(4.0), torch.zeros(2, 4)
+    with OnMetaDevice():
+        rows[torch.tensor([1])] = numbers
+        total = numbers.add_(1) + torch.ones(4, device=numbers.device)
+        numbers[1:3].zero_()
+        torch._foreach_add_([numbers, rows], 1)
+    assert total.is_meta
+    assert total.shape == (4,)
+    assert numbers.tolist() == [0, 1, 2, 3]
+    assert not rows.any()
+
+
+def test_a_replaced_tensor_has_the_alignment_of_the_original() -> None:
+    numbers = torch.arange(64, dtype=torch.bfloat16)
+    with OnMetaDevice():
+        offsets = [AbsentTensor(numbers[start:].view(-1)).data_ptr() for start in (0, 1, 8, 9)]
+        of_a_view = AbsentTensor(numbers.view(8, 8)[1:, 2:]).data_ptr()
+    assert offsets == [0, 2, 0, 2]
+    assert of_a_view == 4
+    assert AbsentTensor(numbers[1:]).data_ptr() == 2
+
+
+def test_the_calls_of_an_engine_are_listed_without_running_them(loaded: Loaded) -> None:
+    generator = loaded("custom_voice", "float32").model.generator
+    generator.talker.precompute()
+    names: set[str] = set()
+    with kernels.enabled_on_cpu(), torch.inference_mode():  # as in the engine's thread: some tensors are of this mode
+        runner = GeneratorRunner(generator, EngineConfig(max_streams=20, context=256), fixed_sizes=True)
+        assert runner.graphs is not None
+        runner.cache.keys.fill_(1)
+        before = [tensor.clone() for tensor in (runner.state.codes, runner.cache.keys, runner.cache.values)]
+        with OnMetaDevice(), intercepting_launches(lambda kernel, *_: names.add(kernel.function.__name__)):
+            for call in runner.graphs.calls():
+                call.run()
+        after = [runner.state.codes, runner.cache.keys, runner.cache.values]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert names == {
+        "attention_kernel", "decode_kernel", "draw_kernel", "finish_kernel", "inputs_kernel",
+        "norm_kernel", "rotary_kernel", "silu_mul_kernel", "vector_kernel",
+    }  # fmt: skip
