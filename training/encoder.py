@@ -13,22 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.features import COLUMNS, MELS, LogMel
 from training.oscillator import code_phasors
 from training.source import SOURCE_CODES, source_table
-from training.spectrum import mel_bank
-from training.units import MAX_UNIT_COUNT, UNIT, UNITS_PER_FRAME
+from training.units import MAX_UNIT_COUNT, UNITS_PER_FRAME
 
 PHONEMES = 178  # the teacher's vocabulary
 BEFORE, AFTER = 1, 3  # context of code 0 in units; audio precedes its label by a unit or two
 WINDOW = BEFORE + UNITS_PER_FRAME + AFTER
 SHIFT = 1  # units by which the predicted phoneme labels are later
-MELS, MEL_SIZE = 80, 1024
-PITCH_BINS, PITCH_SIZE = 40, 2048  # STFT bins up to 470 Hz, for pitch
 MARGIN = 2  # frames of audio context on each side
 PHASOR_SHARE = 0.1  # initial scale of residual codes in the phasor channels (oscillator.py)
 DECAY = 0.99
 DEAD = 0.1  # entries used less than this share of the mean are re-initialised
-FLOOR = 1e-4
 
 
 class Block(nn.Module):
@@ -71,44 +68,18 @@ class PhonemeEncoder(nn.Module):
 
 
 class SoundEncoder(nn.Module):
-    """Acoustic features of each frame, from samples with a margin on both sides: [B,T,size]."""
-
-    mels: Tensor
-    mel_window: Tensor
-    line_window: Tensor
+    """Detail of each frame from a log-mel spectrum with a margin on both sides: [B,MELS,columns] -> [B,T,size]."""
 
     def __init__(self, size: int = 384) -> None:
         super().__init__()
-        self.register_buffer("mels", mel_bank(MEL_SIZE, MELS), persistent=False)
-        self.register_buffer("mel_window", torch.hann_window(MEL_SIZE), persistent=False)
-        self.register_buffer("line_window", torch.hann_window(PITCH_SIZE), persistent=False)
+        self.mel = LogMel()
         wide = 256
-        self.units = nn.Sequential(
-            nn.Conv1d(MELS + PITCH_BINS, wide, 3, padding=1), *(Block(wide, 5) for _ in range(3))
-        )
-        self.frames = nn.Sequential(
-            nn.Conv1d(wide, size, UNITS_PER_FRAME, stride=UNITS_PER_FRAME), *(Block(size, 3) for _ in range(2))
-        )
+        self.columns = nn.Sequential(nn.Conv1d(MELS, wide, 3, padding=1), *(Block(wide, 7) for _ in range(3)))
+        self.frames = nn.Sequential(nn.Conv1d(wide, size, COLUMNS, stride=COLUMNS), *(Block(size, 3) for _ in range(2)))
         self.norm = nn.LayerNorm(size)
 
-    def forward(self, samples: Tensor) -> Tensor:
-        """[B, (T + 2 MARGIN) frames of samples] -> [B,T,size]"""
-        x = self.frames(self.units(self.features(samples)))
-        return self.norm(x[..., MARGIN:-MARGIN].transpose(1, 2))
-
-    @torch.no_grad()
-    def features(self, samples: Tensor) -> Tensor:
-        """Log-mel and low-frequency magnitudes, one column per unit."""
-        mel = self.mels @ _magnitudes(samples, self.mel_window)
-        lines = _magnitudes(samples, self.line_window)[:, 1 : PITCH_BINS + 1]
-        return (torch.cat([mel, lines], 1).clamp(min=FLOOR).log() + 4) / 4
-
-
-def _magnitudes(samples: Tensor, window: Tensor) -> Tensor:
-    size = len(window)
-    edge = (size - UNIT) // 2
-    padded = F.pad(samples, (edge, size - UNIT - edge))
-    return torch.stft(padded, size, UNIT, size, window, center=False, return_complex=True).abs()
+    def forward(self, mel: Tensor) -> Tensor:
+        return self.norm(self.frames(self.columns(mel))[..., MARGIN:-MARGIN].transpose(1, 2))
 
 
 class Codes(nn.Module):
@@ -188,13 +159,13 @@ class SpeechEncoder(nn.Module):
         self.first = Codes(first_size, dim)
         self.books = nn.ModuleList(Codes(rest_size, dim) for _ in range(books - 2))
 
-    def plain(self, window: Tensor, source: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+    def plain(self, window: Tensor, source: Tensor, mel: Tensor) -> tuple[Tensor, Tensor]:
         """Both parts without quantization, for the start of training."""
         first, harmonic = self.phonemes(window), self.source(source)
-        return first, harmonic + self._detail(samples, first.detach(), harmonic)
+        return first, harmonic + self._detail(mel, first.detach(), harmonic)
 
     def forward(
-        self, window: Tensor, source: Tensor, samples: Tensor, kept: Tensor | None = None, learn: bool = False
+        self, window: Tensor, source: Tensor, mel: Tensor, kept: Tensor | None = None, learn: bool = False
     ) -> Coded:
         """kept [B]: number of codes of each row that the decoder receives, at least 2; by default all."""
         first = self.phonemes(window)
@@ -207,7 +178,7 @@ class SpeechEncoder(nn.Module):
         first = (flat + (chosen - flat).detach()).view_as(first)
 
         harmonic = self.source(source)
-        detail = self._detail(samples, chosen.view_as(first), harmonic).flatten(0, 1)
+        detail = self._detail(mel, chosen.view_as(first), harmonic).flatten(0, 1)
         left, total = detail, torch.zeros_like(detail)
         shown = kept if kept is not None else torch.full((len(first),), 2 + len(self.books), device=first.device)
         shown = shown[:, None].expand(first.shape[:2]).flatten()[:, None]
@@ -228,12 +199,12 @@ class SpeechEncoder(nn.Module):
         return self.first.nearest(self.phonemes(window).flatten(0, 1)).view(window.shape[:2])
 
     @torch.no_grad()
-    def initialise_codebooks(self, window: Tensor, source: Tensor, samples: Tensor) -> None:
+    def initialise_codebooks(self, window: Tensor, source: Tensor, mel: Tensor) -> None:
         first = self.phonemes(window)
         flat = first.flatten(0, 1)
         self.first.start(flat)
         chosen = F.embedding(self.first.nearest(flat), self.first.table()).view_as(first)
-        left = self._detail(samples, chosen, self.source(source)).flatten(0, 1)
+        left = self._detail(mel, chosen, self.source(source)).flatten(0, 1)
         for book in self._books():
             book.start(left)
             left = left - F.embedding(book.nearest(left), book.table())
@@ -242,14 +213,10 @@ class SpeechEncoder(nn.Module):
         """The entries of codebooks 1 and up."""
         return [self.source.weight, *(book.table() for book in self._books())]
 
-    def _detail(self, samples: Tensor, first: Tensor, harmonic: Tensor) -> Tensor:
-        return self.rest(torch.cat([self.sound(samples), first, harmonic.detach()], -1))
+    def _detail(self, mel: Tensor, first: Tensor, harmonic: Tensor) -> Tensor:
+        return self.rest(torch.cat([self.sound(mel), first, harmonic.detach()], -1))
 
     def _books(self) -> Iterator[Codes]:
         for book in self.books:
             assert isinstance(book, Codes)
             yield book
-
-
-def samples_with_margin(frames: int) -> int:
-    return (frames + 2 * MARGIN) * UNIT * UNITS_PER_FRAME

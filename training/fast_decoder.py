@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codec's decoder for training: CodecDecoder.sound from an empty state, faster and with a backward pass.
+"""The codec's decoder for training, in two parts: CodecDecoder.sound from an empty state, with a backward pass.
 
 Signals of the upsampling blocks are channels last, [B,T,C]. Residual sums are float32, the rest is bfloat16 on a GPU.
 """
@@ -22,15 +22,20 @@ from polyvox.models.qwen3_tts.codec import CodecDecoder
 from training.snake import snake
 
 
-def sound(decoder: CodecDecoder, latent: Tensor) -> Tensor:
-    """Sums of codebook entries [B,codebook_dim,T] to samples [B, T · samples_per_frame]."""
-    dtype = torch.bfloat16 if latent.is_cuda else torch.float32
+def features(decoder: CodecDecoder, latent: Tensor) -> Tensor:
+    """Sums of codebook entries [B,codebook_dim,T] to the input of the convolutional layers, [B,latent_dim,columns]."""
     step = DecoderPass(decoder.initial_state(len(latent)), None)
     x = decoder.pre_conv(latent, step)
     x = decoder.pre_transformer(x.transpose(1, 2), step).transpose(1, 2)
     for stage in decoder.upsample:
         for layer in cast(nn.ModuleList, stage):
             x = layer(x, step)
+    return x
+
+
+def waveform(decoder: CodecDecoder, x: Tensor) -> Tensor:
+    """Features [B,latent_dim,columns] to samples [B,N]."""
+    dtype = torch.bfloat16 if x.is_cuda else torch.float32
     first, *blocks, last_snake, last = decoder.decoder
     x = x.transpose(1, 2)
     history = cast(CausalConv, first).state_shape[1]

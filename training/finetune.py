@@ -21,7 +21,7 @@ from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.adversarial import AdversarialLoss
 from training.batches import Batch, Batches, row_count
-from training.codec import SEGMENT, SKIPPED
+from training.codec import trained_parameters
 from training.export import load_decoder
 from training.files import save_parts
 from training.graph import CapturedStep
@@ -33,6 +33,7 @@ from training.schedule import Clock, Log, rate
 from training.speech_data import Segments, Sound, load_sound, without_margin
 from training.talker import LENGTHS, add_dropout, load_talker
 from training.units import FRAME
+from training.vocoder import SEGMENT, SKIPPED
 
 PEAK_RATE = 2e-4
 AVERAGE = 0.998  # of the decoder's weights
@@ -87,7 +88,7 @@ class DecoderFinetuning:
         self.decoder = decoder.to(device)
         self.segments = Segments(sound, SEGMENT)
         self.adversarial = AdversarialLoss(device)
-        self.parameters = [p for n, p in decoder.named_parameters() if "vq" not in n and "input_proj" not in n]
+        self.parameters = trained_parameters(decoder)
         self.optimizer = adam(self.parameters, PEAK_RATE, device)
         self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.columns = torch.arange(SEGMENT, device=device)

@@ -3,7 +3,8 @@
 
     python -m training.held_out --work DIR --codec DIR --out DIR [--count 24] [--codebooks 4]
 
---out receives teacher/ and codec-N/ for each number N of codes, which training.score and training.quality read.
+--out receives teacher/, features/ (the decoder's convolutional layers on the features of the teacher's audio) and
+codec-N/ for each number N of codes, which training.score and training.quality read.
 """
 
 import argparse
@@ -11,14 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 
 from polyvox import kernels
 from polyvox.audio.pcm import to_pcm
-from polyvox.models.qwen3_tts.codec import CodecDecoder
+from training.codec import latent
 from training.corpus import Phonemes, read_timed
 from training.encoder import MARGIN, SpeechEncoder
 from training.export import load_decoder
+from training.fast_decoder import waveform
+from training.features import COLUMNS, AcousticFeatures
 from training.files import load_parts
 from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SPEAKERS
 from training.speech_data import HELD_OUT, utterance_source, windows
@@ -46,6 +49,7 @@ def reconstruct(arguments: argparse.Namespace, device: torch.device) -> None:
     encoder.load_state_dict(load_parts(arguments.codec, "encoder"))
     encoder.to(device).eval()
     decoder = load_decoder(arguments.codec).to(device).eval()
+    acoustic = AcousticFeatures().to(device)
     made: dict[str, list[list[tuple[str, np.ndarray]]]] = {}
     positions: dict[Path, int] = {}
     for timed, path in read_timed(arguments.work, "speech"):
@@ -57,13 +61,17 @@ def reconstruct(arguments: argparse.Namespace, device: torch.device) -> None:
         if timed.index % HELD_OUT or timed.span.frames < MIN_FRAMES or enough:
             continue
         wave = torch.from_numpy(np.fromfile(path, np.int16, count, offset=2 * first)).to(device).float() / 32767
-        padded = torch.nn.functional.pad(wave, (MARGIN * FRAME, MARGIN * FRAME))[None]
+        padded = nn.functional.pad(wave, (MARGIN * FRAME, MARGIN * FRAME))[None]
         units = torch.from_numpy(windows(phonemes[timed.index], timed))[None].to(device)
         source = utterance_source(timed, voice)[None].to(device)
-        sounds = {"teacher": wave}
+        mel = encoder.sound.mel(padded)
+        true = acoustic(mel[..., MARGIN * COLUMNS : -MARGIN * COLUMNS], source)
+        free = decoder.config.latent_dim - true.shape[1]
+        sounds = {"teacher": wave, "features": waveform(decoder, nn.functional.pad(true, (0, 0, 0, free)))[0]}
         for books in arguments.codebooks:
-            coded = encoder(units, source, padded, torch.tensor([books], device=device))
-            sounds[f"codec-{books}"] = decode(decoder, coded.first, coded.rest)
+            coded = encoder(units, source, mel, torch.tensor([books], device=device))
+            x = latent(decoder, coded.first, coded.rest)
+            sounds[f"codec-{books}"] = decoder.sound(x, decoder.initial_state(1))[0][0]
         for name, sound in sounds.items():
             made.setdefault(name, [[], []])[voice].append((texts[timed.index], sound.cpu().numpy()))
     for name, voices in made.items():
@@ -72,13 +80,6 @@ def reconstruct(arguments: argparse.Namespace, device: torch.device) -> None:
         for speaker, spoken in zip(SPEAKERS, voices, strict=True):
             if spoken:
                 save(folder / f"whole-{speaker}.npz", spoken)
-
-
-def decode(decoder: CodecDecoder, first: Tensor, rest: Tensor) -> Tensor:
-    quantizer = decoder.quantizer
-    latent = quantizer.rvq_first.output_proj(first.transpose(1, 2))
-    latent = latent + quantizer.rvq_rest.output_proj(rest.transpose(1, 2))
-    return decoder.sound(latent, decoder.initial_state(1))[0][0]
 
 
 def save(path: Path, spoken: list[tuple[str, np.ndarray]]) -> None:

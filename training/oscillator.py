@@ -9,6 +9,7 @@ modulation. Training changes all weights.
 """
 
 import math
+from functools import cache
 from itertools import pairwise
 from typing import cast
 
@@ -28,6 +29,7 @@ HARMONIC_SHARE = 4  # one channel in HARMONIC_SHARE
 LOWEST_INDEX = 0.7  # of modulation
 
 
+@cache
 def basis(samples: int) -> Tensor:
     """Orthonormal complex functions of a column, [samples, K], that approximate the phasors of all pitches."""
     advance = torch.arange(min(LOWEST), max(LOWEST) + RANGE, dtype=torch.float64)
@@ -39,12 +41,17 @@ def basis(samples: int) -> Tensor:
 
 def code_phasors() -> Tensor:
     """The phasor channels of each entry of codebook 1: [SOURCE_CODES, channels]."""
+    return column_phasors(FRAME, FRAME_NORM)[:, 0]
+
+
+def column_phasors(samples: int, norm: float = NORM) -> Tensor:
+    """The phasor channels of each code in columns of this many samples: [SOURCE_CODES, columns, channels]."""
     code = torch.arange(SOURCE_CODES)
     voice = code // (RANGE * CLASSES)
     advance = (code // CLASSES % RANGE + torch.tensor(LOWEST)[voice]).double()
     cycles = (code[:, None] % CLASSES + advance[:, None] * torch.arange(FRAME) / FRAME) / CLASSES
-    phasor = torch.polar(torch.ones_like(cycles), 2 * torch.pi * cycles)
-    return FRAME_NORM * _real(phasor @ basis(FRAME).conj() / math.sqrt(FRAME))
+    phasor = torch.polar(torch.ones_like(cycles), 2 * torch.pi * cycles).unflatten(1, (-1, samples))
+    return norm * _real(phasor @ basis(samples).conj() / math.sqrt(samples))
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@
 
 --work has corpus/ (from `training.corpus texts`) and tokens/ (from `training.tokens`) and receives the intermediate
 files. After each stage, --out has the files that the checkpoint needs: decoder, encoder, talker and losses. Interrupted
-stages resume: workers append, the codec keeps its state, the talker starts from its best weights.
+stages resume: workers append, the vocoder keeps its state, the talker starts from its best weights.
 """
 
 import argparse
@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Time budget of a stage in minutes on one H200; other stages run to their end.
-MINUTES = {"durations": 2.0, "speech": 4.0, "codec": 20.0, "talker": 8.0, "finetune": 3.0}
-STAGES = ("durations", "speech", "codec", "pool", "talker", "finetune")
+MINUTES = {"durations": 2.0, "speech": 4.0, "codec": 1.5, "vocoder": 20.0, "talker": 8.0, "finetune": 3.0}
+STAGES = ("durations", "speech", "codec", "vocoder", "pool", "talker", "finetune")
 # Files copied to --out; the second list only until the talker is trained.
 KEPT = (
-    "codec/decoder-*.safetensors", "codec/encoder-*.safetensors", "codec/codec.jsonl", "codec/finetune.jsonl",
+    "codec/decoder-*.safetensors", "codec/encoder-*.safetensors", "codec/codec.jsonl", "codec/vocoder.jsonl",
+    "codec/finetune.jsonl",
     "talker/talker-*.safetensors", "talker/talker.jsonl",
 )  # fmt: skip
 UNTIL_TALKER = ("codec/codes.npz", "codec/timed.npz")
@@ -44,6 +45,7 @@ class Run:
             "durations": ["corpus", "durations", "--work", corpus, "--teacher", self.teacher],
             "speech": ["corpus", "speech", "--work", corpus, "--teacher", self.teacher],
             "codec": ["codec", "--work", corpus, "--out", codec],
+            "vocoder": ["vocoder", "--work", corpus, "--codec", codec],
             "pool": ["pool", "--corpus", corpus, "--codes", codec, "--tokenizer", tokens, "--out", pool],
             "talker": ["talker", "--pool", pool, "--out", talker],
             "finetune": ["finetune", "--work", corpus, "--codec", codec, "--pool", pool, "--talker", talker],

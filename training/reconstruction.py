@@ -107,7 +107,7 @@ def main() -> None:
         phonemes, timed, kept = teacher(text, voice)
         padded = torch.nn.functional.pad(kept, (MARGIN * FRAME, MARGIN * FRAME))[None]
         units, source = torch.from_numpy(windows(phonemes, timed))[None], utterance_source(timed, voice)[None]
-        codes = encoder(units, source, padded).codes[0]
+        codes = encoder(units, source, encoder.sound.mel(padded)).codes[0]
         ways = {"codec": codes} | (prompted(text, voice, codes) if prompted else {})
         made = {name: decoder(way[None], decoder.initial_state(1))[0][0] for name, way in ways.items()}
         for name, sound in ({"teacher": kept} | made).items():

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training of codec and vocoder on a small corpus: what each stage changes, and what a later run resumes from."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from training import layout
+from training.codec import CodecTraining, feature_parameters
+from training.files import load_parts
+from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE
+from training.pool import SPOKEN_FILE
+from training.units import FRAME, UNITS_PER_FRAME
+from training.vocoder import STATE, VocoderTraining
+
+CPU = torch.device("cpu")
+FRAMES = 30  # of an utterance
+
+
+@pytest.fixture(autouse=True)
+def gradients() -> Iterator[None]:
+    """The other tests run without gradients."""
+    with torch.enable_grad():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_decoder() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        small = layout.decoder_config() | {"decoder_dim": 256}
+        patch.setattr(layout, "decoder_config", lambda: small)
+        yield
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise with the timing of three utterances, of which the first is held out."""
+    folder, draw = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    counts, units = [4, 4, 4], FRAMES * UNITS_PER_FRAME
+    np.savez(folder / "phonemes.npz", ids=np.arange(1, 13, dtype=np.uint8), counts=counts, voices=[0, 1, 0])
+    rows = [[index, 0, units, [15] * 6, draw.integers(31, 79, FRAMES).tolist()] for index in range(3)]
+    (folder / "speech-00.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    draw.integers(-3000, 3000, 3 * FRAMES * FRAME).astype(np.int16).tofile(folder / "speech-00.i16")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of the codec after one step of each kind."""
+    torch.manual_seed(0)
+    out = tmp_path_factory.mktemp("codec")
+    with torch.enable_grad():
+        training = CodecTraining(argparse.Namespace(work=corpus, out=out, batch=2, start_batches=1), CPU)
+        vocoder = [p.clone() for p in training.decoder.decoder.parameters()]
+        training.plain_step()
+        training.encoder.initialise_codebooks(*training._inputs(training.segments.draw(4)))
+        training.step()
+    assert all(torch.equal(a, b) for a, b in zip(vocoder, training.decoder.decoder.parameters(), strict=True))
+    assert all(value > 0 for name, value in training.seen.items() if name != "named")
+    training.save(out)
+    np.savez(out / SPOKEN_FILE, codes=training.encode())
+    return out
+
+
+def vocoder(corpus: Path, trained: Path, spectral_steps: int = 1) -> VocoderTraining:
+    torch.manual_seed(0)
+    return VocoderTraining(argparse.Namespace(work=corpus, codec=trained, batch=2, spectral_steps=spectral_steps), CPU)
+
+
+def test_every_frame_has_codes_within_their_codebooks(trained: Path) -> None:
+    codes = np.load(trained / SPOKEN_FILE)["codes"]
+    assert codes.shape == (3 * FRAMES, NUM_CODEBOOKS)
+    assert codes[:, 0].max() < CODE_0_SIZE
+    assert codes[:, 1:].max() < RESIDUAL_SIZE
+
+
+def test_the_spectral_stage_changes_the_convolutional_layers_only(corpus: Path, trained: Path) -> None:
+    training = vocoder(corpus, trained)
+    first = feature_parameters(training.decoder)
+    before = [p.clone() for p in first], [p.clone() for p in training.decoder.decoder.parameters()]
+    training.adversarial.schedule(1.0, 0.0, 0.0)
+    training.spectral_step()
+    assert all(torch.equal(a, b) for a, b in zip(before[0], first, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(before[1], training.decoder.decoder.parameters(), strict=True))
+
+
+def test_a_later_run_resumes_from_the_averaged_decoder_and_the_state(corpus: Path, trained: Path) -> None:
+    training = vocoder(corpus, trained)
+    training.adversarial.schedule(1.0, 0.0, 1.0)
+    first = [p.clone() for p in feature_parameters(training.decoder)]
+    training.step()
+    changed = [not torch.equal(a, b) for a, b in zip(first, feature_parameters(training.decoder), strict=True)]
+    assert all(changed)
+    training.steps, training.seconds = 7, 3.0
+    training.save()
+    later = vocoder(corpus, trained)
+    later.resume(load_parts(trained, STATE))
+    assert (later.steps, later.seconds) == (7, 3.0)
+    for mean, parameter in zip(training.average, later.parameters, strict=True):
+        assert torch.allclose(mean, parameter, atol=2e-3)
+    critics = training.adversarial.discriminators.state_dict()
+    for name, value in later.adversarial.discriminators.state_dict().items():
+        assert torch.allclose(value, critics[name], atol=1e-3)
+    squares = [state["exp_avg_sq"] for state in later.optimizer.state_dict()["state"].values()]
+    assert len(squares) == len(training.parameters)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train the decoder on audio: acoustic features to samples.
+
+    python -m training.vocoder --work DIR --codec DIR --minutes 20 [--run-minutes 7]
+
+Half of each batch has the features of the teacher's audio (features.py), half those that the decoder makes of codes.
+The first stage has spectral losses only and trains the convolutional layers, the second has discriminators and trains
+the whole decoder. --work holds the corpus, --codec the output of training.codec; it receives the new decoder,
+vocoder.jsonl (losses) and state-*.safetensors, from which a later run resumes. The codes do not change. Once a talker
+is trained, training.finetune trains the decoder further.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyvox import kernels
+from training.adversarial import AdversarialLoss
+from training.codec import trained_parameters
+from training.encoder import MARGIN
+from training.export import load_decoder
+from training.fast_decoder import features, waveform
+from training.features import COLUMNS, AcousticFeatures, LogMel
+from training.files import load_parts, save_parts
+from training.graph import CapturedStep
+from training.optimizer import adam, set_learning_rate, synchronize
+from training.pool import SPOKEN_FILE
+from training.schedule import Clock, Log, rate
+from training.speech_data import Segments, load_sound, without_margin
+from training.units import FRAME
+
+SEGMENT = 8  # frames
+SKIPPED = 2  # frames at the start of a segment that have no loss
+SPECTRAL_STEPS = 3000  # steps before the discriminators start
+RISE = 600  # steps until the discriminators have their full weight
+PEAK_RATE, FLOOR_RATE = 5e-4, 0.1
+FEATURES = 1.0  # weight of the distance of features from codes
+AVERAGE = 0.999  # of the decoder's weights
+RESUMED_STEP = 1000.0  # of an optimizer whose second moments are kept
+STATE = "state"
+LOG_SECONDS, SAVE_SECONDS, CHECK = 15.0, 120.0, 20
+
+
+class VocoderTraining:
+    """The decoder, its discriminators and their steps; the state is saved and resumed."""
+
+    def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
+        self.arguments, self.device, self.batch = arguments, device, arguments.batch
+        self.sound = load_sound(arguments.work, SEGMENT, device)
+        self.segments = Segments(self.sound, SEGMENT)
+        with np.load(arguments.codec / SPOKEN_FILE) as arrays:
+            self.codes = torch.from_numpy(arrays["codes"].astype(np.int64)).to(device)
+        self.decoder = load_decoder(arguments.codec).to(device)
+        self.mel, self.acoustic = LogMel().to(device), AcousticFeatures().to(device)
+        self.adversarial = AdversarialLoss(device)
+        self.parameters = trained_parameters(self.decoder)
+        self.optimizer = adam(self.parameters, PEAK_RATE, device)
+        self.average = [p.detach().clone() for p in self.parameters]
+        self.distance = torch.zeros((), device=device)  # of the features from codes
+        self.steps, self.seconds = 0, 0.0
+        self.log = Log(arguments.codec / "vocoder.jsonl")
+
+    def true_features(self, starts: Tensor) -> Tensor:
+        """Features of the teacher's audio [B,latent_dim,columns]; the free channels are zero."""
+        mel = self.mel(self.segments.samples(starts))[..., MARGIN * COLUMNS : -MARGIN * COLUMNS]
+        known = self.acoustic(mel, self.segments.source(starts))
+        return nn.functional.pad(known, (0, 0, 0, self.decoder.config.latent_dim - known.shape[1]))
+
+    def coded_features(self, starts: Tensor) -> Tensor:
+        """Features that the decoder makes of codes."""
+        codes = self.codes[starts[:, None] + torch.arange(SEGMENT, device=self.device)]
+        return features(self.decoder, self.decoder.quantizer(codes))
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Samples after the first frames, whose history is missing."""
+        return waveform(self.decoder, x)[:, SKIPPED * FRAME :]
+
+    def target(self, starts: Tensor) -> Tensor:
+        return without_margin(self.segments.samples(starts))[:, SKIPPED * FRAME :]
+
+    def spectral_step(self) -> None:
+        """Without discriminators; the layers before the features do not change."""
+        self.step(adversarial=False)
+
+    def step(self, adversarial: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        starts, half = self.segments.draw(self.batch), self.batch // 2
+        wanted = self.true_features(starts)
+        with torch.set_grad_enabled(adversarial):
+            coded = self.coded_features(starts[half:])
+        made = self.decode(torch.cat([wanted[:half], coded]))
+        gradient = self.adversarial.gradient(made, self.target(starts), adversarial)
+        known = self.acoustic.num_channels
+        distance = self.acoustic.loss(coded[..., SKIPPED * COLUMNS :], wanted[half:, :known, SKIPPED * COLUMNS :])
+        if adversarial:
+            torch.autograd.backward([made, FEATURES * distance], [gradient, None])
+        else:
+            made.backward(gradient)  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.parameters, 2.0)
+        self.optimizer.step()
+        torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - AVERAGE)
+        self.distance.copy_(distance.detach())
+
+    def train(self, minutes: float, run_minutes: float) -> None:
+        """Train for `minutes` in all, at most `run_minutes` of them in this run; save the state from time to time."""
+        before, began, spectral_steps = self.seconds, self.steps, self.arguments.spectral_steps
+        run = self._captured()
+        self.log(phase="captured", step=self.steps)
+        clock, logged, saved = Clock(minutes, before), -LOG_SECONDS, 0.0
+        while clock.seconds - before < 60 * run_minutes and not clock.over:
+            if self.steps == spectral_steps:
+                run = self._captured()
+            fall = rate(1.0, self.steps - began, clock.part, floor=FLOOR_RATE)
+            set_learning_rate(self.optimizer, PEAK_RATE * fall)
+            self.adversarial.schedule(fall, clock.part, min(1.0, max(0.0, (self.steps - spectral_steps) / RISE)))
+            run()
+            self.steps += 1
+            if self.steps % CHECK == 0:
+                synchronize(self.device)
+                if clock.seconds - before - logged > LOG_SECONDS:
+                    logged = clock.seconds - before
+                    self.log_progress()
+                if clock.seconds - before - saved > SAVE_SECONDS:
+                    self.seconds = clock.seconds
+                    saved = clock.seconds - before
+                    self.save()
+        synchronize(self.device)
+        self.seconds = clock.seconds
+        self.log_progress()
+        self.save()
+
+    def _captured(self) -> CapturedStep:
+        """The step of the current stage."""
+        spectral = self.steps < self.arguments.spectral_steps
+        return CapturedStep(self.spectral_step if spectral else self.step, self.device)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Losses of the averaged decoder on held-out speech, from true features and from codes."""
+        starts = self.sound.validation
+        target, found = self.target(starts), {}
+        self.swap()
+        for name, x in (("true", self.true_features(starts)), ("coded", self.coded_features(starts))):
+            spectral, waves = self.adversarial.spectral.both(self.decode(x), target)
+            found |= {f"valid_{name}": float(spectral), f"waves_{name}": float(waves)}
+        self.swap()
+        return found
+
+    def log_progress(self) -> None:
+        values = self.adversarial.values() | {"features": float(self.distance)}
+        self.log(phase="vocoder", step=self.steps, **values, **self.validate())
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the decoder's weights and their running average."""
+        for parameter, mean in zip(self.parameters, self.average, strict=True):
+            kept = parameter.detach().clone()
+            parameter.copy_(mean)
+            mean.copy_(kept)
+
+    def save(self) -> None:
+        """Write the averaged decoder and the state of training."""
+        self.swap()
+        save_parts(self.decoder.state_dict(), self.arguments.codec, "decoder")
+        self.swap()
+        save_parts(self.state(), self.arguments.codec, STATE)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a later run resumes from besides the averaged decoder; of the optimizers only the squared gradients."""
+        critics = self.adversarial.discriminators
+        found = {f"discriminators.{name}": value for name, value in critics.state_dict().items()}
+        for name, optimizer in self._optimizers().items():
+            for index, moments in optimizer.state_dict()["state"].items():
+                found[f"{name}.{index}"] = moments["exp_avg_sq"].to(torch.bfloat16)
+        return found | {"progress": torch.tensor([self.steps, self.seconds], dtype=torch.float64)}
+
+    @torch.no_grad()
+    def resume(self, state: dict[str, Tensor]) -> None:
+        def part(prefix: str) -> dict[str, Tensor]:
+            chosen = {name: value for name, value in state.items() if name.startswith(prefix + ".")}
+            return {name.removeprefix(prefix + "."): value.to(self.device) for name, value in chosen.items()}
+
+        self.adversarial.discriminators.load_state_dict(part("discriminators"))
+        for name, optimizer in self._optimizers().items():
+            given = optimizer.state_dict()
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for index, squares in part(name).items():
+                given["state"][int(index)] = {
+                    "step": torch.tensor(RESUMED_STEP, device=self.device),
+                    "exp_avg": torch.zeros_like(parameters[int(index)]),
+                    "exp_avg_sq": squares,
+                }
+            optimizer.load_state_dict(given)
+        self.steps, self.seconds = int(state["progress"][0]), float(state["progress"][1])
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"generator": self.optimizer, "critic": self.adversarial.optimizer}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--codec", type=Path, required=True, help="output of training.codec")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of training, earlier runs included")
+    parser.add_argument("--run-minutes", type=float, default=math.inf, help="maximum minutes of this run")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--spectral-steps", type=int, default=SPECTRAL_STEPS, help="before the discriminators")
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark_limit = 4
+    torch.manual_seed(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with kernels.disabled():  # kernels have no backward pass
+        training = VocoderTraining(arguments, device)
+        state = load_parts(arguments.codec, STATE)
+        if state:
+            training.resume(state)
+        training.train(arguments.minutes, arguments.run_minutes)
+
+
+if __name__ == "__main__":
+    main()
