@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots for docs/voice.md: losses over time, and spectrograms of teacher and student.
 
-python -m training.plots losses codec.jsonl talker.jsonl OUT.png
+python -m training.plots losses vocoder.jsonl talker.jsonl OUT.png
 python -m training.plots spectrograms OUT.png TITLE=samples.npy TITLE=samples.npy …
 """
 
@@ -14,17 +14,17 @@ import numpy as np
 from training.units import SAMPLE_RATE
 
 CURVES = {
-    "codec": (("valid_1", "from code 0 alone"), ("valid_2", "from two codes"), ("valid_4", "from all four")),
+    "vocoder": (("valid_true", "from the teacher's features"), ("valid_coded", "from codes")),
     "talker": (("whole_first", "code 0"), ("whole_1", "code 1"), ("whole_2", "code 2"), ("whole_3", "code 3")),
 }
 
 
-def losses(codec: Path, talker: Path, out: Path) -> None:
+def losses(vocoder: Path, talker: Path, out: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
     for axis, path, phases, curves, title in (
-        (axes[0], codec, ("codec", "finetune"), CURVES["codec"], "codec: spectral distance, held out"),
+        (axes[0], vocoder, ("vocoder",), CURVES["vocoder"], "vocoder: spectral distance, held out"),
         (axes[1], talker, ("talker",), CURVES["talker"], "talker: cross-entropy, held out, whole text"),
     ):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -52,14 +52,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("losses")
-    for name in ("codec", "talker", "out"):
+    for name in ("vocoder", "talker", "out"):
         command.add_argument(name, type=Path)
     command = commands.add_parser("spectrograms")
     command.add_argument("out", type=Path)
     command.add_argument("sounds", nargs="+")
     arguments = parser.parse_args()
     if arguments.command == "losses":
-        losses(arguments.codec, arguments.talker, arguments.out)
+        losses(arguments.vocoder, arguments.talker, arguments.out)
     else:
         pairs = [sound.split("=", 1) for sound in arguments.sounds]
         spectrograms(arguments.out, [(title, np.load(path)) for title, path in pairs])
