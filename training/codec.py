@@ -114,7 +114,7 @@ class CodecTraining:
 
     def _update(self, loss: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
 

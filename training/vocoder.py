@@ -99,7 +99,7 @@ class VocoderTraining:
         if adversarial:
             torch.autograd.backward([made, FEATURES * distance], [gradient, None])
         else:
-            made.backward(gradient)  # type: ignore[no-untyped-call]
+            made.backward(gradient)
         nn.utils.clip_grad_norm_(self.parameters, 2.0)
         self.optimizer.step()
         torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - AVERAGE)
@@ -142,7 +142,8 @@ class VocoderTraining:
     def validate(self) -> dict[str, float]:
         """Losses of the averaged decoder on held-out speech, from true features and from codes."""
         starts = self.sound.validation
-        target, found = self.target(starts), {}
+        target = self.target(starts)
+        found: dict[str, float] = {}
         self.swap()
         for name, x in (("true", self.true_features(starts)), ("coded", self.coded_features(starts))):
             spectral, waves = self.adversarial.spectral.both(self.decode(x), target)
@@ -151,8 +152,8 @@ class VocoderTraining:
         return found
 
     def log_progress(self) -> None:
-        values = self.adversarial.values() | {"features": float(self.distance)}
-        self.log(phase="vocoder", step=self.steps, **values, **self.validate())
+        values = self.adversarial.values()
+        self.log(phase="vocoder", step=self.steps, features=float(self.distance), **values, **self.validate())
 
     @torch.no_grad()
     def swap(self) -> None:
