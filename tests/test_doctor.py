@@ -93,17 +93,18 @@ def test_each_finding_is_one_line_and_an_essential_failure_sets_the_exit_status(
 
 def test_memory_needs_match_the_published_files() -> None:
     # bytes of bfloat16 weights; the codec's decoder in float16, as on a GPU, but for its codebooks
-    small, stream, _ = doctor.model_needs("0.6B", torch.bfloat16, cuda=False)
-    large, *_ = doctor.model_needs("1.7B", torch.bfloat16, cuda=False)
+    small, large, omni, on_gpu = (
+        doctor.model_needs(size, torch.bfloat16, gpu)
+        for size, gpu in (("0.6B", False), ("1.7B", False), ("omni", False), ("omni", True))
+    )
     codec = 114_323_137 * 2 + 17_937_792
-    assert small == pytest.approx(1_811_577_344 + codec, rel=0.01)
-    assert large == pytest.approx(3_833_352_704 + codec, rel=0.01)
+    assert small.weights == pytest.approx(1_811_577_344 + codec, rel=0.01)
+    assert large.weights == pytest.approx(3_833_352_704 + codec, rel=0.01)
     table = 152064 * 2048 * 2  # of text embeddings, which stays on the host of a GPU
-    omni, on_gpu = (doctor.model_needs("omni", torch.bfloat16, cuda=cuda)[0] for cuda in (False, True))
-    assert omni - on_gpu == table
-    assert on_gpu == pytest.approx(7.15e9, rel=0.01)
-    cache = 1024 * 2 * 28 * 8 * 128 * 2
-    assert cache < stream < cache + 20e6
+    assert omni.weights - on_gpu.weights == table
+    assert on_gpu.weights == pytest.approx(7.15e9, rel=0.01)
+    assert small.position == 2 * 28 * 8 * 128 * 2
+    assert 0 < small.slot < 20e6
 
 
 def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +120,10 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     device.major, device.minor = 9, 0
     assert one("gpus").state == "ok"
     small, large, omni = doctor.models()
-    weights, stream, _ = doctor.model_needs("1.7B", torch.bfloat16, cuda=True)
+    plan = doctor.model_needs("1.7B", torch.bfloat16, gpu=True).plan(free).config
     assert (small.state, large.state, omni.state) == ("ok", "ok", "ok")
-    assert "per stream of 4607 positions" in omni.message
-    assert f"capacity for {int((0.9 * free - weights) // stream)} streams" in large.message
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3_000_000_000, free))
+    assert f"memory for {plan.max_streams} streams of {plan.context} positions" in large.message
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5_000_000_000, free))
     small, large, omni = doctor.models()
     assert (small.state, large.state, omni.state) == ("ok", "warn", "warn")
     assert "does not fit" in large.message

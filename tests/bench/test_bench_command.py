@@ -15,7 +15,7 @@ import torch
 from bench.fake_server import FakeServer, Script, serving, tone
 from polyvox import tts
 from polyvox.cli.main import main
-from polyvox.engine.memory import DEFAULT_CPU_STREAMS
+from polyvox.engine.memory import MAX_CPU_STREAMS
 from polyvox.models.qwen3_tts import family, synthetic
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_on_a_gpu_the_engine_runs_in_its_own_process_and_reports_its_size(bench:
     options = ("--in-process", "--device", "cpu", "--rate", "4", "--seconds", "2", "--warmup", "0", "--frames", "4")
     assert bench("serve", *options, "-o", "r.json") == 0
     result = json.loads(Path("r.json").read_text())
-    assert result["conditions"]["engine"]["max_streams"] == DEFAULT_CPU_STREAMS
+    assert result["conditions"]["engine"]["max_streams"] == MAX_CPU_STREAMS
     assert result["runs"][0]["summary"]["failed"] == 0
     assert result["runs"][0]["summary"]["length"]["mean"] == pytest.approx(0.32)
 

@@ -18,16 +18,16 @@ from rich.console import Console
 
 from polyvox.cli.findings import Finding, show
 from polyvox.cli.terminal import Json, console, show_json
-from polyvox.errors import PolyvoxError
+from polyvox.errors import InvalidRequest, PolyvoxError
 
 if TYPE_CHECKING:
     import torch
 
+    from polyvox.engine.memory import ModelNeeds
 
 MIN_PYTHON = (3, 11)
 PORT = 8000  # the default of `polyvox serve`
 DISK_NEEDED = 5 << 30  # bytes of the largest published checkpoint
-USABLE_MEMORY = 0.9  # share of free memory for weights and streams; the rest is for activations
 MIN_CAPABILITY = (8, 0)  # of a GPU: the first with bfloat16
 OPTIONAL = {"hf_xet": "faster downloads from the hub"}
 PUBLISHED = "models--Qwen--Qwen3-TTS-12Hz-"
@@ -173,28 +173,31 @@ def embedded_voice() -> Iterator[Finding]:
 
 
 def models() -> Iterator[Finding]:
-    """Which published models fit into memory, and for how many streams."""
+    """Which published models fit into memory, and for how many streams: the default of `polyvox serve`."""
     import torch
 
     from polyvox.models.registry import published_sizes
     from polyvox.tts import placement
 
     device, dtype = placement("auto", "auto")
-    cuda = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if cuda else _memory()[0]
-    target = f"{'the GPU' if cuda else 'memory'}, {str(dtype).removeprefix('torch.')}"
+    gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if gpu else _memory()[0]
+    target = f"{'the GPU' if gpu else 'memory'}, {str(dtype).removeprefix('torch.')}"
     for size in published_sizes():
-        weights, stream, context = model_needs(size, dtype, cuda)
-        streams = int((free * USABLE_MEMORY - weights) // stream)
-        needs = f"{_gb(weights)}, and {stream / 1e6:.0f} MB per stream of {context} positions"
-        if streams < 1:
-            fix = f"free {_gb(weights + stream - free * USABLE_MEMORY)}, or use a smaller model"
-            yield Finding(f"model {size}", "warn", f"does not fit into {target} ({needs})", fix)
-        elif cuda:
-            yield Finding(f"model {size}", "ok", f"{target} has capacity for {streams} streams ({needs})")
+        needs = model_needs(size, dtype, gpu)
+        try:
+            plan = needs.plan(free)
+        except InvalidRequest:
+            fix = f"free {_gb(needs.min_bytes() - free)}, or use a smaller model"
+            yield Finding(f"model {size}", "warn", f"does not fit into {target} ({_gb(needs.weights)} of weights)", fix)
+            continue
+        streams = f"{plan.config.max_streams} streams of {plan.config.context} positions on average"
+        message = f"{target} has memory for {streams}, beside {_gb(needs.weights)} of weights"
+        if gpu:
+            yield Finding(f"model {size}", "ok", message)
         else:
             fix = f'measure its speed: make bench ARGS="--model {size}"'
-            yield Finding(f"model {size}", "warn", f"{target} has capacity for {streams} streams ({needs})", fix)
+            yield Finding(f"model {size}", "warn", message, fix)
 
 
 def audio_formats() -> Iterator[Finding]:
@@ -290,22 +293,17 @@ CHECKS = (
 )  # fmt: skip
 
 
-def model_needs(size: str, dtype: "torch.dtype", cuda: bool) -> tuple[int, int, int]:
-    """Bytes of a published model's weights, bytes per stream (KV cache and slot state), and positions per stream.
-
-    cuda: without the table of text embeddings, which stays on the host.
-    """
+def model_needs(size: str, dtype: "torch.dtype", gpu: bool) -> "ModelNeeds":
+    """What a published model needs of the memory of a GPU or of a machine."""
     import torch
 
-    from polyvox.engine.memory import stream_bytes
+    from polyvox.engine.memory import ModelNeeds
     from polyvox.models.registry import random_model
     from polyvox.models.talker_generator import TalkerGenerator
 
     model = random_model(size, torch.device("meta"), dtype)  # shapes without memory
-    generator, context = model.generator, model.generator.default_context
-    assert isinstance(generator, TalkerGenerator)
-    table = generator.talker.text_table.nbytes if cuda else 0
-    return generator.nbytes - table + model.vocoder.nbytes, stream_bytes(model, context), context
+    assert isinstance(model.generator, TalkerGenerator)
+    return ModelNeeds.of(model, gpu, host_bytes=model.generator.talker.text_table.nbytes)
 
 
 def _memory() -> tuple[int, int]:

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from polyvox.cli.terminal import console, exit_code
 from polyvox.cli.thinker_process import thinker_process
+from polyvox.engine.capacity import describe_capacity, find_limit
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.progress import ProgressBar, ProgressLog, progress_display
 from polyvox.server.settings import BACKLOG, Settings, section_of
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Config = Annotated[Path | None, typer.Option(help="YAML file with any of these settings. Environment: POLYVOX_CONFIG.")]
+
+OTHER_FLAGS = {"model": ("-m",), "memory_gb": ("--memory",)}  # by setting
 
 
 def serve(config: Config = None, **flags: Any) -> None:
@@ -91,7 +94,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     is_bool = bool in types
     metavar = None if is_bool else "INTEGER" if int in types else "NUMBER" if float in types else "TEXT"
     flag = "--" + name.replace("_", "-")
-    names = [f"{flag}/--no-{flag.removeprefix('--')}" if is_bool else flag, *(["-m"] if name == "model" else [])]
+    names = [f"{flag}/--no-{flag.removeprefix('--')}" if is_bool else flag, *OTHER_FLAGS.get(name, ())]
     default = "" if field.default in (None, [], {}, "") else f" Default: {field.default}."
     option = typer.Option(
         *names,
@@ -224,9 +227,8 @@ def _print_summary(
         fields = {"address": address, "model": info.identity.name, "voices": info.voices, "slots": stats["slots"]}
         stage_seconds = {stage: round(value, 1) for stage, value in seconds.items()}
         more = {"replicas": num_replicas} if num_replicas > 1 else {}
-        log.info(
-            "server listening", extra={**fields, "capacity": stats["capacity"], "start_seconds": stage_seconds, **more}
-        )
+        capacity = {"capacity": stats["capacity"], "capacity_limit": find_limit(stats)}
+        log.info("server listening", extra={**fields, **capacity, "start_seconds": stage_seconds, **more})
         if is_open:
             log.warning("no authentication", extra={"address": address, "hint": "Set api_keys to require a key."})
         return
@@ -235,9 +237,8 @@ def _print_summary(
     console.print(f"Loaded {name}{voices}", soft_wrap=True)
     stages = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if stage != "total")
     console.print(f"Engine ready in {seconds['total']:.1f} s" + (f": {stages}" if stages else ""), soft_wrap=True)
-    capacity = f"estimated real-time capacity: {stats['capacity']:g} streams"
-    each = f"Each of {num_replicas} replicas: maximum" if num_replicas > 1 else "Maximum"
-    console.print(f"{each} concurrent streams: {stats['slots']:g}; {capacity}.", soft_wrap=True)
+    each = f"Capacity of each of {num_replicas} replicas" if num_replicas > 1 else "Capacity"
+    console.print(f"{each}: {describe_capacity(stats)}.", soft_wrap=True)
     console.print(f"Listening on {address} (press Ctrl-C to stop).", soft_wrap=True)
     if settings.wyoming is not None:
         console.print(f"Wyoming (Home Assistant) on {settings.wyoming}, without API keys.", soft_wrap=True)

@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from polyvox import __version__
 from polyvox.cli.findings import Finding
+from polyvox.engine.capacity import LIMITS
 from polyvox.errors import InvalidRequest, PolyvoxError
 
 CONNECT_TIMEOUT = 5.0  # seconds
@@ -185,6 +186,8 @@ class ServerChecks:
             yield _end("server", f"{status}: {found['problem']}", fix)
             return
         yield Finding("server", "ok", f"ready; model {found.get('model')}, {found.get('streams')} requests in progress")
+        if limit := LIMITS.get(found.get("capacity_limit")):
+            yield Finding("capacity", "ok", f"{found['capacity']} streams in real time, limited by {limit}")
         for replica in found.get("replicas", []):
             name = f"replica {replica['replica']}"
             if replica["status"] == "ready":

@@ -22,9 +22,9 @@ Call = Callable[[int], object]  # runs one call of the model with this many stre
 
 
 def calibrate(runner: ModelRunner) -> CostModel:
-    """Times prefill, frame step and codec call with one stream and with all; every slot must be free."""
+    """Times prefill, frame step and codec call with one stream and with the most; every slot must be free."""
     config, generator = runner.config, runner.model.generator
-    num_streams, num_rows = config.max_streams, PAGE - 1
+    num_streams, num_rows = config.max_batch, PAGE - 1
     # A CPU that is busy decodes frame by frame.
     on_cpu = runner.model.vocoder.device.type == "cpu"
     chunk = CHUNK_SIZES[0 if config.deterministic or on_cpu else 2]

@@ -20,8 +20,9 @@ from polyvox.audio.pcm import Audio
 from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.calibration import calibrate
+from polyvox.engine.capacity import describe_capacity
 from polyvox.engine.config import PAGE, EngineConfig
-from polyvox.engine.cost_model import CostModel
+from polyvox.engine.cost_model import HOST_FRAME_SECONDS, CostModel
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
 from polyvox.engine.interface import Chunk, OnReady, Stream
@@ -144,6 +145,7 @@ class LocalEngine:
                 "streams": len(self.streams.active),
                 "waiting": len(self.streams[StreamStatus.QUEUED]),
                 "capacity": self.load.capacity(),
+                **self._capacity_limits(),
                 "slots": self.config.max_streams,
                 "slots_free": len(self.ledger.free_slots),
                 "pages": self.config.pages,
@@ -158,6 +160,13 @@ class LocalEngine:
                 **{f"step_{name}": value for name, value in self._last_step.items()},
                 **self._step_times.stats(),
             }
+
+    def _capacity_limits(self) -> dict[str, float]:
+        return self.load.capacity_limits().stats(self._on_gpu, self._runner.slots_limited_by)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.model.generator.device.type == "cuda"
 
     def current_load(self) -> EngineLoad:
         with self.lock:
@@ -220,19 +229,21 @@ class LocalEngine:
 
     def _start(self) -> None:
         """Allocates device memory and calibrates, in the thread that runs the steps."""
-        if self.model.generator.device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.set_device(self.model.generator.device)
         self._runner = ModelRunner(self.model, self.config)
         self._runner.capture()
         cost = calibrate(self._runner)
         self.config = self._runner.config  # with the number of streams that fit, if none was given
+        if self._on_gpu:
+            cost.host_frame = HOST_FRAME_SECONDS
         log.info("memory usage:\n%s", usage_table(self._runner.memory()))
         self.ledger = SlotLedger(self.config.max_streams, self.config.pages)
         self._runner.poison(self.ledger.free_slots, self.ledger.free_pages)
         self.streams: StreamTable[LocalStream] = StreamTable(
             self.config.max_streams, self._trace.status if self._trace else None
         )
-        slowdown = Slowdown(CPU_SLOWDOWN if self.model.generator.device.type == "cpu" else 1.0)
+        slowdown = Slowdown(1.0 if self._on_gpu else CPU_SLOWDOWN)
         self.load = LoadModel(self._limits(cost), cost, self.streams, slowdown=slowdown)
         self.scheduler = Scheduler(self.load, self.streams)
         self.admission = Admission(self.load, self.streams, self.ledger)
@@ -247,6 +258,7 @@ class LocalEngine:
             self.wake,
             self._trace,
         )
+        log.info("capacity: %s", describe_capacity({"capacity": self.load.capacity(), **self._capacity_limits()}))
         self._last_completed_at = self.clock()
         self._started.set()
 
@@ -262,7 +274,7 @@ class LocalEngine:
             max_queue=self.config.max_queue,
             max_queue_seconds=self.config.max_queue_seconds,
             max_prefill_rows=int(prefill_rows),
-            max_batch=self.config.max_streams,
+            max_batch=self.config.max_batch,
             max_chunk=CHUNK_SIZES[0 if self.config.deterministic else -1],
             max_frames_per_step=MAX_FRAMES_PER_STEP,
             frame_sizes=self._runner.frame_sizes,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyvox import progress
 from polyvox.engine.batch_sizes import batch_sizes, next_size
+from polyvox.engine.config import MAX_BATCH
 from polyvox.engine.parallel_compiler import DeviceCalls, ParallelCompiler, Report
 from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP
@@ -85,10 +86,11 @@ class GeneratorGraphs:
         def sizes(max_size: int, min_size: int = 1) -> tuple[int, ...]:
             return (max_size,) if one_size else batch_sizes(max_size, min_size)
 
+        max_batch = min(max_streams, MAX_BATCH)
         # All sizes share one output: it is copied before the next call may write to it.
-        self._flags = torch.zeros(max_streams, dtype=torch.int64, device=generator.device)
+        self._flags = torch.zeros(max_batch, dtype=torch.int64, device=generator.device)
         self._all_flags = self._flags.repeat(MAX_FRAMES_PER_STEP)  # of the calls of a step
-        self._frames: GraphedSizes = {size: GraphedCall(self._frame, indices(size)) for size in sizes(max_streams)}
+        self._frames: GraphedSizes = {size: GraphedCall(self._frame, indices(size)) for size in sizes(max_batch)}
         num_rows = max(max_prefill_rows, MIN_PREFILL_ROWS)
         rows = torch.zeros(num_rows, generator.hidden_size, dtype=generator.dtype, device=generator.device)
         self._prefills: GraphedSizes = {
@@ -148,7 +150,7 @@ class VocoderGraphs:
         it, instead of float samples.
         """
         self._state, self._ring, self._scratch = state, ring, max_streams
-        max_frames = max(max_streams, CHUNK_SIZES[-1])  # of one decode step
+        max_frames = max(min(max_streams, MAX_BATCH), CHUNK_SIZES[-1])  # of one decode step
         # All sizes share one output: it is copied before the next call may write to it.
         row = vocoder.samples_per_frame + pcm
         self._samples = torch.zeros(

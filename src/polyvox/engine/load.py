@@ -9,6 +9,7 @@ from typing import Generic
 
 import numpy as np
 
+from polyvox.engine.capacity import CapacityLimits
 from polyvox.engine.cost_model import LEARNING_RATE, CostModel
 from polyvox.engine.stream_arrays import Floats
 from polyvox.engine.stream_state import DEFAULT_FIRST_CHUNK, S, SchedulerLimits, StepPlan
@@ -94,21 +95,40 @@ class LoadModel(Generic[S]):
     def frame_cost(self) -> tuple[float, float]:
         """Seconds of any step, and of each frame in it with its audio and its share of the prompts."""
         cost = self.cost
-        each = cost.growing * (cost.stream + cost.codec_frame + cost.prefill_row * self.prefill_rows_per_frame)
+        each = cost.growing * max(self._device_frame(), cost.host_frame)
         return cost.fixed * (cost.step + cost.codec * max(1.0, self.codec_calls)), each
+
+    def _device_frame(self) -> float:
+        """Seconds of the device for each frame, by the calibration."""
+        cost = self.cost
+        return cost.stream + cost.codec_frame + cost.prefill_row * self.prefill_rows_per_frame
 
     def capacity(self, slowdown: float | None = None) -> int:
         """Live streams that can run in real time at once; at least one, on any machine.
 
         slowdown: how much longer steps may take than predicted, by default as long as in a recent slow second.
         """
+        fixed, each = self.frame_cost()
+        return max(1, int(min(self._streams_in_time(fixed, each, slowdown), self.limits.num_slots)))
+
+    def _streams_in_time(self, fixed: float, each: float, slowdown: float | None = None) -> float:
+        """Streams in real time if a step takes `fixed` seconds and `each` for every stream."""
         headroom = min(self.limits.headroom, 1 / (slowdown or self.slowdown.value))
         seconds = self.limits.frame_seconds * headroom
-        fixed, each = self.frame_cost()
         streams = (seconds - fixed) / each if each else inf
         if streams > self.limits.max_batch:  # a frame of each stream takes several steps
             streams = seconds / (fixed / self.limits.max_batch + each)
-        return max(1, int(min(streams, self.limits.num_slots)))
+        return streams
+
+    def capacity_limits(self) -> CapacityLimits:
+        """Streams in real time by each of the limits; the capacity is the smallest."""
+        fixed, _ = self.frame_cost()
+        host, device = self.cost.growing * self.cost.host_frame, self.cost.growing * self._device_frame()
+        return CapacityLimits(
+            device_time=max(1.0, self._streams_in_time(fixed, device)),
+            host=max(1.0, self._streams_in_time(fixed, host)) if host else inf,
+            slots=self.limits.num_slots,
+        )
 
     def speed(self) -> float:
         """Audio seconds per second of each stream when as many run as the capacity allows."""

@@ -5,21 +5,29 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from polyvox.engine.config import EngineConfig
+from polyvox.engine.config import MAX_BATCH, MIN_CONTEXT, PAGE, EngineConfig
 from polyvox.engine.generator_runner import TEXT_ROWS
 from polyvox.engine.stream_state import RING_FRAMES
 from polyvox.errors import InvalidRequest
-from polyvox.models.protocol import Generator, SpeechModel
+from polyvox.models.protocol import SpeechModel
 
-# max_streams by default. A CPU serves few streams in real time; on a GPU the captured graphs, and the time to capture
-# them, grow with the number of streams.
-DEFAULT_CPU_STREAMS, MAX_DEFAULT_GPU_STREAMS = 8, 256
-# Of the free GPU memory, for graphs and workspaces: 0.6 GB were measured with 16 streams, and they grow with them.
-RESERVED_SHARE, RESERVED_BYTES = 0.1, 1_000_000_000
+# The largest max_streams by default. A CPU serves few streams in real time, and no known GPU more than 2,048 of the
+# published models. Every call of a deterministic engine has the size of all slots.
+MAX_CPU_STREAMS, MAX_GPU_STREAMS, MAX_DETERMINISTIC_STREAMS = 8, 2048, 256
+# By default a slot comes with at least this share of the model's context: all streams share the pages, and most are
+# short.
+MIN_CONTEXT_SHARE = 0.25
+# Bytes of CUDA graphs and workspaces: of any engine, and for each stream of its largest batch, mostly activations of
+# the codec. On an H200 0.58 GB were measured with a batch of 16, and about 5.6 GB with 1,024.
+GRAPH_BYTES, GRAPH_STREAM_BYTES = 800_000_000, 6_000_000
+DRIVER_BYTES = 900_000_000  # of a process on a GPU, outside of PyTorch's allocator; measured on an H200
+FREE_SHARE = 0.05  # of the usable memory of a GPU that stays free, for cloning and fragmentation
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +58,142 @@ def device_usage(device: torch.device, ours: Sequence[MemoryUsage], calls: str) 
     ]
 
 
-def generator_stream_bytes(generator: Generator, context: int) -> int:
-    """Bytes of one stream on the generator's device: keys and values of context positions, and its slot."""
-    cache = context * generator.kv_shape.position_bytes(generator.kv_dtype)
-    return cache + generator.new_state(1, TEXT_ROWS, RING_FRAMES).nbytes
+@dataclass(frozen=True, slots=True)
+class DeviceBudget:
+    """The memory of one device for streams, and what they need of it, in bytes."""
+
+    usable: int  # for slots, KV pages, graphs and workspaces
+    gpu: bool
+    slot: int  # the state of one stream
+    position: int  # keys and values of one position; 0: the device has the vocoder only
+
+    def num_streams(self, context: int) -> int:
+        """Streams with this many positions each that fit."""
+        stream = self.slot + context * self.position
+        if not self.gpu:
+            return self.usable // stream
+        fitting = (self.usable - GRAPH_BYTES) // (stream + GRAPH_STREAM_BYTES)
+        if fitting > MAX_BATCH:
+            fitting = (self.usable - GRAPH_BYTES - MAX_BATCH * GRAPH_STREAM_BYTES) // stream
+        return max(0, fitting)
+
+    def context(self, num_streams: int) -> int:
+        """Positions of each stream in the memory that this many slots leave, in whole pages."""
+        left = self.usable - num_streams * self.slot
+        if self.gpu:
+            left -= GRAPH_BYTES + min(num_streams, MAX_BATCH) * GRAPH_STREAM_BYTES
+        return left // (num_streams * self.position * PAGE) * PAGE
 
 
-def stream_bytes(model: SpeechModel, context: int) -> int:
-    """Bytes of one stream on both devices."""
-    return generator_stream_bytes(model.generator, context) + model.vocoder.new_state(1).nbytes
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """A configuration with the number of streams and the context that fit, and what limits the number."""
+
+    config: EngineConfig
+    limited_by: Literal["memory", "max_streams"]
 
 
-def fit_max_streams(config: EngineConfig, device: torch.device, stream_size: int) -> EngineConfig:
-    """The configuration with max_streams as requested or, if it is 0, as many streams of this size in bytes as fit.
+def plan_memory(model: SpeechModel, config: EngineConfig) -> StreamPlan:
+    """How many streams fit on the devices of a model, with how many positions each; raises InvalidRequest."""
+    generator, vocoder = model.generator, model.vocoder
+    same = generator.device == vocoder.device
+    position = generator.kv_shape.position_bytes(generator.kv_dtype)
+    slot, vocoder_slot = slot_bytes(model)
+    weights = generator.nbytes + (vocoder.nbytes if same else 0)
+    usable = usable_bytes(generator.device, weights, config.memory_gb)
+    gpu = generator.device.type == "cuda"
+    budgets = [DeviceBudget(usable, gpu, slot + (vocoder_slot if same else 0), position)]
+    if not same:
+        usable = usable_bytes(vocoder.device, vocoder.nbytes, config.memory_gb)
+        budgets.append(DeviceBudget(usable, vocoder.device.type == "cuda", vocoder_slot, 0))
+    return fit_streams(config, generator.default_context, budgets)
 
-    Raises InvalidRequest if they do not fit.
+
+def slot_bytes(model: SpeechModel) -> tuple[int, int]:
+    """Bytes of the state of one stream in the generator and in the vocoder."""
+    return model.generator.new_state(1, TEXT_ROWS, RING_FRAMES).nbytes, model.vocoder.new_state(1).nbytes
+
+
+def fit_streams(config: EngineConfig, default_context: int, budgets: Sequence[DeviceBudget]) -> StreamPlan:
+    """budgets: of the generator's device, and of the vocoder's if it is another one.
+
+    Without max_streams as many streams as fit, up to a default; without a context as many positions as fit, up to the
+    model's default and at least MIN_CONTEXT_SHARE of it.
     """
-    cuda = device.type == "cuda"
-    available = torch.cuda.mem_get_info(device)[0] if cuda else machine_memory()
-    if cuda:
-        available = max(0, int(available * (1 - RESERVED_SHARE)) - RESERVED_BYTES)
-    if config.memory_gb is not None:
-        available = min(available, int(config.memory_gb * 1e9))
-    default = max(1, min(available // stream_size, MAX_DEFAULT_GPU_STREAMS if cuda else DEFAULT_CPU_STREAMS))
-    max_streams = config.max_streams or default
-    if stream_size * max_streams > available:
-        requirement = f"must be at most {available // stream_size} with a context of {config.context}"
-        hint = f"{stream_size * max_streams / 1e9:.1f} GB are required and {available / 1e9:.1f} GB are available."
+    smallest = config.context or min_context(default_context)
+    num_fitting = min(budget.num_streams(smallest) for budget in budgets)
+    default = MAX_GPU_STREAMS if all(budget.gpu for budget in budgets) else MAX_CPU_STREAMS
+    if config.deterministic:
+        default = min(default, MAX_DETERMINISTIC_STREAMS)
+    max_streams = config.max_streams or max(1, min(num_fitting, default))
+    if max_streams > num_fitting:
+        usable = min(budget.usable for budget in budgets)
+        requirement = f"must be at most {num_fitting} with a context of {smallest}"
+        hint = f"{usable / 1e9:.1f} GB are available for streams, graphs and workspaces."
         raise InvalidRequest("max_streams", max_streams, requirement, hint)
-    return replace(config, max_streams=max_streams)
+    context = config.context or min(default_context, budgets[0].context(max_streams))
+    limited = not config.max_streams and max_streams < default
+    return StreamPlan(replace(config, max_streams=max_streams, context=context), "memory" if limited else "max_streams")
+
+
+def min_context(default_context: int) -> int:
+    """The least positions per stream if none are configured."""
+    return max(MIN_CONTEXT, int(default_context * MIN_CONTEXT_SHARE))
+
+
+def usable_bytes(device: torch.device, weights: int, memory_gb: float | None) -> int:
+    """Bytes of a device for streams, graphs and workspaces.
+
+    weights: bytes of those that are on it already. memory_gb: what the engine may use of the device, weights included.
+    """
+    gpu = device.type == "cuda"
+    usable = torch.cuda.mem_get_info(device)[0] if gpu else machine_memory() - weights
+    if memory_gb is not None:
+        usable = min(usable, int(memory_gb * 1e9) - weights - (DRIVER_BYTES if gpu else 0))
+    return _without_margin(usable, gpu)
+
+
+def _without_margin(usable: int, gpu: bool) -> int:
+    return max(0, int(usable * (1 - FREE_SHARE)) if gpu else usable)
+
+
+def limit_gpu_memory(device: torch.device, memory_gb: float | None) -> None:
+    """Makes PyTorch allocate no more of a GPU than `memory_gb` leaves beside the driver."""
+    if device.type == "cuda" and memory_gb is not None:
+        total = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, memory_gb * 1e9 - DRIVER_BYTES) / total), device)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeeds:
+    """What a model that is not loaded needs of one device, in bytes."""
+
+    weights: int
+    slot: int
+    position: int
+    default_context: int
+    gpu: bool
+
+    @classmethod
+    def of(cls, model: SpeechModel, gpu: bool, host_bytes: int = 0) -> "ModelNeeds":
+        """model: on the meta device. host_bytes: of weights that stay on the host of a GPU."""
+        generator, slot = model.generator, sum(slot_bytes(model))
+        position = generator.kv_shape.position_bytes(generator.kv_dtype)
+        weights = generator.nbytes - (host_bytes if gpu else 0) + model.vocoder.nbytes
+        return cls(weights, slot, position, generator.default_context, gpu)
+
+    def plan(self, free: int, config: EngineConfig | None = None) -> StreamPlan:
+        """How many streams fit beside the weights into this many free bytes; raises InvalidRequest."""
+        usable = free - self.weights - (DRIVER_BYTES if self.gpu else 0)
+        budget = DeviceBudget(_without_margin(usable, self.gpu), self.gpu, self.slot, self.position)
+        return fit_streams(config or EngineConfig(max_streams=0), self.default_context, [budget])
+
+    def min_bytes(self) -> int:
+        """Free bytes with which one stream fits."""
+        stream = self.slot + min_context(self.default_context) * self.position
+        if not self.gpu:
+            return self.weights + stream
+        return self.weights + DRIVER_BYTES + ceil((GRAPH_BYTES + GRAPH_STREAM_BYTES + stream) / (1 - FREE_SHARE))
 
 
 def machine_memory() -> int:

@@ -2,7 +2,6 @@
 """The device's side of a step: the generator and the vocoder, each on its device, over the slots of all streams."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cpu_threads import SMALL_MODEL
 from polyvox.engine.generator_runner import GeneratorRunner
 from polyvox.engine.graphs import capture_graphs
-from polyvox.engine.memory import MemoryUsage, device_usage, fit_max_streams, generator_stream_bytes, machine_memory
+from polyvox.engine.memory import MemoryUsage, device_usage, limit_gpu_memory, machine_memory, plan_memory
 from polyvox.engine.parallel_compiler import max_compilers
 from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.slots import SlotAllocation
@@ -30,8 +29,11 @@ class ModelRunner:
     def __init__(self, model: SpeechModel, config: EngineConfig, copies_codes: bool | None = None) -> None:
         """copies_codes: see VocoderRunner."""
         generator, vocoder = model.generator, model.vocoder
-        config = _fit(model, config)
-        self.model, self.config = model, config
+        plan = plan_memory(model, config)
+        config = plan.config
+        self.model, self.config, self.slots_limited_by = model, config, plan.limited_by
+        for device in {generator.device, vocoder.device}:
+            limit_gpu_memory(device, config.memory_gb)
         small = generator.kv_shape.layers * generator.hidden_size**2 <= SMALL_MODEL
         cuda = generator.device.type == "cuda"
         self.generator = GeneratorRunner(generator, config, _fixed_sizes(config, generator.device))
@@ -131,26 +133,11 @@ class ModelRunner:
             MemoryUsage("keys and values", self.generator.cache.nbytes, f"{_name(generator.kv_dtype)}, {pages}"),
             MemoryUsage("slots", slots, streams),
         ]
-        found += device_usage(generator.device, found, f"calls of up to {streams}")
+        found += device_usage(generator.device, found, f"calls of up to {config.max_batch} streams")
         if not same:
             used = vocoder.nbytes + self.vocoder.state.nbytes
             found.append(MemoryUsage("vocoder", used, f"{_name(vocoder.dtype)} on {vocoder.device} (vocoder_device)"))
         return found
-
-
-def _fit(model: SpeechModel, config: EngineConfig) -> EngineConfig:
-    """The configuration with the model's context, unless it has one, and the max_streams that fit on both devices."""
-    generator, vocoder = model.generator, model.vocoder
-    config = replace(config, context=config.context or generator.default_context)
-    stream, state = generator_stream_bytes(generator, config.context), vocoder.new_state(1).nbytes
-    if vocoder.device == generator.device:
-        return fit_max_streams(config, generator.device, stream + state)
-    fitted = fit_max_streams(config, generator.device, stream)
-    if config.max_streams:
-        return fit_max_streams(config, vocoder.device, state)
-    return replace(
-        fitted, max_streams=min(fitted.max_streams, fit_max_streams(config, vocoder.device, state).max_streams)
-    )
 
 
 def _fixed_sizes(config: EngineConfig, device: torch.device) -> bool:

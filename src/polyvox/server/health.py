@@ -5,11 +5,13 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from polyvox.engine.capacity import find_limit
 from polyvox.engine.engine_status import EngineState, EngineStatus
 from polyvox.engine.interface import AsyncEngine
 from polyvox.engine.replica_set import merge_stats
@@ -51,6 +53,11 @@ def starting_response(status: EngineStatus, now: float) -> JSONResponse:
     return JSONResponse(body, status_code=503, headers={"retry-after": str(math.ceil(seconds))})
 
 
+def capacity_fields(stats: Mapping[str, float]) -> dict[str, object]:
+    """For /readyz: streams that run in real time, and what limits them."""
+    return {"capacity": int(stats.get("capacity", 0)), "capacity_limit": find_limit(stats)}
+
+
 class EngineHealth:
     """The health of one engine: its statistics, and the problem that keeps it from being ready."""
 
@@ -80,7 +87,7 @@ class EngineHealth:
             "status": state,
             "problem": None if self.ready else status.reason or self.problem,
             "streams": int(self.stats.get("streams", 0)) if status.running else 0,
-            "capacity": int(self.stats.get("capacity", 0)) if status.running else 0,
+            **capacity_fields(self.stats if status.running else {}),
             "restarts": status.num_restarts,
             "pid": status.pid or None,
         }

@@ -13,6 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from polyvox import __version__
 from polyvox.audio.clip import FinishReason
+from polyvox.engine.capacity import LIMIT_PREFIX
 from polyvox.engine.step_histogram import STEP_BUCKET_PREFIX
 from polyvox.engine.stream_status import STATS_PREFIX
 from polyvox.errors import Overloaded, OverloadReason, PolyvoxError
@@ -50,6 +51,10 @@ REPLICA = "replica"  # label of all metrics of an engine: its index, 0 if there 
 READY = ("polyvox_ready", "1 if the server is ready, otherwise 0.")
 STEP_HISTOGRAM = ("polyvox_engine_step_seconds", "Duration of engine steps in seconds.")
 STREAMS_BY_STATUS = ("polyvox_streams", "Streams by status.")
+CAPACITY_BY_LIMIT = (
+    "polyvox_streams_admissible_by_limit",
+    "Streams that each limit allows in real time; the smallest determines polyvox_streams_admissible.",
+)
 BUILD_INFO = ("polyvox_build_info", "Version of Polyvox and of Python, and the loaded model.")
 HTTP_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 OTHER = "other"  # label of a method or path that the server does not have
@@ -82,6 +87,7 @@ def definitions() -> list[MetricDefinition]:
         *(MetricDefinition(name, _kind(name), text, (REPLICA,)) for name, text in ENGINE_METRICS.values()),
         MetricDefinition(STEP_HISTOGRAM[0], "histogram", STEP_HISTOGRAM[1], (REPLICA,)),
         MetricDefinition(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1], (REPLICA, "status")),
+        MetricDefinition(CAPACITY_BY_LIMIT[0], "gauge", CAPACITY_BY_LIMIT[1], (REPLICA, "limit")),
         MetricDefinition(READY[0], "gauge", READY[1]),
         MetricDefinition(BUILD_INFO[0], "gauge", BUILD_INFO[1], ("version", "python", "model")),
     ]
@@ -249,6 +255,14 @@ class Metrics:
         ]
         if by_status:
             lines += [*_header(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1]), *by_status]
+        by_limit = [
+            f'{CAPACITY_BY_LIMIT[0]}{{{REPLICA}="{index}",limit="{key.removeprefix(LIMIT_PREFIX)}"}} {value:g}'
+            for index, stats in enumerate(engines)
+            for key, value in stats.items()
+            if key.startswith(LIMIT_PREFIX)
+        ]
+        if by_limit:
+            lines += [*_header(CAPACITY_BY_LIMIT[0], "gauge", CAPACITY_BY_LIMIT[1]), *by_limit]
         if steps := [line for index, stats in enumerate(engines) for line in _step_histogram(index, stats)]:
             lines += [*_header(STEP_HISTOGRAM[0], "histogram", STEP_HISTOGRAM[1]), *steps]
         return generate_latest(registry) + "\n".join([*lines, ""]).encode()

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from polyvox.server.api import elevenlabs
 from polyvox.server.app_state import AppState, State
-from polyvox.server.health import live_response, starting_response
+from polyvox.server.health import capacity_fields, live_response, starting_response
 from polyvox.server.responses import APIError
 
 router = APIRouter()
@@ -36,6 +36,7 @@ async def readyz(state: State) -> JSONResponse:
         "problem": state.health.problem,
         "model": state.info.identity.name,
         "streams": len(state.synthesis.active),
+        **capacity_fields(state.health.stats),
     }
     if len(state.health.engines) > 1:
         body["replicas"] = [engine.as_dict() for engine in state.health.engines]

@@ -28,7 +28,7 @@ class EngineSettings(SettingsSection):
     max_streams: int | None = Field(
         default=None,
         ge=1,
-        description="Maximum concurrent streams; by default 8 on a CPU, on a GPU as many as fit, at most 256.",
+        description="Maximum concurrent streams; by default 8 on a CPU, on a GPU as many as fit, at most 2048.",
     )
     max_queue: int = Field(default=32, ge=0, description="Maximum number of queued requests.")
     max_queue_seconds: float = Field(
@@ -41,10 +41,12 @@ class EngineSettings(SettingsSection):
         default=None,
         ge=256,
         description="Average KV positions per stream: prompt rows and frames (12.5 per second). "
-        "By default 1024, and 4607 for Qwen3-Omni.",
+        "By default as many as fit, from 256 to 1024; for Qwen3-Omni from 1151 to 4607.",
     )
     memory_gb: float | None = Field(
-        default=None, gt=0, description="Memory for streams in GB; by default all that is free."
+        default=None,
+        gt=0,
+        description="Memory of a device that the engine may use in GB, weights included; by default all that is free.",
     )
     cuda_graphs: bool | None = Field(default=None, description="Capture and replay CUDA graphs; by default on a GPU.")
     deterministic: bool = Field(
