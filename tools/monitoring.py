@@ -144,6 +144,12 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 ],
             ),
             Panel(
+                "Limits of the capacity",
+                "Streams that each limit allows in real time; the smallest determines the capacity.",
+                "short",
+                [gauge("polyvox_streams_admissible_by_limit", "sum", "{{limit}}", by="limit")],
+            ),
+            Panel(
                 "Streams by status",
                 "Status of each stream of the engine.",
                 "short",

@@ -305,7 +305,7 @@ def test_the_memory_of_streams_can_be_limited(speech: Qwen3TTSModel) -> None:
 
 
 def test_too_many_streams_for_the_memory_are_rejected_with_the_number_that_fits(speech: Qwen3TTSModel) -> None:
-    expected = r"at most \d+ with a context of 1024 \(got 100000000\).* GB are available"
+    expected = r"at most \d+ with a context of 256 \(got 100000000\).* GB are available"
     with pytest.raises(InvalidRequest, match=expected):
         LocalEngine(speech, EngineConfig(max_streams=100_000_000))
 
