@@ -7,8 +7,8 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedulers import GPU, LIMITS, build
 
+from engine.schedulers import GPU, LIMITS, build
 from polyvox.engine.capacity import CapacityLimits, describe_capacity, find_limit
 
 

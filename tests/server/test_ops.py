@@ -349,7 +349,11 @@ def test_two_workers_share_engine_voices_metrics_and_records(checkpoints: Path, 
                     before = client.get(f"/v1/audio/speech/r{attempt - 1}")
                     assert before.json()["finish_reason"] in ("stop", "length", "runaway")
         with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
-            counted = client.get("/metrics").text
+            counted, ready = client.get("/metrics").text, client.get("/readyz").json()
+        limits = re.findall(r'^polyvox_streams_admissible_by_limit\{replica="0",limit="(\w+)"\}', counted, re.MULTILINE)
+        assert sorted(limits) == ["cpu_time", "max_streams"]
+        assert 1 <= ready["capacity"] <= 4
+        assert ready["capacity_limit"] in limits
         assert sum(float(n) for n in re.findall(r"polyvox_requests_total\{outcome=\"\w+\"\} (\S+)", counted)) == 41
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
@@ -357,6 +361,8 @@ def test_two_workers_share_engine_voices_metrics_and_records(checkpoints: Path, 
     events = {event["message"]: event for event in map(json.loads, lines)}  # all lines are JSON
     assert events["settings"]["settings"]["max_streams"] == 4
     assert events["server listening"]["slots"] == 4
+    assert 1 <= events["server listening"]["capacity"] <= 4
+    assert events["server listening"]["capacity_limit"] in ("cpu_time", "max_streams")
     assert sum("keys and values" in line for line in lines) == 1  # the table of the engine's process
 
 

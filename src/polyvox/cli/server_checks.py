@@ -186,7 +186,7 @@ class ServerChecks:
             yield _end("server", f"{status}: {found['problem']}", fix)
             return
         yield Finding("server", "ok", f"ready; model {found.get('model')}, {found.get('streams')} requests in progress")
-        if limit := LIMITS.get(found.get("capacity_limit")):
+        if limit := LIMITS.get(str(found.get("capacity_limit"))):
             yield Finding("capacity", "ok", f"{found['capacity']} streams in real time, limited by {limit}")
         for replica in found.get("replicas", []):
             name = f"replica {replica['replica']}"
