@@ -61,6 +61,7 @@ def visit(browser: Browser, server: ServerProcess) -> Iterator[PlaygroundPage]:
 def _no_errors(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test leaves an error in the log of a server that it used."""
     yield
-    for name in {"server", "cloning"} & set(request.fixturenames):
-        running: ServerProcess = request.getfixturevalue(name)
-        assert running.errors() == []
+    for name in {"server", "cloning", "realtime"} & set(request.fixturenames):
+        running: ServerProcess | RealtimeServer = request.getfixturevalue(name)
+        process = running.process if isinstance(running, RealtimeServer) else running
+        assert process.errors() == []

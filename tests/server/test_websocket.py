@@ -8,15 +8,21 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
+from uvicorn import Config
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.server import ServerState
 from websockets.exceptions import InvalidStatus
 
 from ipc.engine_processes import eventually
 from ipc.fake_engine import ABOUT, LENGTH
 from polyvox.audio import encode, read_audio
+from polyvox.server.middleware.connection import AbortableWebSocketProtocol
 from polyvox.server.settings import Settings
 from polyvox.tts import load
 from server.fakes import MAX_STREAMS, PausableEngine
@@ -469,3 +475,14 @@ def test_the_websocket_path_accepts_no_http_requests(server: RunningServer) -> N
         assert client.post(PATH, json={}).status_code == 405
         found: httpx.Response = client.get(PATH)
         assert found.status_code == 404
+
+
+@pytest.mark.anyio
+async def test_a_message_after_uvicorn_has_closed_the_connection_means_that_the_client_has_gone() -> None:
+    protocol = AbortableWebSocketProtocol(Config(FastAPI(), log_config=None), ServerState(), {})
+    protocol.transport = mock.Mock(is_closing=lambda: False)
+    protocol.handshake_complete = True
+    protocol.keepalive_timeout()  # the client has sent no pong
+    for message in ({"type": "websocket.send", "text": "late"}, {"type": "websocket.close", "code": 1000}):
+        with pytest.raises(ClientDisconnected):
+            await protocol.send(message)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
@@ -162,7 +163,12 @@ class AbortableWebSocketProtocol(WebSocketsSansIOProtocol):
             self.scope[RESET] = self._reset  # type: ignore[literal-required]
 
     async def send(self, message: Any) -> None:
-        await super().send(message)
+        try:
+            await super().send(message)
+        except RuntimeError:
+            if self.close_sent:  # by uvicorn itself: the client sent no pong in time, or a malformed frame
+                raise ClientDisconnected from None
+            raise
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True  # otherwise uvicorn logs an error for each rejected WebSocket
 
