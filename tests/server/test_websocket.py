@@ -478,7 +478,7 @@ def test_the_websocket_path_accepts_no_http_requests(server: RunningServer) -> N
 
 
 @pytest.mark.anyio
-async def test_a_message_after_uvicorn_has_closed_the_connection_means_that_the_client_has_gone() -> None:
+async def test_a_message_after_uvicorn_has_closed_the_connection_means_that_the_client_has_disconnected() -> None:
     protocol = AbortableWebSocketProtocol(Config(FastAPI(), log_config=None), ServerState(), {})
     protocol.transport = mock.Mock(is_closing=lambda: False)
     protocol.handshake_complete = True
