@@ -9,6 +9,7 @@ the clock an argument.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import ceil, inf
 from typing import Generic
 
@@ -84,7 +85,7 @@ class Admission(Generic[S]):
     estimate: WaitEstimate[S] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.utterances = UtteranceTable(self.load.limits.frame_seconds)
+        self.utterances = UtteranceTable(self.load.limits.frame_seconds, self.streams)
         self.estimate = WaitEstimate(self.load, self.streams, self.utterances)
 
     def precheck(self, demand: Demand, now: float) -> None:
@@ -122,13 +123,13 @@ class Admission(Generic[S]):
 
     def on_stop_requested(self, stream: S) -> None:
         """Counts the slot and pages of a stream as free soon, so that a request that follows is not rejected."""
-        stream.stopping = True
+        self.streams.mark_stopping(stream)
         self.estimate.invalidate()
 
     def expire(self, now: float) -> list[S]:
         """Finishes queued streams that have waited for longer than `max_wait`, and returns them."""
-        queued = self.streams[StreamStatus.QUEUED]
-        expired = [stream for stream in queued if now - stream.arrived_at > self.max_wait]
+        queued = self.streams[StreamStatus.QUEUED]  # in the order of their timeouts
+        expired = list(takewhile(lambda stream: now - stream.arrived_at > self.max_wait, queued))
         for stream in expired:
             self.streams.transition(stream, StreamStatus.FINISHED, now)
         return expired
@@ -139,48 +140,50 @@ class Admission(Generic[S]):
         The next segment of an utterance goes first, because its player is already playing; then live streams, then
         files, each in order of arrival.
         """
-        waiting = list(self.streams[StreamStatus.QUEUED])
-        has_slack = bool(waiting) and self._has_slack(now)
+        has_slack = len(self.streams.queue) > 0 and self._has_slack(now)
         admitted: list[S] = []
-        closed: set[bool] = set()  # kinds, live or file, of which one must wait: later ones must not overtake it
-        for stream in sorted(waiting, key=lambda stream: self._rank(stream, now)):
-            num_pages = self.pages_for(stream)
-            if stream.live in closed or not self._can_admit(stream, num_pages, has_slack, now):
-                closed.add(stream.live)
-                continue
-            stream.admitted_at, stream.allocation = now, self.ledger.allocate(num_pages)
-            self.streams.transition(stream, StreamStatus.PREFILL, now)
-            self.utterances.admit(stream, now)
-            self.estimate.on_admitted(stream, now)
-            self.load.count_admitted(stream)
-            admitted.append(stream)
+        for live in (True, False):
+            for stream in self._by_rank(live, now):
+                num_pages = self.pages_for(stream)
+                if not self._can_admit(stream, num_pages, has_slack, now):
+                    break  # later ones of this kind must not overtake it
+                stream.admitted_at, stream.allocation = now, self.ledger.allocate(num_pages)
+                self.streams.transition(stream, StreamStatus.PREFILL, now)
+                self.utterances.admit(stream, now)
+                self.estimate.on_admitted(stream, now)
+                self.load.count_admitted(stream)
+                admitted.append(stream)
         for stream in admitted:  # after all of them are counted in the load
             stream.first_chunk = stream.first_chunk or self.load.first_chunk(now)
             if not stream.prompt_left:
                 self.streams.transition(stream, StreamStatus.RUNNING, now)
         return admitted
 
-    def _rank(self, stream: S, now: float) -> tuple[bool, int, int]:
-        """Live streams first; of them segments whose player has nothing else to play, then those that run ahead.
+    def _by_rank(self, live: bool, now: float) -> list[S]:
+        """Queued streams of this kind in the order in which they get slots."""
+        queue = self.streams.queue
+        continuing, new = queue.continuing(live), queue.new_utterances(live)
+        if queue.has_several_owners(live):  # else they are in order of arrival
+            new.sort(key=lambda stream: self._rank(stream, now))
+        return sorted(continuing, key=lambda stream: self._rank(stream, now)) + new
+
+    def _rank(self, stream: S, now: float) -> tuple[int, int]:
+        """First segments whose player has nothing else to play, then those that run ahead.
 
         New utterances follow: those that have waited for long, then those of the owner with the fewest in progress.
         """
         if stream.continues:
             utterance = self.utterances.get(stream)
-            return not stream.live, int(utterance is not None and bool(utterance.active)), 0
+            return int(utterance is not None and bool(utterance.active)), 0
         if now - stream.arrived_at >= TURN_SHARE * self.load.limits.max_queue_seconds:
-            return not stream.live, 2, 0
-        return not stream.live, 3, self.utterances.num_by_owner[stream.owner]
+            return 2, 0
+        return 3, self.utterances.num_by_owner[stream.owner]
 
     def _ahead(self, live: bool, owner: str, now: float) -> list[S]:
         """Queued new utterances that go before a new one of this owner if it is still queued at this time."""
-        queued = [one for one in self._queued() if one.live is live and not one.continues]
-        rank = not live, 3, self.utterances.num_by_owner[owner] + sum(one.owner == owner for one in queued)
-        return [one for one in queued if one.owner == owner or self._rank(one, now) <= rank]
-
-    def _queued(self) -> list[S]:
-        """Queued streams, without those whose end was requested."""
-        return [stream for stream in self.streams[StreamStatus.QUEUED] if not stream.stopping]
+        queue = self.streams.queue
+        rank = 3, self.utterances.num_by_owner[owner] + queue.num_of(owner, live)
+        return [one for one in queue.new_utterances(live) if one.owner == owner or self._rank(one, now) <= rank]
 
     def shrink(self, stream: S) -> Sequence[int]:
         """Frees the pages that a stream no longer needs after its max_frames became smaller, and returns them."""
@@ -198,7 +201,8 @@ class Admission(Generic[S]):
         self.ledger.release(stream.allocation)
         stream.allocation = None
         self.load.invalidate()
-        self.estimate.invalidate()
+        if not completed:  # the estimate expects the ends of others
+            self.estimate.invalidate()
 
     def next_change(self, now: float) -> float:
         """When a queued stream may be admitted, or times out, though nothing else happens; infinite without a queue."""
@@ -220,10 +224,14 @@ class Admission(Generic[S]):
 
     def estimate_wait(self, demand: Demand, now: float) -> float:
         """Seconds until a new utterance that arrives now gets a slot."""
-        live, owner = demand.live, demand.owner
-        ahead = self._ahead(live, owner, now)
-        if len(ahead) < self._free_slots(live, now) and demand.num_pages <= len(self.ledger.free_pages):
+        live, owner, queue = demand.live, demand.owner, self.streams.queue
+        others = queue.has_other_owners(owner, live)
+        ahead = self._ahead(live, owner, now) if others else []
+        num_ahead = len(ahead) if others else queue.num_new(live)
+        if num_ahead < self._free_slots(live, now) and demand.num_pages <= len(self.ledger.free_pages):
             return 0.0
+        if not others:
+            return self.estimate.wait_for_all(live, self._max_utterances(live), now)
         while True:  # more of the queued ones go before it the longer it waits
             wait = self.estimate.wait(live, self._max_utterances(live), ahead, now)
             num_ahead, ahead = len(ahead), self._ahead(live, owner, now + wait)
@@ -242,7 +250,7 @@ class Admission(Generic[S]):
         used_pages = self.load.limits.num_pages - free_pages
         mean_pages = used_pages / len(active) if active else self.load.limits.num_pages / self.load.limits.num_slots
         free = min(self._free_slots(live, now), int(free_pages / max(mean_pages, 1.0)))
-        free -= sum(one.live is live and not one.continues for one in self.streams[StreamStatus.QUEUED])
+        free -= self.streams.queue.num_new(live)
         if live and self.load.snapshot(now).num_live and not self._has_slack(now):
             free = min(free, 0)
         return free, 0.0 if free > 0 else self.estimate_wait(Demand(live), now)
@@ -263,14 +271,14 @@ class Admission(Generic[S]):
 
         The next segment of an utterance has no limit of its wait: it was accepted with the first one.
         """
-        limits, queued, live = self.load.limits, self._queued(), demand.live
+        limits, queue, live = self.load.limits, self.streams.queue, demand.live
         if demand.continues and demand.utterance_id in self.utterances:
             return 0.0
-        num_stopping = sum(stream.stopping and stream.live is live for stream in self.streams.active)
+        active = self.streams.active
+        num_stopping = sum(stream.live is live and stream in active for stream in self.streams.stopping)
         free = max(0, self._free_slots(live, now) + num_stopping)
         max_queue = limits.max_queue + (limits.num_slots if demand.continues else 0)
-        num_files = sum(not stream.live for stream in queued)
-        if len(queued) >= free + max_queue or (not live and num_files >= free + FILE_SHARE * max_queue):
+        if len(queue) >= free + max_queue or (not live and queue.num_files() >= free + FILE_SHARE * max_queue):
             message = "all streams are taken and the queue is full"
             raise Overloaded(message, self._reject(demand, now), "queue_full")
         if demand.continues:
@@ -290,7 +298,8 @@ class Admission(Generic[S]):
         if wait <= MIN_WAIT_SHARE * self.load.limits.max_queue_seconds:
             return False
         owners = self.utterances.num_by_owner
-        num_own = owners[demand.owner] + sum(one.owner == demand.owner for one in self.streams[StreamStatus.QUEUED])
+        queue = self.streams.queue
+        num_own = owners[demand.owner] + sum(queue.num_of(demand.owner, live) for live in (True, False))
         num_owners = len(owners | {demand.owner: 1})
         below_share = num_owners > 1 and num_own < self._max_utterances(demand.live) / num_owners
         return not below_share and self.estimate.reservations.find_due(demand.fingerprint, now) is None

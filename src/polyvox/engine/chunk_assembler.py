@@ -60,7 +60,7 @@ class ChunkAssembler:
         """Adds samples, which may be a view of shared memory."""
         self._parts.append(samples)
         self.size += len(samples)
-        if self.silent:
+        if self.trims and not self._has_sound:
             self._trim()
 
     def own_last(self) -> None:
@@ -69,12 +69,10 @@ class ChunkAssembler:
 
     def take(self, index: int, final: bool) -> BufferedChunk:
         """Removes all samples as a chunk; an empty one if they are silent."""
-        chunk = (
-            BufferedChunk([], 0, index, final) if self.silent else BufferedChunk(self._parts, self.size, index, final)
-        )
+        parts, size = ([], 0) if self.silent else (self._parts, self.size)
         self.trims = False
-        self.clear()
-        return chunk
+        self._parts, self.size = [], 0
+        return BufferedChunk(parts, size, index, final)
 
     def clear(self) -> None:
         self._parts, self.size = [], 0

@@ -30,9 +30,11 @@ class StreamArrays:
         # Copies of what does not change while a stream has a slot
         self.active = bools()  # a stream has this slot
         self.id, self.arrived_at, self.live, self.prompt_rows = ints(), floats(0.0), bools(), ints()
+        self.utterance_row = ints()  # of `UtteranceTable`
         self.ended = bools()  # written by `StreamTable.transition`
         # Progress, in prompt rows and frames
         self.max_frames = ints()
+        self.text_bytes = ints()  # of the text so far
         self.prefilled = ints()
         self.started = ints()  # frame steps launched
         self.generated = ints()  # frames known to be speech
@@ -56,6 +58,13 @@ class StreamArrays:
         self.reader_gap = bools()
         self.reader_deadline = floats(inf)  # when a full buffer times out
         self.text_deadline = floats(inf)  # when the wait for text times out
+
+    @classmethod
+    def of_one_stream(cls) -> "StreamArrays":
+        """One row with the initial values: a copy, which takes a tenth of the time."""
+        arrays = object.__new__(cls)
+        arrays.__dict__ = {name: values.copy() for name, values in vars(_INITIAL).items()}
+        return arrays
 
     def copy_row(self, row: int, source: "StreamArrays", source_row: int) -> None:
         values = vars(source)
@@ -98,3 +107,6 @@ class StreamArrays:
     def urgency(self, now: float) -> Floats:
         """Sort key, the smallest first: starting streams, then by lead, then files."""
         return np.where(self.is_starting(now), -inf, self.lead(now))
+
+
+_INITIAL = StreamArrays(1)

@@ -57,6 +57,7 @@ class StreamManager:
         vocoder = model.vocoder
         self.sample_rate, self._samples_per_frame = vocoder.sample_rate, vocoder.samples_per_frame
         self._has_tail = vocoder.tail_samples > 0
+        self._buffer_samples = config.buffer_seconds * self.sample_rate  # of each reader
         self._runner, self._streams, self._admission, self._scheduler = runner, streams, admission, scheduler
         self._trace = trace
         self.completed_steps = 0  # number of the last completed step
@@ -283,7 +284,7 @@ class StreamManager:
 
     def on_audio(self, slots: Ints, audio: Sequence[Audio | None], now: float) -> None:
         """Withholds the audio of these slots until it is worth a chunk, or no more follows; None: it is not finite."""
-        arrays, streams = self._streams.arrays, []
+        arrays, streams, audible = self._streams.arrays, [], []
         for stream, samples in zip(self._streams.at(slots), audio, strict=True):
             if stream.result is not None:
                 continue
@@ -295,14 +296,16 @@ class StreamManager:
             if assembler.trims:
                 stream.undelivered = assembler.size // self._samples_per_frame
             streams.append(stream)
+            # There is nothing to deliver while all samples were the vocoder's delay or are leading silence.
+            audible.append(assembler.size > 0 and not (assembler.trims and assembler.silent))
         if not streams:
             return
-        slots = np.array([stream.row for stream in streams])
-        arrays.buffer_free[slots] = [self.buffer_free(stream) for stream in streams]
+        if len(streams) < len(slots):
+            slots = np.array([stream.row for stream in streams])
+        used = np.array([stream.buffered + stream.assembler.size for stream in streams])
+        arrays.buffer_free[slots] = np.maximum(0, (self._buffer_samples - used) // self._samples_per_frame)
         final = arrays.ended[slots] & (arrays.decoded[slots] == arrays.generated[slots]) & (not self._has_tail)
-        # There is nothing to deliver while all samples were the vocoder's delay or are leading silence.
-        audible = np.array([stream.assembler.size > 0 and not stream.assembler.silent for stream in streams])
-        due = final | (audible & self._scheduler.is_due(now)[slots])
+        due = final | (np.array(audible) & self._scheduler.is_due(now)[slots])
         # The audio of a stream with a long lead may stay undelivered for long.
         relaxed = self._streams.used().lead(now)[slots] >= self._scheduler.load.limits.lead_cap
         for index in np.flatnonzero(relaxed & ~due).tolist():
@@ -324,8 +327,8 @@ class StreamManager:
 
     def buffer_free(self, stream: LocalStream) -> float:
         """Frames that the reader's buffer can take."""
-        size = self.config.buffer_seconds * self.sample_rate
-        return max(0.0, (size - stream.buffered - stream.assembler.size) // self._samples_per_frame)
+        free = self._buffer_samples - stream.buffered - stream.assembler.size
+        return max(0.0, free // self._samples_per_frame)
 
     # End
 

@@ -75,7 +75,7 @@ class StreamState:
     arrays of all streams while it has a slot. `StreamArrays` describes the values that are there.
     """
 
-    arrays: StreamArrays = field(init=False, repr=False, default_factory=lambda: StreamArrays(1))
+    arrays: StreamArrays = field(init=False, repr=False, default_factory=StreamArrays.of_one_stream)
     row: int = field(init=False, default=0)  # the slot while the stream has one
     id: int
     arrived_at: float
@@ -84,7 +84,8 @@ class StreamState:
     live: bool = True  # False: a whole file, which has no deadline
     continues: bool = False  # a later segment of an utterance that is being played
     utterance_id: int = 0  # the same for all segments of an utterance; 0: the stream is the only one
-    text_bytes: int = DEFAULT_TEXT_BYTES
+    utterance_row: ArrayField[int] = ArrayField(0)
+    text_bytes: ArrayField[int] = ArrayField(DEFAULT_TEXT_BYTES)
     following_bytes: int = 0  # of text in later segments of the utterance, as far as it is known
     owner: str = ""  # the API key by name; utterances of different owners get their turns
     fingerprint: int = 0  # the same when a rejected request is sent again; 0: unknown

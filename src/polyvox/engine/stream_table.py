@@ -6,6 +6,7 @@ from typing import Generic
 
 import numpy as np
 
+from polyvox.engine.request_queue import RequestQueue
 from polyvox.engine.stream_arrays import Ints, StreamArrays
 from polyvox.engine.stream_state import S
 from polyvox.engine.stream_status import ENDED, HOLDS_SLOT, TRANSITIONS, ForbiddenTransition, StreamStatus
@@ -20,6 +21,8 @@ class StreamTable(Generic[S]):
     def __init__(self, num_slots: int, on_transition: OnTransition[S] | None = None) -> None:
         self._by_status: dict[StreamStatus, dict[S, None]] = {status: {} for status in StreamStatus}
         self._on_transition = on_transition
+        self.queue: RequestQueue[S] = RequestQueue()
+        self.stopping: dict[S, None] = {}  # streams whose end was requested
         self.active: dict[S, None] = {}  # streams that hold a slot
         self.arrays = StreamArrays(num_slots)  # by slot
         self._by_slot: list[S | None] = [None] * num_slots
@@ -38,8 +41,16 @@ class StreamTable(Generic[S]):
     def add(self, stream: S) -> None:
         """Enters a new stream under the status that it has."""
         self._by_status[stream.status][stream] = None
+        if stream.status is StreamStatus.QUEUED:
+            self.queue.add(stream)
         if stream.status in HOLDS_SLOT:
             self._activate(stream)
+
+    def mark_stopping(self, stream: S) -> None:
+        """Records that the end of a stream was requested."""
+        stream.stopping = True
+        self.stopping[stream] = None
+        self.queue.discard(stream)
 
     def at(self, slots: Ints) -> list[S]:
         """The streams that have these slots."""
@@ -60,12 +71,17 @@ class StreamTable(Generic[S]):
         if self._on_transition is not None:
             self._on_transition(stream, stream.status, now)
         del self._by_status[stream.status][stream]
+        if stream.status is StreamStatus.QUEUED:
+            self.queue.discard(stream)
         stream.status, stream.status_since, stream.ended = status, now, status in ENDED
         if status is StreamStatus.FINISHED:
+            self.stopping.pop(stream, None)
             if stream in self.active:
                 self._deactivate(stream)
             return
         self._by_status[status][stream] = None
+        if status is StreamStatus.QUEUED and not stream.stopping:
+            self.queue.add(stream)
         if status in HOLDS_SLOT:
             if stream not in self.active:
                 self._activate(stream)
@@ -83,7 +99,7 @@ class StreamTable(Generic[S]):
 
     def _deactivate(self, stream: S) -> None:
         slot = stream.row
-        stream.move(StreamArrays(1), 0)
+        stream.move(StreamArrays.of_one_stream(), 0)
         del self.active[stream]
         self._by_slot[slot], self.arrays.active[slot] = None, False
         if self._used is not None and slot == len(self._used.active) - 1:

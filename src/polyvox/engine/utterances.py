@@ -11,8 +11,12 @@ from itertools import takewhile
 from math import inf
 from typing import Generic
 
+import numpy as np
+
+from polyvox.engine.stream_arrays import Floats
 from polyvox.engine.stream_state import S
 from polyvox.engine.stream_status import StreamStatus
+from polyvox.engine.stream_table import StreamTable
 
 FRAMES_PER_BYTE = 0.9  # of text, until streams have ended
 INITIAL_BYTES = 200  # weight of the initial figure
@@ -23,6 +27,7 @@ INITIAL_OVERRUNS = 10  # weight of the initial figure
 MIN_SPEED = 0.5  # audio seconds per second; slower utterances wait for their text or their reader
 # Seconds for which the capacity of an utterance is kept when a segment has ended and the next one is still to come.
 KEEP_SECONDS = 1.0
+MIN_ROWS = 64  # of the arrays, which grow with the utterances
 
 
 @dataclass(slots=True)
@@ -46,6 +51,7 @@ class Average:
 class UtteranceState(Generic[S]):
     """An utterance whose first segment was admitted."""
 
+    row: int  # in the arrays of `UtteranceTable`
     live: bool
     owner: str
     measured_at: float  # since when the speed of its generation is not measured yet
@@ -71,9 +77,13 @@ class UtteranceState(Generic[S]):
 class UtteranceTable(Generic[S]):
     """The utterances in progress, and averages over the streams that have ended."""
 
-    def __init__(self, frame_seconds: float) -> None:
-        self._frame_seconds = frame_seconds
+    def __init__(self, frame_seconds: float, streams: StreamTable[S]) -> None:
+        self._frame_seconds, self._streams = frame_seconds, streams
         self._utterances: dict[int | S, UtteranceState[S]] = {}
+        # What an estimate reads of all utterances at once, by row
+        self._is_live, self._is_file = np.zeros(MIN_ROWS, np.bool_), np.zeros(MIN_ROWS, np.bool_)
+        self._following_bytes = np.zeros(MIN_ROWS, np.int64)
+        self._free_rows = list(range(MIN_ROWS))
         self._idle: dict[int | S, UtteranceState[S]] = {}  # those without an active segment
         self.num_by_owner: Counter[str] = Counter()
         self.num_overlapping = 0  # live segments that run beside the one before them
@@ -97,15 +107,18 @@ class UtteranceTable(Generic[S]):
         """Records a queued segment; the first one of an utterance counts only when it is admitted."""
         if (utterance := self.get(stream)) is not None:
             utterance.following, utterance.following_bytes = stream, stream.following_bytes
+            self._following_bytes[utterance.row] = stream.following_bytes
 
     def admit(self, stream: S, now: float) -> None:
         """Records that a segment got a slot."""
         key = _key(stream)
         utterance = self._utterances.get(key)
         if utterance is None:
-            utterance = self._utterances[key] = UtteranceState(stream.live, stream.owner, now)
+            row = self._take_row(stream.live)
+            utterance = self._utterances[key] = UtteranceState(row, stream.live, stream.owner, now)
             self.num_by_owner[stream.owner] += 1
             self.add_segment(stream)
+        stream.utterance_row = utterance.row
         self._idle.pop(key, None)
         utterance.kept_until = -inf
         if stream.live:
@@ -163,7 +176,10 @@ class UtteranceTable(Generic[S]):
         return min((one.kept_until for one in self._idle.values() if one.kept_until > -inf), default=inf)
 
     def _remove(self, key: int | S) -> None:
-        owner = self._utterances.pop(key).owner
+        utterance = self._utterances.pop(key)
+        owner, row = utterance.owner, utterance.row
+        self._is_live[row] = self._is_file[row] = False
+        self._free_rows.append(row)
         self.num_by_owner[owner] -= 1
         if not self.num_by_owner[owner]:
             del self.num_by_owner[owner]
@@ -182,26 +198,39 @@ class UtteranceTable(Generic[S]):
         """Expected seconds of speech of an utterance, by its first segment."""
         return self._segment_seconds(stream) + self.seconds(stream.following_bytes)
 
-    def remaining(self, live: bool) -> list[float]:
-        """Expected seconds of audio that each utterance in progress still needs."""
-        seconds_per_byte = self.seconds(1)
-        return [self._remaining(one, seconds_per_byte) for one in self._utterances.values() if one.live is live]
+    def remaining(self, live: bool) -> Floats:
+        """Expected seconds of audio that each utterance in progress still needs, in any order."""
+        arrays, frame, seconds_per_byte = self._streams.used(), self._frame_seconds, self.seconds(1)
+        expected = np.minimum(seconds_per_byte * arrays.text_bytes, arrays.max_frames * frame)
+        left = np.maximum(expected - arrays.generated * frame, self._overrun.value * expected)
+        rows = arrays.utterance_row[holds := arrays.active & ~arrays.ended]
+        found: Floats = seconds_per_byte * self._following_bytes
+        found += np.bincount(rows, left[holds], len(found))
+        for segment in self._streams.queue.continuing(live):
+            if (utterance := self.get(segment)) is not None and utterance.following is segment:
+                found[utterance.row] += self._segment_seconds(segment)
+        for stopping in self._streams.stopping:
+            if (utterance := self.get(stopping)) is not None and utterance.is_stopping:
+                found[utterance.row] = 0.0
+        return found[self._is_live if live else self._is_file]
 
-    def _remaining(self, utterance: UtteranceState[S], seconds_per_byte: float) -> float:
-        if utterance.is_stopping:
-            return 0.0
-        seconds, following = seconds_per_byte * utterance.following_bytes, utterance.following
-        if following is not None and following.status is StreamStatus.QUEUED:
-            seconds += self._segment_seconds(following)
-        for stream in utterance.active:
-            seconds += self._segment_remaining(stream, seconds_per_byte)
-        return seconds
+    def _take_row(self, live: bool) -> int:
+        if not self._free_rows:
+            size = len(self._is_live)
+            self._is_live, self._is_file = (np.resize(rows, 2 * size) for rows in (self._is_live, self._is_file))
+            self._following_bytes = np.resize(self._following_bytes, 2 * size)
+            self._is_live[size:] = self._is_file[size:] = False
+            self._free_rows = list(range(size, 2 * size))
+        row = self._free_rows.pop()
+        (self._is_live if live else self._is_file)[row] = True
+        self._following_bytes[row] = 0
+        return row
 
     def _segment_seconds(self, stream: S) -> float:
         return min(self.seconds(stream.text_bytes), stream.max_frames * self._frame_seconds)
 
     def _segment_remaining(self, stream: S, seconds_per_byte: float) -> float:
-        """seconds_per_byte: `seconds(1)`, which callers with thousands of streams compute once."""
+        """seconds_per_byte: `seconds(1)`."""
         if stream.ended:
             return 0.0
         expected = min(seconds_per_byte * stream.text_bytes, stream.max_frames * self._frame_seconds)

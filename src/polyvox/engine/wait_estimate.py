@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from heapq import heapreplace
 from typing import Generic
 
+import numpy as np
+
 from polyvox.engine.load import SNAPSHOT_TTL, LoadModel
 from polyvox.engine.reservations import Reservation, Reservations
 from polyvox.engine.stream_state import S
-from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.utterances import UtteranceTable
 
@@ -31,10 +32,12 @@ class Timeline:
     taken_at: float
     speed: float  # audio seconds per second of each server
     running: list[float]  # after the utterances in progress
-    reserved: list[float]  # also after the queued and the reserved ones
+    queued: list[float]  # also after the queued ones
+    reserved: list[float]  # also after the reserved ones
 
     def enqueue(self, seconds: float) -> None:
-        heapreplace(self.reserved, self.reserved[0] + seconds / self.speed)
+        for free_at in (self.queued, self.reserved):
+            heapreplace(free_at, free_at[0] + seconds / self.speed)
 
     def reserve(self, seconds: float, at: float) -> None:
         heapreplace(self.reserved, max(self.reserved[0], at - self.taken_at) + seconds / self.speed)
@@ -59,6 +62,11 @@ class WaitEstimate(Generic[S]):
         for stream in ahead:
             heapreplace(free_at, free_at[0] + self.utterances.total(stream) / timeline.speed)
         return max(0.0, free_at[0] - (now - timeline.taken_at))
+
+    def wait_for_all(self, live: bool, max_utterances: int, now: float) -> float:
+        """Seconds until a new utterance gets a slot, after all that are queued."""
+        timeline = self._timeline(live, max_utterances, now)
+        return max(0.0, timeline.queued[0] - (now - timeline.taken_at))
 
     def turn(self, live: bool, max_utterances: int, now: float) -> float:
         """Seconds until it is the turn of a new utterance, after all that are queued or reserved."""
@@ -96,7 +104,7 @@ class WaitEstimate(Generic[S]):
             self.bias += LEARNING_RATE * (error - self.bias)
 
     def invalidate(self) -> None:
-        """Drops the timelines, after a stream ended or its end was requested."""
+        """Drops the timelines, after something happened that they do not predict."""
         self._timelines.clear()
 
     def _timeline(self, live: bool, max_utterances: int, now: float) -> Timeline:
@@ -109,13 +117,12 @@ class WaitEstimate(Generic[S]):
 
     def _new_timeline(self, live: bool, max_utterances: int, now: float) -> Timeline:
         speed = min(self.load.speed(), self.utterances.speed(live))
-        free_at = sorted(seconds / speed for seconds in self.utterances.remaining(live))
+        free_at = (np.sort(self.utterances.remaining(live)) / speed).tolist()
         missing = max_utterances - len(free_at)
         free_at = free_at[-missing:] if missing < 0 else [0.0] * missing + free_at
-        timeline = Timeline(now, speed, free_at, list(free_at))
-        for stream in self.streams[StreamStatus.QUEUED]:
-            if stream.live is live and not stream.continues and not stream.stopping:
-                timeline.enqueue(self.utterances.total(stream))
+        timeline = Timeline(now, speed, free_at, list(free_at), list(free_at))
+        for stream in self.streams.queue.new_utterances(live):
+            timeline.enqueue(self.utterances.total(stream))
         if live:
             for one in self.reservations:
                 timeline.reserve(self.reservations.claimed_share * one.seconds, one.at)
