@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A closed loop over HTTP on `polyvox serve` with its default settings, at several levels; prints one table.
+"""Load over HTTP on `polyvox serve` with its default settings, at several levels; prints one table.
 
     python benchmarks/http_load.py --model 1.7B --streams 256,512,1024,1536,2048 --seconds 60     # on a GPU
+    python benchmarks/http_load.py --model 1.7B --rates 1,64,128 --frames 56                      # open loop
+    python benchmarks/http_load.py --model 1.7B --streams 1024 --text-rate 5                      # live text
     python benchmarks/http_load.py --model simulated --streams 64,256 --seconds 10                # the host alone
 
 The server has random weights, or a model that computes nothing and takes the time of a GPU (see closed_loop.py). Its
 settings are the defaults; POLYVOX_ environment variables change them. The clients are those of `polyvox bench serve`,
-in processes of their own. CPU time is given in microseconds per frame: of the threads of the engine's process, of all
-server processes together, and of all client processes together.
+in processes of their own. Live text is sent over a WebSocket; a client that waits for it sees gaps, so the underruns
+that the engine counts are given beside those of the clients. CPU time is given in microseconds per frame: of the
+threads of the engine's process, of all server processes together, and of all client processes together.
 """
 
 import argparse
@@ -26,12 +29,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # all processes of the server import this module
+    from polyvox.bench.load import Load, Mode
     from polyvox.engine.interface import InProcessEngine
     from polyvox.server.settings import Settings
 
 SAMPLE_INTERVAL = 0.5  # seconds between two reports of the engine's process
 START_TIMEOUT = 600.0  # seconds
 STOP_TIMEOUT = 60.0
+SIMULATED_OPEN_SLOTS = 512  # of the simulated model in an open loop
+UNDERRUNS = "streams_with_underruns"
 ENGINE_THREADS = ("engine", "io", "prepare", "other")
 
 
@@ -131,12 +137,11 @@ class Monitor(threading.Thread):
         return "/".join(map(str, used[len(used) // 2])) if used else "-"
 
 
-def measure_level(args: argparse.Namespace, streams: int, main: int, port: int, report: Path) -> dict[str, str]:
+def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, report: Path) -> dict[str, str]:
     """One row of the table."""
     from process_times import descendants, process_seconds, resident_bytes
 
     from polyvox.bench.clients import ServerTarget
-    from polyvox.bench.load import Load
     from polyvox.bench.load_generator import run_on_server
     from polyvox.bench.prompts import prompts
     from polyvox.bench.summary import summarise
@@ -144,8 +149,12 @@ def measure_level(args: argparse.Namespace, streams: int, main: int, port: int, 
     engine = json.loads(report.read_text())["pid"]
     others = [pid for pid in descendants(main) if pid != engine and resident_bytes(pid) > 32 << 20]
     servers = others or [main]
-    target = ServerTarget(f"http://127.0.0.1:{port}", extra={"max_new_tokens": args.frames})
-    load = Load("closed", streams, args.seconds, args.ramp, ramp=args.ramp, seed=args.seed)
+    target = ServerTarget(
+        f"http://127.0.0.1:{port}",
+        "ws" if args.text_rate else "http",
+        extra={"max_new_tokens": args.frames},
+        text_rate=args.text_rate,
+    )
     monitor = Monitor(servers, port)
     monitor.start()
     time.sleep(SAMPLE_INTERVAL)
@@ -164,9 +173,10 @@ def measure_level(args: argparse.Namespace, streams: int, main: int, port: int, 
     ttfp = found.ttfp
     by_thread = [after[f"cpu_{name}"] - before[f"cpu_{name}"] for name in ENGINE_THREADS]
     return {
-        "streams": f"{streams}",
+        "load": load.label,
         "requests, failed": f"{found.requests}, {found.failed}",
         "underruns (streams)": f"{found.underruns.count} ({found.underruns.streams})",
+        "streams with underruns, of the engine": f"{after[UNDERRUNS] - before[UNDERRUNS]:.0f}",
         "TTFP p50 / p95, ms": f"{1e3 * ttfp.p50:.0f} / {1e3 * ttfp.p95:.0f}" if ttfp else "-",
         "audio s/s": f"{found.received or 0:.0f}",
         "step, ms": f"{1e3 * elapsed / steps:.1f}",
@@ -186,7 +196,9 @@ def measure_level(args: argparse.Namespace, streams: int, main: int, port: int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="1.7B", choices=["0.6B", "1.7B", "simulated"])
-    parser.add_argument("--streams", default="256,512,1024,1536,2048", help="streams of each level, comma-separated")
+    parser.add_argument("--streams", help="closed loop: streams of each level, comma-separated")
+    parser.add_argument("--rates", help="open loop: requests per second of each level, comma-separated")
+    parser.add_argument("--text-rate", type=float, help="live text: tokens per second; by default the whole text")
     parser.add_argument("--frames", type=int, default=125, help="per utterance")
     parser.add_argument("--tokens", type=int, default=30, help="per text; not used by the simulated model")
     parser.add_argument("--seconds", type=float, default=60, help="of measured requests per level")
@@ -195,21 +207,31 @@ def main() -> None:
     parser.add_argument("--processes", type=int, help="client processes; by default one per 64 streams and core")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    levels = [int(each) for each in args.streams.split(",")]
+    from polyvox.bench.load import Load
+
+    def levels(mode: "Mode", given: str | None) -> list[Load]:
+        ramp = args.ramp if mode == "closed" else 0.0
+        values = [float(each) for each in given.split(",")] if given else []
+        return [Load(mode, level, args.seconds, args.ramp, ramp=ramp, seed=args.seed) for level in values]
+
+    loads = levels("closed", args.streams) + levels("open", args.rates)
+    if not loads:
+        parser.error("--streams or --rates is required")
+    slots = max(int(load.level) if load.mode == "closed" else SIMULATED_OPEN_SLOTS for load in loads)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = {"port": str(port), "log_level": "warning"} | ({"workers": args.workers} if args.workers else {})
     rows = []
     with TemporaryDirectory() as folder:
         report = Path(folder) / "engine.json"
-        arguments = (flags, args.model, args.frames, args.tokens, max(levels), report)
+        arguments = (flags, args.model, args.frames, args.tokens, slots, report)
         process = multiprocessing.get_context("spawn").Process(target=serve, args=arguments)
         process.start()
         try:
             assert process.pid is not None
             sys.stdout.write(f"ready after {wait_until_ready(port):.0f} s\n")
-            for streams in levels:
-                rows.append(measure_level(args, streams, process.pid, port, report))
+            for load in loads:
+                rows.append(measure_level(args, load, process.pid, port, report))
                 sys.stdout.write(f"{rows[-1]}\n")
                 sys.stdout.flush()
         finally:

@@ -94,6 +94,7 @@ class FakeServer:
     scripts: Mapping[str, Script] = field(default_factory=dict)
     default: Script = field(default_factory=Script)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # that arrived over a WebSocket
     address: str = ""
 
     def script(self, text: str) -> Script:
@@ -144,6 +145,7 @@ class FakeServer:
             elif event["type"] == "input.text":
                 text += event["text"]
             elif event["type"] == "input.done":
+                self.texts.append(text)
                 await self._respond(socket, self.script(text))
             else:
                 break

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.fake_server import TEXT, Script, run_virtual, scripted_traces, silence, tone, wav_header
-from polyvox.bench.clients import ServerTarget, WireProtocol, connect
+from polyvox.bench.clients import ServerTarget, WireProtocol, connect, live_tokens
 from polyvox.bench.load import Load, LoadShard
 from polyvox.bench.load_generator import run_shard
 from polyvox.bench.metrics import RequestMetrics, RequestTrace, measure
@@ -192,3 +192,22 @@ def test_the_virtual_clock_does_not_wait() -> None:
         return loop.time() - began
 
     assert run_virtual(long()) == pytest.approx(3600, abs=0.01)
+
+
+def test_live_text_is_sent_in_tokens_at_its_rate() -> None:
+    found, server = scripted_traces(Script([(0.0, tone(500))]), "ws", text_rate=4.0)
+    tokens = live_tokens(TEXT)
+    assert "".join(tokens) == TEXT
+    assert len(tokens) == 2
+    assert server.bodies[0]["split_granularity"] == "token"
+    assert server.texts == [TEXT]
+    assert found[0].first_byte is not None
+    assert found[0].first_byte - found[0].sent == pytest.approx((len(tokens) - 1) / 4.0, abs=1e-3)
+
+
+def test_long_words_of_live_text_are_several_tokens() -> None:
+    assert live_tokens("An extraordinary day ") == ["An", " extrao", "rdinar", "y", " day", " "]
+    with pytest.raises(InvalidRequest, match="text-rate"):
+        ServerTarget("http://h", "http", text_rate=5.0).check()
+    with pytest.raises(InvalidRequest, match="text-rate"):
+        ServerTarget("http://h", "ws", text_rate=0.0).check()

@@ -13,11 +13,10 @@ from unittest import mock
 import torch
 
 from engine.synthesis import TIMEOUT, record_codes
-from polyvox.audio.pcm import Audio
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.in_flight import CompletedStep
+from polyvox.engine.in_flight import CompletedStep, InFlightStep
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream import LocalStream, StopRequest
@@ -125,12 +124,12 @@ class SteppedEngine(LocalEngine):
         self.batches[len(plan.frame)] += 1
         return super()._run(plan)
 
-    def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Audio | None]) -> None:
-        if self.armed.pop("audio", None) is not None:
+    def _deliver_audio(self, step: InFlightStep) -> None:
+        if step.audio is not None and self.armed.pop("audio", None) is not None:
             named = [*self._planned, *self._streams_in_flight()]
             self.injected |= dict.fromkeys([stream for stream in named if stream.result is None], "step")
             raise Injected("step")
-        super()._deliver_audio(plan, audio)
+        super()._deliver_audio(step)
 
     def _deliver(self, completed: list[CompletedStep]) -> None:
         self._stop_before("deliver")

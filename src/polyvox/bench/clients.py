@@ -8,7 +8,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlsplit
@@ -35,6 +35,7 @@ NOT_RAW = ("application/json", "text/event-stream", "text/html", "text/plain", "
 MAX_MESSAGE_BYTES = 1 << 20  # of one event or message
 MAX_DETAIL = 200  # characters of an error message that are kept
 KEEPALIVE_SECONDS = 60
+MAX_TOKEN_LETTERS = 6  # of a piece of live text
 
 
 class Client(Protocol):
@@ -56,6 +57,7 @@ class ServerTarget:
     extra: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     send_seeds: bool = False  # whether each request has a seed in its body
+    text_rate: float | None = None  # tokens per second of live text, over a WebSocket; None: the whole text at once
 
     def check(self) -> None:
         parts = urlsplit(self.base_url)
@@ -63,6 +65,8 @@ class ServerTarget:
             raise InvalidRequest("base-url", self.base_url, "must be a URL such as http://127.0.0.1:8000")
         if self.protocol == "ws" and self.audio_format != "pcm":
             raise InvalidRequest("format", self.audio_format, "must be pcm over a WebSocket")
+        if self.text_rate is not None and (self.protocol != "ws" or not self.text_rate > 0):
+            raise InvalidRequest("text-rate", self.text_rate, "must be above 0, and needs the protocol ws")
 
     @property
     def url(self) -> str:
@@ -76,6 +80,8 @@ class ServerTarget:
         body: dict[str, Any] = {"response_format": self.audio_format}
         if self.protocol == "ws":
             body |= {"type": "session.config", "stream_audio": True}
+            if self.text_rate is not None:
+                body["split_granularity"] = "token"
         else:
             # Some servers read `stream`, others `stream_format`.
             body |= {"input": text, "stream": True, "stream_format": "sse" if self.protocol == "sse" else "audio"}
@@ -200,7 +206,7 @@ def _on_event(event: bytes, receiver: AudioReceiver, now: float) -> bool:
 
 
 class WebSocketClient(_ServerClient):
-    """The WebSocket of vLLM-Omni and SGLang-Omni: one session per utterance, the text in one message."""
+    """The WebSocket of vLLM-Omni and SGLang-Omni: one session per utterance, the text in one message or live."""
 
     async def _synthesise(self, text: str, seed: int, trace: RequestTrace, clock: Clock) -> None:
         aiohttp = _import_aiohttp()
@@ -209,21 +215,39 @@ class WebSocketClient(_ServerClient):
         url = self.target.url.replace("http", "ws", 1)
         async with self.session.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES) as socket:
             await socket.send_json(self.target.body(text, seed))
-            await socket.send_json({"type": "input.text", "text": text})
-            await socket.send_json({"type": "input.done"})
-            done = False
-            while not done:
-                message = await socket.receive()
-                now = receiver.now()
-                if message.type == aiohttp.WSMsgType.BINARY:
-                    receiver.push(message.data, now)
-                elif message.type == aiohttp.WSMsgType.TEXT:
-                    receiver.on_byte(now)
-                    done = _on_message(_parse_json(message.data), receiver, now)
-                else:
-                    raise RequestFailed(TRUNCATED, f"closed with code {socket.close_code} before session.done")
+            writing = asyncio.create_task(self._send_text(socket, text))
+            try:
+                done = False
+                while not done:
+                    message = await socket.receive()
+                    now = receiver.now()
+                    if message.type == aiohttp.WSMsgType.BINARY:
+                        receiver.push(message.data, now)
+                    elif message.type == aiohttp.WSMsgType.TEXT:
+                        receiver.on_byte(now)
+                        done = _on_message(_parse_json(message.data), receiver, now)
+                    else:
+                        raise RequestFailed(TRUNCATED, f"closed with code {socket.close_code} before session.done")
+            finally:
+                writing.cancel()
+                with suppress(asyncio.CancelledError, ConnectionError):  # the response says what went wrong
+                    await writing
             receiver.finish()
             await socket.send_json({"type": "session.close"})
+
+    async def _send_text(self, socket: "aiohttp.ClientWebSocketResponse", text: str) -> None:
+        """Sends the text, live text one token after the other."""
+        rate = self.target.text_rate
+        for number, piece in enumerate([text] if rate is None else live_tokens(text)):
+            if number and rate is not None:
+                await asyncio.sleep(1 / rate)
+            await socket.send_json({"type": "input.text", "text": piece})
+        await socket.send_json({"type": "input.done"})
+
+
+def live_tokens(text: str) -> list[str]:
+    """The text in pieces of about a token: words, long ones in parts, with the spaces before them."""
+    return re.findall(rf"\s*\S{{1,{MAX_TOKEN_LETTERS}}}|\s+$", text)
 
 
 def _on_message(message: dict[str, Any], receiver: AudioReceiver, now: float) -> bool:

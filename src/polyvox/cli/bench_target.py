@@ -89,6 +89,9 @@ class TargetOptions:
     ] = "{}"
     api_key: Annotated[str | None, typer.Option(envvar="POLYVOX_BENCH_KEY", help="Bearer token; never saved.")] = None
     request_seeds: Annotated[bool, typer.Option("--request-seeds", help="Send a seed with each request.")] = False
+    text_rate: Annotated[
+        float | None, typer.Option(help="Live text over ws: tokens per second; by default the whole text at once.")
+    ] = None
     processes: Annotated[int, typer.Option(min=0, help="Client processes; 0 chooses by load.")] = 0
     frames: Annotated[
         int | None, typer.Option(help="In process: exact length of each utterance in frames of 80 ms.")
@@ -140,7 +143,7 @@ class TargetOptions:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         target = ServerTarget(
             self.base_url or "", self.protocol, self.endpoint, self.model, self.voice, self.audio_format,  # type: ignore[arg-type]
-            self.sample_rate, extra, headers, self.request_seeds,
+            self.sample_rate, extra, headers, self.request_seeds, self.text_rate,
         )  # fmt: skip
         target.check()
         return target

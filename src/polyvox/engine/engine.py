@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyvox.audio.pcm import Audio
 from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.calibration import calibrate
@@ -331,11 +330,9 @@ class LocalEngine:
         try:
             if plan:
                 self._launch(plan)
-            pipelined = 0 < self._runner.min_streams_to_pipeline <= len(plan.frame)
-            while len(self._in_flight) > pipelined:
+            while len(self._in_flight) > self._is_pipelined(plan):
                 step = self._in_flight[0]
-                if step.audio is not None:  # readers need not wait for the frame step beside it
-                    self._deliver_audio(step.plan, step.audio.get())
+                self._deliver_audio(step)  # readers need not wait for the frame step beside it
                 flags = step.flags.get().astype(np.int64) if step.flags else NO_FLAGS
                 now = self.clock()
                 completed.append(CompletedStep(step.plan, flags, now - self._last_completed_at))
@@ -343,6 +340,9 @@ class LocalEngine:
                 with self.lock:
                     self._in_flight.popleft()
                     self._manager.completed_steps = step.number
+            for step in self._in_flight:  # nor for the plan of the next step
+                if step.audio is not None and step.audio.ready:
+                    self._deliver_audio(step)
             self._num_failures = 0
         except Exception as error:
             self._num_failures += 1
@@ -379,8 +379,18 @@ class LocalEngine:
                     stream.prepared = None
             arrays.last_step[plan.frame] = arrays.last_step[plan.codec] = self._num_started
 
-    def _deliver_audio(self, plan: StepPlan[LocalStream], audio: list[Audio | None]) -> None:
-        """Hands the samples of a step to its streams and their readers."""
+    def _is_pipelined(self, plan: StepPlan[LocalStream]) -> bool:
+        """Whether the next step is launched while this one runs: it hides the host's work between two steps."""
+        runner = self._runner
+        enough_live = plan.num_live >= runner.min_live_to_pipeline or not plan.num_live
+        return enough_live and 0 < runner.min_streams_to_pipeline <= len(plan.frame)
+
+    def _deliver_audio(self, step: InFlightStep) -> None:
+        """Waits for the samples of a step, and hands them to its streams and their readers."""
+        if step.audio is None:
+            return
+        plan, audio = step.plan, step.audio.get()
+        step.audio = None
         with self.lock:
             self.scheduler.on_decoded(plan.codec, plan.codec_frames)
             self._manager.on_audio(plan.codec, audio, self.clock())

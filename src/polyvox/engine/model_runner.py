@@ -21,6 +21,9 @@ from polyvox.models.protocol import PreparedRequest, SpeechModel
 
 # Streams from which on a GPU launches a step before the previous one has completed: with fewer, its host keeps up.
 MIN_STREAMS_TO_PIPELINE = 32
+# Live streams from which on it does so: with fewer, the device has time left, and a new stream need not wait for one
+# more step.
+MIN_LIVE_TO_PIPELINE = 128
 
 
 class ModelRunner:
@@ -54,6 +57,7 @@ class ModelRunner:
         self.min_streams_to_pipeline = (
             default if config.min_streams_to_pipeline is None else config.min_streams_to_pipeline
         )
+        self.min_live_to_pipeline = MIN_LIVE_TO_PIPELINE if config.min_streams_to_pipeline is None else 0
 
     def assign(self, allocation: SlotAllocation, prepared: PreparedRequest) -> int:
         """Writes a stream's state to its slot; returns the number of text rows written."""

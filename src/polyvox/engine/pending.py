@@ -24,6 +24,11 @@ class Pending:
         else:
             self._value = value.clone()  # the next call may write to the same memory
 
+    @property
+    def ready(self) -> bool:
+        """Whether `get` returns without waiting."""
+        return self._done is None or self._done.query()
+
     def get(self) -> NDArray[np.generic]:
         """Waits for the copy."""
         if self._done is not None:
@@ -46,6 +51,11 @@ class PendingAudio:
     """The samples of a decode step."""
 
     groups: list[DecodedGroup]
+
+    @property
+    def ready(self) -> bool:
+        """Whether `get` returns without waiting."""
+        return all(group.samples.ready for group in self.groups)
 
     def get(self) -> list[Audio | None]:
         """Waits for the audio. Rows of PCM are views of the memory that the device wrote; None: not finite."""

@@ -98,7 +98,7 @@ class Scheduler(Generic[S]):
             counts = np.clip(frames_left[frame], 1, max_calls).astype(np.int64)
             order = np.argsort(-counts, kind="stable")
             frame, counts = frame[order], counts[order]
-        return StepPlan(tuple(prefill), frame, counts, chunks, frames)
+        return StepPlan(tuple(prefill), frame, counts, chunks, frames, num_live)
 
     def start(self, plan: StepPlan[S], now: float) -> None:
         """Records that a planned step was launched."""

@@ -57,7 +57,6 @@ class StreamManager:
         vocoder = model.vocoder
         self.sample_rate, self._samples_per_frame = vocoder.sample_rate, vocoder.samples_per_frame
         self._has_tail = vocoder.tail_samples > 0
-        self._buffer_samples = config.buffer_seconds * self.sample_rate  # of each reader
         self._runner, self._streams, self._admission, self._scheduler = runner, streams, admission, scheduler
         self._trace = trace
         self.completed_steps = 0  # number of the last completed step
@@ -324,6 +323,11 @@ class StreamManager:
             self._update_pause(stream, now)
         self._audio_seconds += sum(sizes) / self.sample_rate
         self.ready |= dict.fromkeys(streams)
+
+    @property
+    def _buffer_samples(self) -> float:
+        """Of each reader."""
+        return self.config.buffer_seconds * self.sample_rate
 
     def buffer_free(self, stream: LocalStream) -> float:
         """Frames that the reader's buffer can take."""

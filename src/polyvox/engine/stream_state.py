@@ -159,6 +159,7 @@ class StepPlan(Generic[S]):
     frame_counts: Ints = field(default_factory=NO_SLOTS.copy)  # frames of each slot of `frame`, in descending order
     codec: Ints = field(default_factory=NO_SLOTS.copy)  # slots
     codec_frames: Ints = field(default_factory=NO_SLOTS.copy)  # of each slot of `codec`
+    num_live: int = 0  # live streams that need frames, in this step or in another one
 
     def __bool__(self) -> bool:
         return bool(self.prefill or len(self.frame) or len(self.codec))

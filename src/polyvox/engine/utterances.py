@@ -204,8 +204,8 @@ class UtteranceTable(Generic[S]):
         expected = np.minimum(seconds_per_byte * arrays.text_bytes, arrays.max_frames * frame)
         left = np.maximum(expected - arrays.generated * frame, self._overrun.value * expected)
         rows = arrays.utterance_row[holds := arrays.active & ~arrays.ended]
-        found: Floats = seconds_per_byte * self._following_bytes
-        found += np.bincount(rows, left[holds], len(found))
+        found = np.bincount(rows, left[holds], len(self._following_bytes)).astype(np.float64)
+        found += seconds_per_byte * self._following_bytes
         for segment in self._streams.queue.continuing(live):
             if (utterance := self.get(segment)) is not None and utterance.following is segment:
                 found[utterance.row] += self._segment_seconds(segment)
