@@ -39,6 +39,7 @@ from polyvox.engine.config import MIN_CONTEXT, EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.in_flight import CompletedStep
 from polyvox.engine.interface import InProcessEngine
+from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.stream_state import MAX_FRAMES_PER_STEP
 from polyvox.ipc.supervisor import EngineProcess
 
@@ -145,28 +146,43 @@ PARTS = (
 )
 
 
+# Calls of the device within these parts
+CALLS = ("frame", "prefill", "decode", "assign", "clear", "write_text")
+
+
 class InstrumentedEngine(LocalEngine):
-    """Adds CPU times by thread and by part of the engine's thread, and the memory of the process, to the statistics."""
+    """Adds CPU times by thread, by part of the engine's thread and by device call, and the memory to the statistics."""
 
     def _start(self) -> None:
         self._parts = dict.fromkeys((name for name, _ in PARTS), 0.0)
-        self._frame_calls = 0
+        self._calls = dict.fromkeys(CALLS, 0.0)
+        self._frame_calls = self._num_chunks = 0
         super()._start()
         for name, path in PARTS:
             owner = type(self if len(path) == 1 else getattr(self, path[0]))
-            setattr(owner, path[-1], self._timed(name, getattr(owner, path[-1])))
+            setattr(owner, path[-1], self._timed(self._parts, name, getattr(owner, path[-1])))
+        for name in CALLS:
+            owner = type(self._runner)
+            setattr(owner, name, self._timed(self._calls, name, getattr(owner, name)))
+        deliver = Scheduler.deliver
+
+        def counted(scheduler: Scheduler[Any], slots: Any, *args: Any) -> None:
+            self._num_chunks += len(slots)
+            deliver(scheduler, slots, *args)
+
+        Scheduler.deliver = counted  # type: ignore[method-assign, assignment]
 
     def _observe(self, step: CompletedStep, now: float) -> None:
         super()._observe(step, now)
         self._frame_calls += step.plan.num_calls
 
-    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, times: dict[str, float], part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
             began = time.thread_time()
             try:
                 return call(*args)
             finally:
-                self._parts[part] += time.thread_time() - began
+                times[part] += time.thread_time() - began
 
         return timed
 
@@ -176,6 +192,8 @@ class InstrumentedEngine(LocalEngine):
             super().stats()
             | {f"cpu_{name}": seconds for name, seconds in thread_seconds().items()}
             | {f"part_{name}": seconds for name, seconds in self._parts.items()}
+            | {f"call_{name}": seconds for name, seconds in self._calls.items()}
+            | {"num_chunks": self._num_chunks}
             | {"memory": pages * os.sysconf("SC_PAGE_SIZE"), "frame_calls": self._frame_calls}
         )
 
@@ -265,9 +283,11 @@ def measure_level(new_client: RemoteEngineClient, load: Load, processes: int) ->
         "step, ms": f"{1e3 * elapsed / delta['steps']:.1f}",
         "frames, frame calls per step": f"{delta['frames'] / delta['steps']:.0f}, "
         f"{delta['frame_calls'] / delta['steps']:.2f}",
+        "frames per chunk": f"{delta['frames'] / max(delta['num_chunks'], 1):.1f}",
         "host us/frame": f"{sum(1e6 * value / frames for name, value in delta.items() if name.startswith('cpu_')):.1f}",
         "by thread": per_frame("cpu_"),
         "by part of the engine's thread": per_frame("part_"),
+        "of which device calls": per_frame("call_"),
         "client lag p99, ms": f"{1e3 * lag.loop.p99:.1f}" if lag.loop else "-",
         "GPU memory, GB": memory_used,
         "engine host memory, GB, before and after": f"{before['memory'] / 1e9:.2f}, {after['memory'] / 1e9:.2f}",

@@ -125,7 +125,8 @@ class LocalEngine:
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
         with self.lock:
-            taken = [cast(LocalStream, stream).pop(max_chunks) for stream, max_chunks in wanted]
+            taken = [cast(LocalStream, stream).pop_locked(max_chunks) for stream, max_chunks in wanted]
+            self.wake()
         return [[chunk.joined() for chunk in chunks] for chunks in taken]
 
     def info(self) -> ModelInfo:
@@ -192,8 +193,12 @@ class LocalEngine:
 
     def on_change(self, stream: LocalStream) -> None:
         """A stream's reader took chunks, its text grew, or it shall stop."""
-        self._manager.changed[stream] = None
+        self.note_change(stream)
         self.wake()
+
+    def note_change(self, stream: LocalStream) -> None:
+        """The same for a caller that wakes the engine itself."""
+        self._manager.changed[stream] = None
 
     def enqueue(self, stream: LocalStream, prepared: PreparedRequest) -> None:
         """Queues a stream; raises Overloaded or InvalidRequest if admission rejects it."""

@@ -100,10 +100,20 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
     def pop(self, max_chunks: int) -> list[BufferedChunk]:
         """Chunks as they were decoded; the reader joins their parts without the lock."""
         with self._engine.lock:  # one transaction: take the chunks and report the free space
-            return super().pop(max_chunks)
+            taken = self.pop_locked(max_chunks)
+            if taken:
+                self._engine.wake()
+            return taken
+
+    def pop_locked(self, max_chunks: int) -> list[BufferedChunk]:
+        """The same for a caller that has the engine's lock, and wakes the engine once for many streams."""
+        taken = [self._buffer.popleft() for _ in range(min(max_chunks, len(self._buffer)))]
+        if taken:
+            self._on_taken(taken)
+        return taken
 
     def _on_taken(self, taken: list[BufferedChunk]) -> None:
-        self._engine.on_change(self)
+        self._engine.note_change(self)
         for chunk in taken:
             self.buffered -= chunk.size
 

@@ -6,6 +6,7 @@ between two segments. What is left of it is estimated from its text.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import inf
@@ -196,7 +197,13 @@ class UtteranceTable(Generic[S]):
 
     def total(self, stream: S) -> float:
         """Expected seconds of speech of an utterance, by its first segment."""
-        return self._segment_seconds(stream) + self.seconds(stream.following_bytes)
+        (seconds,) = self.totals([stream])
+        return seconds
+
+    def totals(self, streams: Sequence[S]) -> list[float]:
+        """The same of many utterances."""
+        frame, per_byte = self._frame_seconds, self.seconds(1)
+        return [min(per_byte * s.text_bytes, s.max_frames * frame) + per_byte * s.following_bytes for s in streams]
 
     def remaining(self, live: bool) -> Floats:
         """Expected seconds of audio that each utterance in progress still needs, in any order."""

@@ -120,9 +120,10 @@ class WaitEstimate(Generic[S]):
         free_at = (np.sort(self.utterances.remaining(live)) / speed).tolist()
         missing = max_utterances - len(free_at)
         free_at = free_at[-missing:] if missing < 0 else [0.0] * missing + free_at
-        timeline = Timeline(now, speed, free_at, list(free_at), list(free_at))
-        for stream in self.streams.queue.new_utterances(live):
-            timeline.enqueue(self.utterances.total(stream))
+        queued = list(free_at)
+        for seconds in self.utterances.totals(self.streams.queue.new_utterances(live)):
+            heapreplace(queued, queued[0] + seconds / speed)
+        timeline = Timeline(now, speed, free_at, queued, list(queued))
         if live:
             for one in self.reservations:
                 timeline.reserve(self.reservations.claimed_share * one.seconds, one.at)
