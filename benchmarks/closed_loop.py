@@ -98,8 +98,8 @@ def simulate(speech: Any, max_streams: int) -> Any:
     def simulated_generator_state(*shape: int) -> Any:
         state = new_generator_state(*shape)
 
-        def prefill(values: torch.Tensor, *_: object) -> None:
-            GPU.launch((PREFILL + PREFILL_ROW * len(values)) / 1e3)
+        def prefill(ids: torch.Tensor, *_: object) -> None:
+            GPU.launch((PREFILL + PREFILL_ROW * ids.shape[1]) / 1e3)
 
         def frame(slots: torch.Tensor, *_: object) -> torch.Tensor:
             GPU.launch(interpolate(FRAME_STEP, len(slots)))

@@ -23,7 +23,7 @@ from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
-from polyvox.kernels.next_inputs import next_inputs
+from polyvox.kernels.next_inputs import NextText, next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed
@@ -34,6 +34,7 @@ PAGE, FRAME = 16, 16
 HEADS, KV_HEADS, DIM = 16, 8, 128
 TALKER, PREDICTOR = (2048, 6144), (1024, 3072)  # hidden and intermediate size
 VOCAB, CODES = 3072, 2048
+TEXT_VOCAB, GIVEN_ROWS = 151_936, 16
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 
 
@@ -140,11 +141,13 @@ def inputs(batch: int) -> Case:
     """The kernel writes to the slots, whose rows are compared."""
     size, ring = TALKER[0], 64
     tables = normal(VOCAB, size), normal(FRAME - 1, CODES, size)
-    text, pad, out = normal(batch, ring, size), normal(size), normal(batch, size)
     end, frame = (torch.randint(200, (batch,), device=DEVICE) for _ in range(2))
+    ids = torch.randint(TEXT_VOCAB, (batch, ring), device=DEVICE)
+    text = NextText(normal(TEXT_VOCAB, size), 0, ids, end, normal(batch, GIVEN_ROWS, size))
+    out = normal(batch, size)
 
     def call(codes: Tensor, slots: Tensor) -> Tensor:
-        next_inputs(codes, *tables, slots, text, end, frame, pad, out)
+        next_inputs(codes, *tables, slots, frame, text, out)
         return out[slots]
 
     rows = torch.randint(CODES, (batch, FRAME), device=DEVICE), torch.arange(batch, device=DEVICE)

@@ -19,7 +19,7 @@ from polyvox.kernels.noise import keyed_noise
 from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import GeneratorNoise, Noise
 from polyvox.models.layers.talker_config import CONTROL_IDS
-from polyvox.models.protocol import PrefillMetadata, PreparedRequest
+from polyvox.models.protocol import PrefillMetadata, PreparedRequest, PromptRows
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt
 from polyvox.models.request import Layout, Sampling
 from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator, TalkerGeneratorState
@@ -88,11 +88,13 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
     generator, codec, count = tts.model.generator, tts.model.model.codec, len(case.utterances)
     result = Run()
     prompts = [change(prompt_of(tts, case, utterance)) for utterance in case.utterances]
+    rows: list[PromptRows] = []
     for i, prompt in enumerate(prompts):
         vector, reference = (inputs.get(f"{name}{i}") for name in ("vector", "reference"))
         parts = [None if part is None else torch.from_numpy(part) for part in (vector, reference)]
-        result.prefill.append(generator.embed(prompt, (), *parts)[0])
-        result.trailing.append(generator.text_rows(prompt.trailing))
+        rows.append(prompt_rows(generator, prompt, *parts))
+        result.prefill.append(embed(generator, rows[-1]))
+        result.trailing.append(generator.text_table.rows[generator.text_ids(prompt.trailing)])
     noise = keyed_noise if case.seed is None else GeneratorNoise(torch.Generator().manual_seed(case.seed))
 
     first: list[torch.Tensor] = []
@@ -110,7 +112,8 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
     with mock.patch.object(TalkerGeneratorState, "_draws", recording_draws):
         frames, ended = [], []
-        batch = Batch(generator, result.prefill, result.trailing, [sampling_of(tts, case)] * count)
+        trailing = [prompt.trailing for prompt in prompts]
+        batch = Batch(generator, rows, trailing, [sampling_of(tts, case)] * count)
         for _ in range(199 if case in EMBEDDED else FRAMES):
             codes, over = batch.frame(noise)
             frames.append(codes)
@@ -133,14 +136,39 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
     return result
 
 
+def prompt_rows(
+    generator: TalkerGenerator, prompt: Prompt, vector: torch.Tensor | None = None, frames: torch.Tensor | None = None
+) -> PromptRows:
+    """The rows of a prompt; vector and frames are the parts of a cloned voice."""
+    rows = generator.prompt_rows(prompt)
+    if vector is None:
+        return rows
+    parts = [vector[None].to(generator.device, generator.dtype)]
+    parts += [] if frames is None else [generator.talker.frame_rows(frames.to(generator.device))]
+    given = torch.cat(parts)
+    return replace(rows, given=given, given_at=prompt.voice_rows(len(given) - 1))
+
+
+def given_rows(generator: TalkerGenerator, rows: PromptRows) -> torch.Tensor:
+    """The given part of each row, [T, hidden]."""
+    found = torch.zeros(len(rows), generator.hidden_size, dtype=generator.dtype, device=generator.device)
+    if rows.given is not None:
+        found[rows.given_at] = rows.given
+    return found
+
+
+def embed(generator: TalkerGenerator, rows: PromptRows) -> torch.Tensor:
+    return generator.embed(generator.to_device(rows.ids), given_rows(generator, rows))
+
+
 class Batch:
     """A batch of streams without an engine: slot i is request i."""
 
     def __init__(
         self,
         generator: TalkerGenerator,
-        prompts: list[torch.Tensor],
-        texts: list[torch.Tensor],
+        prompts: Sequence[PromptRows],
+        texts: Sequence[Sequence[int]],
         sampling: Sequence[Sampling],
         seeds: Sequence[int] | None = None,
         frames: int = 200,
@@ -157,12 +185,14 @@ class Batch:
             # Pages of different streams are interleaved, as in the engine.
             self.cache.set_block_table(i, list(range(i + 1, count * pages + 1, count)))
             self.state.assign(i, PreparedRequest(prompt, text, frames, False, len(text), payload))
-        rows = torch.cat([prompt[:-1] for prompt in prompts])
+        self.state.upload()
+        ids = torch.from_numpy(np.concatenate([prompt.ids[:, :-1] for prompt in prompts], axis=1)).to(generator.device)
+        given = torch.cat([given_rows(generator, prompt)[:-1] for prompt in prompts])
         counts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=generator.device)
         owner = self.slots.repeat_interleave(counts)
         column = torch.cat([torch.arange(len(prompt) - 1, device=generator.device) for prompt in prompts])
         metadata = PrefillMetadata(self.slots, owner, column, self.max_context - 1)
-        self.state.prefill(rows, owner, column, self.cache, self.max_context - 1, metadata)
+        self.state.prefill(ids, given, owner, column, self.cache, self.max_context - 1, metadata)
         self.ended = torch.zeros(count, dtype=torch.bool, device=generator.device)
 
     def frame(self, noise: Noise = keyed_noise) -> tuple[torch.Tensor, torch.Tensor]:

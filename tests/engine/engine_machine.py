@@ -15,7 +15,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -175,16 +174,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _write(self, client: Client, write: Any, parts_meanwhile: int, fails: bool) -> None:
         stream = client.stream
-        make = self.speech.text_rows
+        make = self.speech.text_ids
 
-        def rows(ids: list[int], last: bool) -> torch.Tensor:
+        def text_ids(ids: list[int], last: bool) -> list[int]:
             self.engine.advance(parts_meanwhile)
             if fails:
                 raise Injected("rows")
             return make(ids, last)
 
         was_open = stream.text_open and stream not in self.engine._manager.stop_requests
-        with mock.patch.object(self.speech, "text_rows", rows) if parts_meanwhile or fails else ExitStack():
+        with mock.patch.object(self.speech, "text_ids", text_ids) if parts_meanwhile or fails else ExitStack():
             try:
                 write()
             except Injected:

@@ -10,8 +10,6 @@ from math import inf
 from typing import Any
 from unittest import mock
 
-import torch
-
 from engine.synthesis import TIMEOUT, record_codes
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost_model import CostModel
@@ -21,6 +19,7 @@ from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream import LocalStream, StopRequest
 from polyvox.engine.stream_state import StepPlan
+from polyvox.engine.text_buffer import TextBuffer
 from polyvox.models.protocol import PreparedRequest, SpeechModel
 
 # The cost of a step instead of a calibration: low, so that all slots are used, and always the same.
@@ -163,7 +162,7 @@ class SteppedEngine(LocalEngine):
                     self.injected[stream] = "assign"
                     raise Injected("assign")
 
-        def written(slot: int, start: int, text: torch.Tensor, frame: int) -> int:
+        def written(slot: int, start: int, text: TextBuffer, frame: int) -> int:
             if self.armed.pop("write", None) is not None:
                 self.injected[next(stream for stream in self.streams.active if stream.slot == slot)] = "write"
                 raise Injected("write")
@@ -220,7 +219,7 @@ class ObservedCondition(threading.Condition):
 
 @contextmanager
 def small_text_ring() -> Iterator[None]:
-    with mock.patch("polyvox.engine.generator_runner.TEXT_ROWS", TEXT_RING):
+    with mock.patch("polyvox.engine.generator_runner.TEXT_IDS", TEXT_RING):
         yield
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polyvox.audio.samples import Samples
 from polyvox.engine.config import EngineConfig
@@ -82,6 +83,12 @@ def _solo_engine(speech: Qwen3TTSModel) -> tuple[LocalEngine, defaultdict[LocalS
     """An engine with one slot, for all solo runs: an engine takes longer to start than a short request to run."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
     return engine, record_codes(engine)
+
+
+def text_rows(speech: Qwen3TTSModel, ids: list[int], last: bool) -> NDArray[np.float32]:
+    """The rows of the talker's width that another model would give for these tokens."""
+    rows: NDArray[np.float32] = speech.generator.text_table.rows[speech.text_ids(ids, last)].float().numpy()
+    return rows
 
 
 def record_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from conftest import Loaded
 from engine.stepped_engine import LOW_COST
-from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples, wait_for_end
+from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples, text_rows, wait_for_end
 from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
@@ -133,7 +133,7 @@ def test_text_can_be_appended_as_rows_of_another_model(engine: LocalEngine, spee
     given = len(speech.tokenizer.text("on and"))
     with pytest.raises(InvalidRequest, match="rows of 48"):
         stream.append_rows(np.zeros((1, 7), np.float32))
-    stream.append_rows(speech.text_rows(ids[given:], last=True).numpy(), last=True)
+    stream.append_rows(text_rows(speech, ids[given:], last=True), last=True)
     whole = solo_samples(speech, request(TEXTS[2], layout="streaming", guard=False))
     np.testing.assert_allclose(read_all(stream), whole, atol=1e-6)
 

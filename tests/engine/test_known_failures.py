@@ -26,7 +26,7 @@ from polyvox.models.request import Request
 
 pytestmark = pytest.mark.slow
 
-SMALL_RING = 24  # text rows
+SMALL_RING = 24  # text ids
 
 
 @pytest.fixture(scope="module")
@@ -89,20 +89,17 @@ def test_a_wake_up_between_append_and_wait_is_not_lost(speech: Qwen3TTSModel) ->
 
 
 def test_text_that_was_read_is_freed(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pending rows are a tensor of their own, not a view of the whole text."""
-    monkeypatch.setattr("polyvox.engine.generator_runner.TEXT_ROWS", SMALL_RING)
+    monkeypatch.setattr("polyvox.engine.generator_runner.TEXT_IDS", SMALL_RING)
     engine = LocalEngine(speech, EngineConfig(max_streams=1, context=4096))
     try:
         long = "a b " * 50
         with engine.lock:
             stream = engine.submit(request(long, layout="streaming", guard=False, frames=250))
             assert stream._ready.wait_for(lambda: stream.buffered, TIMEOUT)
-            rows = stream.text
-            assert 0 < len(rows) <= len(speech.tokenizer.text(long)) - SMALL_RING
-            assert rows.untyped_storage().nbytes() == rows.numel() * rows.element_size()
+            assert 0 < len(stream.text) <= len(speech.tokenizer.text(long)) - SMALL_RING
         stream.cancel()
         assert_idle(engine)
-        assert stream.text.numel() == 0
+        assert not len(stream.text)
         assert stream.prepared is None
     finally:
         engine.close()
@@ -114,7 +111,7 @@ def test_a_text_longer_than_the_text_ring_is_read_to_its_end(
     """Rows beyond the ring follow the frames, and the ring's old rows are not read again."""
     long = request("a b " * 50, layout="streaming", guard=False, frames=255, seed=2)
     whole = solo_samples(speech, long)
-    monkeypatch.setattr("polyvox.engine.generator_runner.TEXT_ROWS", SMALL_RING)
+    monkeypatch.setattr("polyvox.engine.generator_runner.TEXT_IDS", SMALL_RING)
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:
         assert len(whole) > 2 * SMALL_RING * speech.vocoder.samples_per_frame
@@ -178,7 +175,7 @@ def test_a_failed_append_releases_the_slot_from_the_engines_thread(
         with engine.lock:
             assert stream._ready.wait_for(lambda: stream.text_deadline < inf, TIMEOUT)
         with monkeypatch.context() as patch:
-            patch.setattr(speech, "text_rows", lambda *_: 1 / 0)
+            patch.setattr(speech, "text_ids", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 stream.append("ant, the user")
         with pytest.raises(StreamFailed, match="division"):

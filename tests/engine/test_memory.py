@@ -156,9 +156,12 @@ def test_a_context_of_0_is_the_models_default(loaded: Loaded) -> None:
 def test_the_weights_include_the_text_embeddings_outside_of_the_talker(loaded: Loaded) -> None:
     model = cast(Qwen3OmniModel, loaded("omni-plain", "float32").model)
     table = model.model.text_embedding.weight.nbytes
-    usage = ModelRunner(model, EngineConfig(max_streams=1)).memory()[0]
+    weights, text_table = ModelRunner(model, EngineConfig(max_streams=1)).memory()[:2]
     talker = sum(tensor.nbytes for tensor in model.model.talker.parameters())
-    assert usage.size == talker + table + model.vocoder.nbytes
+    assert weights.size == talker + table + model.vocoder.nbytes
+    config = model.config.talker
+    assert text_table.name == "text table"
+    assert text_table.size == config.text_vocab_size * config.transformer.hidden_size * 4
 
 
 def test_the_engine_logs_its_memory_usage_at_start(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +170,7 @@ def test_the_engine_logs_its_memory_usage_at_start(loaded: Loaded, caplog: pytes
     engine.close()
     [logged] = [record.getMessage() for record in caplog.records if "memory usage" in record.message]
     rows = {line[2:20].strip(): line for line in logged.splitlines()[1:]}
-    assert list(rows)[:3] == ["weights", "keys and values", "slots"]
+    assert list(rows)[:4] == ["weights", "text table", "keys and values", "slots"]
     assert list(rows)[-1] == "total"
     assert "float32" in rows["weights"]
     assert f"{engine.config.max_streams} streams (max_streams) × 320 positions (context)" in rows["keys and values"]

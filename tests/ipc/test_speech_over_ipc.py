@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from conftest import Loaded
-from engine.synthesis import request, solo_samples
+from engine.synthesis import request, solo_samples, text_rows
 from ipc.engine_processes import (
     QUICK_RESTARTS,
     TIMEOUT,
@@ -79,8 +79,8 @@ async def test_rows_of_another_model_give_the_same_speech_as_their_text(
     stream = await engine.submit(request("the other ", live=True, guard=False))
     middle = len(rest) // 2
     assert middle
-    stream.append_rows(speech.text_rows(rest[:middle], last=False).float().numpy())
-    stream.append_rows(speech.text_rows(rest[middle:], last=True).float().numpy(), last=True)
+    stream.append_rows(text_rows(speech, rest[:middle], last=False))
+    stream.append_rows(text_rows(speech, rest[middle:], last=True), last=True)
     whole = solo_samples(speech, request(TEXT, layout="streaming", guard=False))
     np.testing.assert_allclose(await read_samples(stream), whole, atol=TOLERANCE)
 

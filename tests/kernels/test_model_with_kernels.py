@@ -4,12 +4,14 @@
 from copy import deepcopy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from conftest import Loaded, LoadedTTS
 from parity import Batch
 from polyvox import kernels
+from polyvox.models.protocol import NO_ID, PromptRows
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +32,12 @@ def compare_codes(tts: LoadedTTS, lengths: tuple[int, ...], num_frames: int) -> 
     model = tts.model.model
     model.talker.precompute()
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randn(n, tts.model.generator.hidden_size, generator=generator) for n in lengths]
-    texts = [torch.randn(2, tts.model.generator.hidden_size, generator=generator) for _ in prompts]
+    hidden_size = tts.model.generator.hidden_size
+    prompts = [
+        PromptRows(np.full((2, n), NO_ID), torch.randn(n, hidden_size, generator=generator), np.arange(n))
+        for n in lengths
+    ]
+    texts = [tts.model.generator.text_ids(torch.randint(0, 99, (2,), generator=generator).tolist()) for _ in prompts]
     default = tts.model.config.sampling
     sampling = [default, replace(default, temperature=0.0, top_k=5)][: len(lengths)]
 

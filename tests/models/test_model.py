@@ -3,11 +3,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from conftest import DEVICE, Loaded, LoadedTTS
-from parity import Batch
-from polyvox.models.layers.talker import look_up
+from parity import Batch, embed, prompt_rows
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt
 from polyvox.models.request import Layout, Sampling
 from polyvox.models.talker_prompt import NO_CODE, Prompt
@@ -30,8 +28,8 @@ def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]], num_fram
     prompts, seeds, sampling = zip(*requests, strict=True)
     batch = Batch(
         tts.model.generator,
-        [generator.embed(p)[0] for p in prompts],
-        [generator.text_rows(p.trailing) for p in prompts],
+        [generator.prompt_rows(prompt) for prompt in prompts],
+        [generator.text_ids(prompt.trailing) for prompt in prompts],
         sampling,
         seeds,
     )
@@ -108,32 +106,14 @@ def test_a_prompt_is_the_sum_of_its_text_and_codec_parts(
     vector = torch.randn(config.talker.transformer.hidden_size, generator=chance) if kind == "base" else None
     shape = (frames, config.talker.code_groups)
     codes = torch.randint(0, config.predictor.vocab_size, shape, generator=chance) if frames else None
-    for text in (prompt.trailing, prompt.trailing[:-1], ()):
-        with torch.inference_mode():
-            rows, after = generator.embed(prompt, text, vector, codes)
-            expected = generator.text_rows(prompt.text).clone()
-            for row, code in enumerate(prompt.codec):
-                if code != NO_CODE:
-                    expected[row] += generator.talker.model.codec_embedding.weight[code]
-            if vector is not None and prompt.vector_row is not None:
-                expected[prompt.vector_row] += vector.to(expected)
-            if codes is not None and prompt.frames_row is not None:
-                expected[prompt.frames_row : prompt.frames_row + frames] += generator.talker.frame_rows(
-                    codes.to(DEVICE)
-                )
-            torch.testing.assert_close(rows, expected, atol=1e-12, rtol=1e-12)
-            torch.testing.assert_close(after, generator.text_rows(text), atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("ids", [[], [3], [0, 6, 6, 2, 0]], ids=str)
-def test_rows_are_looked_up_on_the_host(dtype: torch.dtype, ids: list[int]) -> None:
-    table, wanted = torch.randn(7, 5).to(dtype), torch.tensor(ids, dtype=torch.int64)
-    found = look_up(table, wanted, torch.full((len(ids), 5), torch.nan, dtype=dtype))
-    assert torch.equal(found, F.embedding(wanted, table))
-
-
-@pytest.mark.parametrize("id", [-1, 7])
-def test_an_id_outside_the_table_raises(id: int) -> None:
-    with pytest.raises(IndexError, match="table of 7"):
-        look_up(torch.randn(7, 5), torch.tensor([1, id]), torch.empty(2, 5))
+    with torch.inference_mode():
+        rows = embed(generator, prompt_rows(generator, prompt, vector, codes))
+        expected = generator.talker.text_projection(generator.talker.text_table[list(prompt.text)].to(DEVICE))
+        for row, code in enumerate(prompt.codec):
+            if code != NO_CODE:
+                expected[row] += generator.talker.model.codec_embedding.weight[code]
+        if vector is not None and prompt.vector_row is not None:
+            expected[prompt.vector_row] += vector.to(expected)
+        if codes is not None and prompt.frames_row is not None:
+            expected[prompt.frames_row : prompt.frames_row + frames] += generator.talker.frame_rows(codes.to(DEVICE))
+        torch.testing.assert_close(rows, expected, atol=1e-12, rtol=1e-12)

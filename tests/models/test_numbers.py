@@ -14,6 +14,7 @@ from polyvox.models.layers.norm import RMSNorm
 from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.layers.sampling import talker_parameters
 from polyvox.models.layers.transformer_config import TransformerConfig
+from polyvox.models.protocol import NO_ID, PromptRows
 from polyvox.models.qwen3_tts.codec import Codebook
 from polyvox.models.request import Sampling
 
@@ -83,8 +84,8 @@ def test_speech_cannot_end_before_min_frames(min_frames: int, loaded: Loaded) ->
         greedy = Sampling(temperature=0, predictor_temperature=0, repetition_penalty=1.0)
         batch = Batch(
             speech.generator,
-            [torch.zeros(3, speech.generator.hidden_size, dtype=speech.generator.dtype, device=DEVICE)] * 2,
-            [torch.zeros(1, speech.generator.hidden_size, dtype=speech.generator.dtype, device=DEVICE)] * 2,
+            [PromptRows(np.full((2, 3), NO_ID))] * 2,
+            [speech.text_ids([], last=True)] * 2,
             [replace(greedy, min_frames=min_frames), replace(greedy, min_frames=7)],
         )
         over = np.array([batch.frame()[1].tolist() for _ in range(9)])

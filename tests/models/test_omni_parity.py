@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import DEVICE, Loaded
-from parity import TOLERANCE, Batch, Golden, golden, relative_error
+from parity import TOLERANCE, Batch, Golden, embed, golden, relative_error
 from polyvox.models.layers.talker_config import CONTROL_IDS
 from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_omni.speech_model import Qwen3OmniModel
@@ -47,7 +47,7 @@ def prepare(model: Qwen3OmniModel, case: Conversation, expected: Golden) -> Prep
     prompt = ThinkerPrompt(case.prompt, expected.get("media_rows"), expected.get("positions"))
     request = Request("", case.speaker, seed=0, sampling=greedy(case), live=True, guard=False, thinker_prompt=prompt)
     prepared = model.prepare(request, answer)
-    return replace(prepared, text=torch.cat([prepared.text, model.text_rows([], last=True)]))
+    return replace(prepared, text=[*prepared.text, *model.text_ids([], last=True)])
 
 
 def greedy(case: Conversation) -> Sampling:
@@ -71,8 +71,8 @@ def batch_of(model: Qwen3OmniModel, requests: Sequence[PreparedRequest]) -> Batc
 def test_a_conversation_equals_the_reference(case: Conversation, dtype: str, models: Models) -> None:
     model, expected = models[case.shape, dtype], golden(f"omni-{case.shape}-{case.name}", dtype)
     request = prepare(model, case, expected)
-    assert relative_error(request.rows, expected["prefill"]) < TOLERANCE[dtype]
-    assert relative_error(request.text, expected["trailing"]) < TOLERANCE[dtype]
+    assert relative_error(embed(model.generator, request.rows), expected["prefill"]) < TOLERANCE[dtype]
+    assert relative_error(model.generator.text_table.rows[list(request.text)], expected["trailing"]) < TOLERANCE[dtype]
     batch = batch_of(model, [request])
     theirs, frames = expected["codes"], []
     for _ in range(len(theirs)):
@@ -121,8 +121,9 @@ def test_bfloat16_keeps_the_precision_of_norms_angles_and_routing(models: Models
     hidden = {}
     for dtype, each in (("bfloat16", model), ("float64", models["wide", "float64"])):
         request = prepare(each, case, golden("omni-wide-text", "float64"))
-        positions = torch.arange(len(request.rows), device=DEVICE)[None]
-        hidden[dtype] = each.model.talker(request.rows[None], positions, causal_attention).double()
+        rows = embed(each.generator, request.rows)
+        positions = torch.arange(len(rows), device=DEVICE)[None]
+        hidden[dtype] = each.model.talker(rows[None], positions, causal_attention).double()
     error = (hidden["bfloat16"] - hidden["float64"]).norm() / hidden["float64"].norm()
     assert error < 0.02
 

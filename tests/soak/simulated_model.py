@@ -5,7 +5,7 @@ A tiny Base checkpoint prepares requests and clones voices. Codes and samples ar
 frame, so equal requests must give equal audio.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -55,14 +55,17 @@ class SimulatedGeneratorState:
         self._frame[slot] = 0
         self._end[slot] = max(prepared.tokens, len(prepared.text)) + FRAMES_AFTER_TEXT
 
-    def write_text(self, slot: int, start: int, rows: Tensor) -> None:
-        self._end[slot] = max(int(self._end[slot]), start + len(rows) + FRAMES_AFTER_TEXT)
+    def write_text(self, slot: int, start: int, ids: Sequence[int], rows: Tensor | None) -> None:  # noqa: ARG002
+        self._end[slot] = max(int(self._end[slot]), start + len(ids) + FRAMES_AFTER_TEXT)
 
     def close_text(self, slot: int, num_bytes: int) -> int:  # noqa: ARG002
         return frame_limits(num_bytes)[1]
 
-    def prefill(self, rows: Tensor, *_: object) -> None:
-        GPU.launch(PREFILL + PREFILL_ROW * len(rows))
+    def upload(self) -> None:
+        pass  # the methods above have written to the tensors
+
+    def prefill(self, ids: Tensor, *_: object) -> None:
+        GPU.launch(PREFILL + PREFILL_ROW * ids.shape[1])
 
     def frame(self, slots: Tensor, *_: object) -> Tensor:
         GPU.launch(STEP + STEP_STREAM * len(slots))
@@ -82,7 +85,8 @@ class SimulatedGeneratorState:
 class SimulatedGenerator:
     device, dtype, kv_dtype = torch.device("cpu"), torch.float32, torch.float32
     kv_shape = KVShape(1, 1, 4)
-    max_positions, default_context, num_codebooks, nbytes = 4096, 1024, 1, 0
+    max_positions, default_context, num_codebooks, nbytes, text_table_nbytes = 4096, 1024, 1, 0, 0
+    given_rows = 16
 
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size
@@ -90,7 +94,7 @@ class SimulatedGenerator:
     def parameters(self) -> Iterable[Tensor]:
         return ()
 
-    def new_state(self, num_slots: int, text_rows: int, ring_frames: int) -> SimulatedGeneratorState:  # noqa: ARG002
+    def new_state(self, num_slots: int, text_ids: int, ring_frames: int) -> SimulatedGeneratorState:  # noqa: ARG002
         return SimulatedGeneratorState(num_slots, ring_frames)
 
 
@@ -161,8 +165,8 @@ class SimulatedModel:
     def streaming_tokenizer(self, request: Request) -> StreamingTokenizer:
         return self._model.streaming_tokenizer(request)
 
-    def text_rows(self, ids: list[int], last: bool) -> Tensor:
-        return self._model.text_rows(ids, last)
+    def text_ids(self, ids: list[int], last: bool) -> list[int]:
+        return self._model.text_ids(ids, last)
 
 
 def build_engine(settings: Settings) -> InProcessEngine:

@@ -22,7 +22,7 @@ from polyvox.engine.generator_runner import MAX_PREFILL_ROWS
 from polyvox.engine.graphs import GraphedCall, gather_codes
 from polyvox.engine.kv_cache import KVCache
 from polyvox.engine.stream_state import RING_FRAMES
-from polyvox.models.protocol import PrefillMetadata, SpeechModel
+from polyvox.models.protocol import NO_ID, PrefillMetadata, PromptRows, SpeechModel
 from polyvox.models.request import ClonedVoice, Request, Sampling
 
 Call = Literal["prefill", "frame", "codec", "both"]
@@ -50,7 +50,7 @@ class SyntheticBatch:
         self.max_context = context + frames
         self._assign(model, pages)
         rows = min(batch * context, MAX_PREFILL_ROWS)  # of one prefill, as in the engine
-        self.prompt = self._zeros(rows)
+        self.prompt = torch.full((2, rows), NO_ID, device=generator.device)
         each = torch.arange(rows, device=generator.device)
         self.metadata = PrefillMetadata(
             self.slots[: -(-rows // context)], each // context, each % context, min(rows, context)
@@ -60,18 +60,18 @@ class SyntheticBatch:
         info = model.info()
         voice = ClonedVoice(np.zeros(info.hidden_size, np.float32)) if info.can_clone else None
         request = Request("hello", voice, seed=0, sampling=NEVER_ENDING, guard=False)
-        prepared = replace(model.prepare(request), rows=self._zeros(self.context + 1), text=self._zeros(0))
+        prompt = PromptRows(np.full((2, self.context + 1), NO_ID))
+        prepared = replace(model.prepare(request), rows=prompt, text=())
         for slot in range(self.batch):
             self.cache.set_block_table(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
             self.state.assign(slot, prepared)
             self.vocoder_state.assign(slot, None)
-
-    def _zeros(self, rows: int) -> Tensor:
-        return torch.zeros(rows, self.generator.hidden_size, device=self.generator.device, dtype=self.generator.dtype)
+        self.state.upload()
 
     def prefill(self) -> None:
         metadata = self.metadata
-        self.state.prefill(self.prompt, metadata.owner, metadata.column, self.cache, self.context, metadata)
+        at = metadata.owner, metadata.column
+        self.state.prefill(self.prompt, None, *at, self.cache, self.context, metadata)
 
     def frame(self) -> None:
         self.state.frame(self.slots, self.cache, self.max_context)
@@ -88,7 +88,7 @@ class SyntheticBatch:
         """Bytes of keys, values and codec state that a call reads or writes at least once."""
         if call == "codec":
             return 2 * self.vocoder_state.nbytes
-        positions = len(self.prompt) if call == "prefill" else self.batch * (self.context + 1)
+        positions = self.prompt.shape[1] if call == "prefill" else self.batch * (self.context + 1)
         return positions * self.generator.kv_shape.position_bytes(self.generator.kv_dtype)
 
 

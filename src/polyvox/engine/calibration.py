@@ -7,13 +7,13 @@ from collections.abc import Callable
 from statistics import median
 
 import numpy as np
-import torch
 
 from polyvox import progress
 from polyvox.engine.config import PAGE
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.stream_state import CHUNK_SIZES
+from polyvox.models.protocol import NO_ID, PromptRows
 
 NUM_CALLS, MAX_SECONDS = 6, 0.5  # of each measurement
 MIN_SLOPE = 1e-3  # of the one-stream time, per stream: a measured slope of 0 would promise unlimited capacity
@@ -23,13 +23,13 @@ Call = Callable[[int], object]  # runs one call of the model with this many stre
 
 def calibrate(runner: ModelRunner) -> CostModel:
     """Times prefill, frame step and codec call with one stream and with the most; every slot must be free."""
-    config, generator = runner.config, runner.model.generator
+    config = runner.config
     num_streams, num_rows = config.max_batch, PAGE - 1
     # A CPU that is busy decodes frame by frame.
     on_cpu = runner.model.vocoder.device.type == "cpu"
     chunk = CHUNK_SIZES[0 if config.deterministic or on_cpu else 2]
     max_chunks, max_prompts = max(1, num_streams // chunk), min(num_streams, runner.max_prefill_rows // num_rows)
-    prompt = torch.zeros(num_rows, generator.hidden_size, device=generator.device, dtype=generator.dtype)
+    prompt = PromptRows(np.full((2, num_rows), NO_ID))
     positions = itertools.count(PAGE + 1)
 
     def frame(streams: int) -> None:

@@ -14,7 +14,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission, Demand
@@ -36,6 +35,7 @@ from polyvox.engine.stream_manager import StreamManager
 from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP, RING_FRAMES, SchedulerLimits, StepPlan
 from polyvox.engine.stream_status import STATS_PREFIX, StreamStatus
 from polyvox.engine.stream_table import StreamTable
+from polyvox.engine.text_buffer import Rows
 from polyvox.engine.trace import TraceWriter
 from polyvox.errors import EngineDown, PolyvoxError
 from polyvox.models.info import ModelInfo
@@ -206,16 +206,13 @@ class LocalEngine:
         self._manager.enqueue(stream, prepared)
         self.wake()
 
-    def add_text(self, stream: LocalStream, rows: Tensor, last: bool) -> None:
-        """Adds text rows to a queued or active stream."""
-        stream.text = torch.cat([stream.text, rows]) if len(stream.text) else rows
-        stream.text_open = stream.text_open and not last
-        self.on_change(stream)
-
-    def add_tokens(self, stream: LocalStream, ids: list[int]) -> None:
-        """Adds tokens to a queued or active stream; its thread embeds them when the stream needs them."""
+    def add_text(self, stream: LocalStream, ids: list[int], last: bool, rows: Rows | None = None) -> None:
+        """Adds text to a queued or active stream: ids, then rows of another model."""
         if stream.result is None:
-            stream.tokens += ids
+            stream.text.append(ids)
+            if rows is not None:
+                stream.text.append_rows(rows)
+            stream.text_open = stream.text_open and not last
             self.on_change(stream)
 
     def request_stop(self, stream: LocalStream, stop: StopRequest) -> None:

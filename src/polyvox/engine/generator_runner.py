@@ -14,9 +14,10 @@ from polyvox.engine.kv_cache import KVCache
 from polyvox.engine.pending import Pending
 from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import RING_FRAMES
-from polyvox.models.protocol import Generator, PrefillMetadata, PreparedRequest
+from polyvox.engine.text_buffer import TextBuffer
+from polyvox.models.protocol import Generator, PrefillMetadata, PreparedRequest, PromptRows
 
-TEXT_ROWS = 256  # text rows that a slot stores ahead of its frames
+TEXT_IDS = 256  # text ids that a slot stores ahead of its frames
 MAX_PREFILL_ROWS = 2048  # of one prefill on any machine: its activations are not part of the memory plan
 DETERMINISTIC_PREFILL_ROWS = 256  # of every prefill of a deterministic engine
 
@@ -29,7 +30,7 @@ class GeneratorRunner:
         self.generator, self.config = generator, config
         self.max_prefill_rows = DETERMINISTIC_PREFILL_ROWS if config.deterministic else MAX_PREFILL_ROWS
         num_slots = config.max_streams + fixed_sizes  # the last one is the scratch slot of padded calls
-        self.state = generator.new_state(num_slots, TEXT_ROWS, RING_FRAMES)
+        self.state = generator.new_state(num_slots, TEXT_IDS, RING_FRAMES)
         max_pages = min(config.pages, -(-generator.max_positions // PAGE))
         self.cache = KVCache(
             generator.kv_shape, config.pages, num_slots, max_pages, generator.device, generator.kv_dtype
@@ -43,29 +44,32 @@ class GeneratorRunner:
         self._small = generator.kv_shape.layers * generator.hidden_size**2 <= SMALL_MODEL
 
     def assign(self, slot: int, pages: list[int], prepared: PreparedRequest) -> int:
-        """Writes a stream's state to its slot; returns the number of text rows written."""
+        """Writes a stream's state to its slot; returns the number of text ids written."""
         self.cache.set_block_table(slot, pages)
         self.state.assign(slot, prepared)
-        return min(len(prepared.text), TEXT_ROWS)
+        return min(len(prepared.text), TEXT_IDS)
 
-    def write_text(self, slot: int, start: int, text: Tensor, frame: int) -> int:
-        """Writes text from row start on, as many rows as fit before the ring wraps to frame; returns how many."""
-        count = min(len(text), frame + TEXT_ROWS - start)
-        if count > 0:
-            self.state.write_text(slot, start, text[:count])
-        return max(count, 0)
+    def write_text(self, slot: int, start: int, text: TextBuffer, frame: int) -> int:
+        """Moves text to the frames from start on, as much as fits before the rings wrap to frame; returns how much."""
+        ids, rows = text.take(frame + TEXT_IDS - start, frame + min(self.generator.given_rows, TEXT_IDS) - start)
+        if ids:
+            self.state.write_text(slot, start, ids, None if rows is None else torch.from_numpy(rows))
+        return len(ids)
 
     def poison(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         for slot in slots:
             self.state.poison(slot)
         self.cache.poison(list(pages))
 
-    def prefill(self, work: list[tuple[int, int, Tensor]]) -> None:
+    def prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
+        self.state.upload()
         slots = [slot for slot, _, rows in work for _ in range(len(rows))]
         positions = [start + i for _, start, rows in work for i in range(len(rows))]
+        ids = np.concatenate([rows.ids for _, _, rows in work], axis=1)
+        given = self._given_rows(work)
         if self.graphs is not None:
-            self.graphs.prefill([rows for _, _, rows in work], np.array(slots), np.array(positions))
+            self.graphs.prefill(np.concatenate([ids, [slots, positions]]), given)
             return
         metadata = PrefillMetadata(
             self._indices([slot for slot, _, _ in work]),
@@ -76,10 +80,26 @@ class GeneratorRunner:
         max_context = max(start + len(rows) for _, start, rows in work)
         with threads_for(self.generator.device, self._small, len(slots) // PAGE):
             at = self._indices(slots), self._indices(positions)
-            self.state.prefill(torch.cat([rows for _, _, rows in work]), *at, self.cache, max_context, metadata)
+            on_device = torch.from_numpy(ids).to(self.generator.device)
+            self.state.prefill(on_device, given, *at, self.cache, max_context, metadata)
+
+    def _given_rows(self, work: list[tuple[int, int, PromptRows]]) -> Tensor | None:
+        """The given parts of all rows of a prefill [N, hidden]; None if there are none."""
+        if all(rows.given is None for _, _, rows in work):
+            return None
+        num_rows, first = sum(len(rows) for _, _, rows in work), 0
+        found = torch.zeros(
+            num_rows, self.generator.hidden_size, dtype=self.generator.dtype, device=self.generator.device
+        )
+        for _, _, rows in work:
+            if rows.given is not None:
+                found[torch.from_numpy(first + rows.given_at).to(found.device)] = rows.given
+            first += len(rows)
+        return found
 
     def frame(self, slots: Ints, counts: Ints, contexts: Ints) -> Pending:
         """Generates counts frames of each slot, the slots with most first; their flags [calls, slots]."""
+        self.state.upload()
         sizes = [int(np.count_nonzero(counts > call)) for call in range(int(counts[0]))]
         if self.graphs is not None:
             return Pending(self.graphs.frame(slots, sizes))

@@ -18,7 +18,7 @@ from polyvox.engine.parallel_compiler import DeviceCalls, ParallelCompiler, Repo
 from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP
 from polyvox.kernels.quantize import quantize
-from polyvox.models.protocol import Generator, GeneratorState, PagedCache, Vocoder, VocoderState
+from polyvox.models.protocol import NO_ID, Generator, GeneratorState, PagedCache, Vocoder, VocoderState
 from polyvox.progress import Stage
 
 MIN_PREFILL_ROWS = 16
@@ -92,11 +92,13 @@ class GeneratorGraphs:
         self._all_flags = self._flags.repeat(MAX_FRAMES_PER_STEP)  # of the calls of a step
         self._frames: GraphedSizes = {size: GraphedCall(self._frame, indices(size)) for size in sizes(max_batch)}
         num_rows = max(max_prefill_rows, MIN_PREFILL_ROWS)
-        rows = torch.zeros(num_rows, generator.hidden_size, dtype=generator.dtype, device=generator.device)
-        self._prefills: GraphedSizes = {
-            size: GraphedCall(self._prefill, rows[:size], indices(size), torch.zeros_like(indices(size)))
-            for size in sizes(num_rows, MIN_PREFILL_ROWS)
-        }
+        # Parts of prompt rows that are not ids; zeros where a row has none.
+        self._given = torch.zeros(num_rows, generator.hidden_size, dtype=generator.dtype, device=generator.device)
+        self._prefills: GraphedSizes = {}
+        for size in sizes(num_rows, MIN_PREFILL_ROWS):
+            inputs = torch.zeros(4, size, dtype=torch.int64, device=generator.device)
+            inputs[2] = self._scratch
+            self._prefills[size] = GraphedCall(self._prefill, inputs)
 
     @property
     def frame_sizes(self) -> tuple[int, ...]:
@@ -107,9 +109,17 @@ class GeneratorGraphs:
         """All calls in the order in which they are captured."""
         return _largest_first([self._prefills, self._frames])
 
-    def prefill(self, rows: list[Tensor], slots: Ints, positions: Ints) -> None:
-        size = next_size(list(self._prefills), len(slots))
-        self._prefills[size](torch.cat(rows), _padded(slots, size, self._scratch), _padded(positions, size, 0))
+    def prefill(self, inputs: Ints, given: Tensor | None) -> None:
+        """inputs [4, N]: text ids, code ids, slots and positions; given [N, hidden] is added to their embeddings."""
+        num_rows = inputs.shape[1]
+        size = next_size(list(self._prefills), num_rows)
+        padded = np.full((4, size), NO_ID)
+        padded[:, :num_rows], padded[2:, num_rows:] = inputs, [[self._scratch], [0]]
+        if given is not None:
+            self._given[:num_rows].copy_(given)
+        self._prefills[size](padded)
+        if given is not None:
+            self._given[:num_rows].zero_()
 
     def frame(self, slots: Ints, counts: Sequence[int]) -> Tensor:
         """One call after the other for the first counts[i] slots each; their flags [calls, slots]."""
@@ -123,8 +133,10 @@ class GeneratorGraphs:
             flags[call, :count].copy_(found[:count])
         return flags
 
-    def _prefill(self, rows: Tensor, slots: Tensor, positions: Tensor) -> None:
-        self._state.prefill(rows, slots, positions, self._cache, self._max_context, None)
+    def _prefill(self, inputs: Tensor) -> None:
+        slots, positions = inputs[2], inputs[3]
+        given = self._given[: len(slots)]
+        self._state.prefill(inputs[:2], given, slots, positions, self._cache, self._max_context, None)
 
     def _frame(self, slots: Tensor) -> Tensor:
         self._state.reset_scratch(self._scratch)

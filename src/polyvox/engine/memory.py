@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from polyvox.engine.config import MAX_BATCH, MIN_CONTEXT, PAGE, EngineConfig
-from polyvox.engine.generator_runner import TEXT_ROWS
+from polyvox.engine.generator_runner import TEXT_IDS
 from polyvox.engine.stream_state import RING_FRAMES
 from polyvox.errors import InvalidRequest
 from polyvox.models.protocol import SpeechModel
@@ -99,7 +99,7 @@ def plan_memory(model: SpeechModel, config: EngineConfig) -> StreamPlan:
     same = generator.device == vocoder.device
     position = generator.kv_shape.position_bytes(generator.kv_dtype)
     slot, vocoder_slot = slot_bytes(model)
-    weights = generator.nbytes + (vocoder.nbytes if same else 0)
+    weights = generator.nbytes + generator.text_table_nbytes + (vocoder.nbytes if same else 0)
     usable = usable_bytes(generator.device, weights, config.memory_gb)
     gpu = generator.device.type == "cuda"
     budgets = [DeviceBudget(usable, gpu, slot + (vocoder_slot if same else 0), position)]
@@ -111,7 +111,7 @@ def plan_memory(model: SpeechModel, config: EngineConfig) -> StreamPlan:
 
 def slot_bytes(model: SpeechModel) -> tuple[int, int]:
     """Bytes of the state of one stream in the generator and in the vocoder."""
-    return model.generator.new_state(1, TEXT_ROWS, RING_FRAMES).nbytes, model.vocoder.new_state(1).nbytes
+    return model.generator.new_state(1, TEXT_IDS, RING_FRAMES).nbytes, model.vocoder.new_state(1).nbytes
 
 
 def fit_streams(config: EngineConfig, default_context: int, budgets: Sequence[DeviceBudget]) -> StreamPlan:
@@ -168,7 +168,7 @@ def limit_gpu_memory(device: torch.device, memory_gb: float | None) -> None:
 class ModelNeeds:
     """What a model that is not loaded needs of one device, in bytes."""
 
-    weights: int
+    weights: int  # and the text table
     slot: int
     position: int
     default_context: int
@@ -179,7 +179,8 @@ class ModelNeeds:
         """model: on the meta device. host_bytes: of weights that stay on the host of a GPU."""
         generator, slot = model.generator, sum(slot_bytes(model))
         position = generator.kv_shape.position_bytes(generator.kv_dtype)
-        weights = generator.nbytes - (host_bytes if gpu else 0) + model.vocoder.nbytes
+        weights = generator.nbytes + generator.text_table_nbytes + model.vocoder.nbytes
+        weights -= host_bytes if gpu else 0
         return cls(weights, slot, position, generator.default_context, gpu)
 
     def plan(self, free: int, config: EngineConfig | None = None) -> StreamPlan:

@@ -4,7 +4,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from polyvox.audio.pcm import Audio
 from polyvox.engine.config import PAGE, EngineConfig
@@ -16,8 +15,9 @@ from polyvox.engine.parallel_compiler import max_compilers
 from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream_arrays import Ints
+from polyvox.engine.text_buffer import TextBuffer
 from polyvox.engine.vocoder_runner import VocoderRunner
-from polyvox.models.protocol import PreparedRequest, SpeechModel
+from polyvox.models.protocol import PreparedRequest, PromptRows, SpeechModel
 
 # Streams from which on a GPU launches a step before the previous one has completed: with fewer, its host keeps up.
 MIN_STREAMS_TO_PIPELINE = 32
@@ -60,10 +60,10 @@ class ModelRunner:
         self.min_live_to_pipeline = MIN_LIVE_TO_PIPELINE if config.min_streams_to_pipeline is None else 0
 
     def assign(self, allocation: SlotAllocation, prepared: PreparedRequest) -> int:
-        """Writes a stream's state to its slot; returns the number of text rows written."""
-        text_rows = self.generator.assign(allocation.slot, allocation.pages, prepared)
+        """Writes a stream's state to its slot; returns the number of text ids written."""
+        num_text_ids = self.generator.assign(allocation.slot, allocation.pages, prepared)
         self.vocoder.assign(allocation.slot, prepared.vocoder_context)
-        return text_rows
+        return num_text_ids
 
     def clear(self, allocation: SlotAllocation) -> None:
         """Clears the block table of a slot that is about to be released; no step in flight may use it."""
@@ -81,15 +81,15 @@ class ModelRunner:
             self.generator.poison(slots, pages)
             self.vocoder.poison(slots)
 
-    def write_text(self, slot: int, start: int, text: Tensor, frame: int) -> int:
-        """Writes text from row start on, as many rows as fit before the ring wraps to frame; returns how many."""
+    def write_text(self, slot: int, start: int, text: TextBuffer, frame: int) -> int:
+        """Moves text to the frames from start on, as much as fits before the rings wrap to frame; returns how much."""
         return self.generator.write_text(slot, start, text, frame)
 
     def close_text(self, slot: int, num_bytes: int) -> int:
         """Marks the text of a slot as complete; returns the maximum number of frames that it can need."""
         return self.generator.state.close_text(slot, num_bytes)
 
-    def prefill(self, work: list[tuple[int, int, Tensor]]) -> None:
+    def prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
         self.generator.prefill(work)
 
@@ -134,6 +134,7 @@ class ModelRunner:
         slots = self.generator.state.nbytes + (self.vocoder.state.nbytes if same else 0)
         found = [
             MemoryUsage("weights", weights, f"{_name(generator.dtype)} on {generator.device} (model, dtype)"),
+            MemoryUsage("text table", generator.text_table_nbytes, "one row per text id (model, dtype)"),
             MemoryUsage("keys and values", self.generator.cache.nbytes, f"{_name(generator.kv_dtype)}, {pages}"),
             MemoryUsage("slots", slots, streams),
         ]

@@ -9,7 +9,6 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason
@@ -18,8 +17,9 @@ from polyvox.engine.interface import Chunk, OnReady, Result
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.engine.stream_state import StreamState
 from polyvox.engine.stream_status import StreamStatus
+from polyvox.engine.text_buffer import TextBuffer
 from polyvox.errors import NOT_SHOWN, InvalidRequest, Overloaded
-from polyvox.models.protocol import PreparedRequest, StreamingTokenizer
+from polyvox.models.protocol import PreparedRequest, PromptRows, StreamingTokenizer
 from polyvox.models.request import Request
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self.guarded = False  # max_frames is an estimate by the text, not the request's own limit
         # Text
         self.text_open = request.live
-        self.text = torch.empty(0)  # rows that are not in the slot yet
-        self.text_end = 0  # rows that were written to the slot
-        self.tokens: list[int] = []  # of a thinker's answer, that are not rows yet
+        self.text = TextBuffer()  # that is not in the slot yet
+        self.text_end = 0  # frames whose text was written to the slot
         self.text_tokens = 0
         self.text_waits = 0
         self._tokenizer = tokenizer
@@ -136,19 +135,21 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             self._check_open()
             assert self._tokenizer is not None
             spoken = self._tokenizer.append_tokens(ids)
-            if len(self.tokens) + len(self.text) + len(spoken) > max_tokens:
+            if len(self.text) + len(spoken) > max_tokens:
                 raise InvalidRequest("append_tokens", len(ids), f"at most {max_tokens} tokens may be pending")
             if not spoken:
                 return
             with self._failing():
-                prepared = None
+                prepared, more, model = None, [], self._engine.model
                 if self.status is StreamStatus.AWAITING_TEXT:
-                    prepared = self._engine.model.prepare(self.request, spoken)
+                    prepared = model.prepare(self.request, spoken)
+                else:
+                    more = model.text_ids(spoken, last=False)
                 with self._engine.lock:
                     self.text_bytes += TOKEN_BYTES * len(spoken)
                     self.text_tokens += len(spoken)
                     if prepared is None:
-                        self._engine.add_tokens(self, spoken)
+                        self._engine.add_text(self, more, last=False)
                     elif self.result is None:
                         self._engine.enqueue(self, prepared)
 
@@ -167,12 +168,11 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         with self._text_lock, self._engine.lock:
             if not self.text_open:
                 return
-            assert self._tokenizer is not None
-            self.text_open = False
             if self.status is StreamStatus.AWAITING_TEXT:  # an answer without tokens has no speech
+                self.text_open = False
                 self._engine.request_stop(self, StopRequest("stop"))
             else:
-                self._engine.add_tokens(self, self._tokenizer.finish())
+                self._engine.add_text(self, self._engine.model.text_ids([], last=True), last=True)
 
     def _check_open(self) -> None:
         with self._engine.lock:
@@ -192,7 +192,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             raise
 
     def _append(self, text: str, last: bool, rows: NDArray[np.float32] | None = None) -> None:
-        """Converts text to rows in the caller's thread, without the engine's lock, and hands them to the engine."""
+        """Converts text to ids in the caller's thread, without the engine's lock, and hands them to the engine."""
         with self._text_lock:
             if last and rows is None and not self.text_open:
                 return
@@ -206,9 +206,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
                     raise InvalidRequest("append_rows", NOT_SHOWN, "requires a first word of text")
                 ids += self._tokenizer.finish() if last or rows is not None else []
                 prepared = model.prepare(self.request, ids) if ids and first else None
-                more = model.text_rows([] if prepared else ids, last and rows is None)
-                if rows is not None:
-                    more = torch.cat([more, torch.tensor(rows, dtype=more.dtype, device=more.device)])
+                more = model.text_ids([] if prepared else ids, last and rows is None)
                 with self._engine.lock:
                     self.text_bytes += len(text.encode()) + TOKEN_BYTES * (0 if rows is None else len(rows))
                     self.text_tokens += len(ids)
@@ -216,7 +214,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
                         if prepared is not None:
                             self._engine.enqueue(self, prepared)
                         if self.status is not StreamStatus.AWAITING_TEXT:
-                            self._engine.add_text(self, more, last)
+                            self._engine.add_text(self, more, last, rows)
 
     # The engine's side, under its lock
 
@@ -226,7 +224,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         return self.allocation.slot
 
     @property
-    def prompt(self) -> torch.Tensor:
+    def prompt(self) -> PromptRows:
         assert self.prepared is not None
         return self.prepared.rows
 

@@ -8,7 +8,6 @@ from math import inf
 from typing import get_args
 
 import numpy as np
-import torch
 
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.pcm import Audio
@@ -21,6 +20,7 @@ from polyvox.engine.stream import LocalStream, StopRequest
 from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.engine.stream_table import StreamTable
+from polyvox.engine.text_buffer import TextBuffer
 from polyvox.engine.trace import TraceWriter
 from polyvox.errors import Overloaded
 from polyvox.kernels.flags import FRAME_ENDED, FRAME_REPETITION_LOOP
@@ -29,8 +29,6 @@ from polyvox.models.protocol import PreparedRequest, SpeechModel
 log = logging.getLogger(__name__)
 
 NOT_FINITE = "The model returned samples that are not finite numbers."
-MIN_TEXT_ROWS = 16  # rows ahead of the frames, below which more tokens of an answer become rows
-MAX_EMBEDDED = 128  # tokens of one stream that become rows at once
 MAX_READER_DELAY = 2.0  # seconds that a reader in real time may be behind: the delay of a network and of its player
 
 
@@ -53,7 +51,7 @@ class StreamManager:
         wake: Callable[[], None],
         trace: TraceWriter | None,
     ) -> None:
-        self.config, self.clock, self._wake, self._model = config, clock, wake, model
+        self.config, self.clock, self._wake = config, clock, wake
         vocoder = model.vocoder
         self.sample_rate, self._samples_per_frame = vocoder.sample_rate, vocoder.samples_per_frame
         self._has_tail = vocoder.tail_samples > 0
@@ -96,7 +94,7 @@ class StreamManager:
         stream.text_frames = 0 if stream.text_open else inf
         self._admission.enqueue(stream, now)
         stream.arrived_at = stream.deadline = now
-        stream.prepared, stream.text = prepared, prepared.text
+        stream.prepared, stream.text = prepared, TextBuffer(prepared.text)
         stream.guarded = prepared.guarded and max_frames == prepared.max_frames
         stream.text_tokens = max(stream.text_tokens, prepared.tokens)
         stream.text_deadline = inf
@@ -118,7 +116,7 @@ class StreamManager:
                 log.exception("stream assignment failed stream=%d", stream.id)
                 self.end(stream, "error", f"the request could not be prepared: {error}")
                 continue
-            stream.text = stream.text[stream.text_end :].clone()
+            stream.text.take(stream.text_end, 0)
             if stream.text_open or len(stream.text) or stream.text_frames < inf:
                 with_text.append(stream)
         if with_text:
@@ -149,9 +147,7 @@ class StreamManager:
 
     def _add_text(self, streams: Iterable[LocalStream], now: float) -> None:
         """Moves as much text as possible to the slots of these streams."""
-        streams = dict.fromkeys(streams)
-        self._embed_tokens(streams)
-        for stream in streams:
+        for stream in dict.fromkeys(streams):
             if stream.result is None:
                 self._write_text(stream, now)
 
@@ -160,43 +156,20 @@ class StreamManager:
         arrays = self._streams.used()
         out_of_text = arrays.needs_text() & (arrays.text_deadline == inf) & (arrays.prompt_left() <= 0)
         for stream in self._streams.at(np.flatnonzero(arrays.active & out_of_text)):
-            if stream.text_open and not stream.tokens:
+            if stream.text_open and not len(stream.text):
                 stream.wait_for_text(now + self.config.text_timeout)
                 self._update_pause(stream, now)
 
-    def _embed_tokens(self, streams: Iterable[LocalStream]) -> None:
-        """Embeds the next tokens of all streams that need rows soon in one call, which costs as much as for one."""
-        streams = [
-            stream
-            for stream in streams
-            if stream.tokens and not len(stream.text) and stream.text_end - stream.started < MIN_TEXT_ROWS
-        ]
-        if not streams:
-            return
-        taken = [stream.tokens[:MAX_EMBEDDED] for stream in streams]
-        try:
-            rows = self._model.text_rows([id for ids in taken for id in ids], last=False)
-        except Exception as error:
-            log.exception("text embedding failed streams=%d", len(streams))
-            for stream in streams:
-                self.end(stream, "error", f"the text could not be read: {error}")
-            return
-        for stream, ids, part in zip(streams, taken, rows.split([len(ids) for ids in taken]), strict=True):
-            del stream.tokens[: len(ids)]
-            stream.text = part
-
     def _write_text(self, stream: LocalStream, now: float) -> None:
-        """Moves text rows to the slot, and updates the number of frames that have text."""
+        """Moves text to the slot, and updates the number of frames that have text."""
         if len(stream.text):
             try:
-                count = self._runner.write_text(stream.slot, stream.text_end, stream.text, stream.started)
+                stream.text_end += self._runner.write_text(stream.slot, stream.text_end, stream.text, stream.started)
             except Exception as error:
                 log.exception("text write failed stream=%d", stream.id)
                 self.end(stream, "error", f"the text could not be read: {error}")
                 return
-            stream.text = stream.text[count:].clone()
-            stream.text_end += count
-        pending = bool(len(stream.text) or stream.tokens)
+        pending = bool(len(stream.text))
         complete = not (stream.text_open or pending)
         if pending:
             self._pending_text[stream] = None
@@ -410,5 +383,5 @@ class StreamManager:
 
     def _drop(self, stream: LocalStream) -> None:
         """Frees the memory of a finished stream and wakes callers that wait for an idle engine."""
-        stream.prepared, stream.text, stream.tokens = None, torch.empty(0), []
+        stream.prepared, stream.text = None, TextBuffer()
         self._wake()

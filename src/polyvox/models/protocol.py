@@ -6,16 +6,22 @@ owns the slots of both and moves the codes between them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyvox.audio.samples import Samples
 from polyvox.models.info import ModelInfo
 from polyvox.models.paged_kv import KVShape, PagedKVView
 from polyvox.models.request import ClonedVoice, Request
+
+NO_ID = -1  # a prompt row without a text id or without a code id
+GIVEN_ROW = -1  # in place of a text id: the row of this frame was given by the caller
+NO_ROWS: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 class GeneratorPayload:
@@ -31,11 +37,35 @@ class VocoderContext:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PreparedRequest:
-    """A validated request as the rows that a generator reads."""
+class PromptRows:
+    """Rows of a prompt by id: row t is the sum of the embeddings of ids[:, t], and of a given row if it has one."""
 
-    rows: Tensor  # [T, hidden]: the prompt
-    text: Tensor  # [N, hidden]: one text row per frame; after the last one the generator reads padding, or more text
+    ids: NDArray[np.int64]  # [2, T]: text ids and code ids, NO_ID where a row has none
+    given: Tensor | None = None  # [G, hidden]: parts of rows that are not ids
+    given_at: NDArray[np.int64] = field(
+        default_factory=NO_ROWS.copy
+    )  # [G]: the rows to which they are added, ascending
+
+    def __len__(self) -> int:
+        return self.ids.shape[1]
+
+    def __getitem__(self, part: slice) -> "PromptRows":
+        ids = self.ids[:, part]
+        if self.given is None:
+            return PromptRows(ids)
+        start, stop, _ = part.indices(len(self))
+        inside = np.flatnonzero((start <= self.given_at) & (self.given_at < stop))
+        if not len(inside):
+            return PromptRows(ids)
+        return PromptRows(ids, self.given[inside[0] : inside[-1] + 1], self.given_at[inside] - start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedRequest:
+    """A validated request as the ids that a generator reads."""
+
+    rows: PromptRows
+    text: Sequence[int]  # one text id per frame; after the last one the generator reads padding, or more text
     max_frames: int
     guarded: bool  # max_frames follows from the length of the text, not from the request
     tokens: int  # of the text
@@ -101,22 +131,29 @@ class GeneratorState(Protocol):
     def assign(self, slot: int, prepared: PreparedRequest) -> None:
         """Writes everything of a slot that a stream reads before it writes it."""
 
-    def write_text(self, slot: int, start: int, rows: Tensor) -> None:
-        """Writes text rows for the frames from start on."""
+    def write_text(self, slot: int, start: int, ids: Sequence[int], rows: Tensor | None) -> None:
+        """Writes text for the frames from start on: ids, and the rows [n,hidden] of those that are GIVEN_ROW."""
 
     def close_text(self, slot: int, num_bytes: int) -> int:
         """Marks the text as complete, with its length in bytes; returns the maximum number of frames it can need."""
 
+    def upload(self) -> None:
+        """Sends what the methods above changed to the device, in one copy; called before `prefill` and `frame`."""
+
     def prefill(
         self,
-        rows: Tensor,
+        ids: Tensor,
+        given: Tensor | None,
         slots: Tensor,
         positions: Tensor,
         cache: PagedCache,
         max_context: int,
         metadata: PrefillMetadata | None,
     ) -> None:
-        """Reads prompt rows [N,hidden] into the cache, each at its position [N] of its slot [N]."""
+        """Reads prompt rows into the cache, each at its position [N] of its slot [N].
+
+        ids [2,N]: as in `PromptRows`; given [N,hidden] is added to their embeddings.
+        """
 
     def frame(self, slots: Tensor, cache: PagedCache, max_context: int) -> Tensor:
         """Generates one frame for each slot [B]; returns the flags [B] of flags.py."""
@@ -140,12 +177,14 @@ class Generator(Protocol):
     default_context: int  # prompt rows and frames of an average stream
     num_codebooks: int
     nbytes: int  # of the weights on the device
+    text_table_nbytes: int  # of what is computed from them at load: a row for each text id
+    given_rows: int  # text rows of a caller that a slot stores ahead of its frames
 
     def parameters(self) -> Iterable[Tensor]:
         """The weights."""
 
-    def new_state(self, num_slots: int, text_rows: int, ring_frames: int) -> GeneratorState:
-        """State for num_slots streams, each with text_rows rows of text ahead and ring_frames frames of codes."""
+    def new_state(self, num_slots: int, text_ids: int, ring_frames: int) -> GeneratorState:
+        """State for num_slots streams, each with text_ids ids of text ahead and ring_frames frames of codes."""
 
 
 class VocoderState(Protocol):
@@ -206,7 +245,7 @@ class SpeechModel(Protocol):
         """The voice of a recording at the vocoder's sample rate; raises InvalidRequest."""
 
     def prepare(self, request: Request, ids: list[int] | None = None) -> PreparedRequest:
-        """Validates a request that has a seed and embeds its prompt; raises InvalidRequest.
+        """Validates a request that has a seed and builds its prompt; raises InvalidRequest.
 
         ids: the first tokens of a text to which more will be appended.
         """
@@ -214,5 +253,5 @@ class SpeechModel(Protocol):
     def streaming_tokenizer(self, request: Request) -> StreamingTokenizer:
         """A tokenizer for a request whose text arrives in pieces; raises InvalidRequest."""
 
-    def text_rows(self, ids: list[int], last: bool) -> Tensor:
-        """Text rows of further tokens of a stream; the last ones close its text."""
+    def text_ids(self, ids: list[int], last: bool) -> list[int]:
+        """Text ids of further tokens of a stream; the last ones close its text."""

@@ -4,22 +4,35 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.kernels.frame_end import FrameRecord, finish_frame
-from polyvox.kernels.next_inputs import next_inputs
+from polyvox.kernels.next_inputs import NextText, next_inputs
 from polyvox.kernels.noise import keyed_noise
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw, draw_keyed, first_code_scores, is_greedy
+from polyvox.models import slot_values
 from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import Noise, predictor_parameters, seed_words, talker_parameters
 from polyvox.models.layers.talker import BaseTalker
 from polyvox.models.layers.talker_config import CONTROL_IDS, TalkerShape
+from polyvox.models.layers.text_table import TextTable
 from polyvox.models.paged_kv import KVShape
-from polyvox.models.protocol import GeneratorPayload, PagedCache, PrefillMetadata, PreparedRequest
+from polyvox.models.protocol import (
+    GIVEN_ROW,
+    GeneratorPayload,
+    PagedCache,
+    PrefillMetadata,
+    PreparedRequest,
+    PromptRows,
+)
 from polyvox.models.request import Sampling
-from polyvox.models.talker_prompt import NO_CODE, Prompt
+from polyvox.models.slot_values import SlotValues
+from polyvox.models.talker_prompt import Prompt
 
 # Past the expected length of its text, the logit of end of speech grows by this much with every frame.
 END_PRESSURE = 0.05
@@ -30,6 +43,7 @@ EXPECTED_FRAMES, EXPECTED_FRAMES_PER_BYTE = 63, 2
 MAX_FRAMES, MAX_FRAMES_PER_BYTE = 125, 4
 DEFAULT_CONTEXT = 1024  # positions: more than a minute of speech
 NEVER = 2**31  # a frame that no stream reaches
+GIVEN_ROWS = 16  # text rows of a caller that a slot stores ahead of its frames: two steps of frames
 MAX_OFFSET_ROWS = 4096  # first rows of a prompt whose rotary positions may differ by axis
 
 
@@ -67,71 +81,50 @@ class TalkerGenerator:
         self.kv_shape = KVShape(shape.layers, shape.kv_heads, shape.head_dim)
         self.hidden_size, self.max_positions = shape.hidden_size, config.max_positions
         self.default_context, self.num_codebooks = default_context, config.code_groups
-        # The text table may be outside of the talker, and on a GPU it stays on the host.
+        # The text embeddings may be outside of the talker, and on a GPU they stay on the host.
         weights = {*talker.parameters(), talker.text_table}
         self.nbytes = sum(tensor.nbytes for tensor in weights if tensor.device == self.device)
+        self.text_table = TextTable(talker)
+        self.text_table.require(np.array([text_pad_id]))
+        self.text_table_nbytes, self.given_rows = self.text_table.nbytes, GIVEN_ROWS
 
     def parameters(self) -> Iterable[Tensor]:
         return self.talker.parameters()
 
-    def new_state(self, num_slots: int, text_rows: int, ring_frames: int) -> "TalkerGeneratorState":
-        return TalkerGeneratorState(self, num_slots, text_rows, ring_frames)
+    def new_state(self, num_slots: int, text_ids: int, ring_frames: int) -> "TalkerGeneratorState":
+        return TalkerGeneratorState(self, num_slots, text_ids, ring_frames)
 
-    def embed(
-        self, prompt: Prompt, text: Sequence[int] = (), vector: Tensor | None = None, frames: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """A prompt as prefill rows [T, hidden], and the rows of the text after it.
+    def prompt_rows(self, prompt: Prompt) -> PromptRows:
+        """The ids of a prompt. Without calls of torch, which take the GIL from the engine's thread."""
+        ids = np.array((prompt.text, prompt.codec), np.int64)
+        self.text_table.require(ids[0])
+        return PromptRows(ids)
 
-        vector and frames are the parts of a cloned voice. Uses few torch calls, because each takes the GIL from the
-        engine's thread and hundreds of requests may arrive at once.
-        """
-        begin = next((row for row, id in enumerate(prompt.codec) if id != NO_CODE), len(prompt))
-        ids = prompt.codec[begin:]
-        both = self.text_rows([*prompt.text, *text])
-        rows, after = both[: len(prompt)], both[len(prompt) :]
-        codes = self.talker.model.codec_embedding(self.to_device([max(id, 0) for id in ids], torch.int64))
-        if NO_CODE in ids:
-            codes = torch.where(self.to_device([id != NO_CODE for id in ids], torch.bool)[:, None], codes, 0)
-        rows[begin:] += codes
-        if prompt.vector_row is not None:
-            assert vector is not None
-            rows[prompt.vector_row] += vector.to(rows)
-        if prompt.frames_row is not None:
-            assert frames is not None
-            reference = self.talker.frame_rows(frames.to(self.device))
-            rows[prompt.frames_row : prompt.frames_row + len(frames)] += reference
-        return rows, after
+    def text_ids(self, ids: Sequence[int]) -> list[int]:
+        """Ids that the talker may read from now on."""
+        self.text_table.require(np.array(ids, np.int64))
+        return list(ids)
 
-    def text_rows(self, ids: Sequence[int]) -> Tensor:
-        """Text ids as rows of the talker's width."""
-        return self.talker.text_rows(torch.tensor(ids, dtype=torch.int64))
+    def embed(self, ids: Tensor, given: Tensor | None = None) -> Tensor:
+        """Prompt rows [N, hidden] of text and code ids [2, N], to which given [N, hidden] is added."""
+        rows = _look_up(self.text_table.rows, ids[0]) + _look_up(self.talker.model.codec_embedding.weight, ids[1])
+        return rows if given is None else rows + given
 
-    def to_device(self, values: list[int] | list[float] | list[bool], dtype: torch.dtype) -> Tensor:
+    def to_device(self, values: NDArray[np.generic]) -> Tensor:
         """Copies values without waiting for the device."""
-        return torch.tensor(values, dtype=dtype, pin_memory=self.device.type == "cuda").to(
-            self.device, non_blocking=True
-        )
+        tensor = torch.from_numpy(values)
+        return (tensor.pin_memory() if self.device.type == "cuda" else tensor).to(self.device, non_blocking=True)
 
 
-# The integers of a slot, each a tensor of its own.
-INTEGERS = ("position", "text_end", "frame_index", "repeats", "segment", "expected_frames", "min_frames")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _SlotViews:
-    """Everything of a slot that is written when a stream starts, as views that are created once."""
-
-    integers: list[Tensor]
-    params: list[Tensor]
-    input: Tensor
-    text: Tensor
-    seen: Tensor
+def _look_up(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows of a table; zeros for NO_ID."""
+    return torch.where((ids >= 0)[:, None], F.embedding(ids.clamp(min=0), table), 0)
 
 
 class TalkerGeneratorState:
     """The generator over a fixed number of slots; see protocol.py. Rows of free slots are undefined."""
 
-    def __init__(self, generator: TalkerGenerator, num_slots: int, text_rows: int, ring_frames: int) -> None:
+    def __init__(self, generator: TalkerGenerator, num_slots: int, text_ids: int, ring_frames: int) -> None:
         self.generator = generator
         talker, device, dtype = generator.config, generator.device, generator.dtype
         hidden = generator.hidden_size
@@ -139,77 +132,100 @@ class TalkerGeneratorState:
             generator.talker.precompute()
 
         def integers(*shape: int) -> Tensor:
-            return torch.zeros(num_slots, *shape, dtype=torch.int64, device=device)
+            return torch.zeros(*shape, dtype=torch.int64, device=device)
 
         self.input = torch.zeros(num_slots, hidden, dtype=dtype, device=device)  # the talker's next input row
-        self.position = integers()  # of that row in the cache
-        # [S, rows, hidden]: a ring of text rows, one per frame; after text_end the talker reads padding.
-        self.text = torch.zeros(num_slots, text_rows, hidden, dtype=dtype, device=device)
-        self.text_end = integers()
-        self.frame_index = integers()  # frames generated
+        # [S, ids]: a ring of text ids, one per frame; after text_end the talker reads padding.
+        self.text = integers(num_slots, text_ids)
+        self.given = torch.zeros(num_slots, GIVEN_ROWS, hidden, dtype=dtype, device=device)  # a ring of text rows
+        # expected_frames: after which end of speech becomes more likely
+        self._text_integers = integers(2, num_slots)
+        self.text_end, self.expected_frames = self._text_integers
+        # position: of the next input row in the cache. frame_index: frames generated. repeats: consecutive frames whose
+        # first code repeats a recent one. min_frames: before end of speech may be sampled
+        self._start_integers = integers(5, num_slots)
+        self.position, self.frame_index, self.repeats, self.segment, self.min_frames = self._start_integers
         self.seen = torch.zeros(num_slots, talker.vocab_size, dtype=torch.bool, device=device)  # first codes so far
-        self.min_frames = integers()  # before end of speech may be sampled
-        self.expected_frames = integers()  # after which end of speech becomes more likely
-        self.repeats = integers()  # consecutive frames whose first code repeats a recent one
-        self.talker_params = torch.ones(num_slots, 4, device=device)
-        self.predictor_params = torch.ones(num_slots, 4, device=device)
-        self.key = integers(2)
-        self.segment = integers()
-        self.codes = integers(ring_frames, talker.code_groups)
-        self._pad = generator.text_rows([generator.text_pad_id])[0]
+        self._params = torch.ones(2, num_slots, 4, device=device)
+        self.talker_params, self.predictor_params = self._params
+        self.key = integers(num_slots, 2)
+        self.codes = integers(num_slots, ring_frames, talker.code_groups)
         self._axes: Tensor | None = None
         if talker.rotary_axes is not None:
             self._axes = torch.tensor(talker.rotary_axes, device=device)
             # [S, rows, axes]; rows beyond have the last one, which is always zero.
             wide = torch.promote_types(dtype, torch.float32)
             self.rotary_offsets = torch.zeros(num_slots, MAX_OFFSET_ROWS, 3, dtype=wide, device=device)
-        self._views: list[_SlotViews | None] = [None] * num_slots
+        self._values = SlotValues(num_slots, text_ids)
+        self._given_inputs: dict[int, Tensor] = {}  # by slot: the given part of the last prompt row
 
     @property
     def nbytes(self) -> int:
         return sum(rows.nbytes for rows in self._tensors())
 
     def assign(self, slot: int, prepared: PreparedRequest) -> None:
-        """Uses few torch calls: each costs tens of microseconds of host time on a GPU."""
-        views, payload = self._views[slot] or self._new_views(slot), prepared.generator_payload
+        payload, rows = prepared.generator_payload, prepared.rows
         assert isinstance(payload, SamplingPayload)
-        text = prepared.text[: len(views.text)]
-        integers = {
-            "position": len(prepared.rows) - 1,
-            "text_end": len(text),
-            "frame_index": 0,
-            "repeats": 0,
-            "segment": payload.segment,
-            "expected_frames": payload.expected_frames,
-            "min_frames": payload.sampling.min_frames,
-        }
-        self._write(views.integers, [*(integers[name] for name in INTEGERS), *seed_words(payload.seed)], torch.int64)
-        params = [*talker_parameters(payload.sampling), *predictor_parameters(payload.sampling)]
-        self._write(views.params, params, self.talker_params.dtype)
-        views.input.copy_(prepared.rows[-1])
-        views.seen.zero_()
-        views.text[: len(text)].copy_(text)
+        sampling = payload.sampling
+        self._values.start(
+            slot,
+            prepared.text,
+            payload.expected_frames,
+            (len(rows) - 1, 0, 0, payload.segment, sampling.min_frames),
+            seed_words(payload.seed),
+            rows.ids[:, -1],
+            [*talker_parameters(sampling), *predictor_parameters(sampling)],
+        )
+        self._given_inputs.pop(slot, None)
+        if rows.given is not None and rows.given_at[-1] == len(rows) - 1:
+            self._given_inputs[slot] = rows.given[-1]
         if self._axes is not None:
             self.rotary_offsets[slot].zero_()
             if payload.rotary_offsets is not None:
                 self.rotary_offsets[slot, : len(payload.rotary_offsets)].copy_(payload.rotary_offsets)
 
-    def write_text(self, slot: int, start: int, rows: Tensor) -> None:
-        ring = self.text.shape[1]
-        first = start % ring
-        count = min(len(rows), ring - first)
-        self.text[slot, first : first + count].copy_(rows[:count])
-        if count < len(rows):
-            self.text[slot, : len(rows) - count].copy_(rows[count:])
-        self.text_end[slot] = start + len(rows)
+    def write_text(self, slot: int, start: int, ids: Sequence[int], rows: Tensor | None) -> None:
+        self._values.write_text(slot, start, ids)
+        if rows is not None:
+            frames = start + np.flatnonzero(np.array(ids) == GIVEN_ROW)
+            self.given[slot, self.generator.to_device(frames % GIVEN_ROWS)] = rows.to(self.given)
 
     def close_text(self, slot: int, num_bytes: int) -> int:
-        self.expected_frames[slot], max_frames = frame_limits(num_bytes)
+        expected_frames, max_frames = frame_limits(num_bytes)
+        self._values.limit(slot, expected_frames)
         return max_frames
+
+    def upload(self) -> None:
+        if not self._values:
+            return
+        rows, num_new = self._values.changed()
+        sent = self.generator.to_device(rows)
+        slots = sent[:, slot_values.SLOT]
+        self._text_integers.index_copy_(1, slots, sent[:, slot_values.TEXT_INTEGERS].T)
+        self.text.index_copy_(0, slots, sent[:, slot_values.TEXT :])
+        if num_new:
+            self._start(rows[:num_new, slot_values.SLOT], sent[:num_new])
+        self._values.clear()
+
+    def _start(self, host_slots: NDArray[np.int64], sent: Tensor) -> None:
+        """Writes everything but the text to the slots of new streams."""
+        slots = sent[:, slot_values.SLOT]
+        self._start_integers.index_copy_(1, slots, sent[:, slot_values.START_INTEGERS].T)
+        self.key.index_copy_(0, slots, sent[:, slot_values.KEY])
+        params = (
+            sent[:, slot_values.PARAMETERS].contiguous().view(torch.float32).view(len(sent), *self._params[:, 0].shape)
+        )
+        self._params.index_copy_(1, slots, params.transpose(0, 1))
+        self.seen.index_fill_(0, slots, False)
+        self.input.index_copy_(0, slots, self.generator.embed(sent[:, slot_values.LAST_IDS].T))
+        for slot in host_slots.tolist():
+            if (given := self._given_inputs.pop(slot, None)) is not None:
+                self.input[slot] += given
 
     def prefill(
         self,
-        rows: Tensor,
+        ids: Tensor,
+        given: Tensor | None,
         slots: Tensor,
         positions: Tensor,
         cache: PagedCache,
@@ -217,6 +233,7 @@ class TalkerGeneratorState:
         metadata: PrefillMetadata | None,
     ) -> None:
         view = cache.view(slots, positions, max_context, metadata)
+        rows = self.generator.embed(ids, given)
         self.generator.talker(rows[None], self._rotary_positions(slots, positions)[None], view)
 
     def _rotary_positions(self, slots: Tensor, positions: Tensor) -> Tensor:
@@ -238,7 +255,10 @@ class TalkerGeneratorState:
         )
         codes = torch.cat([code[:, None], rest], dim=1)
         first, others = talker.model.codec_embedding.weight, talker.code_predictor.model.codec_embedding.weight
-        next_inputs(codes, first, others, slots, self.text, self.text_end, self.frame_index, self._pad, self.input)
+        text = NextText(
+            self.generator.text_table.rows, self.generator.text_pad_id, self.text, self.text_end, self.given
+        )
+        next_inputs(codes, first, others, slots, self.frame_index, text, self.input)
         record = FrameRecord(self.codes, self.seen, self.repeats, self.position, self.frame_index)
         return finish_frame(codes, slots, record, self.generator.config.eos_id)
 
@@ -246,6 +266,7 @@ class TalkerGeneratorState:
         self.position[slot].zero_()
 
     def poison(self, slot: int) -> None:
+        self._values.discard(slot)
         for rows in self._tensors():
             rows[slot].fill_(torch.nan if rows.is_floating_point() else 1)
 
@@ -274,25 +295,10 @@ class TalkerGeneratorState:
 
         return draw_code
 
-    def _write(self, targets: list[Tensor], values: list[int] | list[float], dtype: torch.dtype) -> None:
-        """Writes all values with one copy to the device, without waiting for it."""
-        sent = self.generator.to_device(values, dtype)
-        torch._foreach_copy_(targets, [*sent.split([len(target) for target in targets])])
-
-    def _new_views(self, slot: int) -> _SlotViews:
-        integers = [getattr(self, name)[slot : slot + 1] for name in INTEGERS]
-        views = self._views[slot] = _SlotViews(
-            [*integers, self.key[slot]],
-            [self.talker_params[slot], self.predictor_params[slot]],
-            self.input[slot],
-            self.text[slot],
-            self.seen[slot],
-        )
-        return views
-
     def _tensors(self) -> list[Tensor]:
+        """All state, by slot."""
         return [
-            self.input, self.position, self.text, self.text_end, self.frame_index, self.seen, self.min_frames,
-            self.expected_frames, self.repeats, self.talker_params, self.predictor_params, self.key, self.segment,
-            self.codes, *([] if self._axes is None else [self.rotary_offsets]),
+            self.input, self.position, self.text, self.text_end, self.given, self.frame_index, self.seen,
+            self.min_frames, self.expected_frames, self.repeats, self.talker_params, self.predictor_params, self.key,
+            self.segment, self.codes, *([] if self._axes is None else [self.rotary_offsets]),
         ]  # fmt: skip

@@ -8,6 +8,9 @@ one id per frame (`trailing`); after its end every frame reads the text padding.
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 NO_CODE = -1
 
 
@@ -23,3 +26,9 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.text)
+
+    def voice_rows(self, num_frames: int) -> NDArray[np.int64]:
+        """The rows to which the vector of a cloned voice and the frames of its recording are added."""
+        assert self.vector_row is not None
+        frames = () if self.frames_row is None else range(self.frames_row, self.frames_row + num_frames)
+        return np.array([self.vector_row, *frames], np.int64)

@@ -3,7 +3,6 @@
 
 from abc import ABC, abstractmethod
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,18 +25,6 @@ class TextProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_fc2(F.silu(self.linear_fc1(x)))
-
-
-def look_up(table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
-    """Copies rows ids [N] of a table on the host to out, in one thread.
-
-    For a few rows this is faster than torch's thread pool, of which every calling thread would have its own.
-    """
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
-        raise IndexError(f"ids from {int(ids.min())} to {int(ids.max())} in a table of {len(table)}")
-    source, target = table.view(torch.uint8).numpy(), out.view(torch.uint8).numpy()
-    np.take(source, ids.numpy(), axis=0, out=target, mode="clip")  # other modes write to a temporary first
-    return out
 
 
 class TalkerTransformer(Transformer):
@@ -75,13 +62,8 @@ class BaseTalker(nn.Module, ABC):
         self.code_predictor.precompute()
 
     def text_rows(self, ids: Tensor) -> Tensor:
-        """Text ids as rows of the talker's width."""
-        table, device = self.text_table, self.codec_head.weight.device
-        if table.device == device:
-            return self.text_projection(F.embedding(ids.to(device), table))
-        # On a GPU the table stays on the host. From unpinned memory the copy would wait for the running step.
-        rows = torch.empty(len(ids), table.shape[1], dtype=table.dtype, pin_memory=True)
-        return self.text_projection(look_up(table, ids, rows).to(device, non_blocking=True))
+        """Text ids as rows of the talker's width; the table must be on its device."""
+        return self.text_projection(F.embedding(ids, self.text_table))
 
     def frame_rows(self, codes: Tensor) -> Tensor:
         """Frames [..., codebooks] as rows: the sum of their embeddings, rounded once."""

@@ -6,6 +6,7 @@ an empty turn of the user.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.codec_vocoder import CodecVocoder
 from polyvox.models.info import Capability, ModelIdentity, ModelInfo
-from polyvox.models.protocol import PreparedRequest, StreamingTokenizer
+from polyvox.models.protocol import NO_ID, PreparedRequest, PromptRows, StreamingTokenizer
 from polyvox.models.qwen3_omni.answer import AnswerTokens, check_ids
 from polyvox.models.qwen3_omni.config import OmniConfig
 from polyvox.models.qwen3_omni.model import Qwen3Omni
@@ -91,10 +92,6 @@ class Qwen3OmniModel:
 
     def prepare(self, request: Request, ids: list[int] | None = None) -> PreparedRequest:
         self._check(request)
-        with torch.inference_mode(), self._on_device():
-            return self._prepare(request, ids)
-
-    def _prepare(self, request: Request, ids: list[int] | None) -> PreparedRequest:
         config, live = self.config, ids is not None
         tokens = self.tokenizer.text(request.text) if ids is None else ids
         if len(tokens) > config.max_frames:
@@ -110,11 +107,9 @@ class Qwen3OmniModel:
         expected, longest = frame_limits(len(request.text.encode()))
         if live or not request.guard:
             expected, longest = NEVER, requested
-        rows, text = self.generator.embed(prompt.rows, prompt.rows.trailing)
-        self._add_media(rows, prompt, thinker_prompt)
         return PreparedRequest(
-            rows=rows,
-            text=text,
+            rows=self._prompt_rows(prompt, thinker_prompt),
+            text=self.generator.text_ids(prompt.rows.trailing),
             max_frames=min(requested, longest),
             guarded=longest < requested,
             tokens=len(tokens),
@@ -133,17 +128,20 @@ class Qwen3OmniModel:
         line_break = role[-1]
         return ThinkerPrompt((config.im_start_id, config.user_id, line_break, config.im_end_id, line_break, *role))
 
-    def _add_media(self, rows: Tensor, prompt: OmniPrompt, thinker_prompt: ThinkerPrompt) -> None:
-        """Replaces the rows of audio, image and video tokens by projections of the thinker's rows."""
+    def _prompt_rows(self, prompt: OmniPrompt, thinker_prompt: ThinkerPrompt) -> PromptRows:
+        """Rows of audio, image and video tokens have no id: they are projections of the thinker's rows."""
+        rows = self.generator.prompt_rows(prompt.rows)
         if not prompt.media:
-            return
-        into, counts = zip(*prompt.media, strict=True)
-        given = thinker_prompt.media_rows
-        if given is None:
-            hidden = torch.zeros(len(into), self.config.talker.text_hidden_size)
+            return rows
+        at, counts = np.array(prompt.media).T
+        if thinker_prompt.media_rows is None:
+            hidden = np.zeros((len(at), self.config.talker.text_hidden_size), np.float32)
         else:
-            hidden = torch.from_numpy(given[list(counts)])
-        rows[self.generator.to_device(list(into), torch.int64)] = self.model.talker.hidden_projection(hidden.to(rows))
+            hidden = thinker_prompt.media_rows[counts]
+        rows.ids[0, at] = NO_ID
+        with torch.inference_mode(), self._on_device():
+            on_device = self.generator.to_device(hidden).to(self.generator.dtype)
+            return replace(rows, given=self.model.talker.hidden_projection(on_device), given_at=at)
 
     def _rotary_offsets(self, prompt: OmniPrompt, thinker_prompt: ThinkerPrompt) -> Tensor | None:
         if thinker_prompt.positions is None:
@@ -154,9 +152,8 @@ class Qwen3OmniModel:
             raise InvalidRequest("thinker_prompt", NOT_SHOWN, requirement)
         return torch.from_numpy(offsets)
 
-    def text_rows(self, ids: list[int], last: bool) -> Tensor:
-        with torch.inference_mode(), self._on_device():
-            return self.generator.text_rows([*ids, self.config.tts_eos_id] if last else ids)
+    def text_ids(self, ids: list[int], last: bool) -> list[int]:
+        return self.generator.text_ids([*ids, self.config.tts_eos_id] if last else ids)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Makes the generator's device current in a caller's thread, where it is the first one by default."""

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Qwen3-TTS checkpoint behind the engine's protocol: validates requests, embeds prompts and clones voices."""
+"""A Qwen3-TTS checkpoint behind the engine's protocol: validates requests, builds prompts and clones voices."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyvox.audio.samples import Samples
@@ -30,6 +32,7 @@ from polyvox.text.phonemes import unmark_phonemes
 LIVE_MAX_FRAMES = 1500
 MAX_CACHED_VOICES = 32
 SILENT_FRAMES = 6  # of a text without words: half a second
+NO_CODES: NDArray[np.int64] = np.zeros((0, 0), np.int64)
 # For errors: a published model with each capability.
 PUBLISHED: dict[Capability, str] = {
     "voices": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
@@ -38,6 +41,15 @@ PUBLISHED: dict[Capability, str] = {
     "can_clone": "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
     "takes_conversations": "Qwen/Qwen3-Omni-30B-A3B-Instruct",
 }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedVoice:
+    """What prompts need of a cloned voice."""
+
+    rows: Tensor  # [1 + frames, hidden]: the speaker vector, then the recording's frames
+    reference: Reference | None = None
+    context: CodecContext | None = None
 
 
 def _check_array(
@@ -74,7 +86,7 @@ class Qwen3TTSModel:
         self.model, self.tokenizer, self.config, self.identity = model, tokenizer, model.config, identity
         self.generator = TalkerGenerator(model.talker, model.config.talker, model.config.tts_pad_id)
         self.vocoder = CodecVocoder(model.codec)
-        self._contexts: ContentCache[CodecContext] = ContentCache(MAX_CACHED_VOICES)
+        self._voices: ContentCache[PreparedVoice] = ContentCache(MAX_CACHED_VOICES)
         self._cloner = Cloner(model.encoders, self.vocoder.sample_rate) if model.encoders else None
 
     @property
@@ -122,22 +134,10 @@ class Qwen3TTSModel:
         return TextStreamTokenizer(self.tokenizer, needs_words=request.segment == 0)
 
     def prepare(self, request: Request, ids: list[int] | None = None) -> PreparedRequest:
-        self._check(request)
-        with torch.inference_mode(), self._on_device():
-            return self._prepare(request, ids)
-
-    def _prepare(self, request: Request, ids: list[int] | None) -> PreparedRequest:
+        speaker, cloned = self._check(request)
         config, live = self.config, ids is not None
-        speaker, cloned = self._voice(request)
         layout = request.layout or ("streaming" if config.kind == "base" or live else "whole")
-        reference = vector = frames = context = None
-        if cloned is not None:
-            vector = torch.from_numpy(cloned.vector.astype(np.float32))
-            if cloned.codes is not None and cloned.transcript is not None:
-                transcript = self.tokenizer.text(cloned.transcript, "voice.transcript")
-                reference = Reference(transcript, len(cloned.codes))
-                frames = torch.from_numpy(cloned.codes.astype(np.int64))
-                context = self._context(frames)
+        voice = self._prepare_voice(cloned) if cloned is not None else None
         tokens = ids if ids is not None else self.tokenizer.text(request.text, needs_words=request.segment == 0)
         if len(tokens) > config.max_frames:
             requirement = f"must have at most {config.max_frames} tokens but has {len(tokens)}"
@@ -149,8 +149,8 @@ class Qwen3TTSModel:
             layout,
             request.language,
             speaker,
-            cloned is not None,
-            reference,
+            voice is not None,
+            voice.reference if voice is not None else None,
             self.tokenizer.instructions(request.instructions) if request.instructions else (),
         )
         positions_left = config.talker.max_positions - len(prompt) - 1
@@ -171,30 +171,48 @@ class Qwen3TTSModel:
             trailing = prompt.trailing
         if not request.guard:
             expected, longest = NEVER, requested
-        rows, text = self.generator.embed(prompt, trailing, vector, frames)
+        rows = self.generator.prompt_rows(prompt)
         return PreparedRequest(
-            rows=rows,
-            text=text,
+            rows=rows
+            if voice is None
+            else replace(rows, given=voice.rows, given_at=prompt.voice_rows(len(voice.rows) - 1)),
+            text=self.generator.text_ids(trailing),
             max_frames=min(requested, longest),
             guarded=longest < requested and not live,
             tokens=len(tokens),
             generator_payload=SamplingPayload(
                 request.seed or 0, request.segment, request.sampling or config.sampling, expected
             ),
-            vocoder_context=context,
+            vocoder_context=voice.context if voice is not None else None,
         )
 
-    def text_rows(self, ids: list[int], last: bool) -> Tensor:
-        with torch.inference_mode(), self._on_device():
-            return self.generator.text_rows([*ids, self.config.tts_eos_id] if last else ids)
+    def text_ids(self, ids: list[int], last: bool) -> list[int]:
+        return self.generator.text_ids([*ids, self.config.tts_eos_id] if last else ids)
 
-    def _context(self, codes: Tensor) -> CodecContext:
-        """The vocoder after a reference recording, cached for the most recent voices."""
-        return self._contexts.get(codes.numpy(), lambda: self.vocoder.context_after(codes))
+    def _prepare_voice(self, voice: ClonedVoice) -> PreparedVoice:
+        """What prompts need of a voice, cached for the most recent ones."""
+        vector, codes = voice.vector.astype(np.float32), NO_CODES if voice.codes is None else voice.codes
+        transcript = np.frombuffer((voice.transcript or "").encode(), np.uint8)
+        content = np.concatenate([vector.view(np.int32), [codes.size], codes.ravel(), transcript])
+        return self._voices.get(content, lambda: self._new_voice(vector, codes, voice.transcript))
+
+    def _new_voice(
+        self, vector: NDArray[np.float32], codes: NDArray[np.int64], transcript: str | None
+    ) -> PreparedVoice:
+        generator = self.generator
+        with torch.inference_mode(), self._on_device():
+            rows = torch.from_numpy(vector)[None].to(generator.device, generator.dtype)
+            if transcript is None:
+                return PreparedVoice(rows)
+            frames = torch.from_numpy(codes.astype(np.int64))
+            rows = torch.cat([rows, generator.talker.frame_rows(frames.to(generator.device))])
+            reference = Reference(self.tokenizer.text(transcript, "voice.transcript"), len(frames))
+            return PreparedVoice(rows, reference, self.vocoder.context_after(frames))
 
     # Validation
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request) -> tuple[str | None, ClonedVoice | None]:
+        """Raises InvalidRequest; returns the voice as `_voice` does."""
         check_text("text", request.text)
         check_text("instructions", request.instructions or "")
         if request.thinker_prompt is not None:
@@ -207,7 +225,7 @@ class Qwen3TTSModel:
         check_numbers(request, self.config.talker.max_positions)
         if request.layout not in (None, "whole", "streaming"):
             raise InvalidRequest("layout", request.layout, ("whole", "streaming"))
-        self._voice(request)
+        return self._voice(request)
 
     def _voice(self, request: Request) -> tuple[str | None, ClonedVoice | None]:
         """The built-in speaker or the cloned voice of a request; None and None for a designed voice."""
