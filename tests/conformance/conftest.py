@@ -41,6 +41,7 @@ def realtime(shared_realtime: RealtimeServer) -> Iterator[RealtimeServer]:
     shared_realtime.llm.release()
     shared_realtime.stt.release()
     eventually(lambda: shared_realtime.process.active_streams() == 0 and shared_realtime.llm.num_active == 0)
+    assert shared_realtime.process.errors() == []
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,6 @@ def visit(browser: Browser, server: ServerProcess) -> Iterator[PlaygroundPage]:
 def _no_errors(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test leaves an error in the log of a server that it used."""
     yield
-    for name in {"server", "cloning", "realtime"} & set(request.fixturenames):
-        running: ServerProcess | RealtimeServer = request.getfixturevalue(name)
-        process = running.process if isinstance(running, RealtimeServer) else running
-        assert process.errors() == []
+    for name in {"server", "cloning"} & set(request.fixturenames):
+        running: ServerProcess = request.getfixturevalue(name)
+        assert running.errors() == []

@@ -13,9 +13,9 @@ from conformance.playground_page import ARGUMENTS, CHROMIUM, TIMEOUT_MS, Playgro
 from conformance.server_process import ServerProcess, run_server
 from ipc.engine_processes import eventually
 from polyvox.audio import Audio
-from server.scripted_llm import Script, ScriptedLLM, scripted_llm, split_tokens
+from server.scripted_llm import Script, ScriptedLLM, split_tokens
 from server.scripted_server import Action
-from server.scripted_stt import ScriptedSTT, TranscriptScript, scripted_stt
+from server.scripted_stt import ScriptedSTT, TranscriptScript
 
 SAMPLE_RATE = 24_000
 SPOKEN = "What can you see from the top of the lighthouse?"
@@ -25,21 +25,12 @@ FIRST, LAST = ".message[data-role=assistant] >> nth=0", ".message[data-role=assi
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[ScriptedLLM]:
-    with scripted_llm() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def stt() -> Iterator[ScriptedSTT]:
-    with scripted_stt() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def talking(llm: ScriptedLLM, stt: ScriptedSTT, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def talking(
+    shared_llm: ScriptedLLM, shared_stt: ScriptedSTT, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server on the embedded voice with an LLM and an STT."""
-    arguments = ("--llm", llm.url, "--llm-model", "scripted-1", "--stt", stt.url, "--stt-model", "scripted-1")
+    llm, stt = ("--llm", shared_llm.url), ("--stt", shared_stt.url)
+    arguments = (*llm, "--llm-model", "scripted-1", *stt, "--stt-model", "scripted-1")
     with run_server(tmp_path_factory.mktemp("voices"), *arguments) as running:
         yield running
 
@@ -61,7 +52,6 @@ def speaking(talking: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def visit(speaking: Browser, talking: ServerProcess, llm: ScriptedLLM, stt: ScriptedSTT) -> Iterator[PlaygroundPage]:
     """The conversation page. The LLM gives a short answer, the STT the spoken question."""
-    llm.reset()
     llm.script = Script(split_tokens(SHORT))
     stt.script = TranscriptScript([SPOKEN])
     with open_page(speaking, talking.url) as visit:

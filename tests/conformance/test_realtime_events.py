@@ -17,9 +17,9 @@ from polyvox.server.settings import Settings
 from server.fakes import PausableEngine
 from server.live_server import serving
 from server.realtime_client import RealtimeClient, realtime
-from server.scripted_llm import Script, ScriptedLLM, scripted_llm
+from server.scripted_llm import Script, ScriptedLLM
 from server.scripted_server import Action
-from server.scripted_stt import scripted_stt
+from server.scripted_stt import ScriptedSTT
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "embedded-heart-whole.npz"
 SILENCE = np.zeros(24_000, np.int16)
@@ -28,15 +28,8 @@ TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters
 
 
 @pytest.fixture
-def llm() -> Iterator[ScriptedLLM]:
-    with scripted_llm() as llm:
-        yield llm
-
-
-@pytest.fixture
-def client(llm: ScriptedLLM) -> Iterator[RealtimeClient]:
+def client(llm: ScriptedLLM, stt: ScriptedSTT) -> Iterator[RealtimeClient]:
     with (
-        scripted_stt() as stt,
         closing(PausableEngine()) as engine,
         serving(engine, Settings(llm=llm.url, stt=stt.url)) as server,
         realtime(server, "?model=gpt-realtime") as client,

@@ -20,7 +20,7 @@ from polyvox.thinkers.openai_client import AnswerReader
 from reference.omni_cases import END, Conversation
 from server.greedy_engine import CASES, GreedyEngine
 from server.live_server import RunningServer, serving
-from server.scripted_llm import Script, ScriptedLLM, Step, scripted_llm
+from server.scripted_llm import Script, ScriptedLLM, Step
 from server.scripted_server import Action
 from server.test_chat import PATH, audio_of, body, streamed, text_of
 
@@ -38,23 +38,15 @@ def engine(loaded: Loaded) -> Iterator[GreedyEngine]:
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[ScriptedLLM]:
-    with scripted_llm() as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def server(engine: GreedyEngine, llm: ScriptedLLM) -> Iterator[RunningServer]:
-    with serving(engine, Settings(llm=llm.url)) as server:
+def server(engine: GreedyEngine, shared_llm: ScriptedLLM) -> Iterator[RunningServer]:
+    with serving(engine, Settings(llm=shared_llm.url)) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: RunningServer, llm: ScriptedLLM) -> Iterator[httpx.Client]:
-    llm.reset()
+def client(server: RunningServer, llm: ScriptedLLM) -> Iterator[httpx.Client]:  # noqa: ARG001
     with server.client() as client:
         yield client
-    llm.release()
 
 
 def answer_of(case: Conversation) -> list[int]:
