@@ -9,6 +9,7 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.generator_runner import GeneratorRunner
 from polyvox.kernels.launches import AbsentTensor, OnMetaDevice
 from polyvox.kernels.lazy_triton import intercepting_launches
+from polyvox.models.layers.conv_decoder import WeightCache
 
 
 def test_a_call_on_the_meta_device_changes_no_tensor() -> None:
@@ -52,3 +53,13 @@ def test_the_calls_of_an_engine_are_listed_without_running_them(loaded: Loaded) 
         "attention_kernel", "decode_kernel", "draw_kernel", "finish_kernel", "inputs_kernel",
         "norm_kernel", "rotary_kernel", "silu_mul_kernel", "vector_kernel",
     }  # fmt: skip
+
+
+def test_values_computed_from_weights_while_calls_are_listed_are_not_kept() -> None:
+    weight, cache = torch.ones(2), WeightCache[torch.Tensor]()
+    with OnMetaDevice(), intercepting_launches(lambda *_: None):
+        assert cache.get(lambda: 2 * weight, weight).is_meta
+    kept = cache.get(lambda: 2 * weight, weight)
+    assert kept.tolist() == [2, 2]
+    with OnMetaDevice(), intercepting_launches(lambda *_: None):
+        assert cache.get(lambda: 3 * weight, weight) is kept

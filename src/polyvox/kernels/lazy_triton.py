@@ -57,6 +57,11 @@ def intercepting_launches(function: Intercept) -> Iterator[None]:
         _intercepted.function = None
 
 
+def launches_intercepted() -> bool:
+    """Whether kernels of this thread do not run; the tensors that they should write have no values."""
+    return getattr(_intercepted, "function", None) is not None
+
+
 def power_of_2(minimum: int) -> int:
     """The smallest power of 2 that is at least `minimum`."""
     return 1 << (minimum - 1).bit_length()

@@ -33,6 +33,7 @@ from polyvox.kernels.conv import (
     pack_upsample,
 )
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
+from polyvox.kernels.lazy_triton import launches_intercepted
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.snake import snake_coefficients, snake_columns, snake_reference
 from polyvox.models.layers.decoder_config import ConvDecoderConfig
@@ -110,9 +111,12 @@ class WeightCache(Generic[T]):
     def get(self, compute: Callable[[], T], weight: Tensor) -> T:
         version = None if weight.is_inference() else weight._version
         key = (weight.data_ptr(), version, weight.dtype, weight.device)
-        if self._value is None or self._key != key:
-            self._value, self._key = compute(), key
-        return self._value
+        if self._value is not None and self._key == key:
+            return self._value
+        value = compute()
+        if not launches_intercepted():  # otherwise its tensors have no memory
+            self._value, self._key = value, key
+        return value
 
 
 class SnakeBeta(nn.Module):
