@@ -29,6 +29,7 @@ from polyvox.models.info import ModelIdentity
 from polyvox.models.qwen3_tts import family, synthetic
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.registry import random_model
+from polyvox.models.streaming_tokenizer import TextStreamTokenizer
 from polyvox.tts import TTS
 
 pytestmark = pytest.mark.slow
@@ -133,6 +134,15 @@ def test_a_hashing_tokenizer_gives_one_id_per_word_or_a_fixed_number(loaded: Loa
     assert len(HashingTokenizer(config, 30).text("any text")) == 30
     assert HashingTokenizer(config, 30).text("one") != HashingTokenizer(config, 30).text("two")
     assert len(HashingTokenizer(config, None).role) == 3
+
+
+def test_a_hashing_tokenizer_gives_one_id_per_word_of_live_text_in_any_fragments(loaded: Loaded) -> None:
+    tokenizer = HashingTokenizer(loaded("custom_voice", "float32").model.config, 30)
+    whole = tokenizer.pieces("four words are here")[0]
+    assert len(whole) == 4
+    stream = TextStreamTokenizer(tokenizer)
+    ids = [one for piece in ("fo", "ur wor", "ds", " ", "are he", "re") for one in stream.append(piece)]
+    assert ids + stream.finish() == whole
 
 
 def test_random_weights_generate_utterances_of_a_fixed_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 """The tokenizer of models with random weights, which have no vocabulary."""
 
 import hashlib
+import re
 
 from polyvox.models.tokenizer import TextTokenizer, TokenizerConfig
 
@@ -10,13 +11,20 @@ LINE_BREAK_ID = 198
 
 
 class HashingTokenizer(TextTokenizer):
-    """Each word, or each of num_tokens tokens, is a hash."""
+    """Each word, or each of num_tokens tokens, is a hash. Live text has a token per word."""
 
     def __init__(self, config: TokenizerConfig, num_tokens: int | None) -> None:
         self.role = [config.im_start_id, config.assistant_id, LINE_BREAK_ID]
         self._num_tokens = num_tokens
         self._vocab_size = min(MAX_PLAIN_ID, config.talker.text_vocab_size // 2)
 
+    def pieces(self, text: str) -> tuple[list[int], list[int]]:
+        words = list(re.finditer(r"\s*\S+", text))
+        return [self._id(word[0].strip()) for word in words], [word.end() for word in words]
+
     def _encode(self, text: str) -> list[int]:
         words = text.split() if self._num_tokens is None else [f"{i}{text}" for i in range(self._num_tokens)]
-        return [int.from_bytes(hashlib.sha256(word.encode()).digest()[:4]) % self._vocab_size for word in words]
+        return list(map(self._id, words))
+
+    def _id(self, word: str) -> int:
+        return int.from_bytes(hashlib.sha256(word.encode()).digest()[:4]) % self._vocab_size
