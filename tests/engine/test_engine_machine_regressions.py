@@ -104,12 +104,12 @@ def test_withheld_audio_does_not_keep_the_memory_of_a_whole_step(
         engine.advance(1)
     with engine.lock:
         stream.undelivered = 1
-        engine._manager.on_audio(np.array([stream.row]), [step[7]], engine.now)
+        engine._manager.on_audio(np.array([stream.row]), np.array([1]), [step[7]], engine.now)
         assert stream.assembler.size == len(step[7])
     if cancelled:
         stream.cancel()
         engine.advance()
-    assert not any(np.shares_memory(part, step) for part in stream.assembler._parts)
+    assert not any(np.shares_memory(part, step) for part in stream.assembler.parts)
 
 
 def test_a_stopped_reader_does_not_keep_the_memory_of_a_whole_step(

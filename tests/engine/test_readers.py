@@ -62,8 +62,8 @@ def test_a_stopped_reader_times_out(speech: Qwen3TTSModel) -> None:
         speech, EngineConfig(max_streams=1, buffer_seconds=2.0, reader_timeout=5.0), clock=lambda: now[0]
     )
     try:
-        stream = engine.submit(request(frames=255, sampling=Sampling(min_frames=255)))
         small_buffer(engine, 10)
+        stream = engine.submit(request(frames=255, sampling=Sampling(min_frames=255)))
         with engine.lock:
             assert stream._ready.wait_for(lambda: stream.reader_deadline < inf or stream.result, TIMEOUT)
             assert stream.reader_deadline < inf

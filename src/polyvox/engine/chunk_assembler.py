@@ -45,11 +45,15 @@ class ChunkAssembler:
     """The samples of one stream that are not delivered yet."""
 
     def __init__(self, sample_rate: int, trim_silence: bool) -> None:
-        self.size = 0  # samples
         self.trims = trim_silence  # until the first sound is delivered
+        self.parts: list[Audio] = []  # `add` appends; so may a caller, while nothing is trimmed
         self._sample_rate = sample_rate
-        self._parts: list[Audio] = []
         self._has_sound = False
+
+    @property
+    def size(self) -> int:
+        """Samples."""
+        return sum(map(len, self.parts))
 
     @property
     def silent(self) -> bool:
@@ -58,29 +62,28 @@ class ChunkAssembler:
 
     def add(self, samples: Audio) -> None:
         """Adds samples, which may be a view of shared memory."""
-        self._parts.append(samples)
-        self.size += len(samples)
+        self.parts.append(samples)
         if self.trims and not self._has_sound:
             self._trim()
 
     def own_last(self) -> None:
         """Copies the samples added last, so that the memory of a whole step is not kept for them."""
-        self._parts[-1] = self._parts[-1].copy()
+        self.parts[-1] = self.parts[-1].copy()
 
     def take(self, index: int, final: bool) -> BufferedChunk:
         """Removes all samples as a chunk; an empty one if they are silent."""
-        parts, size = ([], 0) if self.silent else (self._parts, self.size)
+        parts, size = ([], 0) if self.silent else (self.parts, self.size)
         self.trims = False
-        self._parts, self.size = [], 0
+        self.clear()
         return BufferedChunk(parts, size, index, final)
 
     def clear(self) -> None:
-        self._parts, self.size = [], 0
+        self.parts = []
 
     def _trim(self) -> None:
-        samples = np.concatenate(self._parts)
+        samples = np.concatenate(self.parts)
         start = find_onset(as_samples(samples), self._sample_rate)
         self._has_sound = start is not None
         # Of silence the last window is kept, because the next sound may begin within it.
         samples = samples[start if start is not None else -window_samples(self._sample_rate) :]
-        self._parts, self.size = [samples], len(samples)
+        self.parts = [samples]

@@ -395,7 +395,7 @@ class LocalEngine:
         step.audio = None
         with self.lock:
             self.scheduler.on_decoded(plan.codec, plan.codec_frames)
-            self._manager.on_audio(plan.codec, audio, self.clock())
+            self._manager.on_audio(plan.codec, plan.codec_frames, audio, self.clock())
             self._manager.end_drained(plan.codec)  # final chunk and result in one notification
         self._notify_readers()
 

@@ -71,5 +71,7 @@ class PendingAudio:
                 audio = list(rows.astype(np.float32))
             if group.dropped is not None:
                 audio = [None if row is None else row[count:] for row, count in zip(audio, group.dropped, strict=True)]
+            if len(self.groups) == 1:
+                return audio
             found |= zip(group.indices, audio, strict=True)
-        return [found[i] for i in range(len(found))] if len(self.groups) > 1 else list(found.values())
+        return [found[i] for i in range(len(found))]

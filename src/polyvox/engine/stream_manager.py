@@ -54,7 +54,9 @@ class StreamManager:
         self.config, self.clock, self._wake = config, clock, wake
         vocoder = model.vocoder
         self.sample_rate, self._samples_per_frame = vocoder.sample_rate, vocoder.samples_per_frame
-        self._has_tail = vocoder.tail_samples > 0
+        self._has_tail, self._has_delay = vocoder.tail_samples > 0, vocoder.delay_samples > 0
+        # Of each slot: all samples of its frames are delivered, so its audio is assembled without a look at them.
+        self._plain = np.zeros(config.max_streams, np.bool_)
         self._runner, self._streams, self._admission, self._scheduler = runner, streams, admission, scheduler
         self._trace = trace
         self.completed_steps = 0  # number of the last completed step
@@ -116,6 +118,7 @@ class StreamManager:
                 log.exception("stream assignment failed stream=%d", stream.id)
                 self.end(stream, "error", f"the request could not be prepared: {error}")
                 continue
+            self._plain[stream.slot] = not (stream.assembler.trims or self._has_delay)
             stream.text.take(stream.text_end, 0)
             if stream.text_open or len(stream.text) or stream.text_frames < inf:
                 with_text.append(stream)
@@ -254,10 +257,21 @@ class StreamManager:
         stream.text_deadline = inf
         self._streams.transition(stream, StreamStatus.DRAINING, now)
 
-    def on_audio(self, slots: Ints, audio: Sequence[Audio | None], now: float) -> None:
+    def on_audio(self, slots: Ints, frames: Ints, audio: Sequence[Audio | None], now: float) -> None:
         """Withholds the audio of these slots until it is worth a chunk, or no more follows; None: it is not finite."""
-        arrays, streams, audible = self._streams.arrays, [], []
-        for stream, samples in zip(self._streams.at(slots), audio, strict=True):
+        arrays, streams = self._streams.arrays, self._streams.at(slots)
+        plain = self._plain[slots]
+        for index in np.flatnonzero(plain).tolist():
+            if (samples := audio[index]) is None:
+                plain[index] = False
+            else:
+                streams[index].assembler.parts.append(samples)
+        added = slots[plain]
+        arrays.buffer_free[added] = np.maximum(arrays.buffer_free[added] - frames[plain], 0.0)
+        # There is nothing to deliver while all samples were the vocoder's delay or are leading silence.
+        received, audible = plain.copy(), plain.copy()
+        for index in np.flatnonzero(~plain).tolist():
+            stream, samples = streams[index], audio[index]
             if stream.result is not None:
                 continue
             if samples is None:
@@ -267,24 +281,22 @@ class StreamManager:
             assembler.add(samples)
             if assembler.trims:
                 stream.undelivered = assembler.size // self._samples_per_frame
-            streams.append(stream)
-            # There is nothing to deliver while all samples were the vocoder's delay or are leading silence.
-            audible.append(assembler.size > 0 and not (assembler.trims and assembler.silent))
-        if not streams:
+            stream.buffer_free = self.buffer_free(stream)
+            received[index], audible[index] = True, assembler.size > 0 and not assembler.silent
+        indices = np.flatnonzero(received)
+        if not len(indices):
             return
-        if len(streams) < len(slots):
-            slots = np.array([stream.row for stream in streams])
-        used = np.array([stream.buffered + stream.assembler.size for stream in streams])
-        arrays.buffer_free[slots] = np.maximum(0, (self._buffer_samples - used) // self._samples_per_frame)
+        slots = slots[indices]
         final = arrays.ended[slots] & (arrays.decoded[slots] == arrays.generated[slots]) & (not self._has_tail)
-        due = final | (np.array(audible) & self._scheduler.is_due(now)[slots])
+        due = final | (audible[indices] & self._scheduler.is_due(now)[slots])
         # The audio of a stream with a long lead may stay undelivered for long.
         relaxed = self._streams.used().lead(now)[slots] >= self._scheduler.load.limits.lead_cap
-        for index in np.flatnonzero(relaxed & ~due).tolist():
+        for index in indices[relaxed & ~due].tolist():
             streams[index].assembler.own_last()
-        chosen = np.flatnonzero(due).tolist()
-        sizes = [streams[index].deliver(bool(final[index])) for index in chosen]
-        self._record_delivery([streams[index] for index in chosen], sizes, now)
+        delivered = [streams[index] for index in indices[due].tolist()]
+        sizes = [stream.deliver(last) for stream, last in zip(delivered, final[due].tolist(), strict=True)]
+        self._plain[slots[due]] = not self._has_delay
+        self._record_delivery(delivered, sizes, now)
 
     def _record_delivery(self, streams: Sequence[LocalStream], sizes: Sequence[int], now: float) -> None:
         """Moves the deadlines of streams to whose buffers this many samples were added."""
@@ -297,15 +309,10 @@ class StreamManager:
         self._audio_seconds += sum(sizes) / self.sample_rate
         self.ready |= dict.fromkeys(streams)
 
-    @property
-    def _buffer_samples(self) -> float:
-        """Of each reader."""
-        return self.config.buffer_seconds * self.sample_rate
-
     def buffer_free(self, stream: LocalStream) -> float:
         """Frames that the reader's buffer can take."""
-        free = self._buffer_samples - stream.buffered - stream.assembler.size
-        return max(0.0, free // self._samples_per_frame)
+        size = self.config.buffer_seconds * self.sample_rate
+        return max(0.0, (size - stream.buffered - stream.assembler.size) // self._samples_per_frame)
 
     # End
 
@@ -354,6 +361,7 @@ class StreamManager:
         self._streams_with_underruns += stream.underruns > 0
         self.ready[stream] = None
         if stream.status in HOLDS_SLOT:
+            self._plain[stream.slot] = False
             self._scheduler.discard_rest(stream)
             self._streams.transition(stream, StreamStatus.RELEASING, now)
         else:
