@@ -24,6 +24,7 @@ from polyvox.engine.generator_runner import GeneratorRunner
 from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.kernels.compiler_pool import CompilerPool
 from polyvox.kernels.gpu import GPUS, Gpu
+from polyvox.kernels.kv_quantize import LARGEST, supports
 from polyvox.kernels.launches import META, Launch, absent_gpu, compile_launch, record_launches
 from polyvox.models.registry import random_model
 
@@ -31,11 +32,12 @@ REGISTERS = 1 << 16  # per multiprocessor
 MAX_SPILLED = 256  # bytes per thread
 
 
-def engine_launches(gpu: Gpu, model: str, streams: int) -> list[Launch]:
+def engine_launches(gpu: Gpu, model: str, streams: int, kv_dtype: torch.dtype) -> list[Launch]:
     """The distinct launches of all calls of an engine with a model of this size."""
     with torch.inference_mode(), absent_gpu(gpu.architecture):
         speech = random_model(model, META, torch.bfloat16)
-        config = EngineConfig(max_streams=streams)
+        speech.generator.kv_dtype = kv_dtype
+        config = EngineConfig(max_streams=streams, context=speech.generator.default_context)
         generator = GeneratorRunner(speech.generator, config, fixed_sizes=True)
         vocoder = VocoderRunner(
             speech.vocoder, generator.state.codes, streams, small_model=False, fixed_sizes=True, pcm=True
@@ -98,8 +100,13 @@ def main() -> None:
     arguments = parser.parse_args()
     failed = False
     for gpu in (GPUS[int(name)] for name in arguments.gpu.split(",")):
-        models = arguments.model.split(",")
-        launches = [launch for model in models for launch in engine_launches(gpu, model, arguments.streams)]
+        kv_dtypes = [dtype for dtype in (*LARGEST, torch.bfloat16) if supports(dtype, gpu)]
+        launches = [
+            launch
+            for model in arguments.model.split(",")
+            for kv_dtype in kv_dtypes[-1 if arguments.first else 0 :]
+            for launch in engine_launches(gpu, model, arguments.streams, kv_dtype)
+        ]
         if arguments.first:
             launches = list({launch.name: launch for launch in launches}.values())
         launches = list(dict.fromkeys(launches))

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.engine.config import PAGE
+from polyvox.kernels.kv_quantize import SCALE_TYPE, dequantize_rows, is_quantized, quantize_rows
 from polyvox.models.paged_kv import KVShape, PagedKVView
 from polyvox.models.protocol import Attend, PrefillMetadata
 
@@ -16,6 +17,7 @@ SCRATCH_PAGE = 0  # rows of padded calls are written here; no slot owns it
 class KVCache:
     """Keys and values [layers, pages, page, kv_heads, head_dim], and the block table of each slot.
 
+    A quantised type has scales, too (kv_quantize.py).
     Rows that a slot has not written are never read, whatever they contain.
     """
 
@@ -32,12 +34,17 @@ class KVCache:
         layers, kv_heads, head_dim = shape
         self._pool = torch.zeros(2, layers, num_pages + 1, PAGE, kv_heads, head_dim, device=device, dtype=dtype)
         self.keys, self.values = self._pool
+        self.scales: Tensor | None = None
+        if is_quantized(dtype):
+            # [2, layers, pages, kv_heads, page]
+            self.scales = self._pool.new_zeros(2, layers, num_pages + 1, kv_heads, PAGE, dtype=SCALE_TYPE)
         self.table = torch.full((num_slots, max_pages), SCRATCH_PAGE, dtype=torch.int64, device=device)
         self._num_pages = [0] * num_slots  # of each slot
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes + self.table.nbytes
+        scales = 0 if self.scales is None else self.scales.nbytes
+        return self.keys.nbytes + self.values.nbytes + scales + self.table.nbytes
 
     def set_block_table(self, slot: int, pages: list[int]) -> None:
         """Sets the pages of a slot in order; an empty list removes all of them."""
@@ -50,7 +57,10 @@ class KVCache:
 
     def poison(self, pages: list[int]) -> None:
         """Fills free pages with NaN to expose stale reads."""
-        self.keys[:, pages], self.values[:, pages] = torch.nan, torch.nan
+        if self.scales is not None:
+            self.scales[:, :, pages] = torch.nan
+        else:
+            self.keys[:, pages], self.values[:, pages] = torch.nan, torch.nan
 
     def view(
         self,
@@ -62,7 +72,7 @@ class KVCache:
     ) -> Attend:
         """Attention for rows at positions [N] of slots [N]; metadata is required where a slot has several."""
         if kernels.active(self.keys):
-            return PagedKVView(self.keys, self.values, self.table, slots, positions, decode_only=decode_only)
+            return PagedKVView(self.keys, self.values, self.table, slots, positions, decode_only, self.scales)
         tables = self.table[:, : -(-max_context // PAGE)][slots if metadata is None else metadata.slots]
         row_tables = tables if metadata is None else tables[metadata.owner]
         page, offset = row_tables.gather(1, positions[:, None] // PAGE)[:, 0], positions % PAGE
@@ -72,9 +82,15 @@ class KVCache:
         unwritten = (columns > queried.amax(1, keepdim=True))[:, :, None, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            pool = self._pool[:, layer]
-            pool[:, page, offset] = torch.stack([k, v]).flatten(1, 2).to(pool.dtype)
-            keys, values = pool[:, tables].to(k.dtype).flatten(2, 3).masked_fill_(unwritten, 0).transpose(2, 3)
+            pool, rows = self._pool[:, layer], torch.stack([k, v]).flatten(1, 2)
+            if self.scales is None:
+                pool[:, page, offset] = rows.to(pool.dtype)
+                past = pool[:, tables].to(k.dtype)
+            else:
+                scales = self.scales[:, layer].transpose(2, 3)
+                pool[:, page, offset], scales[:, page, offset] = quantize_rows(rows, pool.dtype)
+                past = dequantize_rows(pool[:, tables], scales[:, tables], k.dtype)
+            keys, values = past.flatten(2, 3).masked_fill_(unwritten, 0).transpose(2, 3)
             queries = _by_slot(q.flatten(0, 1), metadata).transpose(1, 2)
             attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
             attended = attended.transpose(1, 2)

@@ -20,7 +20,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int64)
+# int8 and float8 are those of a quantised KV cache.
+TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.int8, torch.float8_e4m3fn)
 
 _enabled = True
 _enabled_on_cpu = False

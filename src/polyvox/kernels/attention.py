@@ -7,11 +7,14 @@ Row i attends to positions 0 to positions[i] of slot slots[i]; position p is row
 tables[slot, p // PAGE]. Later positions are not read. The same launch serves decoding, packed prefill (each prompt row
 is a row here) and the code predictor, whose page holds a whole frame.
 
-Types: bfloat16, float16, float32; keys, values and q share one type.
+Types: bfloat16, float16, float32; keys and values have the type of q, or are quantised (kv_quantize.py).
 Roundings: products and sums in float32 (float32 inputs without TF32); exp(score - running maximum) is rounded to the
-type of the values before the product, and the quotient is rounded once at the end. The reduction runs over blocks of 64
+type of q before the product, and the quotient is rounded once at the end. Of a quantised cache, keys and values are
+converted to the type of q, which is exact; the scores are multiplied by the keys' scales, and the exponentials by those
+of the values before they are rounded. The reduction runs over blocks of 64
 positions, a size that depends on the table's width only, so a row's bits depend on nothing but the row.
-Bytes: keys and values of all positions once per row, 4·KVH·D a position in bfloat16; q and the result once.
+Bytes: keys and values of all positions once per row, 4·KVH·D a position in bfloat16 and 2·KVH·(D + 4) quantised; q and
+the result once.
 Grid: one program per row and KV head; the H / KVH query heads that share a KV head are processed together.
 """
 
@@ -24,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels.kv_quantize import KVScales, dequantize_rows
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 
@@ -36,11 +40,17 @@ LOG2_E = 1.4426950408889634
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Attention of rows q [N,H,D] over their slots' positions up to their own; q may have any row stride."""
     if not kernels.active(q):
-        return paged_attention_reference(q, keys, values, tables, slots, positions)
+        return paged_attention_reference(q, keys, values, tables, slots, positions, scales)
     rows, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
     group = heads // kv_heads
@@ -50,28 +60,40 @@ def paged_attention(
     assert q.stride()[1:] == (dim, 1), q.stride()
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
+    assert scales is None or all(pool.is_contiguous() for pool in scales)
     block = max(MIN_TILE, min(BLOCK, power_of_2(tables.shape[1] * page)))
+    key_scales, value_scales = scales or (q, q)
     attention_kernel[(rows, kv_heads)](
-        q, keys, values, tables, slots, positions, out,
+        q, keys, values, key_scales, value_scales, tables, slots, positions, out,
         q.stride(0), out.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0),
         dim**-0.5 * LOG2_E,
         GROUP=group, GROUP_BLOCK=max(MIN_TILE, power_of_2(group)), DIM=dim, DIM_BLOCK=max(MIN_TILE, power_of_2(dim)),
-        PAGE=page, BLOCK=block, **overlap(q),
+        PAGE=page, BLOCK=block, SCALED=scales is not None, **overlap(q),
         num_warps=4 if block == BLOCK else 1, num_stages=2,
     )  # fmt: skip
     return out
 
 
 def paged_attention_reference(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Reference implementation: gathers each row's pages and masks later positions."""
     own = tables[slots]
     columns = torch.arange(own.shape[1] * keys.shape[1], device=q.device)
     visible = columns <= positions[:, None]
-    k, v = (
-        pool[own].flatten(1, 2).masked_fill(~visible[:, :, None, None], 0).transpose(1, 2) for pool in (keys, values)
-    )
+    pages = [pool[own] for pool in (keys, values)]
+    if scales is not None:
+        pages = [
+            dequantize_rows(rows, of_pool[own].transpose(2, 3), q.dtype)
+            for rows, of_pool in zip(pages, scales, strict=True)
+        ]
+    k, v = (rows.flatten(1, 2).masked_fill(~visible[:, :, None, None], 0).transpose(1, 2) for rows in pages)
     return F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=visible[:, None, None], enable_gqa=True)[
         :, :, 0
     ]
@@ -79,14 +101,15 @@ def paged_attention_reference(
 
 @Kernel
 def attention_kernel(
-    q, keys, values, tables, slots, positions, out,
+    q, keys, values, key_scales, value_scales, tables, slots, positions, out,
     q_row, out_row, page_stride, offset_stride, head_stride, table_row,
     scale,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
+    kv_heads = tl.num_programs(1)
     last = tl.load(positions + row).to(tl.int32)
     table = tables + tl.load(slots + row) * table_row
     if OVERLAP:
@@ -108,14 +131,19 @@ def attention_kernel(
         at = page * page_stride + (position % PAGE) * offset_stride + kv_head * head_stride
         at = at[:, None] + column[None, :]
         kv_mask = visible[:, None] & (column < DIM)[None, :]
-        key = tl.load(keys + at, mask=kv_mask, other=0.0)
-        value = tl.load(values + at, mask=kv_mask, other=0.0)
+        key = tl.load(keys + at, mask=kv_mask, other=0.0).to(query.dtype)
+        value = tl.load(values + at, mask=kv_mask, other=0.0).to(query.dtype)
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if SCALED:
+            at_scale = (page * kv_heads + kv_head) * PAGE + position % PAGE
+            score *= tl.load(key_scales + at_scale, mask=visible, other=0.0)[None, :]
         score = tl.where(visible[None, :], score, float("-inf"))
         new_max = tl.maximum(running_max, tl.max(score, 1))
         rescale = tl.exp2(running_max - new_max)
         weight = tl.exp2(score - new_max[:, None])
         denominator = denominator * rescale + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+        if SCALED:
+            weight *= tl.load(value_scales + at_scale, mask=visible, other=0.0)[None, :]
+        acc = tl.dot(weight.to(query.dtype), value, acc * rescale[:, None], input_precision="ieee")
         running_max = new_max
     tl.store(out + row * out_row + offsets, (acc / denominator[:, None]).to(out.dtype.element_ty), mask=mask)

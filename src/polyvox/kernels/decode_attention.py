@@ -8,8 +8,9 @@ reads what it writes. For small batches the first block of the past is prefetche
 (launch_overlap.py), which is safe because earlier steps wrote it. For large batches all blocks go through one pipelined
 loop. Consecutive rows of one slot (a prompt) need the two separate launches.
 
-Types: bfloat16, float16, float32; one type for all tensors.
-Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the reduction. Up to
+Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
+Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the reduction,
+with the key and value that the cache has after it. Up to
 SMALL_BATCH_ROWS rows of 16-bit types use blocks of SMALL_BATCH_BLOCK positions. The order depends on the table's width
 only.
 Bytes: keys and values of all positions once per row; qkv and the result once.
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from polyvox import kernels
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
+from polyvox.kernels.kv_quantize import LARGEST, KVScales, quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.rotary import rotary_store_reference
@@ -47,10 +49,11 @@ def rotary_attention(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Normalise (with the weights of q and k) and rotate each row's heads, store k and v in the cache, and attend."""
     if not kernels.active(qkv):
-        return rotary_attention_reference(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions)
+        return rotary_attention_reference(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales)
     rows = len(qkv)
     page, kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -62,17 +65,20 @@ def rotary_attention(
     assert cos.stride(0) == sin.stride(0) == dim
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
+    assert scales is None or all(pool.is_contiguous() for pool in scales)
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
+    key_scales, value_scales = scales or (qkv, qkv)
     small_batch = rows <= SMALL_BATCH_ROWS
     max_block = SMALL_BATCH_BLOCK if small_batch and qkv.dtype != torch.float32 else BLOCK
     block = max(MIN_TILE, min(max_block, power_of_2(tables.shape[1] * page)))
     decode_kernel[(rows, kv_heads)](
-        qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, out,
+        qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps, dim**-0.5 * LOG2_E,
         NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=group, GROUP_BLOCK=max(MIN_TILE, power_of_2(group)),
         DIM=dim, DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=page, BLOCK=block,
-        PREFETCH=small_batch, SINGLE_BLOCK=block >= tables.shape[1] * page, **overlap(out),
+        PREFETCH=small_batch, SINGLE_BLOCK=block >= tables.shape[1] * page,
+        LARGEST=LARGEST.get(keys.dtype), **overlap(out),
         num_warps=max(2, block // 16), num_stages=2,
     )  # fmt: skip
     return out
@@ -89,20 +95,21 @@ def rotary_attention_reference(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Reference implementation: the two separate reference implementations in sequence."""
-    where = tables, slots, positions
+    where = tables, slots, positions, scales
     q = rotary_store_reference(qkv, weights, eps, cos, sin, keys, values, *where)
     return paged_attention_reference(q, keys, values, *where)
 
 
 @Kernel
 def decode_kernel(
-    qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, out,
+    qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
     NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    PREFETCH: tl.constexpr, SINGLE_BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, SINGLE_BLOCK: tl.constexpr, LARGEST: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -117,9 +124,13 @@ def decode_kernel(
     by_sin = tl.load(sin + turn, mask=inside, other=0.0).to(tl.float32)[None, :]
     own_page = tl.load(table + last // PAGE)
     past = kv_head * head_stride
+    past_scale = kv_head * PAGE
     if PREFETCH:
         past_key, past_value = load_kv_block(
             keys + past, values + past, table, 0, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
+        )
+        key_scale, value_scale = load_scale_block(
+            key_scales + past_scale, value_scales + past_scale, table, 0, last, KV_HEADS, PAGE, BLOCK, LARGEST
         )
     if OVERLAP:
         wait()
@@ -132,6 +143,15 @@ def decode_kernel(
     )
     value = tl.load(start + own + KV_HEADS * DIM + column, mask=inside, other=0.0)[None, :]
     offsets = own_page * page_stride + (last % PAGE) * offset_stride + kv_head * head_stride + column[None, :]
+    own_key, own_value = key, value
+    if LARGEST is not None:
+        key, own_key_scale = quantize_heads(key.to(tl.float32), LARGEST, keys.dtype.element_ty)
+        value, own_value_scale = quantize_heads(value.to(tl.float32), LARGEST, keys.dtype.element_ty)
+        own_key = key.to(tl.float32) * own_key_scale[:, None]
+        own_value = value.to(tl.float32) * own_value_scale[:, None]
+        own_scale = (own_page * KV_HEADS + kv_head) * PAGE + last % PAGE + tl.arange(0, 1)
+        tl.store(key_scales + own_scale, own_key_scale)
+        tl.store(value_scales + own_scale, own_value_scale)
     tl.store(keys + offsets, key, mask=inside[None, :])
     tl.store(values + offsets, value, mask=inside[None, :])
 
@@ -141,21 +161,26 @@ def decode_kernel(
     query = norm_and_rotate(
         start, q_weight, heads + column[None, :], heads + partner[None, :], mask, by_cos, by_sin, eps, NORM, DIM
     )
-    running_max = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
+    running_max = tl.sum(query.to(tl.float32) * own_key.to(tl.float32), 1) * scale
     denominator = tl.full([GROUP_BLOCK], 1.0, tl.float32)
-    acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32) + value.to(tl.float32)
+    acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32) + own_value.to(tl.float32)
     if PREFETCH:
         running_max, denominator, acc = attend_block(
-            query, past_key, past_value, 0, last, scale, running_max, denominator, acc, BLOCK
-        )
+            query, past_key, past_value, key_scale, value_scale, 0, last, scale, running_max, denominator, acc, BLOCK,
+            LARGEST,
+        )  # fmt: skip
     if not (PREFETCH and SINGLE_BLOCK):
         for begin in range(BLOCK if PREFETCH else 0, last, BLOCK):
             past_key, past_value = load_kv_block(
                 keys + past, values + past, table, begin, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
             )
-            running_max, denominator, acc = attend_block(
-                query, past_key, past_value, begin, last, scale, running_max, denominator, acc, BLOCK
+            key_scale, value_scale = load_scale_block(
+                key_scales + past_scale, value_scales + past_scale, table, begin, last, KV_HEADS, PAGE, BLOCK, LARGEST
             )
+            running_max, denominator, acc = attend_block(
+                query, past_key, past_value, key_scale, value_scale, begin, last, scale, running_max, denominator, acc,
+                BLOCK, LARGEST,
+            )  # fmt: skip
     tl.store(out + row * HEADS * DIM + heads + column[None, :], (acc / denominator[:, None]).to(dtype), mask=mask)
 
 
@@ -175,15 +200,40 @@ def load_kv_block(
 
 
 @Kernel
-def attend_block(query, key, value, begin, last, scale, running_max, denominator, acc, BLOCK: tl.constexpr):
-    """Add a block to the running softmax."""
-    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+def load_scale_block(
+    key_scales, value_scales, table, begin, last,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """The scales of one block of a quantised cache; of another cache, ones that are not used."""
+    key_scale = tl.full([BLOCK], 1.0, tl.float32)
+    value_scale = key_scale
+    if LARGEST is not None:
+        position = begin + tl.arange(0, BLOCK)
+        visible = position < last
+        page = tl.load(table + position // PAGE, mask=visible, other=0)
+        at = page * KV_HEADS * PAGE + position % PAGE
+        key_scale = tl.load(key_scales + at, mask=visible, other=0.0)
+        value_scale = tl.load(value_scales + at, mask=visible, other=0.0)
+    return key_scale, value_scale
+
+
+@Kernel
+def attend_block(
+    query, key, value, key_scale, value_scale, begin, last, scale, running_max, denominator, acc,
+    BLOCK: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """Add a block to the running softmax; key_scale and value_scale of its positions, if it is quantised."""
+    score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
+    if LARGEST is not None:
+        score *= key_scale[None, :]
     score = tl.where((begin + tl.arange(0, BLOCK) < last)[None, :], score, float("-inf"))
     new_max = tl.maximum(running_max, tl.max(score, 1))
     rescale = tl.exp2(running_max - new_max)
     weight = tl.exp2(score - new_max[:, None])
     denominator = denominator * rescale + tl.sum(weight, 1)
-    acc = tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+    if LARGEST is not None:
+        weight *= value_scale[None, :]
+    acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc * rescale[:, None], input_precision="ieee")
     return new_max, denominator, acc
 
 

@@ -9,9 +9,9 @@ Row i is position positions[i] of slot slots[i] and is rotated by row positions[
 first half of a head is paired with the second, and sin includes the sign. A row writes its own cache entry and nothing
 else.
 
-Types: bfloat16, float16, float32; one type for all tensors.
+Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of the separate functions: the norm's two; x·cos and its partner·sin are each rounded, and so is their
-sum.
+sum. Of a quantised cache, k and v are then rounded as kv_quantize.py says.
 Bytes: qkv, q, and the rows of k and v once each.
 Grid: one program per row and 8 heads.
 """
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
+from polyvox.kernels.kv_quantize import LARGEST, KVScales, quantize_heads, quantize_rows
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.norm import rms_norm_reference
@@ -45,11 +46,14 @@ def rotary_store(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    scales: KVScales | None = None,
     by_row: bool = False,
 ) -> Tensor:
     """Normalise (with the weights of q and k) and rotate each row's heads, store k and v in the cache, return q."""
     if not kernels.active(qkv):
-        return rotary_store_reference(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, by_row)
+        return rotary_store_reference(
+            qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales, by_row
+        )
     rows = len(qkv)
     page, kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -60,13 +64,15 @@ def rotary_store(
     assert cos.stride(0) == sin.stride(0) == dim
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
+    assert scales is None or all(pool.is_contiguous() for pool in scales)
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
+    key_scales, value_scales = scales or (qkv, qkv)
     blocks = -(-(heads + 2 * kv_heads) // HEADS_AT_ONCE)
     rotary_kernel[(rows, blocks)](
-        qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, q,
+        qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, q,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps,
         NORM=weights is not None, BY_ROW=by_row, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=power_of_2(dim),
-        HEADS_AT_ONCE=HEADS_AT_ONCE, PAGE=page, **overlap(q), num_warps=4,
+        HEADS_AT_ONCE=HEADS_AT_ONCE, PAGE=page, LARGEST=LARGEST.get(keys.dtype), **overlap(q), num_warps=4,
     )  # fmt: skip
     return q
 
@@ -82,6 +88,7 @@ def rotary_store_reference(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    scales: KVScales | None = None,
     by_row: bool = False,
 ) -> Tensor:
     """Reference implementation."""
@@ -93,16 +100,21 @@ def rotary_store_reference(
     by_cos, by_sin = (angles[:, None] if by_row else angles[positions][:, None] for angles in (cos, sin))
     q, k = (part * by_cos + part.roll(dim // 2, -1) * by_sin for part in (q, k))
     offset = tables[slots, positions // page], positions % page
-    keys[offset], values[offset] = k, v
+    if scales is None:
+        keys[offset], values[offset] = k, v
+        return q
+    for pool, of_pool, rows in ((keys, scales.keys, k), (values, scales.values, v)):
+        pool[offset], of_pool[offset[0], :, offset[1]] = quantize_rows(rows, pool.dtype)
     return q
 
 
 @Kernel
 def rotary_kernel(
-    qkv, q_weight, k_weight, cos, sin, keys, values, tables, slots, positions, q,
+    qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, q,
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps,
     NORM: tl.constexpr, BY_ROW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr, HEADS_AT_ONCE: tl.constexpr, PAGE: tl.constexpr, OVERLAP: tl.constexpr,
+    DIM_BLOCK: tl.constexpr, HEADS_AT_ONCE: tl.constexpr, PAGE: tl.constexpr, LARGEST: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
@@ -144,7 +156,14 @@ def rotary_kernel(
     offset = page * page_stride + (position % PAGE) * offset_stride
     of_key, of_value = head - HEADS, head - HEADS - KV_HEADS
     is_key = (of_key >= 0) & (of_key < KV_HEADS)
-    tl.store(keys + offset + of_key[:, None] * head_stride + column[None, :], rotated, mask=mask & is_key[:, None])
-    tl.store(
-        values + offset + of_value[:, None] * head_stride + column[None, :], given, mask=mask & (of_value >= 0)[:, None]
-    )
+    is_value = (of_value >= 0) & (of_value < KV_HEADS)
+    key, value = rotated, given
+    if LARGEST is not None:
+        rows = tl.where(is_value[:, None], given, rotated).to(tl.float32)
+        key, scale = quantize_heads(rows, LARGEST, keys.dtype.element_ty)
+        value = key
+        at_scale = page * KV_HEADS * PAGE + position % PAGE
+        tl.store(key_scales + at_scale + of_key * PAGE, scale, mask=is_key)
+        tl.store(value_scales + at_scale + of_value * PAGE, scale, mask=is_value)
+    tl.store(keys + offset + of_key[:, None] * head_stride + column[None, :], key, mask=mask & is_key[:, None])
+    tl.store(values + offset + of_value[:, None] * head_stride + column[None, :], value, mask=mask & is_value[:, None])

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyvox.kernels.kv_quantize import SCALE_TYPE, KVScales, is_quantized
+
 
 class KVShape(NamedTuple):
     """What a KV cache stores for one position: keys and values of every layer."""
@@ -16,8 +18,9 @@ class KVShape(NamedTuple):
     head_dim: int
 
     def position_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the keys and values of one position."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
+        """Bytes of the keys and values of one position, with their scales if the type is quantised."""
+        scale = SCALE_TYPE.itemsize if is_quantized(dtype) else 0
+        return 2 * self.layers * self.kv_heads * (self.head_dim * dtype.itemsize + scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,3 +37,7 @@ class PagedKVView:
     slots: Tensor  # [N] int64
     positions: Tensor  # [N] int64
     decode_only: bool = False  # no two rows share a slot: one launch writes and attends
+    scales: Tensor | None = None  # [2, layers, P, KVH, PAGE]: of keys and of values, if they are quantised
+
+    def layer_scales(self, layer: int) -> KVScales | None:
+        return None if self.scales is None else KVScales(*self.scales[:, layer])

@@ -62,7 +62,7 @@ class Attention(nn.Module):
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             norms = self.q_norm.weight, self.k_norm.weight
         keys, values = view.keys[layer], view.values[layer]
-        where = view.tables, view.slots, view.positions
+        where = view.tables, view.slots, view.positions, view.layer_scales(layer)
         if view.decode_only and len(rows) <= MAX_ONE_LAUNCH_ROWS:
             attended = rotary_attention(rows, norms, self.norm_eps, *rotary.table, keys, values, *where)
         else:

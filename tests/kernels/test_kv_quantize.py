@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quantised KV cache: its roundings, and its kernels against their reference implementations.
+
+Kernels that write float8 run on a GPU only (benchmarks/gpu_checks.py): Triton's interpreter rounds to it wrongly.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.test_attention_kernel import case
+from kernels.test_layer_kernels import rotary_case, with_a_past
+from polyvox.kernels.attention import paged_attention, paged_attention_reference
+from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
+from polyvox.kernels.gpu import GPUS
+from polyvox.kernels.kv_quantize import KVScales, dequantize_rows, quantize_rows, supports
+from polyvox.kernels.rotary import rotary_store, rotary_store_reference
+
+TYPES = (torch.int8, torch.float8_e4m3fn)
+types = pytest.mark.parametrize("dtype", TYPES)
+
+
+def quantized(keys: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, KVScales]:
+    """Keys and values [P,PAGE,KVH,D]; what is NaN has a scale of NaN."""
+    pools, scales = [], []
+    for pool in (keys, values):
+        made, scale = quantize_rows(pool.nan_to_num(1.0), dtype)
+        pools.append(made)
+        scales.append(scale.masked_fill(pool[..., 0].isnan(), torch.nan).transpose(1, 2).contiguous())
+    return pools[0], pools[1], KVScales(*scales)
+
+
+def noise_db(x: Tensor, dtype: torch.dtype) -> float:
+    error = dequantize_rows(*quantize_rows(x, dtype), torch.float32) - x
+    return float(10 * torch.log10(error.square().mean() / x.square().mean()))
+
+
+@types
+def test_the_largest_element_of_a_head_is_exact_and_zeros_stay_zeros(dtype: torch.dtype) -> None:
+    x = torch.tensor([[1e-3, -5e-4, 0.0], [-3e4, 1.0, 2.5e4], [0.0, 0.0, 0.0]])
+    again = dequantize_rows(*quantize_rows(x, dtype), torch.float32)
+    torch.testing.assert_close(again[0, 0], x[0, 0])
+    torch.testing.assert_close(again[1, 0], x[1, 0])
+    assert not again[2].any()
+
+
+def test_the_noise_is_that_of_the_type() -> None:
+    x = torch.randn(400, 128, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, 4, 400)[:, None]
+    assert -45 < noise_db(x, torch.int8) < -41
+    assert -33 < noise_db(x, torch.float8_e4m3fn) < -31
+
+
+def test_only_float8_depends_on_the_gpu() -> None:
+    assert [supports(torch.float8_e4m3fn, gpu) for gpu in GPUS.values()] == [False, False, True, True, True, True]
+    assert all(supports(torch.int8, gpu) for gpu in GPUS.values())
+
+
+@pytest.mark.usefixtures("interpreted")
+@types
+@pytest.mark.parametrize(
+    ("positions", "heads", "kv_heads", "dim", "page"),
+    [([0, 15, 16, 63, 64, 130], 4, 2, 32, 16), ([70, 3], 6, 2, 24, 16), ([9, 14], 4, 2, 16, 15)],
+)
+def test_attention_equals_its_reference_and_reads_nothing_unwritten(
+    positions: list[int], heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype
+) -> None:
+    q, keys, values, *where = case(positions, heads, kv_heads, dim, page)
+    keys, values, scales = quantized(keys, values, dtype)
+    found = paged_attention(q, keys, values, *where, scales=scales)
+    plain = paged_attention_reference(q, keys, values, *where, scales=scales)
+    torch.testing.assert_close(found, plain, atol=3e-6, rtol=3e-6)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("positions", [[0, 17, 40], [31]])
+def test_rotation_stores_what_its_reference_stores(positions: list[int]) -> None:
+    given, cache = rotary_case(positions, 4, 2, 32, torch.float32)
+    keys, values, scales = quantized(cache[0], cache[1], torch.int8)
+    plain = [pool.clone() for pool in (keys, values, *scales)]
+    q = rotary_store(**given, keys=keys, values=values, scales=scales)
+    plain_q = rotary_store_reference(**given, keys=plain[0], values=plain[1], scales=KVScales(*plain[2:]))
+    torch.testing.assert_close(q, plain_q, atol=2e-6, rtol=2e-6)
+    assert int(scales.keys.isfinite().sum()) == len(positions) * 2
+    assert_same_cache((keys, values, *scales), plain)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    ("positions", "heads", "kv_heads", "dim"),
+    [([0, 17, 90], 4, 2, 32), ([128, 300], 2, 1, 32), ([*range(0, 70, 5), 64, 65, 130], 2, 1, 16)],
+)
+def test_a_decoding_step_equals_its_reference(positions: list[int], heads: int, kv_heads: int, dim: int) -> None:
+    given, cache = rotary_case(positions, heads, kv_heads, dim, torch.float32)
+    cache = with_a_past(given, cache)
+    keys, values, scales = quantized(cache[0], cache[1], torch.int8)
+    plain = [pool.clone() for pool in (keys, values, *scales)]
+    found = rotary_attention(**given, keys=keys, values=values, scales=scales)
+    expected = rotary_attention_reference(**given, keys=plain[0], values=plain[1], scales=KVScales(*plain[2:]))
+    # A rounding of the row's own key may differ by one step.
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    assert (found - expected).square().mean() < 1e-4 * expected.square().mean()
+    assert_same_cache((keys, values, *scales), plain)
+
+
+def assert_same_cache(found: tuple[Tensor, ...], plain: list[Tensor]) -> None:
+    """The same values but for single steps, and the same scales."""
+    for ours, theirs in zip(found[2:], plain[2:], strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+    for ours, theirs in zip(found[:2], plain[:2], strict=True):
+        steps = (ours.int() - theirs.int()).abs()
+        assert int(steps.max()) <= 1
+        assert float((steps > 0).float().mean()) < 0.01
