@@ -198,15 +198,15 @@ class InstrumentedEngine(LocalEngine):
         )
 
 
-def build(model: str, max_streams: int, tokens: int, max_frames_per_step: int) -> InProcessEngine:
+def build(model: str, max_streams: int, tokens: int, max_frames_per_step: int, kv_dtype: str) -> InProcessEngine:
     """Runs in the engine's process."""
-    engine = new_engine(model, max_streams, tokens)
+    engine = new_engine(model, max_streams, tokens, kv_dtype)
     with engine.lock:
         engine.load.limits = replace(engine.load.limits, max_frames_per_step=max_frames_per_step)
     return engine
 
 
-def new_engine(model: str, max_streams: int, tokens: int) -> InstrumentedEngine:
+def new_engine(model: str, max_streams: int, tokens: int, kv_dtype: str) -> InstrumentedEngine:
     config = EngineConfig(
         max_streams=max_streams, context=MIN_CONTEXT, max_queue=2 * max_streams, max_queue_seconds=120, pcm=True
     )
@@ -220,9 +220,11 @@ def new_engine(model: str, max_streams: int, tokens: int) -> InstrumentedEngine:
                 replace(config, min_streams_to_pipeline=model_runner.MIN_STREAMS_TO_PIPELINE, cuda_graphs=True),
             )
     from polyvox.models.registry import random_model
-    from polyvox.tts import placement
+    from polyvox.tts import load_options
 
-    return InstrumentedEngine(random_model(model, *placement("auto", "auto"), tokens), config)
+    options = load_options("auto", "auto", kv_dtype=kv_dtype)
+    speech = random_model(model, options.device, options.dtype, tokens, kv_dtype=options.kv_dtype)
+    return InstrumentedEngine(speech, config)
 
 
 def gpu_memory() -> float | None:
@@ -304,13 +306,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=30, help="per text; not used by the simulated model")
     parser.add_argument("--seconds", type=float, default=60, help="of measured requests per level")
     parser.add_argument("--ramp", type=float, default=10, help="seconds of warm-up over which streams start")
+    parser.add_argument(
+        "--kv-dtype", default="auto", choices=["auto", "int8", "fp8"], help="not of the simulated model"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, help="client processes; by default one per 256 streams")
     given = parser.parse_args()
     levels = [int(each) for each in given.streams.split(",")]
     rows = []
     max_streams = given.max_streams or max(levels)
-    new = partial(build, given.model, max_streams, given.tokens, given.max_frames_per_step)
+    new = partial(build, given.model, max_streams, given.tokens, given.max_frames_per_step, given.kv_dtype)
     with EngineProcess(new) as process:
         new_client = RemoteEngineClient(process.endpoint, None, given.frames)
         sys.stdout.write(f"ready after {process.status.start_seconds:.0f} s, {gpu_memory() or 0:.2f} GB\n")

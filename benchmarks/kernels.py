@@ -23,11 +23,14 @@ from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
+from polyvox.kernels.kv_quantize import KVScales, dequantize_rows, is_quantized, quantize_rows
 from polyvox.kernels.next_inputs import NextText, next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed
 from polyvox.kernels.silu_mul import silu_mul
+from polyvox.models.paged_kv import KVShape
+from polyvox.tts import KV_DTYPES
 
 CALLS, REPLAYS = 10, 30
 PAGE, FRAME = 16, 16
@@ -54,47 +57,71 @@ def normal(*shape: int) -> Tensor:
 class Context:
     """Streams with the same context length, and one row of each at its last position."""
 
-    def __init__(self, batch: int, context: int, page: int) -> None:
+    def __init__(self, batch: int, context: int, page: int, kv_dtype: torch.dtype) -> None:
         pages = -(-context // page)
         self.keys, self.values = (normal(batch * pages, page, KV_HEADS, DIM) for _ in range(2))
+        self.position_bytes = KVShape(1, KV_HEADS, DIM).position_bytes(kv_dtype)
+        self.scales: KVScales | None = None
+        if is_quantized(kv_dtype):
+            (self.keys, keys), (self.values, values) = (
+                quantize_rows(pool, kv_dtype) for pool in (self.keys, self.values)
+            )
+            self.scales = KVScales(*(scales.transpose(1, 2).contiguous() for scales in (keys, values)))
         self.tables = torch.randperm(batch * pages, device=DEVICE).view(batch, pages)
         self.slots = torch.arange(batch, device=DEVICE)
         self.positions = torch.full((batch,), context - 1, device=DEVICE)
 
 
-def attention(batch: int, context: int, page: int) -> Case:
-    past = Context(batch, context, page)
+def attention(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -> Case:
+    past = Context(batch, context, page, kv_dtype)
 
     def call(q: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        return paged_attention(q, past.keys, past.values, past.tables, slots, positions)
+        return paged_attention(q, past.keys, past.values, past.tables, slots, positions, past.scales)
 
-    nbytes = batch * (context * 2 * KV_HEADS + 2 * HEADS) * DIM * 2
+    nbytes = batch * (context * past.position_bytes + 2 * HEADS * DIM * 2)
     return Case((normal(batch, HEADS, DIM), past.slots, past.positions), call, nbytes)
 
 
-def rotary(batch: int, context: int, page: int) -> Case:
-    past = Context(batch, context, page)
+def rotary(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -> Case:
+    past = Context(batch, context, page, kv_dtype)
     weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        where = past.tables, slots, positions
+        where = past.tables, slots, positions, past.scales
         return rotary_store(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where)
 
     size = (HEADS + 2 * KV_HEADS) * DIM
-    return Case((normal(batch, size), past.slots, past.positions), call, 2 * batch * size * 2)
+    nbytes = batch * ((size + HEADS * DIM) * 2 + past.position_bytes)
+    return Case((normal(batch, size), past.slots, past.positions), call, nbytes)
 
 
-def decode(batch: int, context: int, page: int) -> Case:
-    """Rotary embedding, store and attention in one launch."""
-    past = Context(batch, context, page)
+def stored(batch: int, context: int, page: int, kv_dtype: torch.dtype) -> Case:
+    """The keys and values that the launch above stores in a quantised cache, read back."""
+    past = Context(batch, context, page, kv_dtype)
     weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        where = past.tables, slots, positions
+        assert past.scales is not None
+        rotary_store(qkv, weights, 1e-6, cos, sin, past.keys, past.values, past.tables, slots, positions, past.scales)
+        own, offset = past.tables[slots, positions // page], positions % page
+        pools = ((past.keys, past.scales.keys), (past.values, past.scales.values))
+        return torch.cat([dequantize_rows(p[own, offset], s[own, :, offset], torch.float32) for p, s in pools], dim=1)
+
+    size = (HEADS + 2 * KV_HEADS) * DIM
+    return Case((normal(batch, size), past.slots, past.positions), call, batch * (size * 2 + 2 * past.position_bytes))
+
+
+def decode(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -> Case:
+    """Rotary embedding, store and attention in one launch."""
+    past = Context(batch, context, page, kv_dtype)
+    weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
+
+    def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        where = past.tables, slots, positions, past.scales
         return rotary_attention(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where)
 
     rows = normal(batch, (HEADS + 2 * KV_HEADS) * DIM), past.slots, past.positions
-    return Case(rows, call, batch * (context * 2 * KV_HEADS + 2 * HEADS + 2 * KV_HEADS) * DIM * 2)
+    return Case(rows, call, batch * (context * past.position_bytes + (2 * HEADS + 2 * KV_HEADS) * DIM * 2))
 
 
 def norm(batch: int, size: int) -> Case:
@@ -162,6 +189,16 @@ def lines(context: int) -> dict[str, Callable[[int], Case]]:
         f"rotary and store, context {context}": lambda b: rotary(b, context, PAGE),
         f"fused decode, context {context}": lambda b: decode(b, context, PAGE),
         "fused decode, one frame": lambda b: decode(b, FRAME, FRAME),
+        **{
+            f"KV cache {name}: {what}": partial(make, context=context, page=PAGE, kv_dtype=kv_dtype)
+            for name, kv_dtype in KV_DTYPES.items()
+            for what, make in {
+                "attention": attention,
+                "rotary and store": rotary,
+                "stored rows": stored,
+                "fused decode": decode,
+            }.items()
+        },
         "norm 2,048": lambda b: norm(b, TALKER[0]),
         "add and norm 2,048": lambda b: add_norm(b, TALKER[0]),
         "add and norm 1,024": lambda b: add_norm(b, PREDICTOR[0]),

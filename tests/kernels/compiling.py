@@ -100,7 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
     failed = False
     for gpu in (GPUS[int(name)] for name in arguments.gpu.split(",")):
-        kv_dtypes = [dtype for dtype in (*LARGEST, torch.bfloat16) if supports(dtype, gpu)]
+        kv_dtypes = [dtype for dtype in (*LARGEST, torch.bfloat16) if supports(dtype, gpu.architecture)]
         launches = [
             launch
             for model in arguments.model.split(",")

@@ -125,6 +125,9 @@ def torch_build() -> Iterator[Finding]:
 def gpus() -> Iterator[Finding]:
     import torch
 
+    from polyvox.kernels.kv_quantize import supports
+    from polyvox.tts import KV_DTYPES
+
     if not torch.cuda.is_available():
         message = "none that torch can use; Polyvox runs on the CPU"
         fix = "check the driver with nvidia-smi" if torch.version.cuda and shutil.which("nvidia-smi") else None
@@ -137,6 +140,8 @@ def gpus() -> Iterator[Finding]:
         message = f"{device.name}, {_gb(free)} of {_gb(total)} free, compute capability {device.major}.{device.minor}"
         if driver := _driver():
             message += f", driver {driver}"
+        kv_dtypes = [name for name, dtype in KV_DTYPES.items() if supports(dtype, 10 * device.major + device.minor)]
+        message += f", kv_dtype {' or '.join(kv_dtypes)}"
         if capability < MIN_CAPABILITY:
             yield Finding(f"GPU {index}", "warn", message, "it has no bfloat16: use --dtype float32")
         else:

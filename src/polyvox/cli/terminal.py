@@ -37,12 +37,14 @@ def load(
     dtype: str,
     config: "EngineConfig | None" = None,
     vocoder_device: str = "auto",
+    kv_dtype: str = "auto",
 ) -> "TTS":
     """Load a checkpoint and print how long it took."""
     with console.status("Starting …"):
         from polyvox import tts
     start = time.perf_counter()
-    loaded = tts.load(model, device, dtype, progress=console.is_terminal, config=config, vocoder_device=vocoder_device)
+    shown = console.is_terminal
+    loaded = tts.load(model, device, dtype, shown, config, vocoder_device=vocoder_device, kv_dtype=kv_dtype)
     generator, vocoder = loaded.model.generator, loaded.model.vocoder
     placed = f"{generator.device.type}, {str(generator.dtype).removeprefix('torch.')}"
     if vocoder.device != generator.device:

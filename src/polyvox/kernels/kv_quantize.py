@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from polyvox.kernels.gpu import Gpu
 from polyvox.kernels.lazy_triton import Kernel
 
 if TYPE_CHECKING:
@@ -44,9 +43,9 @@ def is_quantized(dtype: torch.dtype) -> bool:
     return dtype in LARGEST
 
 
-def supports(dtype: torch.dtype, gpu: Gpu) -> bool:
-    """Whether kernels for this GPU read and write a cache of this type."""
-    return dtype != torch.float8_e4m3fn or gpu.architecture >= MIN_FP8_ARCHITECTURE
+def supports(dtype: torch.dtype, architecture: int) -> bool:
+    """Whether kernels for GPUs of this architecture (gpu.py) read and write a cache of this type."""
+    return dtype != torch.float8_e4m3fn or architecture >= MIN_FP8_ARCHITECTURE
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -23,11 +23,12 @@ CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Where a model is loaded. vocoder_device: by default the generator's."""
+    """Where a model is loaded. vocoder_device: by default the generator's. kv_dtype: by default dtype."""
 
     device: torch.device
     dtype: torch.dtype
     vocoder_device: torch.device | None = None
+    kv_dtype: torch.dtype | None = None
 
 
 class ModelFamily(Protocol):
@@ -114,7 +115,7 @@ def read_info(path_or_id: str | Path) -> ModelInfo:
 def load_model(path_or_id: str | Path, options: LoadOptions, name: str | Path | None = None) -> SpeechModel:
     """Loads the checkpoint of a folder or hub id. name: how its identity is shown, by default path_or_id."""
     folder = find_checkpoint(path_or_id, needed_weights)
-    return family_of(folder).load(folder, name or path_or_id, options)
+    return _with_kv_dtype(family_of(folder).load(folder, name or path_or_id, options), options.kv_dtype)
 
 
 def random_model(
@@ -124,9 +125,18 @@ def random_model(
     num_tokens: int | None = None,
     frames: int | None = None,
     vocoder_device: torch.device | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> SpeechModel:
     """A model with random weights; see `ModelFamily.random_model`."""
     for family in map(get_family, _FAMILIES):
         if size in family.sizes:
-            return family.random_model(size, device, dtype, num_tokens, frames, vocoder_device)
+            model = family.random_model(size, device, dtype, num_tokens, frames, vocoder_device)
+            return _with_kv_dtype(model, kv_dtype)
     raise InvalidRequest("size", size, published_sizes())
+
+
+def _with_kv_dtype(model: SpeechModel, kv_dtype: torch.dtype | None) -> SpeechModel:
+    """The model with this type of its KV cache, if it is not the default."""
+    if kv_dtype is not None:
+        model.generator.kv_dtype = kv_dtype
+    return model

@@ -31,7 +31,14 @@ def load_model(settings: Settings, replica: int | None = None, gpu: str | None =
     from polyvox.tts import load
 
     config = settings.engine_config()
-    return load(settings.model, settings.device, settings.dtype, config=config, vocoder_device=settings.vocoder_device)
+    return load(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        config=config,
+        vocoder_device=settings.vocoder_device,
+        kv_dtype=settings.kv_dtype,
+    )
 
 
 def build_engine(settings: Settings, replica: int | None = None, gpu: str | None = None) -> InProcessEngine:

@@ -25,6 +25,11 @@ class EngineSettings(SettingsSection):
     vocoder_device: str = Field(
         default="auto", description="Device of the vocoder: auto (the model's device), cpu, cuda or cuda:N."
     )
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        default="auto",
+        description="Type of the KV cache: auto (that of the model), int8 or fp8, which need half the memory of "
+        "bfloat16. int8 is more exact; fp8 requires a GPU of compute capability 8.9.",
+    )
     max_streams: int | None = Field(
         default=None,
         ge=1,

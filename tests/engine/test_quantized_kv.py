@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine with a quantised KV cache; tests/kernels/test_kv_quantize.py has its roundings and its kernels."""
+
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import Loaded
+from engine.synthesis import read_all, request
+from polyvox.engine.config import PAGE, EngineConfig
+from polyvox.engine.engine import LocalEngine
+from polyvox.engine.kv_cache import KVCache
+from polyvox.errors import InvalidRequest
+from polyvox.models.paged_kv import KVShape
+from polyvox.tts import KV_DTYPES, load, parse_kv_dtype
+
+kv_dtypes = pytest.mark.parametrize("kv_dtype", KV_DTYPES.values())
+TEXTS = ("hello there", "one two three four", "good morning")
+
+
+@kv_dtypes
+def test_a_stream_in_a_batch_equals_its_solo_run(kv_dtype: torch.dtype, loaded: Loaded) -> None:
+    """With freed pages filled with NaN, and fewer slots than streams, so that pages are reused."""
+    speech = loaded("custom_voice", "float64").model
+    requests = [request(text, seed=seed, frames=8) for seed, text in enumerate(TEXTS)]
+    with mock.patch.object(speech.generator, "kv_dtype", kv_dtype):
+        engine = LocalEngine(speech, EngineConfig(max_streams=2, context=256, poison_freed=True))
+        try:
+            together = [read_all(stream) for stream in [engine.submit(each) for each in requests]]
+            alone = [read_all(engine.submit(each)) for each in requests]
+        finally:
+            engine.close()
+    for ours, theirs in zip(together, alone, strict=True):
+        assert np.isfinite(ours).all()
+        np.testing.assert_allclose(ours, theirs, atol=1e-9)
+
+
+@kv_dtypes
+def test_a_position_has_the_bytes_that_are_planned_for_it(kv_dtype: torch.dtype) -> None:
+    shape = KVShape(layers=3, kv_heads=8, head_dim=128)
+    cache = KVCache(shape, 9, 2, 4, torch.device("cpu"), kv_dtype)
+    assert cache.nbytes - cache.table.nbytes == 10 * PAGE * shape.position_bytes(kv_dtype)  # with the scratch page
+    assert shape.position_bytes(kv_dtype) < 0.52 * shape.position_bytes(torch.bfloat16)
+
+
+def test_a_model_is_loaded_with_the_kv_dtype(checkpoints: Path) -> None:
+    for name, kv_dtype in (("auto", torch.float32), *KV_DTYPES.items()):
+        with load(checkpoints / "custom_voice", device="cpu", kv_dtype=name) as tts:
+            assert tts.model.generator.kv_dtype == kv_dtype
+
+
+def test_a_gpu_without_float8_has_int8_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    gpu = torch.device("cuda")
+    assert parse_kv_dtype("int8", gpu) == torch.int8
+    with pytest.raises(InvalidRequest, match=r"'kv_dtype': must be auto or int8 on a GPU of compute capability 8\.6"):
+        parse_kv_dtype("fp8", gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert parse_kv_dtype("fp8", gpu) == torch.float8_e4m3fn
+    with pytest.raises(InvalidRequest, match="kv_dtype"):
+        parse_kv_dtype("fp4", gpu)
