@@ -72,12 +72,11 @@ class TalkerGenerator:
         config: TalkerShape,
         text_pad_id: int,
         default_context: int = DEFAULT_CONTEXT,
-        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.talker, self.config, self.text_pad_id = talker, config, text_pad_id
         weight, shape = talker.codec_head.weight, config.transformer
         self.device, self.dtype = weight.device, weight.dtype
-        self.kv_dtype = kv_dtype or weight.dtype
+        self.kv_dtype = weight.dtype
         self.kv_shape = KVShape(shape.layers, shape.kv_heads, shape.head_dim)
         self.hidden_size, self.max_positions = shape.hidden_size, config.max_positions
         self.default_context, self.num_codebooks = default_context, config.code_groups
