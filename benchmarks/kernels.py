@@ -76,7 +76,7 @@ def attention(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE
     past = Context(batch, context, page, kv_dtype)
 
     def call(q: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        return paged_attention(q, past.keys, past.values, past.tables, slots, positions, past.scales)
+        return paged_attention(q, past.keys, past.values, past.tables, slots, positions, scales=past.scales)
 
     nbytes = batch * (context * past.position_bytes + 2 * HEADS * DIM * 2)
     return Case((normal(batch, HEADS, DIM), past.slots, past.positions), call, nbytes)
@@ -87,8 +87,8 @@ def rotary(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -
     weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        where = past.tables, slots, positions, past.scales
-        return rotary_store(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where)
+        where = past.tables, slots, positions
+        return rotary_store(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where, scales=past.scales)
 
     size = (HEADS + 2 * KV_HEADS) * DIM
     nbytes = batch * ((size + HEADS * DIM) * 2 + past.position_bytes)
@@ -102,7 +102,9 @@ def stored(batch: int, context: int, page: int, kv_dtype: torch.dtype) -> Case:
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         assert past.scales is not None
-        rotary_store(qkv, weights, 1e-6, cos, sin, past.keys, past.values, past.tables, slots, positions, past.scales)
+        rotary_store(
+            qkv, weights, 1e-6, cos, sin, past.keys, past.values, past.tables, slots, positions, scales=past.scales
+        )
         own, offset = past.tables[slots, positions // page], positions % page
         pools = ((past.keys, past.scales.keys), (past.values, past.scales.values))
         return torch.cat([dequantize_rows(p[own, offset], s[own, :, offset], torch.float32) for p, s in pools], dim=1)
@@ -117,8 +119,8 @@ def decode(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -
     weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        where = past.tables, slots, positions, past.scales
-        return rotary_attention(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where)
+        where = past.tables, slots, positions
+        return rotary_attention(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where, scales=past.scales)
 
     rows = normal(batch, (HEADS + 2 * KV_HEADS) * DIM), past.slots, past.positions
     return Case(rows, call, batch * (context * past.position_bytes + (2 * HEADS + 2 * KV_HEADS) * DIM * 2))

@@ -46,11 +46,12 @@ def paged_attention(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    *,
     scales: KVScales | None = None,
 ) -> Tensor:
     """Attention of rows q [N,H,D] over their slots' positions up to their own; q may have any row stride."""
     if not kernels.active(q):
-        return paged_attention_reference(q, keys, values, tables, slots, positions, scales)
+        return paged_attention_reference(q, keys, values, tables, slots, positions, scales=scales)
     rows, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
     group = heads // kv_heads
@@ -81,6 +82,7 @@ def paged_attention_reference(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    *,
     scales: KVScales | None = None,
 ) -> Tensor:
     """Reference implementation: gathers each row's pages and masks later positions."""

@@ -49,11 +49,14 @@ def rotary_attention(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    *,
     scales: KVScales | None = None,
 ) -> Tensor:
     """Normalise (with the weights of q and k) and rotate each row's heads, store k and v in the cache, and attend."""
     if not kernels.active(qkv):
-        return rotary_attention_reference(qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales)
+        return rotary_attention_reference(
+            qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales=scales
+        )
     rows = len(qkv)
     page, kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -95,12 +98,13 @@ def rotary_attention_reference(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    *,
     scales: KVScales | None = None,
 ) -> Tensor:
     """Reference implementation: the two separate reference implementations in sequence."""
-    where = tables, slots, positions, scales
-    q = rotary_store_reference(qkv, weights, eps, cos, sin, keys, values, *where)
-    return paged_attention_reference(q, keys, values, *where)
+    where = tables, slots, positions
+    q = rotary_store_reference(qkv, weights, eps, cos, sin, keys, values, *where, scales=scales)
+    return paged_attention_reference(q, keys, values, *where, scales=scales)
 
 
 @Kernel

@@ -46,13 +46,14 @@ def rotary_store(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    *,
     scales: KVScales | None = None,
     by_row: bool = False,
 ) -> Tensor:
     """Normalise (with the weights of q and k) and rotate each row's heads, store k and v in the cache, return q."""
     if not kernels.active(qkv):
         return rotary_store_reference(
-            qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales, by_row
+            qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales=scales, by_row=by_row
         )
     rows = len(qkv)
     page, kv_heads, dim = keys.shape[1:]
@@ -88,6 +89,7 @@ def rotary_store_reference(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
+    *,
     scales: KVScales | None = None,
     by_row: bool = False,
 ) -> Tensor:

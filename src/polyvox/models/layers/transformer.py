@@ -62,12 +62,14 @@ class Attention(nn.Module):
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             norms = self.q_norm.weight, self.k_norm.weight
         keys, values = view.keys[layer], view.values[layer]
-        where = view.tables, view.slots, view.positions, view.layer_scales(layer)
+        where, scales = (view.tables, view.slots, view.positions), view.layer_scales(layer)
         if view.decode_only and len(rows) <= MAX_ONE_LAUNCH_ROWS:
-            attended = rotary_attention(rows, norms, self.norm_eps, *rotary.table, keys, values, *where)
+            attended = rotary_attention(rows, norms, self.norm_eps, *rotary.table, keys, values, *where, scales=scales)
         else:
-            q = rotary_store(rows, norms, self.norm_eps, *rotary.table, keys, values, *where, by_row=rotary.by_row)
-            attended = paged_attention(q, keys, values, *where)
+            q = rotary_store(
+                rows, norms, self.norm_eps, *rotary.table, keys, values, *where, scales=scales, by_row=rotary.by_row
+            )
+            attended = paged_attention(q, keys, values, *where, scales=scales)
         return attended.view(*qkv.shape[:-1], -1)
 
 
