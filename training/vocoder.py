@@ -192,8 +192,9 @@ class VocoderTraining:
             for index, squares in part(name).items():
                 given["state"][int(index)] = {
                     "step": torch.tensor(RESUMED_STEP, device=self.device),
+                    # Fused Adam needs the strides of the parameter, which may be channels last.
                     "exp_avg": torch.zeros_like(parameters[int(index)]),
-                    "exp_avg_sq": squares,
+                    "exp_avg_sq": torch.empty_like(parameters[int(index)]).copy_(squares),
                 }
             optimizer.load_state_dict(given)
         self.steps, self.seconds = int(state["progress"][0]), float(state["progress"][1])
