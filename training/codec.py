@@ -262,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=1.5)
+    parser.add_argument("--minutes", type=float, default=1.5, help="0 only encodes the corpus")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--start-batches", type=int, default=24)
     arguments = parser.parse_args()
@@ -279,8 +279,9 @@ def main() -> None:
 def train(arguments: argparse.Namespace, device: torch.device) -> None:
     training = CodecTraining(arguments, device)
     training.log(phase="data", utterances=str(len(training.sound.frames)), frames=str(training.sound.frames.sum()))
-    training.train(arguments.minutes)
-    training.save(arguments.out)
+    if arguments.minutes:
+        training.train(arguments.minutes)
+        training.save(arguments.out)
     codes = training.encode()
     texts, frames, firsts = training.encode_timed()
     np.savez_compressed(
