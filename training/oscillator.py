@@ -5,10 +5,12 @@ Code 1 gives pitch and phase of a frame (source.py). In each stage, a few phasor
 fundamental over one column of that stage, as coefficients in a basis of all pitches. Upsampling from one stage to the
 next is linear, so its weights follow from the bases, and the last stage has cosine and sine of the phase at each
 sample. The stage before the last makes pulses of the phase, with Snake activations that receive the phasor with a high
-frequency, as in frequency modulation. Training changes all weights.
+frequency, as in frequency modulation. These layers are fixed in the training of the vocoder: noise in the phasor would
+be multiplied with the number of the harmonic.
 """
 
 import math
+from copy import deepcopy
 from functools import cache
 from itertools import pairwise
 from typing import cast
@@ -94,6 +96,20 @@ def initialise_oscillator(decoder: CodecDecoder) -> None:
     _excite(blocks[-2], blocks[-1], bases[-2], widths[-2:])
 
 
+def fix_oscillator(decoder: CodecDecoder) -> None:
+    """Weights of the convolutional layers that initialise_oscillator sets get no gradient."""
+    copies = [deepcopy(decoder).cpu() for _ in range(2)]
+    for copy in copies:
+        for parameter in copy.parameters():
+            nn.init.uniform_(parameter, 1, 2)
+        initialise_oscillator(copy)
+    parameters = (one.decoder.parameters() for one in (decoder, *copies))
+    for parameter, first, second in zip(*parameters, strict=True):
+        free = (first != second).to(parameter)
+        if not free.all():
+            parameter.register_hook(lambda gradient, free=free: gradient * free)
+
+
 def _excite(block: UpsampleBlock, last: UpsampleBlock, functions: Tensor, widths: list[int]) -> None:
     """The block before the last makes pulses of the phasor, which reach the last one at its sample rate."""
     width, samples = widths[0], len(functions)
@@ -165,7 +181,7 @@ def _pulses(unit: ResidualUnit, functions: Tensor, width: int) -> None:
         conv.weight[rows] = 0
         conv.weight[rows, : 2 * len(phasor), -1] = torch.cat([phasor.real, -phasor.imag]).float()
         conv.bias[rows] = made.offset.float()
-        unit.act2.alpha[rows] = made.index.log().float()
+        unit.act2.alpha[rows], unit.act2.beta[rows] = made.index.log().float(), 0
         output.weight[width + sample, rows, 0] = made.weights[:-1].float()
         output.bias[width + sample] = float(made.weights[-1])
 

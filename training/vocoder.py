@@ -28,6 +28,7 @@ from training.features import COLUMNS, AcousticFeatures, LogMel
 from training.files import load_parts, save_parts
 from training.graph import CapturedStep
 from training.optimizer import adam, set_learning_rate, synchronize
+from training.oscillator import fix_oscillator
 from training.pool import SPOKEN_FILE
 from training.schedule import Clock, Log, rate
 from training.speech_data import Segments, load_sound, without_margin
@@ -55,6 +56,7 @@ class VocoderTraining:
         with np.load(arguments.codec / SPOKEN_FILE) as arrays:
             self.codes = torch.from_numpy(arrays["codes"].astype(np.int64)).to(device)
         self.decoder = load_decoder(arguments.codec).to(device)
+        fix_oscillator(self.decoder)
         self.mel, self.acoustic = LogMel().to(device), AcousticFeatures().to(device)
         self.adversarial = AdversarialLoss(device)
         self.parameters = trained_parameters(self.decoder)
