@@ -74,6 +74,14 @@ def test_grouped_query_attention_is_counted(masked: bool) -> None:
         assert count_work(attend, [], 0).flops == 2 * (2 * 8) * (3 * 5) * (16 + 16)
 
 
+def test_activations_are_the_rows_and_the_results_of_products() -> None:
+    weight, rows = torch.ones(3, 5), torch.ones(7, 5)
+    with torch.inference_mode():
+        work = count_work(lambda: torch.nn.functional.linear(rows, weight).relu(), [weight], 0)
+    assert work.bytes == weight.nbytes
+    assert work.activations == rows.nbytes + 7 * 3 * 4
+
+
 def test_the_dtype_of_a_codec_is_its_compute_dtype_not_that_of_its_codebooks() -> None:
     files = synthetic.tiny_files("custom_voice")
     codec = synthetic.random_model(files, torch.device("cpu"), torch.float32).codec
@@ -83,7 +91,7 @@ def test_the_dtype_of_a_codec_is_its_compute_dtype_not_that_of_its_codebooks() -
 
 
 def test_the_roofline_bound_is_the_larger_of_memory_and_compute_time() -> None:
-    assert Work(2_000_000, 1_000_000, 1).bound(PEAKS, torch.float32) == pytest.approx(2e-3)
+    assert Work(2_000_000, 1_000_000, 1, 5_000_000).bound(PEAKS, torch.float32) == pytest.approx(2e-3)
     assert Work(2_000_000, 9_000_000, 1).bound(PEAKS, torch.float32) == pytest.approx(9e-3)
 
 

@@ -106,6 +106,7 @@ class CallTiming:
     flops: int
     operations: int
     floor: float
+    activations: int = 0  # bytes
 
     @property
     def share(self) -> float:
@@ -159,6 +160,7 @@ def measure_calls(
                     frame.bytes + codec.bytes // codec_frames,
                     frame.flops + codec.flops // codec_frames,
                     frame.operations + codec.operations // codec_frames,
+                    frame.activations + codec.activations // codec_frames,
                 )
                 yield _timing("both", batch_size, context, [each / codec_frames for each in times], both, bound)
             del batch, programs
@@ -201,11 +203,13 @@ def _concurrent(programs: dict[Call, Callable[[], object]], frames: int, device:
 
 def _timing(call: Call, batch: int, context: int, times: list[float], work: Work, bound: float) -> CallTiming:
     p10, p50, p90 = (percentile(sorted(times), percent) for percent in (10, 50, 90))
-    return CallTiming(call, batch, context, p10, p50, p90, work.bytes, work.flops, work.operations, bound)
+    counts = work.bytes, work.flops, work.operations
+    return CallTiming(call, batch, context, p10, p50, p90, *counts, bound, work.activations)
 
 
 HEADINGS = (
-    "call", "batch", "context", "ms", "p10–p90", "operations", "MB", "GFLOP", "roofline, ms", "of roofline"
+    "call", "batch", "context", "ms", "p10–p90", "operations", "MB", "activations, MB", "GFLOP", "roofline, ms",
+    "of roofline",
 )  # fmt: skip
 
 
@@ -218,6 +222,7 @@ def row(timing: CallTiming) -> list[str]:
         f"{timing.p10 * 1e3:.2f}–{timing.p90 * 1e3:.2f}",
         str(timing.operations),
         f"{timing.bytes / 1e6:.1f}",
+        f"{timing.activations / 1e6:.1f}",
         f"{timing.flops / 1e9:.2f}",
         f"{timing.floor * 1e3:.3f}",
         f"{timing.share:.1%}",

@@ -34,12 +34,14 @@ class DevicePeaks:
 class Work:
     """The minimum work of one call: bytes of weights and state, each read or written once, and FLOPs.
 
-    Activations are excluded: an ideal program keeps them on the chip. operations: number of launched operations.
+    The bound excludes activations: an ideal program keeps them on the chip. activations: their bytes in a program with
+    one launch for each product, which reads its rows and writes its result once. operations: launched operations.
     """
 
     bytes: int
     flops: int
     operations: int
+    activations: int = 0
 
     def bound(self, peaks: DevicePeaks, dtype: torch.dtype) -> float:
         """The shortest possible time on this device, in seconds."""
@@ -87,11 +89,11 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 class _WeightReads(TorchDispatchMode):
-    """Counts the bytes of weights that operations read, and the operations other than views."""
+    """Counts the bytes of weights that operations read, those of products' other operands, and all but views."""
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = self.operations = 0
+        self.bytes = self.operations = self.activations = 0
         self._weights = {parameter.untyped_storage().data_ptr() for parameter in weights}
 
     def __torch_dispatch__(
@@ -101,7 +103,9 @@ class _WeightReads(TorchDispatchMode):
         self.operations += not func.is_view
         if func.overloadpacket.__name__ in WEIGHT_OPERATIONS:
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            self.bytes += sum(t.nbytes for t in tensors if t.untyped_storage().data_ptr() in self._weights)
+            read = sum(t.nbytes for t in tensors if t.untyped_storage().data_ptr() in self._weights)
+            self.bytes += read
+            self.activations += sum(t.nbytes for t in (*tensors, out)) - read
         return out
 
 
@@ -121,4 +125,4 @@ def count_work(call: Callable[[], object], weights: Iterable[torch.Tensor], stat
     """Counts the work of one call; state_bytes: traffic beside the weights, which the counters cannot attribute."""
     with _WeightReads(weights) as reads, FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops:
         call()
-    return Work(reads.bytes + state_bytes, flops.get_total_flops(), reads.operations)
+    return Work(reads.bytes + state_bytes, flops.get_total_flops(), reads.operations, reads.activations)
