@@ -49,33 +49,30 @@ def build_prompt(
         vector_row = len(instructions) + len(role) + len(control)
         control.append(NO_CODE)
 
-    rows = [(token, NO_CODE) for token in [*instructions, *role]]
-    rows += [(pad, entry) for entry in control]
-    rows.append((bos, talker.pad_id))
+    # Both parts of each row.
+    ids = [*instructions, *role, *[pad] * len(control), bos]
+    codes = [*[NO_CODE] * (len(instructions) + len(role)), *control, talker.pad_id]
     trailing: Sequence[int] = [pad]
     frames_row = None
     if reference is not None:
         text_ids = [*reference.text, *text, eos]
         reference_codes = [talker.bos_id, *[NO_CODE] * reference.frames]
         if layout == "whole":
-            rows += [(token, talker.pad_id) for token in text_ids]
+            ids += text_ids
+            codes += [talker.pad_id] * len(text_ids)
             text_ids = []
-        frames_row = len(rows) + 1
-        rows += zip(text_ids + [pad] * (len(reference_codes) - len(text_ids)), reference_codes, strict=False)
+        frames_row = len(ids) + 1
+        ids += (text_ids + [pad] * (len(reference_codes) - len(text_ids)))[: len(reference_codes)]
+        codes += reference_codes
         trailing = text_ids[len(reference_codes) :] or trailing
     elif layout == "whole":
-        rows += [(token, talker.pad_id) for token in [*text, eos]]
-        rows.append((pad, talker.bos_id))
+        ids += [*text, eos, pad]
+        codes += [talker.pad_id] * (len(text) + 1) + [talker.bos_id]
     else:
-        rows.append((text[0], talker.bos_id))
+        ids.append(text[0])
+        codes.append(talker.bos_id)
         trailing = [*text[1:], eos]
-    return Prompt(
-        text=tuple(token for token, _ in rows),
-        codec=tuple(code for _, code in rows),
-        trailing=tuple(trailing),
-        vector_row=vector_row,
-        frames_row=frames_row,
-    )
+    return Prompt(tuple(ids), tuple(codes), tuple(trailing), vector_row, frames_row)
 
 
 def _language_control(config: ModelConfig, language: str, speaker: str | None) -> list[int]:
