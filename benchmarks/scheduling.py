@@ -26,7 +26,7 @@ from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
 from polyvox.engine.stream_arrays import Ints
-from polyvox.engine.stream_state import CHUNK_SIZES, SchedulerLimits, StepPlan, StreamState
+from polyvox.engine.stream_state import CHUNK_SIZES, DEFAULT_TEXT_BYTES, SchedulerLimits, StepPlan, StreamState
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.errors import Overloaded
@@ -113,6 +113,7 @@ class Utterance:
     stops_at: float = inf  # frames
     stops_for: float = 0.0  # seconds
     live: bool = True
+    text_bytes: int = DEFAULT_TEXT_BYTES
 
 
 def utterance(draw: random.Random, arrived_at: float = 0.0, slow_readers: float = 0.01) -> Utterance:
@@ -160,6 +161,9 @@ class FirstComeAdmission(Admission[StreamState]):
 
     def expire(self, now: float) -> list[StreamState]:  # noqa: ARG002
         return []
+
+    def grow(self) -> tuple[list[StreamState], list[StreamState]]:
+        return [], []  # they reserve no pages
 
     def admit(self, now: float) -> list[StreamState]:
         free = max(0, self.max_streams - len(self.streams.active))
@@ -245,6 +249,7 @@ class Simulation:
         self.done: list[StreamState] = []
         self.rejected: list[Utterance] = []
         self.num_expired = 0  # of the rejected: after a wait in the queue
+        self.out_of_pages: list[StreamState] = []  # ended early, because no KV page was free
         self.frames: list[tuple[float, int]] = []  # of each step: its end, its number of frames
         self.plan_seconds: list[float] = []  # CPU time of this thread
         self._in_flight: deque[tuple[StepPlan[StreamState], Ints]] = deque()  # with the ids of its streams
@@ -265,6 +270,8 @@ class Simulation:
         for stream in self.admission.admit(self.now):
             one = self.accepted[stream]
             self._frames[stream.row], self._stops_at[stream.row] = one.frames, one.stops_at
+        _, out_of_pages = self.admission.grow()
+        self.out_of_pages += out_of_pages
         for stream in [stream for stream, until in self._stopped.items() if until <= self.now]:
             stream.buffer_free = inf
             del self._stopped[stream]
@@ -287,13 +294,17 @@ class Simulation:
         """When an idle engine may have work again."""
         return [*self._stopped.values(), *(one.arrived_at + 1e-6 for one in list(self.arriving)[:1])]
 
+    def max_frames(self, one: Utterance) -> int:  # noqa: ARG002
+        return MAX_FRAMES
+
     def _arrive(self) -> None:
         while self.arriving and self.arriving[0].arrived_at <= self.now:
             one = self.arriving.popleft()
             self._num_streams += 1
             stream = StreamState(
-                self._num_streams, one.arrived_at, one.prompt_rows, MAX_FRAMES, live=one.live, first_chunk=0
-            )
+                self._num_streams, one.arrived_at, one.prompt_rows, self.max_frames(one), live=one.live,
+                first_chunk=0, text_bytes=one.text_bytes,
+            )  # fmt: skip
             try:
                 self.admission.enqueue(stream, self.now)
                 self.accepted[stream] = one
@@ -314,6 +325,7 @@ class Simulation:
                 slots = slots[~arrays.ended[slots] & same]
                 last = arrays.generated[slots] == self._frames[slots]
                 arrays.generated[slots[~last]] += 1
+                last |= arrays.generated[slots] >= arrays.max_frames[slots]
                 for stream in self.streams.at(slots[last]):
                     self.streams.transition(stream, StreamStatus.DRAINING, self.now)
         self._deliver(plan.codec, plan.codec_frames)

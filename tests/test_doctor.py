@@ -131,6 +131,17 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert large.fix is not None
 
 
+@pytest.mark.parametrize(
+    ("size", "gigabytes", "min_streams"),
+    [("0.6B", 8, 64), ("0.6B", 12, 128), ("1.7B", 12, 64), ("1.7B", 16, 128), ("1.7B", 24, 256), ("omni", 24, 64)],
+)
+def test_small_gpus_have_memory_for_streams(size: str, gigabytes: int, min_streams: int) -> None:
+    plan = doctor.model_needs(size, torch.bfloat16, gpu=True).plan(gigabytes * 1_000_000_000)
+    assert plan.limited_by == "memory"
+    assert plan.config.max_streams >= min_streams
+    assert plan.config.context >= 256
+
+
 def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(doctor, "PORT", taken.getsockname()[1])

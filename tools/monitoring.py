@@ -311,11 +311,12 @@ ROWS: list[tuple[str, list[Panel]]] = [
             ),
             Panel(
                 "KV cache pages",
-                "Streams share the pages of the KV cache.",
+                "Streams share the pages of the KV cache, and streams that were ended because no page was free.",
                 "short",
                 [
                     gauge("polyvox_engine_kv_pages", "sum", "pages"),
                     gauge("polyvox_engine_kv_pages_free", "sum", "free pages"),
+                    increase("polyvox_engine_streams_out_of_pages_total", "streams out of pages"),
                 ],
             ),
             Panel(

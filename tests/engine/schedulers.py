@@ -148,6 +148,7 @@ def running(*streams: StreamState, cost: CostModel = GPU, **limits: Any) -> Fixt
             stream.status = StreamStatus.PREFILL if stream.prompt_left else StreamStatus.RUNNING
         stream.admitted_at = stream.arrived_at
         stream.allocation = fixture.ledger.allocate(0)
+        fixture.admission.reservation.on_admitted(stream, 0)
         fixture.streams.add(stream)
         fixture.admission.utterances.admit(stream, stream.arrived_at)
     return fixture

@@ -304,6 +304,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         active = self.engine.streams.active
+        self.engine.admission.grow()
         plan = self.engine.plan(self.now)
         assert plan or not any(not one.ended or one.decoded < one.generated for one in active)
         assert len(plan.frame) == len(set(plan.frame))
@@ -312,6 +313,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.engine.start(plan, self.now)
         for one in plan.frame:
             assert one.prompt_left == 0
+            assert one.started <= one.paged_frames
             one.generated += 1
         for one, frames in plan.codec:
             self.engine.decode(one, frames, self.now)
@@ -336,7 +338,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert len(active) == 5 - len(ledger.free_slots)
         # The queue, as many later segments as slots, and requests for slots that are free.
         assert len(self.engine.queued) <= 4 + 5 + 5
-        assert len(ledger.free_pages) == 60 - sum(self.engine.admission.pages_for(one) for one in active) >= 0
+        pages = [page for one in active if one.allocation is not None for page in one.allocation.pages]
+        assert sorted([*pages, *ledger.free_pages]) == list(range(1, 61))
+        assert all(one.paged_frames >= min(one.max_frames, one.started) for one in active)
 
 
 TestAdmissionMachine = AdmissionMachine.TestCase

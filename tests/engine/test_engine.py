@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from conftest import Loaded
 from engine.stepped_engine import LOW_COST
 from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples, text_rows, wait_for_end
+from polyvox.engine import page_reservation
 from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.engine.slots import SlotAllocation, SlotLedger
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
@@ -339,6 +341,42 @@ def test_a_cloned_voice_is_prepared_once(loaded: Loaded, monkeypatch: pytest.Mon
     for _ in range(3):
         speech.prepare(Request("hello", voice, seed=1))
     assert calls == [9]
+
+
+def test_streams_longer_than_expected_get_pages_while_they_run(engine: LocalEngine, speech: Qwen3TTSModel) -> None:
+    requests = [request(text, seed=seed, frames=40, whole_file=True) for seed, text in enumerate(TEXTS)]
+    with mock.patch.multiple(page_reservation, INITIAL_FRAMES=1, INITIAL_FRAMES_PER_BYTE=0):
+        streams = [engine.submit(one) for one in requests]
+        for one, stream in zip(requests, streams, strict=True):
+            np.testing.assert_allclose(read_all(stream), solo_samples(speech, one), atol=1e-6)
+    assert_idle(engine)
+
+
+def test_a_stream_without_a_free_page_ends_with_an_error_and_frees_its_pages(engine: LocalEngine) -> None:
+    allocate, hidden = SlotLedger.allocate, []
+
+    def allocate_last(ledger: SlotLedger, num_pages: int) -> SlotAllocation:
+        """No page is free afterwards, which admission does not allow."""
+        allocation = allocate(ledger, num_pages)
+        hidden.extend(ledger.free_pages)
+        ledger.free_pages.clear()
+        return allocation
+
+    before = engine.stats()["streams_out_of_pages"]
+    with (
+        mock.patch.multiple(page_reservation, INITIAL_FRAMES=1, INITIAL_FRAMES_PER_BYTE=0),
+        mock.patch.object(SlotLedger, "allocate", allocate_last),
+    ):
+        stream = engine.submit(request(frames=100, guard=False))
+        with pytest.raises(StreamFailed, match="no KV page is free"):
+            read_all(stream)
+    assert stream.result is not None
+    assert 0 < stream.result.frames < 100
+    with engine.lock:
+        engine.ledger.free_pages += hidden
+    assert_idle(engine)
+    assert engine.stats()["streams_out_of_pages"] == before + 1
+    read_all(engine.submit(request()))
 
 
 def test_a_trace_has_steps_streams_and_status_spans(speech: Qwen3TTSModel, tmp_path: Any) -> None:

@@ -92,7 +92,9 @@ def test_alert_rules_name_metrics_and_are_documented_and_tested() -> None:
 def test_every_metric_is_rendered() -> None:
     stats = {**StepHistogram().stats(), "status_running": 1.0, "lead_min": 0.5, "step_batch": 1.0, "step_seconds": 0.1}
     stats |= dict.fromkeys(("streams", "capacity", "waiting", "slots", "slots_free", "pages", "pages_free"), 1.0)
-    stats |= dict.fromkeys(("capacity_by_host", "steps", "frames", "underruns", "restarts", "ready"), 1.0)
+    stats |= dict.fromkeys(
+        ("capacity_by_host", "streams_out_of_pages", "steps", "frames", "underruns", "restarts", "ready"), 1.0
+    )
     names = set(re.findall(r"^# TYPE (polyvox_\w+)", Metrics().render([stats]).decode(), re.MULTILINE))
     assert {name for name in names if not name.endswith("_created")} == NAMES  # prometheus_client adds those
 

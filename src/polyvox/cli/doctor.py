@@ -125,6 +125,7 @@ def torch_build() -> Iterator[Finding]:
 def gpus() -> Iterator[Finding]:
     import torch
 
+    from polyvox import kernels
     from polyvox.kernels.kv_quantize import supports
     from polyvox.tts import KV_DTYPES
 
@@ -142,6 +143,8 @@ def gpus() -> Iterator[Finding]:
             message += f", driver {driver}"
         kv_dtypes = [name for name, dtype in KV_DTYPES.items() if supports(dtype, 10 * device.major + device.minor)]
         message += f", kv_dtype {' or '.join(kv_dtypes)}"
+        if not kernels.installed():
+            message += "; without Triton all calls run in the slower PyTorch implementations"
         if capability < MIN_CAPABILITY:
             yield Finding(f"GPU {index}", "warn", message, "it has no bfloat16: use --dtype float32")
         else:

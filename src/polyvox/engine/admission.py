@@ -16,11 +16,12 @@ from typing import Generic
 import numpy as np
 
 from polyvox.engine.engine_load import EngineLoad
-from polyvox.engine.load import LoadModel
+from polyvox.engine.load import SNAPSHOT_TTL, LoadModel
+from polyvox.engine.page_reservation import FRAMES_AHEAD, PAGES_AT_ONCE, PageReservation
 from polyvox.engine.scheduler import STALL_FACTOR
 from polyvox.engine.slots import SlotLedger
 from polyvox.engine.stream_arrays import Ints
-from polyvox.engine.stream_state import S, StreamState
+from polyvox.engine.stream_state import S
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.utterances import UtteranceTable
@@ -83,8 +84,12 @@ class Admission(Generic[S]):
     ledger: SlotLedger
     utterances: UtteranceTable[S] = field(init=False)
     estimate: WaitEstimate[S] = field(init=False)
+    reservation: PageReservation[S] = field(init=False)
+    # When the shared reserve of KV pages was computed, and its size.
+    _reserve: tuple[float, int] = field(init=False, default=(-inf, 0))
 
     def __post_init__(self) -> None:
+        self.reservation = PageReservation(self.load.limits.page_size)
         self.utterances = UtteranceTable(self.load.limits.frame_seconds, self.streams)
         self.estimate = WaitEstimate(self.load, self.streams, self.utterances)
 
@@ -94,8 +99,8 @@ class Admission(Generic[S]):
 
     def enqueue(self, stream: S, now: float) -> None:
         """Queues a stream, or raises Overloaded with the time to retry after, or InvalidRequest if it is too large."""
-        limits, num_pages = self.load.limits, self.pages_for(stream)
-        if num_pages > limits.num_pages:
+        limits, num_pages = self.load.limits, self._reserved_pages(stream)
+        if self._max_pages(stream) > limits.num_pages:
             requirement = f"prompt and speech must fit into {limits.num_pages * limits.page_size} positions"
             hint = "Shorten the text or raise the engine's context."
             raise InvalidRequest("text", stream.prompt_rows + stream.max_frames, requirement, hint)
@@ -144,10 +149,12 @@ class Admission(Generic[S]):
         admitted: list[S] = []
         for live in (True, False):
             for stream in self._by_rank(live, now):
-                num_pages = self.pages_for(stream)
+                num_pages = self._reserved_pages(stream)
                 if not self._can_admit(stream, num_pages, has_slack, now):
                     break  # later ones of this kind must not overtake it
                 stream.admitted_at, stream.allocation = now, self.ledger.allocate(num_pages)
+                self.reservation.on_admitted(stream, num_pages)
+                self._add_to_reserve(stream, num_pages)
                 self.streams.transition(stream, StreamStatus.PREFILL, now)
                 self.utterances.admit(stream, now)
                 self.estimate.on_admitted(stream, now)
@@ -186,9 +193,39 @@ class Admission(Generic[S]):
         return [one for one in queue.new_utterances(live) if one.owner == owner or self._rank(one, now) <= rank]
 
     def shrink(self, stream: S) -> Sequence[int]:
-        """Frees the pages that a stream no longer needs after its max_frames became smaller, and returns them."""
+        """Frees the pages that a stream is not expected to need now that its text is complete, and returns them."""
         assert stream.allocation is not None
-        return self.ledger.shrink(stream.allocation, self.pages_for(stream))
+        expected = max(self.reservation.frames(stream, text_is_open=False), stream.started + FRAMES_AHEAD)
+        num_pages = self.reservation.pages_for(stream, min(expected, stream.max_frames))
+        freed = self.ledger.shrink(stream.allocation, num_pages)
+        stream.paged_frames = self.reservation.frames_in(stream, len(stream.allocation.pages))
+        return freed
+
+    def grow(self) -> tuple[list[S], list[S]]:
+        """Gives pages to streams that are longer than expected, before a step needs them.
+
+        Returns those that got pages and those that got none: they end when they have used theirs, so that no stream
+        waits for a page.
+        """
+        arrays, max_frames_per_step = self.streams.used(), self.load.limits.max_frames_per_step
+        # A step may use all of these frames; what is left after it is at least one, so that a stream that gets no page
+        # has a frame left, after which it ends.
+        short = arrays.paged_frames - arrays.started <= max_frames_per_step
+        short &= arrays.active & ~arrays.ended & (arrays.paged_frames < arrays.max_frames)
+        grown: list[S] = []
+        out_of_pages: list[S] = []
+        for stream in self.streams.at(np.flatnonzero(short)):
+            assert stream.allocation is not None
+            missing = self._max_pages(stream) - len(stream.allocation.pages)
+            num_pages = min(PAGES_AT_ONCE, missing, len(self.ledger.free_pages))
+            if num_pages:
+                self.ledger.grow(stream.allocation, num_pages)
+                stream.paged_frames = self.reservation.frames_in(stream, len(stream.allocation.pages))
+                grown.append(stream)
+            else:
+                stream.max_frames, stream.out_of_pages = stream.paged_frames, True
+                out_of_pages.append(stream)
+        return grown, out_of_pages
 
     def release(self, stream: S, now: float, completed: bool = True) -> None:
         """Takes back the slot and pages of a stream whose slot no step in flight uses.
@@ -197,6 +234,8 @@ class Admission(Generic[S]):
         """
         assert stream.allocation is not None
         self.utterances.release(stream, now, completed)
+        if completed or stream.out_of_pages:
+            self.reservation.learn(stream)
         self.streams.transition(stream, StreamStatus.FINISHED, now)
         self.ledger.release(stream.allocation)
         stream.allocation = None
@@ -218,9 +257,26 @@ class Admission(Generic[S]):
         """Seconds after which a queued request times out."""
         return self.load.limits.max_queue_seconds + QUEUE_GRACE_SECONDS
 
-    def pages_for(self, stream: StreamState) -> int:
-        """KV pages for all positions of a stream: prompt, frames, and one frame launched before the end is known."""
-        return ceil((stream.prompt_rows + stream.max_frames + 1) / self.load.limits.page_size)
+    def _max_pages(self, stream: S) -> int:
+        """KV pages of the longest speech of a stream."""
+        return self.reservation.pages_for(stream, stream.max_frames)
+
+    def _reserved_pages(self, stream: S) -> int:
+        """KV pages that a stream gets on admission."""
+        return self.reservation.pages_for(stream, self.reservation.frames(stream, stream.text_is_open))
+
+    def _free_pages(self, now: float) -> int:
+        """KV pages for new streams: those that are free, less the shared reserve as it was within SNAPSHOT_TTL."""
+        computed_at, reserve = self._reserve
+        if not 0 <= now - computed_at < SNAPSHOT_TTL:
+            reserve = self.reservation.shared_reserve(self.streams.used())
+            self._reserve = now, reserve
+        return max(0, len(self.ledger.free_pages) - reserve)
+
+    def _add_to_reserve(self, stream: S, num_pages: int) -> None:
+        """Counts what an admitted stream may need beyond its pages until the reserve is computed again."""
+        computed_at, reserve = self._reserve
+        self._reserve = computed_at, reserve + self._max_pages(stream) - num_pages
 
     def estimate_wait(self, demand: Demand, now: float) -> float:
         """Seconds until a new utterance that arrives now gets a slot."""
@@ -228,7 +284,7 @@ class Admission(Generic[S]):
         others = queue.has_other_owners(owner, live)
         ahead = self._ahead(live, owner, now) if others else []
         num_ahead = len(ahead) if others else queue.num_new(live)
-        if num_ahead < self._free_slots(live, now) and demand.num_pages <= len(self.ledger.free_pages):
+        if num_ahead < self._free_slots(live, now) and demand.num_pages <= self._free_pages(now):
             return 0.0
         if not others:
             return self.estimate.wait_for_all(live, self._max_utterances(live), now)
@@ -246,8 +302,8 @@ class Admission(Generic[S]):
 
     def _spare(self, live: bool, now: float) -> tuple[int, float]:
         """New utterances that could start now, less the queued ones, and the expected wait of a new one."""
-        active, free_pages = self.streams.active, len(self.ledger.free_pages)
-        used_pages = self.load.limits.num_pages - free_pages
+        active, free_pages = self.streams.active, self._free_pages(now)
+        used_pages = self.load.limits.num_pages - len(self.ledger.free_pages)
         mean_pages = used_pages / len(active) if active else self.load.limits.num_pages / self.load.limits.num_slots
         free = min(self._free_slots(live, now), int(free_pages / max(mean_pages, 1.0)))
         free -= self.streams.queue.num_new(live)
@@ -331,6 +387,9 @@ class Admission(Generic[S]):
         """Whether a queued stream can be admitted now, by deadlines, slots and pages."""
         limits, active = self.load.limits, self.streams.active
         if num_pages > len(self.ledger.free_pages) or len(active) >= limits.num_slots:
+            return False
+        missing = self._max_pages(stream) - num_pages
+        if num_pages + self.reservation.shared_reserve(self.streams.used(), missing) > len(self.ledger.free_pages):
             return False
         if stream.continues and stream.live:
             utterance = self.utterances.get(stream)

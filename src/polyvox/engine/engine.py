@@ -314,6 +314,7 @@ class LocalEngine:
                 self._manager.apply_changes(now)
                 self._manager.expire_timeouts(now)
                 self._manager.admit(now)
+                self._manager.grow_pages()
                 plan = self.scheduler.plan(now)
                 if plan or self._in_flight:
                     return plan

@@ -70,8 +70,8 @@ class ModelRunner:
         self.generator.cache.set_block_table(allocation.slot, [])
         self.poison([allocation.slot], allocation.pages)
 
-    def shrink(self, allocation: SlotAllocation, freed: Sequence[int]) -> None:
-        """Writes the block table of an allocation from which these pages were freed; no step uses them yet."""
+    def update_pages(self, allocation: SlotAllocation, freed: Sequence[int] = ()) -> None:
+        """Writes the block table of an allocation that got pages, or from which these were freed; no step uses them."""
         self.generator.cache.set_block_table(allocation.slot, allocation.pages)
         self.poison([], freed)
 

@@ -32,11 +32,17 @@ class SlotLedger:
         self.free_pages = list(range(1, self.num_pages + 1))
 
     def allocate(self, num_pages: int) -> SlotAllocation:
-        """Takes a slot and all pages that its stream may ever need; raises IndexError if too few are free."""
+        """Takes a slot and the pages that its stream gets on admission; raises IndexError if too few are free."""
         if not self.free_slots or num_pages > len(self.free_pages):
             raise IndexError(f"{len(self.free_slots)} slots and {len(self.free_pages)} pages are free")
         pages = [self.free_pages.pop() for _ in range(num_pages)]
         return SlotAllocation(heappop(self.free_slots), pages)
+
+    def grow(self, allocation: SlotAllocation, num_pages: int) -> None:
+        """Adds pages to an allocation; raises IndexError if too few are free."""
+        if num_pages > len(self.free_pages):
+            raise IndexError(f"{len(self.free_pages)} pages are free")
+        allocation.pages += [self.free_pages.pop() for _ in range(num_pages)]
 
     def shrink(self, allocation: SlotAllocation, num_pages: int) -> Sequence[int]:
         """Keeps the first `num_pages` pages of an allocation, frees the others and returns them."""

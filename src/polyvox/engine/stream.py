@@ -65,6 +65,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             utterance_id=request.utterance_id,
             text_bytes=len(request.text.encode()),
             following_bytes=request.following_bytes,
+            language=request.language,
             owner=request.owner,
             fingerprint=request.fingerprint,
             may_reserve=request.may_reserve,

@@ -35,6 +35,7 @@ class StreamArrays:
         # Progress, in prompt rows and frames
         self.max_frames = ints()
         self.text_bytes = ints()  # of the text so far
+        self.paged_frames = ints()  # frames for which the stream has KV pages
         self.prefilled = ints()
         self.started = ints()  # frame steps launched
         self.generated = ints()  # frames known to be speech

@@ -28,6 +28,7 @@ from polyvox.models.protocol import PreparedRequest, SpeechModel
 
 log = logging.getLogger(__name__)
 
+OUT_OF_PAGES = "The speech is longer than expected, and no KV page is free for the rest."
 NOT_FINITE = "The model returned samples that are not finite numbers."
 MAX_READER_DELAY = 2.0  # seconds that a reader in real time may be behind: the delay of a network and of its player
 
@@ -66,12 +67,14 @@ class StreamManager:
         self._pending_text: dict[LocalStream, None] = {}  # active streams with text that is not in the slot yet
         self._num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
         self._audio_seconds, self._underruns, self._streams_with_underruns = 0.0, 0, 0
+        self._num_out_of_pages = 0  # streams
 
     def counts(self) -> dict[str, float]:
         """Counters since the start."""
         finished = {f"finished_{reason}": float(count) for reason, count in self._num_finished.items()}
         return finished | {
             "audio_seconds": self._audio_seconds,
+            "streams_out_of_pages": float(self._num_out_of_pages),
             "underruns": float(self._underruns),
             "streams_with_underruns": float(self._streams_with_underruns),
         }
@@ -190,8 +193,19 @@ class StreamManager:
         assert stream.allocation is not None
         max_frames = max(self._runner.close_text(stream.slot, stream.text_bytes), stream.started + 1)
         stream.guarded |= max_frames < stream.max_frames
+        stream.out_of_pages &= max_frames >= stream.max_frames
         stream.max_frames = min(stream.max_frames, max_frames)
-        self._runner.shrink(stream.allocation, self._admission.shrink(stream))
+        self._runner.update_pages(stream.allocation, self._admission.shrink(stream))
+
+    def grow_pages(self) -> None:
+        """Gives KV pages to streams that are longer than expected; see `Admission.grow`."""
+        grown, out_of_pages = self._admission.grow()
+        for stream in grown:
+            assert stream.allocation is not None
+            self._runner.update_pages(stream.allocation)
+        for stream in out_of_pages:
+            log.warning("no KV page is free stream=%d max_frames=%d", stream.id, stream.max_frames)
+        self._num_out_of_pages += len(out_of_pages)
 
     def _update_pause(self, stream: LocalStream, now: float) -> None:
         """A running stream is paused while a timeout of its reader or its text runs."""
@@ -250,6 +264,9 @@ class StreamManager:
         if not flags & FRAME_ENDED:
             if flags & FRAME_REPETITION_LOOP and stream.request.guard:
                 stream.reason = "runaway"
+            elif stream.generated >= stream.max_frames and stream.out_of_pages:
+                self.end(stream, "error", OUT_OF_PAGES)
+                return
             elif stream.generated >= stream.max_frames:
                 stream.reason = "runaway" if stream.guarded else "length"
             else:

@@ -87,6 +87,7 @@ class StreamState:
     utterance_row: ArrayField[int] = ArrayField(0)
     text_bytes: ArrayField[int] = ArrayField(DEFAULT_TEXT_BYTES)
     following_bytes: int = 0  # of text in later segments of the utterance, as far as it is known
+    language: str = ""  # as the request names it
     owner: str = ""  # the API key by name; utterances of different owners get their turns
     fingerprint: int = 0  # the same when a rejected request is sent again; 0: unknown
     may_reserve: bool = True  # a rejection reserves the time to retry after
@@ -96,6 +97,10 @@ class StreamState:
     ended: bool = field(init=False)  # status in ENDED
     stopping: bool = False  # its end was requested: its slot and pages are free after the steps in flight
     allocation: SlotAllocation | None = None
+    paged_frames: ArrayField[int] = ArrayField(0)
+    initial_frames: int = field(init=False, default=0)  # what its length is compared with, for later reservations
+    admitted_open: bool = field(init=False, default=False)  # more text was to arrive when it was admitted
+    out_of_pages: bool = field(init=False, default=False)  # max_frames was lowered: no KV page was free
     prefilled: ArrayField[int] = ArrayField(0)
     started: ArrayField[int] = ArrayField(0)
     generated: ArrayField[int] = ArrayField(0)
@@ -133,6 +138,11 @@ class StreamState:
     def prompt_left(self) -> int:
         """Rows to prefill; the last row of the prompt belongs to the first frame."""
         return self.prompt_rows - 1 - self.prefilled
+
+    @property
+    def text_is_open(self) -> bool:
+        """Whether more text may arrive."""
+        return self.text_frames < inf
 
     def lead(self, now: float) -> float:
         """Seconds until the player's buffer is empty; infinite for a file."""

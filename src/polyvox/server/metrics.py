@@ -38,6 +38,10 @@ ENGINE_METRICS = {
     "slots_free": ("polyvox_engine_slots_free", "Free stream slots."),
     "pages": ("polyvox_engine_kv_pages", "KV cache pages."),
     "pages_free": ("polyvox_engine_kv_pages_free", "Free KV cache pages."),
+    "streams_out_of_pages": (
+        "polyvox_engine_streams_out_of_pages_total",
+        "Streams ended because they were longer than expected and no KV cache page was free.",
+    ),
     "steps": ("polyvox_engine_steps_total", "Engine steps since the start."),
     "frames": ("polyvox_engine_frames_total", "Frames generated since the start."),
     "underruns": ("polyvox_engine_underruns_total", "Playback underruns since the start."),
