@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from polyvox.engine.graphs import GraphedCall, capture_graphs
+from polyvox.engine.graphs import GraphedCall, GraphedSizes, capture_graphs
 from polyvox.progress import listening
 
 
@@ -24,7 +24,9 @@ class RecordedCall(GraphedCall):
         self._events.append(("capture", self._name, stream.name, pool))
 
 
-def test_all_calls_are_compiled_and_completed_before_the_first_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_and_smallest_calls_are_completed_before_the_first_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[tuple[str, ...]] = []
     pools = iter(f"pool {number}" for number in range(9))
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
@@ -36,10 +38,12 @@ def test_all_calls_are_compiled_and_completed_before_the_first_capture(monkeypat
             SimpleNamespace(name=name, device=0, synchronize=lambda: events.append(("synchronize", name))),
         )
 
-    generator = [RecordedCall(name, events) for name in ("large", "small")]
+    generator: GraphedSizes = {
+        size: RecordedCall(name, events) for size, name in ((1, "small"), (2, "medium"), (4, "large"))
+    }
     reports: list[tuple[str, int, int]] = []
     with listening(lambda *report: reports.append(report)):
-        capture_graphs([(list(generator), stream("one")), ([RecordedCall("codec", events)], stream("two"))], 1)
+        capture_graphs([([generator], stream("one")), ([{1: RecordedCall("codec", events)}], stream("two"))], 1)
     assert events == [
         ("compile", "large", "one"),
         ("compile", "small", "one"),
@@ -47,9 +51,33 @@ def test_all_calls_are_compiled_and_completed_before_the_first_capture(monkeypat
         ("compile", "codec", "two"),
         ("synchronize", "two"),
         ("capture", "large", "one", "pool 0"),
+        ("capture", "medium", "one", "pool 0"),
         ("capture", "small", "one", "pool 0"),
         ("synchronize", "one"),
         ("capture", "codec", "two", "pool 1"),
         ("synchronize", "two"),
     ]
-    assert reports == [(stage, done, 3) for stage in ("compile", "capture") for done in range(4)]
+    assert reports == [
+        (stage, done, total) for stage, total in (("compile", 3), ("capture", 4)) for done in range(total + 1)
+    ]
+
+
+def test_a_call_that_cannot_be_captured_at_once_runs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+    def begin_capture(*_: object, **__: object) -> nullcontext[None]:
+        events.append("capture")
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "graph", begin_capture)
+
+    def load_kernel() -> None:
+        events.append("run")
+        if events == ["capture", "run"]:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    stream = cast(torch.cuda.Stream, SimpleNamespace(synchronize=lambda: events.append("synchronize")))
+    GraphedCall(load_kernel).capture(stream, cast("torch.cuda._POOL_HANDLE", (0, 0)))
+    assert events == ["capture", "run", "run", "synchronize", "capture", "run"]

@@ -21,6 +21,7 @@ import triton
 
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.generator_runner import GeneratorRunner
+from polyvox.engine.graphs import largest_first
 from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.kernels.compiler_pool import CompilerPool
 from polyvox.kernels.gpu import GPUS, Gpu
@@ -44,7 +45,7 @@ def engine_launches(gpu: Gpu, model: str, streams: int, kv_dtype: torch.dtype) -
         )
         assert generator.graphs is not None
         assert vocoder.graphs is not None
-        calls = (*generator.graphs.calls(), *vocoder.graphs.calls())
+        calls = largest_first(generator.graphs.families + vocoder.graphs.families)
         return record_launches([call.run for call in calls], gpu)
 
 

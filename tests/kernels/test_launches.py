@@ -7,6 +7,7 @@ from conftest import Loaded
 from polyvox import kernels
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.generator_runner import GeneratorRunner
+from polyvox.engine.graphs import largest_first
 from polyvox.kernels.launches import AbsentTensor, OnMetaDevice
 from polyvox.kernels.lazy_triton import intercepting_launches
 from polyvox.models.layers.conv_decoder import WeightCache
@@ -45,7 +46,7 @@ def test_the_calls_of_an_engine_are_listed_without_running_them(loaded: Loaded) 
         runner.cache.keys.fill_(1)
         before = [tensor.clone() for tensor in (runner.state.codes, runner.cache.keys, runner.cache.values)]
         with OnMetaDevice(), intercepting_launches(lambda kernel, *_: names.add(kernel.function.__name__)):
-            for call in runner.graphs.calls():
+            for call in largest_first(runner.graphs.families):
                 call.run()
         after = [runner.state.codes, runner.cache.keys, runner.cache.values]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))

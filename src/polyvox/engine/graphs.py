@@ -38,11 +38,19 @@ class GraphedCall:
             self._call(*self.inputs)
 
     def capture(self, stream: torch.cuda.Stream, pool: "torch.cuda._POOL_HANDLE") -> None:
-        """Requires a completed `compile` on the same stream."""
+        """Requires a completed `compile` of the largest call of the family on the same stream."""
+        try:
+            self._graph = self._captured(stream, pool)
+        except RuntimeError:  # a driver that cannot load a kernel during a capture
+            self.compile(stream)
+            stream.synchronize()
+            self._graph = self._captured(stream, pool)
+
+    def _captured(self, stream: torch.cuda.Stream, pool: "torch.cuda._POOL_HANDLE") -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._out = self._call(*self.inputs)
-        self._graph = graph
+        return graph
 
     def __call__(self, *values: Tensor | Ints) -> Tensor | None:
         """Copies values to the first rows of the inputs, and runs."""
@@ -61,7 +69,7 @@ class GraphedCall:
         return self._out
 
 
-GraphedSizes = dict[int, GraphedCall]  # by batch size, ascending
+GraphedSizes = dict[int, GraphedCall]  # a family: the same call by batch size, ascending
 
 
 class GeneratorGraphs:
@@ -105,9 +113,9 @@ class GeneratorGraphs:
         """The numbers of streams to which frame calls are padded."""
         return tuple(self._frames)
 
-    def calls(self) -> list[GraphedCall]:
-        """All calls in the order in which they are captured."""
-        return _largest_first([self._prefills, self._frames])
+    @property
+    def families(self) -> list[GraphedSizes]:
+        return [self._prefills, self._frames]
 
     def prefill(self, inputs: Ints, given: Tensor | None) -> None:
         """inputs [4, N]: text ids, code ids, slots and positions; given [N, hidden] is added to their embeddings."""
@@ -184,9 +192,9 @@ class VocoderGraphs:
             for frames in (CHUNK_SIZES[:1] if one_size else CHUNK_SIZES)
         }
 
-    def calls(self) -> list[GraphedCall]:
-        """All calls in the order in which they are captured."""
-        return _largest_first(list(self._calls.values()))
+    @property
+    def families(self) -> list[GraphedSizes]:
+        return list(self._calls.values())
 
     def decode(self, slots: Ints, frames: int, source: Ints | Tensor) -> Tensor:
         """source: the first frame of each slot in the ring, or codes [B, frames, num_codebooks]."""
@@ -219,16 +227,21 @@ def gather_codes(ring: Tensor, slots: Tensor, first: Tensor, frames: int) -> Ten
     return ring[slots[:, None], (first[:, None] + columns) % ring.shape[1]]
 
 
-def capture_graphs(parts: Sequence[tuple[list[GraphedCall], torch.cuda.Stream]], max_compilers: int) -> None:
+def capture_graphs(parts: Sequence[tuple[list[GraphedSizes], torch.cuda.Stream]], max_compilers: int) -> None:
     """Compiles all calls, then captures them. The calls of a part share its stream and one memory pool.
 
-    max_compilers: processes that compile kernels which are not in the cache.
+    max_compilers: processes that compile kernels which are not in the cache. Only the largest and the smallest call of
+    a family run before the capture: they have most kernels of the others, whose remaining ones the capture loads.
     """
-    on_devices = [DeviceCalls(stream.device, [call.run for call in calls]) for calls, stream in parts]
+    all_calls = [(largest_first(families), stream) for families, stream in parts]
+    first_calls = [
+        ([call for family in families for call in _largest_and_smallest(family)], stream) for families, stream in parts
+    ]
+    on_devices = [DeviceCalls(stream.device, [call.run for call in calls]) for calls, stream in all_calls]
     with ParallelCompiler(on_devices, max_compilers) as compiler:
-        _run_all("compile", parts, lambda call, stream, _: call.compile(stream), compiler.compile_missing)
+        _run_all("compile", first_calls, lambda call, stream, _: call.compile(stream), compiler.compile_missing)
     pools = [torch.cuda.graph_pool_handle() for _ in parts]
-    _run_all("capture", parts, lambda call, stream, index: call.capture(stream, pools[index]))
+    _run_all("capture", all_calls, lambda call, stream, index: call.capture(stream, pools[index]))
 
 
 def _run_all(
@@ -255,9 +268,13 @@ def _run_all(
     report(0, 0)
 
 
-def _largest_first(families: list[GraphedSizes]) -> list[GraphedCall]:
-    """The largest call of each family first, so that the smaller ones reuse its memory."""
+def largest_first(families: list[GraphedSizes]) -> list[GraphedCall]:
+    """All calls, the largest of each family first, so that the smaller ones reuse its memory."""
     return [family[size] for family in families for size in sorted(family, reverse=True)]
+
+
+def _largest_and_smallest(family: GraphedSizes) -> list[GraphedCall]:
+    return [family[size] for size in sorted({max(family), min(family)}, reverse=True)]
 
 
 def _padded(values: Ints, size: int, padding: int) -> Ints:

@@ -112,9 +112,9 @@ class ModelRunner:
         """Captures the CUDA graphs of those parts that are on a GPU."""
         parts = []
         if self.generator.graphs is not None and self.model.generator.device.type == "cuda":
-            parts.append((self.generator.graphs.calls(), torch.cuda.Stream(self.model.generator.device)))
+            parts.append((self.generator.graphs.families, torch.cuda.Stream(self.model.generator.device)))
         if self.vocoder.graphs is not None and self.vocoder.stream is not None:
-            parts.append((self.vocoder.graphs.calls(), self.vocoder.stream))
+            parts.append((self.vocoder.graphs.families, self.vocoder.stream))
         if parts:
             capture_graphs(parts, max_compilers(machine_memory()))
 
