@@ -153,8 +153,8 @@ class ReferenceScheduler:
     def _update_gaps(self, stream: StreamState, now: float) -> None:
         """Stops the playback clock of a stream that delivered all it can: text or reader is late, not the engine."""
         no_text = needs_text(stream)
-        if stream.first_audio_at < inf and now < stream.deadline:
-            # Text or reader came back before the player's buffer was empty: later delays are the engine's own.
+        if stream.first_audio_at < inf and now + self.load.resume_seconds() < stream.deadline:
+            # Text or reader came back while the engine could still fill the player's buffer: later delays are its own.
             stream.text_gap = inf
             stream.reader_gap = stream.reader_gap and stream.buffer_free < 1
         if no_text and stream.text_gap == inf:  # else the same gap continues: nothing was delivered since

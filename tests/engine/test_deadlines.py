@@ -73,6 +73,23 @@ def test_text_that_arrives_word_by_word_causes_no_underrun() -> None:
     assert one.underruns == 0
 
 
+@pytest.mark.parametrize(("seconds_before", "underruns"), [(0.005, 0), (0.06, 1)])
+def test_a_delay_is_an_underrun_only_if_the_text_came_in_time_for_a_frame(
+    seconds_before: float, underruns: int
+) -> None:
+    one = playing(0.1, text_frames=20)
+    engine = running(one)
+    engine.plan(10.0)
+    one.text_frames = 21
+    assert engine.plan(10.1 - seconds_before).frame == (one,)
+    one.started = one.generated = 21
+    engine.plan(10.1 - seconds_before + 0.001)
+    one.decoded = 21
+    engine.deliver(one, 1, 10.13)
+    assert one.underruns == underruns
+    assert one.deadline == pytest.approx(10.21)
+
+
 def test_a_stopped_reader_causes_no_underrun() -> None:
     one = playing(0.1, generated=24, started=24, buffer_free=0)
     engine = running(one)

@@ -18,6 +18,8 @@ from polyvox.engine.stream_table import StreamTable
 SNAPSHOT_TTL = 0.05  # seconds that a snapshot is used for admission
 # Steps from one chunk of one frame to the next: the frame's, the codec's, one in flight, one that stalls (2).
 STEPS_BETWEEN_CHUNKS = 5
+# Steps from new text, or free space in a reader's buffer, to more audio: one in flight, the frame's, the codec's.
+STEPS_TO_AUDIO = 3
 
 
 # A machine that other programs slow down now and then has less capacity than its average step suggests: what counts is
@@ -145,6 +147,11 @@ class LoadModel(Generic[S]):
         fixed, each = self.frame_cost()
         step = fixed + each * self.snapshot(now).num_live
         return 1 if STEPS_BETWEEN_CHUNKS * step <= self.limits.frame_seconds else DEFAULT_FIRST_CHUNK
+
+    def resume_seconds(self) -> float:
+        """Seconds from new text of a paused stream to its audio, beside the streams that are active now."""
+        fixed, each = self.frame_cost()
+        return STEPS_TO_AUDIO * (fixed + each * min(len(self.streams.active), self.limits.max_batch))
 
     def leads(self, now: float) -> Floats:
         """Leads of all live streams that are playing, the shortest first."""

@@ -172,8 +172,8 @@ class Scheduler(Generic[S]):
         started, decoded = arrays.started[rows], arrays.decoded[rows]
         full, needs_text = arrays.buffer_free[rows] < 1, arrays.needs_text()[rows]
         playing = arrays.first_audio_at[rows] < inf
-        # Text or reader came back before the player's buffer was empty: later delays are the engine's own.
-        in_time = playing & (deadline > now)
+        # Text or reader came back while the engine could still fill the player's buffer: later delays are its own.
+        in_time = playing & (deadline > now + self.load.resume_seconds())
         text_gap[in_time] = inf
         reader_gap &= ~in_time | full
         text_gap = np.where(needs_text & (text_gap == inf), started, text_gap)  # else the same gap continues
