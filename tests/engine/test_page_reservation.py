@@ -85,6 +85,14 @@ def test_languages_and_open_texts_are_learned_apart() -> None:
     assert reservation.frames(german, text_is_open=True) == german.max_frames
 
 
+def test_a_language_is_the_same_in_upper_and_lower_case() -> None:
+    reservation: PageReservation[StreamState] = PageReservation(PAGE)
+    for _ in range(4000):
+        ended(reservation, 50, language="German")
+    german = new_stream(text_bytes=100, language="german")
+    assert reservation.frames(german, text_is_open=False) < reserved_frames(100)
+
+
 def test_a_stream_that_its_request_limits_teaches_nothing() -> None:
     reservation: PageReservation[StreamState] = PageReservation(PAGE)
     for _ in range(4000):

@@ -72,7 +72,7 @@ class PageReservation(Generic[S]):
 
         text_is_open: more text will arrive.
         """
-        expected = ceil(self._lengths[stream.language, text_is_open].value * _initial_frames(stream, text_is_open))
+        expected = ceil(self._quantile(stream, text_is_open).value * _initial_frames(stream, text_is_open))
         return min(expected + FRAMES_AHEAD, stream.max_frames)
 
     def on_admitted(self, stream: S, num_pages: int) -> None:
@@ -90,7 +90,10 @@ class PageReservation(Generic[S]):
         initial = stream.initial_frames
         if stream.generated >= stream.max_frames and stream.max_frames < initial and not stream.out_of_pages:
             return  # the request's own limit: how long it would have been is unknown
-        self._lengths[stream.language, stream.admitted_open].add(stream.generated / initial)
+        self._quantile(stream, stream.admitted_open).add(stream.generated / initial)
+
+    def _quantile(self, stream: S, text_is_open: bool) -> LengthQuantile:
+        return self._lengths[stream.language.lower(), text_is_open]  # a request may write it in any case
 
     def shared_reserve(self, arrays: StreamArrays, admitted: int = 0) -> int:
         """Pages that must stay free for the streams that hold slots.
