@@ -14,7 +14,7 @@ import torch
 from polyvox.engine.config import MAX_BATCH, MIN_CONTEXT, PAGE, EngineConfig
 from polyvox.engine.generator_runner import TEXT_IDS
 from polyvox.engine.stream_state import RING_FRAMES
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.models.protocol import SpeechModel
 
 # The largest max_streams by default. A CPU serves few streams in real time, and no known GPU more than 2,048 of the
@@ -125,11 +125,13 @@ def fit_streams(config: EngineConfig, default_context: int, budgets: Sequence[De
     default = MAX_GPU_STREAMS if all(budget.gpu for budget in budgets) else MAX_CPU_STREAMS
     if config.deterministic:
         default = min(default, MAX_DETERMINISTIC_STREAMS)
-    max_streams = config.max_streams or max(1, min(num_fitting, default))
+    max_streams = config.max_streams or min(num_fitting, default)
+    hint = f"{min(budget.usable for budget in budgets) / 1e9:.1f} GB are available for streams, graphs and workspaces."
+    if num_fitting < 1:
+        requirement = f"must leave memory for a stream with a context of {smallest}"
+        raise InvalidRequest("model", NOT_SHOWN, requirement, hint)
     if max_streams > num_fitting:
-        usable = min(budget.usable for budget in budgets)
         requirement = f"must be at most {num_fitting} with a context of {smallest}"
-        hint = f"{usable / 1e9:.1f} GB are available for streams, graphs and workspaces."
         raise InvalidRequest("max_streams", max_streams, requirement, hint)
     context = config.context or min(default_context, budgets[0].context(max_streams))
     limited = not config.max_streams and max_streams < default
