@@ -311,7 +311,7 @@ ROWS: list[tuple[str, list[Panel]]] = [
             ),
             Panel(
                 "KV cache pages",
-                "Streams share the pages of the KV cache, and streams that were ended because no page was free.",
+                "Pages of the KV cache, which streams share, and streams that ended because no page was free.",
                 "short",
                 [
                     gauge("polyvox_engine_kv_pages", "sum", "pages"),

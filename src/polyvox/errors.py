@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import Final, Literal
 
 MAX_SHOWN_VALUE = 80  # characters of a value in a message
-# A queue is full; no slot is free for as long as a request may wait; a limit of sessions; the server ends.
-OverloadReason = Literal["queue_full", "no_slot_in_time", "too_many_sessions", "shutting_down"]
+# A queue is full; no slot is free for as long as a request may wait; a limit of sessions; a disk does not answer; the
+# server ends.
+OverloadReason = Literal["queue_full", "no_slot_in_time", "too_many_sessions", "disk_timeout", "shutting_down"]
 
 
 class _NotShown:

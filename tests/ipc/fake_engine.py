@@ -18,7 +18,7 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.interface import Chunk, OnReady, Result, Stream
 from polyvox.engine.stream_reader import StreamReader
-from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, Overloaded
+from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, Overloaded, OverloadReason
 from polyvox.models.info import ModelIdentity, ModelInfo
 from polyvox.models.request import ClonedVoice, Request, Sampling
 
@@ -130,7 +130,10 @@ class FakeStream(StreamReader[Chunk]):
         self._engine.made[f"made.{self.seed}"] += 1
 
     def _end(self, reason: FinishReason, error: str | None = None, retry_after: float | None = None) -> None:
-        self.result = Result(reason, self.seed, error, frames=self.made, retry_after=retry_after)
+        overload_reason: OverloadReason | None = None if retry_after is None else "no_slot_in_time"
+        self.result = Result(
+            reason, self.seed, error, frames=self.made, retry_after=retry_after, overload_reason=overload_reason
+        )
         self._push(np.zeros(0, np.float32), final=True)
 
 

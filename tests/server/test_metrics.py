@@ -12,7 +12,7 @@ import yaml
 
 from ipc.engine_processes import eventually
 from polyvox.engine.step_histogram import StepHistogram
-from polyvox.server.metrics import Metrics, definitions
+from polyvox.server.metrics import COMMON_REJECTIONS, Metrics, definitions
 from polyvox.server.synthesis.chunk_timing import ChunkTiming
 from server.fakes import PausableEngine
 from server.live_server import RunningServer
@@ -83,6 +83,8 @@ def test_alert_rules_name_metrics_and_are_documented_and_tested() -> None:
     alerts = {rule["alert"] for rule in group["rules"]}
     for rule in group["rules"]:
         assert named_in(rule["expr"]) <= NAMES, rule["alert"]
+        reasons = {reason for choice in re.findall(r'reason=~"(.*?)"', rule["expr"]) for reason in choice.split("|")}
+        assert reasons <= set(COMMON_REJECTIONS), rule["alert"]
     tests = yaml.safe_load((folder / "alerts_test.yaml").read_text())["tests"]
     fired = {check["alertname"] for test in tests for check in test["alert_rule_test"] if check["exp_alerts"]}
     assert fired == alerts

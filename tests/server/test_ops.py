@@ -240,8 +240,9 @@ def test_a_stalled_disk_drops_records_and_rejects_reads(tmp_path: Path, monkeypa
     request_log = RequestLog(tmp_path)
     assert request_log.put(RequestRecord("a", "model", 0.0, seed=1))
     for _ in range(4):  # the first two wait for the disk, the others are rejected at once
-        with pytest.raises(Overloaded, match="records cannot be read now"):
+        with pytest.raises(Overloaded, match="records cannot be read now") as rejected:
             asyncio.run(request_log.get("", "a"))
+        assert rejected.value.reason == "disk_timeout"
     assert not request_log.put(RequestRecord("b", "model", 0.0, seed=1))
     stalled.set()
     eventually(lambda: request_log.put(RequestRecord("c", "model", 0.0, seed=1)))

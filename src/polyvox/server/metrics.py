@@ -210,11 +210,11 @@ class Metrics:
         self._lead.observe(lead)
 
     def record_rejected(self, error: PolyvoxError) -> None:
-        reason: str | None = None
+        outcome, reason = "rejected", error.code
         if isinstance(error, Overloaded):
-            reason = error.reason
-        self.requests.labels("overloaded" if isinstance(error, Overloaded) else "rejected").inc()
-        self._rejections.labels(reason or error.code).inc()
+            outcome, reason = "overloaded", error.reason or error.code
+        self.requests.labels(outcome).inc()
+        self._rejections.labels(reason).inc()
 
     def record_transcription(self, outcome: TranscriptionOutcome, seconds: float) -> None:
         self._stt_requests.labels(outcome).inc()
@@ -251,22 +251,8 @@ class Metrics:
             if values:
                 lines += _header(name, _kind(name), description)
                 lines += [f'{name}{{{REPLICA}="{index}"}} {value:.15g}' for index, value in values]
-        by_status = [
-            f'{STREAMS_BY_STATUS[0]}{{{REPLICA}="{index}",status="{key.removeprefix(STATS_PREFIX)}"}} {value:g}'
-            for index, stats in enumerate(engines)
-            for key, value in stats.items()
-            if key.startswith(STATS_PREFIX)
-        ]
-        if by_status:
-            lines += [*_header(STREAMS_BY_STATUS[0], "gauge", STREAMS_BY_STATUS[1]), *by_status]
-        by_limit = [
-            f'{CAPACITY_BY_LIMIT[0]}{{{REPLICA}="{index}",limit="{key.removeprefix(LIMIT_PREFIX)}"}} {value:g}'
-            for index, stats in enumerate(engines)
-            for key, value in stats.items()
-            if key.startswith(LIMIT_PREFIX)
-        ]
-        if by_limit:
-            lines += [*_header(CAPACITY_BY_LIMIT[0], "gauge", CAPACITY_BY_LIMIT[1]), *by_limit]
+        lines += _by_label(STREAMS_BY_STATUS, "status", STATS_PREFIX, engines)
+        lines += _by_label(CAPACITY_BY_LIMIT, "limit", LIMIT_PREFIX, engines)
         if steps := [line for index, stats in enumerate(engines) for line in _step_histogram(index, stats)]:
             lines += [*_header(STEP_HISTOGRAM[0], "histogram", STEP_HISTOGRAM[1]), *steps]
         return generate_latest(registry) + "\n".join([*lines, ""]).encode()
@@ -293,6 +279,20 @@ def _step_histogram(replica: int, stats: Mapping[str, float]) -> list[str]:
         lines.append(f'{name}_bucket{{{label},le="{bound if isfinite(bound) else "+Inf"}"}} {total:.15g}')
     seconds = stats["step_seconds_total"]
     return [*lines, f"{name}_sum{{{label}}} {seconds:.15g}", f"{name}_count{{{label}}} {total:.15g}"]
+
+
+def _by_label(
+    metric: tuple[str, str], label: str, prefix: str, engines: Sequence[Mapping[str, float]]
+) -> list[str]:
+    """A gauge with one value for each statistic that begins with the prefix; the rest of its name is the label."""
+    name, description = metric
+    values = [
+        f'{name}{{{REPLICA}="{index}",{label}="{key.removeprefix(prefix)}"}} {value:g}'
+        for index, stats in enumerate(engines)
+        for key, value in stats.items()
+        if key.startswith(prefix)
+    ]
+    return [*_header(name, "gauge", description), *values] if values else []
 
 
 def _header(name: str, kind: Kind, description: str) -> list[str]:

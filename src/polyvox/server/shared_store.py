@@ -83,7 +83,8 @@ class SharedStore:
             async with asyncio.timeout(READ_TIMEOUT):
                 if (reading := self._call(self._read, name)) is not None:
                     return await asyncio.shield(asyncio.wrap_future(reading))
-        raise Overloaded(f"The {self._subject} cannot be read now: the disk does not answer.", READ_TIMEOUT)
+        message = f"The {self._subject} cannot be read now: the disk does not answer."
+        raise Overloaded(message, READ_TIMEOUT, "disk_timeout")
 
     async def flush(self) -> None:
         """Returns when all texts can be read by other processes, or after FLUSH_TIMEOUT: a disk may stall."""
