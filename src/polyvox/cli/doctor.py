@@ -190,17 +190,18 @@ def models() -> Iterator[Finding]:
     device, dtype = placement("auto", "auto")
     gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if gpu else _memory()[0]
-    target = f"{'the GPU' if gpu else 'memory'}, {str(dtype).removeprefix('torch.')}"
+    memory = "GPU memory" if gpu else "memory"
     for size in published_sizes():
         needs = model_needs(size, dtype, gpu)
+        weights = f"{_gb(needs.weights)} of weights in {str(dtype).removeprefix('torch.')}"
         try:
             plan = needs.plan(free)
         except InvalidRequest:
             fix = f"free {_gb(needs.min_bytes() - free)}, or use a smaller model"
-            yield Finding(f"model {size}", "warn", f"does not fit into {target} ({_gb(needs.weights)} of weights)", fix)
+            yield Finding(f"model {size}", "warn", f"does not fit into {memory} ({weights})", fix)
             continue
         streams = f"{plan.config.max_streams} streams of {plan.config.context} positions on average"
-        message = f"{target} has memory for {streams}, beside {_gb(needs.weights)} of weights"
+        message = f"{memory} for {streams}, beside {weights}"
         if gpu:
             yield Finding(f"model {size}", "ok", message)
         else:

@@ -139,8 +139,8 @@ def fit_streams(config: EngineConfig, default_context: int, budgets: Sequence[De
 
 
 def min_context(default_context: int) -> int:
-    """The least positions per stream if none are configured."""
-    return max(MIN_CONTEXT, int(default_context * MIN_CONTEXT_SHARE))
+    """The least positions per stream if none are configured, in whole pages."""
+    return max(MIN_CONTEXT, ceil(default_context * MIN_CONTEXT_SHARE / PAGE) * PAGE)
 
 
 def usable_bytes(device: torch.device, weights: int, memory_gb: float | None) -> int:

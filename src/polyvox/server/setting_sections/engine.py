@@ -46,7 +46,7 @@ class EngineSettings(SettingsSection):
         default=None,
         ge=256,
         description="Average KV positions per stream: prompt rows and frames (12.5 per second). "
-        "By default as many as fit, from 256 to 1024; for Qwen3-Omni from 1151 to 4607.",
+        "By default as many as fit, from 256 to 1024; for Qwen3-Omni from 1152 to 4607.",
     )
     memory_gb: float | None = Field(
         default=None,
