@@ -9,6 +9,6 @@ from pydantic import BaseModel, ConfigDict
 class SettingsSection(BaseModel):
     """Some of the settings. section: its title in `polyvox serve --help`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     section: ClassVar[str]
