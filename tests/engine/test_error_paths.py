@@ -17,7 +17,7 @@ from conftest import Loaded
 from engine.synthesis import TIMEOUT, read_all, request, solo_samples, text_rows, wait_for_end
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.interface import Stream
+from polyvox.engine.interface import Result, Stream
 from polyvox.engine.pending import PendingAudio
 from polyvox.engine.stream_arrays import Ints
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
@@ -257,3 +257,13 @@ def test_the_number_of_torch_threads_is_restored(speech: Qwen3TTSModel) -> None:
         assert set(counts) == {before}
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    "error", [EngineDown("the engine is closing", retry_after=1), Overloaded("all streams are taken", 2.0, "queue_full")]
+)
+def test_a_rejection_in_the_preparation_keeps_its_code_and_its_reason(error: Overloaded) -> None:
+    with pytest.raises(Overloaded) as raised:
+        Result.of_error(error, seed=1).check()
+    found = raised.value
+    assert (found.code, found.reason, found.retry_after) == (error.code, error.reason, error.retry_after)

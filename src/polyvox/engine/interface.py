@@ -13,7 +13,7 @@ from polyvox.audio.pcm import Audio, Pcm, as_pcm, as_samples
 from polyvox.audio.samples import Samples
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_status import EngineStatus
-from polyvox.errors import Overloaded, OverloadReason, PolyvoxError, StreamFailed
+from polyvox.errors import EngineDown, Overloaded, OverloadReason, PolyvoxError, StreamFailed
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
@@ -57,7 +57,7 @@ class Result:
     underruns: int = 0
     text_waits: int = 0
     retry_after: float | None = None  # seconds, if the stream was rejected or timed out in the queue
-    overload_reason: OverloadReason | None = None  # of such a stream
+    overload_reason: OverloadReason | None = None  # of such a stream; None: the engine has stopped
 
     @classmethod
     def of_error(cls, error: PolyvoxError, seed: int) -> "Result":
@@ -67,11 +67,13 @@ class Result:
         return cls("error", seed, str(error))
 
     def check(self) -> None:
-        """Raises Overloaded or StreamFailed if the stream ended with an error."""
+        """Raises Overloaded, EngineDown or StreamFailed if the stream ended with an error."""
         if self.finish_reason == "error":
             message = self.error or "the stream failed"
             if self.retry_after is None:
                 raise StreamFailed(message)
+            if self.overload_reason is None:
+                raise EngineDown(message, self.retry_after)
             raise Overloaded(message, self.retry_after, self.overload_reason)
 
 
