@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from polyvox.audio import ffmpeg_encoder
 from polyvox.cli import doctor
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
-from polyvox.errors import CheckpointError
+from polyvox.errors import CheckpointError, InvalidRequest
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -141,6 +142,22 @@ def test_small_gpus_have_memory_for_streams(size: str, gigabytes: int, min_strea
     assert plan.limited_by == "memory"
     assert plan.config.max_streams >= min_streams
     assert plan.config.context >= needs.default_context / 4
+
+
+def test_the_documented_streams_of_gpus_are_those_of_the_plan() -> None:
+    page = (Path(__file__).parents[1] / "docs/performance.md").read_text()
+    header, *rows = re.findall(r"^\| (|0\.6B|1\.7B|omni) ?((?:\| [\d,–]+(?: GB)? )+)\|$", page, re.MULTILINE)
+    sizes = [int(cell.split()[0]) for cell in header[1].split("|")[1:]]
+    assert [size for size, _ in rows] == ["0.6B", "1.7B", "omni"]
+    for size, cells in rows:
+        needs = doctor.model_needs(size, torch.bfloat16, gpu=True)
+        for gigabytes, cell in zip(sizes, cells.split("|")[1:], strict=True):
+            if cell.strip() == "–":
+                with pytest.raises(InvalidRequest):
+                    needs.plan(gigabytes * 1_000_000_000)
+            else:
+                planned = needs.plan(gigabytes * 1_000_000_000).config.max_streams
+                assert planned == pytest.approx(int(cell.replace(",", "")), rel=0.1)
 
 
 def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,7 @@ def test_the_number_of_torch_threads_is_restored(speech: Qwen3TTSModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [EngineDown("the engine is closing", retry_after=1), Overloaded("all streams are taken", 2.0, "queue_full")]
+    "error", [EngineDown("the engine is closing", retry_after=1), Overloaded("all are taken", 2.0, "queue_full")]
 )
 def test_a_rejection_in_the_preparation_keeps_its_code_and_its_reason(error: Overloaded) -> None:
     with pytest.raises(Overloaded) as raised:

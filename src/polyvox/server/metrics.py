@@ -281,9 +281,7 @@ def _step_histogram(replica: int, stats: Mapping[str, float]) -> list[str]:
     return [*lines, f"{name}_sum{{{label}}} {seconds:.15g}", f"{name}_count{{{label}}} {total:.15g}"]
 
 
-def _by_label(
-    metric: tuple[str, str], label: str, prefix: str, engines: Sequence[Mapping[str, float]]
-) -> list[str]:
+def _by_label(metric: tuple[str, str], label: str, prefix: str, engines: Sequence[Mapping[str, float]]) -> list[str]:
     """A gauge with one value for each statistic that begins with the prefix; the rest of its name is the label."""
     name, description = metric
     values = [
