@@ -4,12 +4,13 @@
 import errno
 import socket
 import ssl
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import pytest
 
-from polyvox.http_errors import describe_failure, parse_error, with_reason
+from polyvox.http_errors import DEFAULT_RETRY_AFTER, describe_failure, parse_error, retry_after, with_reason
 
 CONNECTION = cast(Any, None)  # the address, which no message shows
 
@@ -60,3 +61,11 @@ def test_a_failed_connection_is_described_without_its_address_and_without_class_
     error: Exception, description: str
 ) -> None:
     assert describe_failure(error) == description
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("2.5", 2.5), ("-3", 0.0), ("inf", 3600.0), ("nan", DEFAULT_RETRY_AFTER), ("tomorrow", DEFAULT_RETRY_AFTER)],
+)
+def test_the_time_of_a_retry_is_a_finite_number(header: str, seconds: float) -> None:
+    assert retry_after(cast(Any, SimpleNamespace(headers={"retry-after": header}))) == seconds

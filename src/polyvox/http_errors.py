@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import ssl
+from math import isnan
 
 import aiohttp
 
@@ -53,9 +54,10 @@ def with_reason(failure: str, reason: str) -> str:
 def retry_after(response: aiohttp.ClientResponse) -> float:
     """Seconds."""
     try:
-        return min(max(float(response.headers["retry-after"]), 0.0), MAX_RETRY_AFTER)
+        seconds = float(response.headers["retry-after"])
     except (KeyError, ValueError):
         return DEFAULT_RETRY_AFTER
+    return DEFAULT_RETRY_AFTER if isnan(seconds) else min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
 def describe_failure(error: Exception) -> str:
