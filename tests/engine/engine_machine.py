@@ -130,7 +130,9 @@ class EngineMachine(RuleBasedStateMachine):
             pages = engine.load.limits.num_pages  # the maximum of one stream
             admission, demand = engine.admission, replace(Demand.of(wanted), num_pages=pages)
             wait = admission.estimate.upper_bound(admission.estimate_wait(demand, engine.now))
-            wait = max(wait, admission.estimate.turn(demand.live, admission._max_utterances(demand.live), engine.now))
+            wait = max(
+                wait, admission.estimate.turn(demand.live, admission._num_servers(demand.live, engine.now), engine.now)
+            )
             try:
                 on_ready = None if client.reader == "none" else client.on_ready
                 client.stream = engine.submit(wanted, on_ready)

@@ -49,6 +49,28 @@ def test_a_full_queue_rejects_with_the_time_to_retry_after() -> None:
     assert len(engine.queued) == 3
 
 
+def test_requests_that_would_wait_too_long_for_kv_pages_are_rejected_at_once() -> None:
+    """Slots and time are there for 64 streams, pages for seven."""
+    engine = build(num_slots=64, num_pages=120, max_queue=64, max_queue_seconds=2.0)
+    accepted: list[StreamState] = []
+
+    def arrive(num_streams: int) -> None:
+        for one in [new_stream(0.0, 10, 365, text_bytes=60) for _ in range(num_streams)]:
+            engine.admission.enqueue(one, 0.0)
+            engine.admission.admit(0.0)
+            accepted.append(one)
+
+    with pytest.raises(Overloaded, match="free within 2 s"):
+        arrive(64)
+    num_active = len(engine.streams.active)
+    assert num_active == 7
+    assert [one.expected_wait > 0 for one in accepted] == [one in engine.queued for one in accepted]
+    assert len(accepted) <= 3 * num_active
+    load = engine.admission.current_load(0.0)
+    assert load.free <= 0
+    assert load.wait > accepted[-1].expected_wait
+
+
 def test_a_request_that_would_wait_too_long_is_rejected_at_once() -> None:
     engine = build(num_slots=4, max_queue=100, max_queue_seconds=5.0)
     text_bytes = bytes_of(engine, 2.9)

@@ -154,7 +154,7 @@ class Admission(Generic[S]):
                     break  # later ones of this kind must not overtake it
                 stream.admitted_at, stream.allocation = now, self.ledger.allocate(num_pages)
                 self.reservation.on_admitted(stream, num_pages)
-                self._add_to_reserve(stream, num_pages)
+                self._reserve = -inf, 0
                 self.streams.transition(stream, StreamStatus.PREFILL, now)
                 self.utterances.admit(stream, now)
                 self.estimate.on_admitted(stream, now)
@@ -273,23 +273,20 @@ class Admission(Generic[S]):
             self._reserve = now, reserve
         return max(0, len(self.ledger.free_pages) - reserve)
 
-    def _add_to_reserve(self, stream: S, num_pages: int) -> None:
-        """Counts what an admitted stream may need beyond its pages until the reserve is computed again."""
-        computed_at, reserve = self._reserve
-        self._reserve = computed_at, reserve + self._max_pages(stream) - num_pages
-
     def estimate_wait(self, demand: Demand, now: float) -> float:
         """Seconds until a new utterance that arrives now gets a slot."""
         live, owner, queue = demand.live, demand.owner, self.streams.queue
         others = queue.has_other_owners(owner, live)
         ahead = self._ahead(live, owner, now) if others else []
         num_ahead = len(ahead) if others else queue.num_new(live)
-        if num_ahead < self._free_slots(live, now) and demand.num_pages <= self._free_pages(now):
+        num_pages = demand.num_pages + num_ahead * self._mean_pages() if demand.num_pages else 0
+        if num_ahead < self._free_slots(live, now) and num_pages <= self._free_pages(now):
             return 0.0
+        num_servers = self._num_servers(live, now)
         if not others:
-            return self.estimate.wait_for_all(live, self._max_utterances(live), now)
+            return self.estimate.wait_for_all(live, num_servers, now)
         while True:  # more of the queued ones go before it the longer it waits
-            wait = self.estimate.wait(live, self._max_utterances(live), ahead, now)
+            wait = self.estimate.wait(live, num_servers, ahead, now)
             num_ahead, ahead = len(ahead), self._ahead(live, owner, now + wait)
             if len(ahead) <= num_ahead:
                 return wait
@@ -302,19 +299,28 @@ class Admission(Generic[S]):
 
     def _spare(self, live: bool, now: float) -> tuple[int, float]:
         """New utterances that could start now, less the queued ones, and the expected wait of a new one."""
-        active, free_pages = self.streams.active, self._free_pages(now)
-        used_pages = self.load.limits.num_pages - len(self.ledger.free_pages)
-        mean_pages = used_pages / len(active) if active else self.load.limits.num_pages / self.load.limits.num_slots
-        free = min(self._free_slots(live, now), int(free_pages / max(mean_pages, 1.0)))
+        mean_pages = self._mean_pages()
+        free = min(self._free_slots(live, now), int(self._free_pages(now) / mean_pages))
         free -= self.streams.queue.num_new(live)
         if live and self.load.snapshot(now).num_live and not self._has_slack(now):
             free = min(free, 0)
-        return free, 0.0 if free > 0 else self.estimate_wait(Demand(live), now)
+        return free, 0.0 if free > 0 else self.estimate_wait(Demand(live, num_pages=ceil(mean_pages)), now)
+
+    def _mean_pages(self) -> float:
+        """KV pages of an active stream, or of a slot if none is active."""
+        limits, num_active = self.load.limits, len(self.streams.active)
+        num_pages = limits.num_pages - len(self.ledger.free_pages) if num_active else limits.num_pages
+        return max(num_pages / (num_active or limits.num_slots), 1.0)
+
+    def _num_servers(self, live: bool, now: float) -> int:
+        """Utterances that run at once in an estimate: fewer than the capacity if their KV pages do not suffice."""
+        by_pages = self.utterances.num_in_progress(live) + int(self._free_pages(now) / self._mean_pages())
+        return max(1, min(self._max_utterances(live), by_pages))
 
     def retry_after(self, demand: Demand, now: float) -> float:
         """Seconds until a rejected request may be accepted, reserved for it if it can be recognised."""
         limits, estimate = self.load.limits, self.estimate
-        turn = estimate.upper_bound(estimate.turn(demand.live, self._max_utterances(demand.live), now))
+        turn = estimate.upper_bound(estimate.turn(demand.live, self._num_servers(demand.live, now), now))
         seconds = ceil(max(1.0, turn - RETRY_WAIT_SHARE * limits.max_queue_seconds))
         if seconds > MAX_RETRY_SECONDS:
             return MAX_RETRY_SECONDS
@@ -342,7 +348,7 @@ class Admission(Generic[S]):
         wait = self.estimate_wait(demand, now)
         turn = wait
         if self._waits_for_turn(demand, wait, now):
-            turn = self.estimate.turn(live, self._max_utterances(live), now)
+            turn = self.estimate.turn(live, self._num_servers(live, now), now)
         first_audio = max(self.estimate.upper_bound(wait), turn) + (self.load.start_seconds() if wait else 0.0)
         if first_audio > limits.max_queue_seconds:
             reason = f"no slot is expected to be free within {limits.max_queue_seconds:g} s"

@@ -132,9 +132,9 @@ class LoadModel(Generic[S]):
             slots=self.limits.num_slots,
         )
 
-    def speed(self) -> float:
-        """Audio seconds per second of each stream when as many run as the capacity allows."""
-        streams, (fixed, each) = self.capacity(), self.frame_cost()
+    def speed(self, max_streams: float = inf) -> float:
+        """Audio seconds per second of each stream when as many run as the capacity allows, at most max_streams."""
+        streams, (fixed, each) = int(min(self.capacity(), max_streams)), self.frame_cost()
         steps = -(-streams // self.limits.max_batch)  # that a frame of each stream takes
         return self.limits.frame_seconds / max(fixed * steps + each * streams, 1e-9)
 

@@ -205,6 +205,9 @@ class UtteranceTable(Generic[S]):
         frame, per_byte = self._frame_seconds, self.seconds(1)
         return [min(per_byte * s.text_bytes, s.max_frames * frame) + per_byte * s.following_bytes for s in streams]
 
+    def num_in_progress(self, live: bool) -> int:
+        return int(np.count_nonzero(self._is_live if live else self._is_file))
+
     def remaining(self, live: bool) -> Floats:
         """Expected seconds of audio that each utterance in progress still needs, in any order."""
         arrays, frame, seconds_per_byte = self._streams.used(), self._frame_seconds, self.seconds(1)
