@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """polyvox doctor --server: checks of a running server, as a client sees it, through all proxies in between."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -253,7 +254,28 @@ class ServerChecks:
 
     def websocket(self) -> Iterator[Finding]:
         from websockets.exceptions import InvalidHandshake, WebSocketException
-        from websockets.sync.client import connect
+
+        try:
+            first, error = asyncio.run(self._speak_over_websocket())
+        except InvalidHandshake as problem:
+            yield _failure("WebSocket", f"the connection was not upgraded ({problem})", UPGRADE_HELP)
+        except (WebSocketException, OSError, TimeoutError) as problem:
+            name = str(problem) or type(problem).__name__
+            yield _failure("WebSocket", f"the connection failed ({name})", UPGRADE_HELP)
+        else:
+            if error is not None:
+                yield _failure("WebSocket", f"the server reported: {error}", "read the server's log")
+            elif first is None:
+                yield _failure("WebSocket", "no audio arrived", "read the server's log")
+            else:
+                yield Finding("WebSocket", "ok", f"first audio after {_ms(first)}")
+
+    async def _speak_over_websocket(self) -> tuple[float | None, str | None]:
+        """Seconds until the first audio, and the error that the server reported.
+
+        The client with threads reads and writes a TLS connection at once, which fails now and then before Python 3.13.
+        """
+        from websockets.asyncio.client import connect
 
         scheme = "wss" if self._tls else "ws"
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -265,38 +287,27 @@ class ServerChecks:
             {"type": "input.done"},
         ]
         first: float | None = None
-        try:
-            with connect(
-                url,
-                additional_headers=self._headers(),
-                open_timeout=CONNECT_TIMEOUT,
-                close_timeout=CONNECT_TIMEOUT,
-                ssl=self._tls,
-                proxy=None,
-            ) as connection:
-                began = time.perf_counter()
-                for message in messages:
-                    connection.send(json.dumps(message))
-                while True:
-                    received = connection.recv(timeout=ANSWER_TIMEOUT)
-                    if isinstance(received, bytes):
-                        first = first or time.perf_counter() - began
-                        continue
-                    found = json.loads(received)
-                    if found["type"] == "error":
-                        yield _failure("WebSocket", f"the server reported: {found['message']}", "read the server's log")
-                        return
-                    if found["type"] == "session.done":
-                        break
-        except InvalidHandshake as error:
-            yield _failure("WebSocket", f"the connection was not upgraded ({error})", UPGRADE_HELP)
-        except (WebSocketException, OSError, TimeoutError) as error:
-            yield _failure("WebSocket", f"the connection failed ({str(error) or type(error).__name__})", UPGRADE_HELP)
-        else:
-            if first is None:
-                yield _failure("WebSocket", "no audio arrived", "read the server's log")
-            else:
-                yield Finding("WebSocket", "ok", f"first audio after {_ms(first)}")
+        async with connect(
+            url,
+            additional_headers=self._headers(),
+            open_timeout=CONNECT_TIMEOUT,
+            close_timeout=CONNECT_TIMEOUT,
+            ssl=self._tls,
+            proxy=None,
+        ) as connection:
+            began = time.perf_counter()
+            for message in messages:
+                await asyncio.wait_for(connection.send(json.dumps(message)), ANSWER_TIMEOUT)
+            while True:
+                received = await asyncio.wait_for(connection.recv(), ANSWER_TIMEOUT)
+                if isinstance(received, bytes):
+                    first = first or time.perf_counter() - began
+                    continue
+                found = json.loads(received)
+                if found["type"] == "error":
+                    return first, found["message"]
+                if found["type"] == "session.done":
+                    return first, None
 
     def latency(self) -> Iterator[Finding]:
         times = []
