@@ -3,6 +3,7 @@
 
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from functools import lru_cache
 
 from num2words import num2words
@@ -46,7 +47,7 @@ def _num2words(value: int, code: str, to: str, options: tuple[tuple[str, str], .
     return num2words(value, lang=code, to=to, **dict(options)).replace(",", "")
 
 
-class Grammar:
+class Grammar(ABC):
     """Numbers, dates, times and amounts of a language as words.
 
     The tables and methods that differ between languages are overridden. A number is passed as it is written, with the
@@ -165,20 +166,22 @@ class Grammar:
         spoken = self.count(text, magnitude)
         return f"{spoken}{self.of(noun)}{noun.many}" if noun else spoken
 
+    @abstractmethod
     def square(self, noun: Noun, power: str) -> Noun:
-        raise NotImplementedError
+        """The noun of an area or a volume. power: 2 or 3, or the same as a superscript."""
 
     def degrees(self, text: str, scale: str) -> str:
         return self.count(text, self.degree) + {"C": " Celsius", "F": " Fahrenheit"}.get(scale, "")
 
     # Dates and times
 
+    @abstractmethod
     def date(self, day: int, month: int, year: str, before: str) -> str:
-        raise NotImplementedError
+        """before: what is written before the date."""
 
+    @abstractmethod
     def clock(self, hour: int, minute: int, unit: str) -> str:
         """unit: what is written after the time."""
-        raise NotImplementedError
 
     def phone_words(self, text: str) -> str:
         """A telephone number, group by group; digits one by one."""
