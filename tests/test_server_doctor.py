@@ -19,7 +19,7 @@ import pytest
 from ipc.engine_processes import TIMEOUT, eventually
 from ipc.fake_engine import staged
 from polyvox.cli import server_checks
-from polyvox.cli.findings import Finding
+from polyvox.cli.findings import Finding, counted
 from polyvox.cli.main import main
 from polyvox.cli.server_checks import Download, ServerChecks, parse_metrics, parse_url
 from polyvox.errors import InvalidRequest
@@ -101,6 +101,11 @@ def test_a_server_that_works_has_no_problems(server: RunningServer) -> None:
     for subject in ("address", "connection", "server", "key", "version", "speech", "WebSocket"):
         assert found[subject].state == "ok", found[subject]
     assert found["key"].message == "accepted"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 streams"), (1.0, "1 stream"), (2, "2 streams")])
+def test_numbers_have_a_noun_in_the_right_form(number: float, text: str) -> None:
+    assert counted(number, "stream") == text
 
 
 def test_a_proxy_that_buffers_is_found_and_one_that_drops_websockets(server: RunningServer) -> None:

@@ -122,7 +122,7 @@ def run(
             await sink.found.wait()
             for frame in then:
                 await worker.queue_frame(frame)
-            while not settle():
+            while not await asyncio.to_thread(settle):  # a request to the server must not block the pipeline
                 await asyncio.sleep(0.05)
             await worker.queue_frame(EndFrame())
 

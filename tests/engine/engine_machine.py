@@ -13,21 +13,18 @@ from math import inf
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from engine.clients import LIVE, MAX_FRAMES, SAMPLINGS, SUBMITTED, Client, cut_short, one_of
+from engine.clients import LIVE, SAMPLINGS, SUBMITTED, Client, one_of
 from engine.reference_scheduler import needs_text
+from engine.solo_comparison import check_output
 from engine.stepped_engine import Injected, SteppedEngine, small_text_ring, withhold_from_two_streams
-from engine.synthesis import TIMEOUT, SoloRun, assert_idle, request, run_alone
-from polyvox.audio.samples import Samples
-from polyvox.audio.silence import SILENCE_LEVEL
+from engine.synthesis import TIMEOUT, assert_idle, request
 from polyvox.engine.admission import QUEUE_GRACE_SECONDS, Demand
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.interface import Result
 from polyvox.engine.kv_cache import SCRATCH_PAGE
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
@@ -41,21 +38,6 @@ SLOTS, QUEUE, BUFFER_FRAMES = 3, 3, 20
 TIMEOUTS = {"queue": 100.0, "reader": 200.0, "text": 300.0}  # seconds of the test's clock
 PICK = st.integers(0, 11)
 RARELY = st.sampled_from([True, False, False])  # more would cut most streams short
-
-# Causes that cut a stream short: its finish reason and the start of its error.
-CUTS = {
-    "cancel": ("cancelled", None),
-    "assign": ("error", "the request could not be prepared: assign"),
-    "step": ("error", "a step of the engine failed: step"),
-    "write": ("error", "the text could not be read: write"),
-    "rows": ("error", "rows"),
-    "rejected": ("error", "all streams are taken"),
-    "queue": ("error", "no slot was free"),
-    "reader": ("error", "nothing was read"),
-    "unread": ("error", "the reader is behind real time"),
-    "text": ("error", "no text arrived"),
-    "closed": ("error", "the engine was closed"),
-}
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -414,7 +396,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert_idle(self.engine)
             assert all(client.stream.status is StreamStatus.FINISHED for client in self.clients)
             for client in self.clients:
-                self._check_output(client)
+                check_output(self.engine, self.speech, client, self.counts)
 
     def _finish_all(self) -> None:
         self.engine.armed.clear()
@@ -435,67 +417,6 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             with self.engine.lock:
                 assert self.engine.parked != "idle", "some streams never end"
-
-    def _check_output(self, client: Client) -> None:
-        """Compares a stream with its solo run."""
-        stream, wanted = client.stream, client.wanted
-        client.take()
-        client.take()
-        assert client.received[-1].final
-        result = stream.result
-        assert result is not None
-        expected = self._solo_run(wanted)
-        frames = wanted.max_frames or 0
-        codes, codes_alone = self.engine.codes[stream], expected.codes[:frames]
-        self.counts[result.finish_reason] += 1
-        self.counts["waited for text"] += result.text_waits > 0
-        self.counts["frames"] += len(codes)
-        if cut_short(result):
-            causes = client.causes | ({"unread"} if stream in self.engine.unread else set())
-            cuts = [cut for cut in causes if CUTS[cut][0] == result.finish_reason]
-            matching = [cut for cut in cuts if (CUTS[cut][1] or "") in (result.error or "")]
-            assert matching, f"unexplained result: {result}, {client.causes}"
-            self.counts[matching[0]] += 1
-            assert codes == codes_alone[: len(codes)]
-            if result.finish_reason == "error":
-                refused = any(part in (result.error or "") for part in ("no slot was free", "all streams are taken"))
-                kind = Overloaded if refused else StreamFailed
-                with pytest.raises(kind):
-                    result.check()
-        else:
-            assert result.finish_reason == ("length" if len(expected.codes) >= frames else expected.reason)
-            assert codes == codes_alone
-            assert result.frames == len(codes_alone)
-        self._compare(client, expected.samples[: len(codes_alone) * self.speech.vocoder.samples_per_frame], result)
-
-    def _compare(self, client: Client, whole: Samples, result: Result) -> None:
-        samples, complete = client.samples, not cut_short(result)
-        cut = 0
-        if client.wanted.trim_silence and len(samples):
-            starts = range(0, len(whole), self.speech.vocoder.samples_per_frame)
-            near = (s for s in starts if np.allclose(whole[s : s + len(samples)], samples[: len(whole) - s], atol=1e-6))
-            cut = next(near, inf) if not complete else len(whole) - len(samples)  # type: ignore[assignment]
-            assert cut < len(whole), "these samples are not in the solo run"
-            assert np.sqrt(np.mean(whole[:cut] ** 2)) < SILENCE_LEVEL if cut else True
-        elif client.wanted.trim_silence and complete:
-            cut = len(whole)
-        assert len(samples) <= len(whole) - cut
-        assert len(samples) == len(whole) - cut or not complete
-        np.testing.assert_allclose(samples, whole[cut : cut + len(samples)], rtol=0, atol=1e-6)
-
-    def _solo_run(self, wanted: Request) -> SoloRun:
-        sampling = wanted.sampling
-        return run_alone(
-            self.speech,
-            request(
-                wanted.text,
-                str(wanted.voice),
-                wanted.seed or 0,
-                MAX_FRAMES,
-                layout=wanted.layout,
-                sampling=sampling,
-            ),
-        )
 
 
 def run_machine(speech: Qwen3TTSModel, pipeline: int, examples: int, free: bool = False, steps: int = 30) -> None:

@@ -44,8 +44,8 @@ def test_a_full_queue_rejects_with_the_time_to_retry_after() -> None:
     with pytest.raises(Overloaded, match="queue is full") as error:
         engine.admission.enqueue(new_stream(max_frames=5000, text_bytes=text_bytes), 0.0)
     assert error.value.reason == "queue_full"
-    bound = engine.admission.estimate.upper_bound(32.0)
-    assert error.value.retry_after == ceil(bound - RETRY_WAIT_SHARE * 40.0)
+    margin = engine.admission.estimate.margin(32.0)
+    assert error.value.retry_after == ceil(32.0 + margin - RETRY_WAIT_SHARE * 40.0)
     assert len(engine.queued) == 3
 
 
@@ -81,7 +81,7 @@ def test_a_request_that_would_wait_too_long_is_rejected_at_once() -> None:
     with pytest.raises(Overloaded, match="free within 5 s") as error:
         engine.admission.precheck(Demand(live=True), 0.0)
     assert error.value.reason == "no_slot_in_time"
-    assert error.value.retry_after == ceil(engine.admission.estimate.upper_bound(5.8) - RETRY_WAIT_SHARE * 5.0)
+    assert error.value.retry_after == ceil(5.8 + engine.admission.estimate.margin(5.8) - RETRY_WAIT_SHARE * 5.0)
     with pytest.raises(Overloaded):
         engine.admission.enqueue(new_stream(), 0.0)
 

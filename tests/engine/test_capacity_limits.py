@@ -23,6 +23,7 @@ def test_the_capacity_is_stated_with_its_limit_and_the_others() -> None:
 def test_statistics_of_an_engine_that_has_not_started_have_no_limit() -> None:
     assert find_limit({}) is None
     assert describe_capacity({"capacity": 3.0}) == "3 streams in real time"
+    assert describe_capacity({"capacity": 1.0}) == "1 stream in real time"
 
 
 @given(host=st.floats(0.0, 1e-3), growing=st.floats(0.2, 5.0), num_slots=st.integers(1, 4000))

@@ -10,12 +10,13 @@ import pytest
 
 from engine.reference_scheduler import is_starting, urgency
 from engine.schedulers import FRAME, GPU, SLOW, Fixture, build, new_stream
-from polyvox.engine.admission import MAX_RETRY_SECONDS, Demand
+from polyvox.engine.admission import LATE_HEADROOM, LATE_SHARE, MAX_RETRY_SECONDS, Demand
 from polyvox.engine.load import MAX_SLOWDOWN, NUM_WINDOWS
 from polyvox.engine.reservations import CLAIM_LATE_SECONDS, MAX_RESERVATIONS, Reservation, Reservations
 from polyvox.engine.stream_state import StepPlan, StreamState
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.utterances import KEEP_SECONDS
+from polyvox.engine.wait_estimate import MIN_MARGIN
 from polyvox.errors import Overloaded
 
 TEXT = 60  # bytes of a sentence
@@ -208,6 +209,29 @@ def test_waits_longer_than_expected_raise_the_bound() -> None:
         running = following
     assert estimate.upper_bound(10.0) > before + 1.5
     assert estimate.upper_bound(0.1) == 0.2
+
+
+def test_the_bound_has_a_margin_however_exact_the_estimates_were() -> None:
+    estimate = build().admission.estimate
+    estimate.bias = estimate.deviation = 0.0
+    assert estimate.margin(10.0) == 0.0
+    assert estimate.upper_bound(10.0) == pytest.approx(10.0 * (1 + MIN_MARGIN))
+
+
+def test_a_request_that_has_almost_waited_as_long_as_promised_may_use_the_reserve() -> None:
+    engine = build(SLOW, num_slots=8, max_queue=50, max_queue_seconds=10.0)
+    assert engine.load.capacity() == 3
+    assert engine.load.capacity(LATE_HEADROOM) == 5
+    for _ in range(3):
+        engine.admit_all(first(0, following=0))
+    late, other = first(0, following=0), first(0, following=0, arrived_at=5.0)
+    for stream in (late, other):
+        engine.admission.enqueue(stream, stream.arrived_at)
+    moment = LATE_SHARE * 10.0
+    assert engine.admission.admit(moment - 0.1) == []
+    assert engine.admission.next_change(moment - 0.1) == moment
+    assert engine.admission.admit(moment) == [late]
+    assert engine.admission.admit(5.0 + moment) == [other]
 
 
 # Retries

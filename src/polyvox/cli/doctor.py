@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from polyvox.cli.findings import Finding, show
+from polyvox.cli.findings import Finding, counted, show
 from polyvox.cli.terminal import Json, console, show_json
 from polyvox.errors import InvalidRequest, PolyvoxError
 
@@ -200,7 +200,7 @@ def models() -> Iterator[Finding]:
             fix = f"free {_gb(needs.min_bytes() - free)}, or use a smaller model"
             yield Finding(f"model {size}", "warn", f"does not fit into {memory} ({weights})", fix)
             continue
-        streams = f"{plan.config.max_streams} streams of {plan.config.context} positions on average"
+        streams = f"{counted(plan.config.max_streams, 'stream')} of {plan.config.context} positions on average"
         message = f"{memory} for {streams}, beside {weights}"
         if gpu:
             yield Finding(f"model {size}", "ok", message)

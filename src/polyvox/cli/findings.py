@@ -27,6 +27,11 @@ class Finding:
         return self.essential and self.state == "fail"
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: "1 stream", "2 streams"."""
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
+
+
 def show(out: Console, finding: Finding) -> None:
     sign, colour = SIGNS[finding.state]
     line = Text.assemble((sign, colour), f" {finding.subject}: {finding.message}")

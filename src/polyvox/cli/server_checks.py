@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from polyvox import __version__
-from polyvox.cli.findings import Finding
+from polyvox.cli.findings import Finding, counted
 from polyvox.engine.capacity import LIMITS
 from polyvox.errors import InvalidRequest, PolyvoxError
 
@@ -186,14 +186,15 @@ class ServerChecks:
             fix = f"run this command again in {seconds:.0f} s" if seconds else "read the server's log"
             yield _end("server", f"{status}: {found['problem']}", fix)
             return
-        yield Finding("server", "ok", f"ready; model {found.get('model')}, {found.get('streams')} requests in progress")
+        requests = counted(found.get("streams", 0), "request")
+        yield Finding("server", "ok", f"ready; model {found.get('model')}, {requests} in progress")
         if limit := LIMITS.get(str(found.get("capacity_limit"))):
-            yield Finding("capacity", "ok", f"{found['capacity']} streams in real time, limited by {limit}")
+            yield Finding("capacity", "ok", f"{counted(found['capacity'], 'stream')} in real time, limited by {limit}")
         for replica in found.get("replicas", []):
             name = f"replica {replica['replica']}"
             if replica["status"] == "ready":
-                message = f"ready; {replica['streams']} streams, capacity {replica['capacity']}"
-                yield Finding(name, "ok", f"{message}, {replica['restarts']} restarts")
+                message = f"ready; {counted(replica['streams'], 'stream')}, capacity {replica['capacity']}"
+                yield Finding(name, "ok", f"{message}, {counted(replica['restarts'], 'restart')}")
             else:
                 yield Finding(name, "warn", f"{replica['status']}: {replica['problem']}", "read the server's log")
 
@@ -335,7 +336,7 @@ class ServerChecks:
         metrics = parse_metrics(response.body.decode(errors="replace"))
         streams, capacity = metrics.get("polyvox_engine_streams", 0.0), metrics.get("polyvox_streams_admissible", 0.0)
         queued, lag = metrics.get("polyvox_queue_depth", 0.0), metrics.get("polyvox_event_loop_lag_seconds", 0.0)
-        message = f"{streams:g} streams of {capacity:g} that run in real time, {queued:g} requests queued"
+        message = f"{streams:g} of {counted(capacity, 'stream')} in real time, {counted(queued, 'request')} queued"
         if queued or (capacity and streams >= capacity):
             yield Finding("load", "warn", f"{message}: at capacity", "add replicas or servers")
         else:
@@ -349,7 +350,8 @@ class ServerChecks:
             metrics.get("polyvox_engine_restarts_total", 0.0),
         )
         message = (
-            f"{underruns:g} underruns in {audio:.0f} s of audio, {rejected:g} rejected requests, {restarts:g} restarts"
+            f"{counted(underruns, 'underrun')} in {audio:.0f} s of audio, {counted(rejected, 'rejected request')}, "
+            f"{counted(restarts, 'restart')}"
         )
         if underruns:
             yield Finding("history", "warn", message, "lower max_streams, or use a faster device")

@@ -44,6 +44,9 @@ MAX_RETRY_SECONDS = 300.0
 # Utterances of different owners get their turns until they have waited for this share of max_queue_seconds; then they
 # go in order of arrival, so that the promised wait is kept.
 TURN_SHARE = 0.5
+# An utterance that has waited for this share of max_queue_seconds may use this share of the time that steps may take:
+# then a machine that has become slower serves its queue without the usual reserve.
+LATE_SHARE, LATE_HEADROOM = 0.9, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +251,9 @@ class Admission(Generic[S]):
         queued = self.streams[StreamStatus.QUEUED]
         if not queued:
             return inf
-        promised = [stream.arrived_at + self.load.limits.max_queue_seconds for stream in queued]
+        late = [stream.arrived_at + LATE_SHARE * self.load.limits.max_queue_seconds for stream in queued]
         timeouts = [stream.arrived_at + self.max_wait for stream in queued]
-        return min(self.utterances.next_expiry(), *timeouts, *(moment for moment in promised if moment > now))
+        return min(self.utterances.next_expiry(), *timeouts, *(moment for moment in late if moment > now))
 
     @property
     def max_wait(self) -> float:
@@ -320,8 +323,8 @@ class Admission(Generic[S]):
     def retry_after(self, demand: Demand, now: float) -> float:
         """Seconds until a rejected request may be accepted, reserved for it if it can be recognised."""
         limits, estimate = self.load.limits, self.estimate
-        turn = estimate.upper_bound(estimate.turn(demand.live, self._num_servers(demand.live, now), now))
-        seconds = ceil(max(1.0, turn - RETRY_WAIT_SHARE * limits.max_queue_seconds))
+        turn = estimate.turn(demand.live, self._num_servers(demand.live, now), now)
+        seconds = ceil(max(1.0, turn + estimate.margin(turn) - RETRY_WAIT_SHARE * limits.max_queue_seconds))
         if seconds > MAX_RETRY_SECONDS:
             return MAX_RETRY_SECONDS
         if demand.may_reserve and demand.live and demand.fingerprint and not estimate.reservations.is_full:
@@ -374,10 +377,12 @@ class Admission(Generic[S]):
     def _max_utterances(self, live: bool, late: bool = False) -> int:
         """Utterances of this kind that may run at once.
 
-        late: for a request that has waited for as long as it was promised, recent slow seconds do not count.
+        late: for a request that has waited for almost as long as it was promised.
         """
         limits = self.load.limits
-        return self.load.capacity(1.0 if late else None) if live else max(int(FILE_SHARE * limits.num_slots), 1)
+        return (
+            self.load.capacity(LATE_HEADROOM if late else None) if live else max(int(FILE_SHARE * limits.num_slots), 1)
+        )
 
     def _free_slots(self, live: bool, now: float, late: bool = False) -> int:
         """New utterances of this kind that could start now, by capacity, share and slots; negative if too many run."""
@@ -411,7 +416,7 @@ class Admission(Generic[S]):
             file_pages = sum(len(allocation.pages) for allocation in files if allocation is not None)
             if files and file_pages + num_pages > FILE_SHARE * limits.num_pages:
                 return False
-        late = now - stream.arrived_at >= limits.max_queue_seconds
+        late = now - stream.arrived_at >= LATE_SHARE * limits.max_queue_seconds
         return self._free_slots(stream.live, now, late) > 0
 
     def _file_slots(self) -> Ints:

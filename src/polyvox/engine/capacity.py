@@ -38,7 +38,8 @@ def find_limit(stats: Mapping[str, float]) -> str | None:
 def describe_capacity(stats: Mapping[str, float]) -> str:
     """The capacity, what limits it, and the other limits: "1,604 streams in real time, limited by GPU time"."""
     limits, limit = _limits(stats), find_limit(stats)
-    streams = f"{stats.get('capacity', 0.0):,.0f} streams in real time"
+    capacity = stats.get("capacity", 0.0)
+    streams = f"{capacity:,.0f} stream{'' if capacity == 1 else 's'} in real time"
     if limit is None:
         return streams
     others = ", ".join(f"{LIMITS[name]} {value:,.0f}" for name, value in limits.items() if name != limit)

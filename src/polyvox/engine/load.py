@@ -105,18 +105,18 @@ class LoadModel(Generic[S]):
         cost = self.cost
         return cost.stream + cost.codec_frame + cost.prefill_row * self.prefill_rows_per_frame
 
-    def capacity(self, slowdown: float | None = None) -> int:
+    def capacity(self, headroom: float | None = None) -> int:
         """Live streams that can run in real time at once; at least one, on any machine.
 
-        slowdown: how much longer steps may take than predicted, by default as long as in a recent slow second.
+        headroom: share of the time that steps may take, by default that of the limits, or less if steps were slow in
+        the last seconds.
         """
         fixed, each = self.frame_cost()
-        return max(1, int(min(self._streams_in_time(fixed, each, slowdown), self.limits.num_slots)))
+        return max(1, int(min(self._streams_in_time(fixed, each, headroom), self.limits.num_slots)))
 
-    def _streams_in_time(self, fixed: float, each: float, slowdown: float | None = None) -> float:
+    def _streams_in_time(self, fixed: float, each: float, headroom: float | None = None) -> float:
         """Streams in real time if a step takes `fixed` seconds and `each` for every stream."""
-        headroom = min(self.limits.headroom, 1 / (slowdown or self.slowdown.value))
-        seconds = self.limits.frame_seconds * headroom
+        seconds = self.limits.frame_seconds * (headroom or min(self.limits.headroom, 1 / self.slowdown.value))
         streams = (seconds - fixed) / each if each else inf
         if streams > self.limits.max_batch:  # a frame of each stream takes several steps
             streams = seconds / (fixed / self.limits.max_batch + each)
