@@ -26,6 +26,7 @@ from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.kv_quantize import KVScales, dequantize_rows, is_quantized, quantize_rows
 from polyvox.kernels.next_inputs import NextText, next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
+from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed
 from polyvox.kernels.silu_mul import silu_mul
@@ -38,6 +39,7 @@ HEADS, KV_HEADS, DIM = 16, 8, 128
 TALKER, PREDICTOR = (2048, 6144), (1024, 3072)  # hidden and intermediate size
 VOCAB, CODES = 3072, 2048
 TEXT_VOCAB, GIVEN_ROWS = 151_936, 16
+PROMPT, MAX_PROMPTS = 32, 64  # rows of a prompt, prompts of a prefill
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 
 
@@ -80,6 +82,19 @@ def attention(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE
 
     nbytes = batch * (context * past.position_bytes + 2 * HEADS * DIM * 2)
     return Case((normal(batch, HEADS, DIM), past.slots, past.positions), call, nbytes)
+
+
+def prompt(batch: int, kv_dtype: torch.dtype = DTYPE) -> Case:
+    """Attention of the rows of whole prompts."""
+    prompts = min(batch, MAX_PROMPTS)
+    past = Context(prompts, PROMPT, PAGE, kv_dtype)
+
+    def call(q: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        return prompt_attention(q, past.keys, past.values, past.tables, slots, positions, scales=past.scales)
+
+    positions = torch.arange(PROMPT, device=DEVICE).repeat(prompts)
+    rows = normal(prompts * PROMPT, HEADS, DIM), past.slots.repeat_interleave(PROMPT), positions
+    return Case(rows, call, prompts * PROMPT * (past.position_bytes + 2 * HEADS * DIM * 2))
 
 
 def rotary(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -> Case:
@@ -188,6 +203,7 @@ def lines(context: int) -> dict[str, Callable[[int], Case]]:
         f"attention, context {context}": lambda b: attention(b, context, PAGE),
         "attention, context 2,048": lambda b: attention(b, 2048, PAGE),
         "attention, one frame": lambda b: attention(b, FRAME, FRAME),
+        f"attention of prompts of {PROMPT} rows": prompt,
         f"rotary and store, context {context}": lambda b: rotary(b, context, PAGE),
         f"fused decode, context {context}": lambda b: decode(b, context, PAGE),
         "fused decode, one frame": lambda b: decode(b, FRAME, FRAME),

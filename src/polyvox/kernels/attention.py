@@ -4,8 +4,8 @@
     q [N,H,D] · keys, values [P,PAGE,KVH,D] · tables [S,W] int64 · slots, positions [N] int64 -> [N,H,D]
 
 Row i attends to positions 0 to positions[i] of slot slots[i]; position p is row p % PAGE of page
-tables[slot, p // PAGE]. Later positions are not read. The same launch serves decoding, packed prefill (each prompt row
-is a row here) and the code predictor, whose page holds a whole frame.
+tables[slot, p // PAGE]. Later positions are not read. The same launch serves decoding and the code predictor, whose
+page holds a whole frame; prompt rows, which share their slot's past, are in prefill_attention.py.
 
 Types: bfloat16, float16, float32; keys and values have the type of q, or are quantised (kv_quantize.py).
 Roundings: products and sums in float32 (float32 inputs without TF32); exp(score - running maximum) is rounded to the

@@ -39,5 +39,10 @@ class PagedKVView:
     decode_only: bool = False  # no two rows share a slot: one launch writes and attends
     scales: Tensor | None = None  # [2, layers, P, KVH, PAGE]: of keys and of values, if they are quantised
 
+    @property
+    def is_single_page(self) -> bool:
+        """Whether a slot has one page, as in the code predictor."""
+        return self.tables.shape[1] == 1
+
     def layer_scales(self, layer: int) -> KVScales | None:
         return None if self.scales is None else KVScales(*self.scales[:, layer])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
+from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.rotary import rotary_store
 from polyvox.models.layers.linear import Linear, PackedLinear, Projection
 from polyvox.models.layers.mlp import MLP
@@ -69,7 +70,8 @@ class Attention(nn.Module):
             q = rotary_store(
                 rows, norms, self.norm_eps, *rotary.table, keys, values, *where, scales=scales, by_row=rotary.by_row
             )
-            attended = paged_attention(q, keys, values, *where, scales=scales)
+            attend = paged_attention if view.decode_only or view.is_single_page else prompt_attention
+            attended = attend(q, keys, values, *where, scales=scales)
         return attended.view(*qkv.shape[:-1], -1)
 
 
