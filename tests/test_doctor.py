@@ -111,7 +111,9 @@ def test_memory_needs_match_the_published_files() -> None:
 
 def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 24_000_000_000
-    device = SimpleNamespace(name="A GPU", major=7, minor=5)
+    device = SimpleNamespace(
+        name="A GPU", major=7, minor=5, multi_processor_count=40, shared_memory_per_block_optin=64 << 10
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
@@ -119,8 +121,14 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     finding = one("gpus")
     assert finding.state == "warn"
     assert "A GPU, 24.0 GB of 48.0 GB free, compute capability 7.5" in finding.message
+    device.major, device.minor = 8, 6
+    assert (
+        "plain paths: overlap of kernel launches (needs compute capability 9.0), KV cache in fp8" in one("gpus").message
+    )
     device.major, device.minor = 9, 0
-    assert one("gpus").state == "ok"
+    finding = one("gpus")
+    assert finding.state == "ok"
+    assert "all kernels on their fast paths" in finding.message
     small, large, omni = doctor.models()
     plan = doctor.model_needs("1.7B", torch.bfloat16, gpu=True).plan(free).config
     assert (small.state, large.state, omni.state) == ("ok", "ok", "ok")

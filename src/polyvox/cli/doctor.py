@@ -126,8 +126,8 @@ def gpus() -> Iterator[Finding]:
     import torch
 
     from polyvox import kernels
-    from polyvox.kernels.kv_quantize import supports
-    from polyvox.tts import KV_DTYPES
+    from polyvox.kernels.gpu import Gpu
+    from polyvox.kernels.plain_paths import missing_paths
 
     if not torch.cuda.is_available():
         message = "none that torch can use; Polyvox runs on the CPU"
@@ -141,10 +141,13 @@ def gpus() -> Iterator[Finding]:
         message = f"{device.name}, {_gb(free)} of {_gb(total)} free, compute capability {device.major}.{device.minor}"
         if driver := _driver():
             message += f", driver {driver}"
-        kv_dtypes = [name for name, dtype in KV_DTYPES.items() if supports(dtype, 10 * device.major + device.minor)]
-        message += f", kv_dtype {' or '.join(kv_dtypes)}"
         if not kernels.installed():
             message += "; without Triton all calls run in the slower PyTorch implementations"
+        else:
+            architecture, shared = 10 * device.major + device.minor, device.shared_memory_per_block_optin
+            gpu = Gpu(architecture, device.multi_processor_count, shared)
+            missing = [f"{path.name} (needs {path.requirement})" for path in missing_paths(gpu)]
+            message += f"; plain paths: {', '.join(missing)}" if missing else "; all kernels on their fast paths"
         if capability < MIN_CAPABILITY:
             yield Finding(f"GPU {index}", "warn", message, "it has no bfloat16: use --dtype float32")
         else:
