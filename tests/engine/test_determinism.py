@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Level (b) of determinism: in float32 a batch rounds differently than a solo run, which only near ties may show.
 
-Level (a), float64, where the codes are equal in any batch, is test_engine_machine.py.
+Level (a), float64, where the codes are equal in any batch, is test_engine_machine.py. With `deterministic` the
+samples are equal in float32 too.
 """
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from unittest import mock
 
 import numpy as np
@@ -71,9 +73,11 @@ def first_difference(one: Codes, other: Codes) -> tuple[int, int] | None:
     return None if len(one) == len(other) else (min(len(one), len(other)), 0)
 
 
-def run_solo(speech: Qwen3TTSModel, wanted: list[Request]) -> list[tuple[Codes, Samples, list[float]]]:
+def run_solo(
+    speech: Qwen3TTSModel, wanted: list[Request], deterministic: bool = False
+) -> list[tuple[Codes, Samples, list[float]]]:
     """Runs requests one after the other, on an engine with one slot."""
-    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    engine = LocalEngine(speech, EngineConfig(max_streams=1, deterministic=deterministic))
     try:
         codes, found = record_codes(engine), []
         for one in wanted:
@@ -86,19 +90,23 @@ def run_solo(speech: Qwen3TTSModel, wanted: list[Request]) -> list[tuple[Codes, 
         engine.close()
 
 
-def run_in_batches(speech: Qwen3TTSModel, wanted: list[Request], rng: random.Random) -> list[tuple[Codes, Samples]]:
-    """Runs requests in batches of random sizes."""
-    engine = LocalEngine(speech, EngineConfig(max_streams=SLOTS, max_queue=len(wanted)))
+def run_in_batches(
+    speech: Qwen3TTSModel, wanted: list[Request], sizes: Iterable[int], deterministic: bool = False
+) -> list[tuple[Codes, Samples]]:
+    """Runs requests in batches of these sizes, one batch after the other."""
+    config = EngineConfig(max_streams=SLOTS, max_queue=len(wanted), deterministic=deterministic)
+    engine = LocalEngine(speech, config)
     try:
         codes = record_codes(engine)
         with engine.lock:
             engine.load.cost = replace(LOW_COST)  # the calibrated capacity may be one stream
-        found, waiting = [], list(wanted)
-        while waiting:
+        found, waiting = [], iter(wanted)
+        for size in sizes:
             with engine.lock:
-                streams = [engine.submit(waiting.pop(0)) for _ in range(min(rng.randint(1, SLOTS), len(waiting)))]
+                streams = [engine.submit(one) for one in islice(waiting, size)]
             found += [(stream, read_all(stream)) for stream in streams]
-        assert engine.stats()["frames"] / engine.stats()["steps"] > 2, "the batches are too small"
+        if not deterministic:  # then calls have one stream, and a busy machine admits fewer at once
+            assert engine.stats()["frames"] / engine.stats()["steps"] > 2, "the batches are too small"
         return [(codes[stream], samples) for stream, samples in found]
     finally:
         engine.close()
@@ -107,6 +115,17 @@ def run_in_batches(speech: Qwen3TTSModel, wanted: list[Request], rng: random.Ran
 def test_a_float32_batch_equals_solo_runs_or_diverges_at_a_near_tie(loaded: Loaded) -> None:
     """`pytest --log-cli-level=info` shows the counts."""
     compare_batches_with_solo_runs(loaded("custom_voice", "float32").model, num_streams=32, num_frames=20)
+
+
+def test_a_deterministic_engine_on_a_cpu_has_the_same_samples_in_any_batch(loaded: Loaded) -> None:
+    speech = loaded("custom_voice", "float32").model
+    wanted = [request(TEXTS[seed % 4], "serena", seed, 6, sampling=SAMPLINGS[seed % 3]) for seed in range(SLOTS)]
+    batched = run_in_batches(speech, wanted, [SLOTS], deterministic=True)
+    for (codes, samples), (expected, expected_samples, _) in zip(
+        batched, run_solo(speech, wanted, deterministic=True), strict=True
+    ):
+        assert codes == expected
+        np.testing.assert_array_equal(samples, expected_samples)
 
 
 def compare_batches_with_solo_runs(speech: Qwen3TTSModel, num_streams: int, num_frames: int) -> None:
@@ -125,7 +144,8 @@ def compare_batches_with_solo_runs(speech: Qwen3TTSModel, num_streams: int, num_
     groups = speech.config.talker.code_groups
     diverged: list[float] = []
     smallest, draws, rounded = 1.0, 0, 0
-    batched, solo = run_in_batches(speech, wanted, rng), run_solo(speech, wanted)
+    sizes = [rng.randint(1, SLOTS) for _ in wanted]
+    batched, solo = run_in_batches(speech, wanted, sizes), run_solo(speech, wanted)
     for (codes, samples), (expected, expected_samples, margins) in zip(batched, solo, strict=True):
         assert len(margins) >= groups * len(expected)
         smallest, draws = min(smallest, *margins), draws + len(margins)

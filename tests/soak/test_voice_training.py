@@ -19,10 +19,10 @@ TEXTS, SPOKEN = 90, 66
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "durations=--workers=2", "speech=--workers=2", f"speech=--limit={SPOKEN}", "codec=--batch=2",
-    "codec=--plain-steps=2", "codec=--regression-steps=3", "codec=--start-batches=1",
+    "codec=--start-batches=1", "vocoder=--batch=2", "vocoder=--spectral-steps=3",
     "talker=--rows=512", "talker=--validation=2", "finetune=--batch=1",
 )  # fmt: skip
-MINUTES = "durations=1,speech=1,codec=0.1,talker=0.05,finetune=0.02"
+MINUTES = "durations=1,speech=1,codec=0.1,vocoder=0.1,talker=0.05,finetune=0.02"
 
 
 def run(module: str, *arguments: object) -> None:
@@ -52,7 +52,7 @@ def test_all_training_stages_run_and_give_a_voice(tmp_path: Path) -> None:
 
     run("pipeline", *given)  # resumes
     assert [row["stage"] for row in lines(out / "stages.jsonl")] == list(STAGES)
-    assert len(list(out.iterdir())) == 9
+    assert len(list(out.iterdir())) == 10
     assert (out / "decoder-0.safetensors").read_bytes() != before
     pool = Pool.load(work / "pool.npz")
     assert set(pool.text.tolist()) == {-1, *range(TEXTS)}

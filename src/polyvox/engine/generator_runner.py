@@ -42,6 +42,7 @@ class GeneratorRunner:
                 config.deterministic,
             )  # fmt: skip
         self._small = generator.kv_shape.layers * generator.hidden_size**2 <= SMALL_MODEL
+        self._one_by_one = config.deterministic and not fixed_sizes  # calls of one stream, prefills of one row
 
     def assign(self, slot: int, pages: list[int], prepared: PreparedRequest) -> int:
         """Writes a stream's state to its slot; returns the number of text ids written."""
@@ -64,6 +65,14 @@ class GeneratorRunner:
     def prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
         self.state.upload()
+        if self._one_by_one:  # a prompt may be read in any parts
+            for slot, start, rows in work:
+                for row in range(len(rows)):
+                    self._prefill([(slot, start + row, rows[row : row + 1])])
+        else:
+            self._prefill(work)
+
+    def _prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
         slots = [slot for slot, _, rows in work for _ in range(len(rows))]
         positions = [start + i for _, start, rows in work for i in range(len(rows))]
         ids = np.concatenate([rows.ids for _, _, rows in work], axis=1)
@@ -107,8 +116,11 @@ class GeneratorRunner:
         flags = torch.zeros(len(sizes), len(slots), dtype=torch.int64, device=self.generator.device)
         with threads_for(self.generator.device, self._small, 0):
             for call, size in enumerate(sizes):
-                max_context = int(contexts[:size].max()) + call
-                flags[call, :size] = self.state.frame(indices[:size], self.cache, max_context)
+                batch_size = 1 if self._one_by_one else size
+                for first in range(0, size, batch_size):
+                    batch = slice(first, first + batch_size)
+                    max_context = int(contexts[batch].max()) + call
+                    flags[call, batch] = self.state.frame(indices[batch], self.cache, max_context)
         return Pending(flags)
 
     def _indices(self, values: list[int]) -> Tensor:

@@ -146,8 +146,12 @@ class ModelRunner:
 
 
 def _fixed_sizes(config: EngineConfig, device: torch.device) -> bool:
-    """Whether calls on this device are padded to fixed sizes."""
-    return config.deterministic or (device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs)
+    """Whether calls on this device are padded to fixed sizes.
+
+    A deterministic engine on a CPU has calls of one stream instead: padded ones would read the longest context.
+    """
+    on_gpu = device.type == "cuda"
+    return (on_gpu and config.deterministic) or (on_gpu if config.cuda_graphs is None else config.cuda_graphs)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -31,15 +31,17 @@ class VocoderRunner:
         max_streams: int,
         small_model: bool,
         fixed_sizes: bool,
-        one_size: bool = False,
+        deterministic: bool = False,
         copies_codes: bool | None = None,
         pcm: bool = False,
     ) -> None:
         """ring: the generator's codes. copies_codes: by default if the devices differ; tests set it on one device.
 
+        deterministic: every call has the same size, that of one stream without fixed_sizes.
         pcm: audio is 16-bit PCM, converted on the vocoder's device, instead of float samples.
         """
         self.vocoder, self._ring, self._small, self._pcm = vocoder, ring, small_model, pcm
+        self._one_by_one = deterministic and not fixed_sizes
         self._copies = ring.device != vocoder.device if copies_codes is None else copies_codes
         self.state = vocoder.new_state(max_streams + fixed_sizes)
         cuda = vocoder.device.type == "cuda"
@@ -49,7 +51,7 @@ class VocoderRunner:
         self.graphs: VocoderGraphs | None = None
         if fixed_sizes:
             source = None if self._copies else ring
-            self.graphs = VocoderGraphs(vocoder, self.state, source, ring.shape[2], max_streams, one_size, pcm)
+            self.graphs = VocoderGraphs(vocoder, self.state, source, ring.shape[2], max_streams, deterministic, pcm)
 
     def wait(self) -> None:
         """Until all launched calls have completed."""
@@ -98,7 +100,11 @@ class VocoderRunner:
             indices = self._indices(slots)
             if not isinstance(source, Tensor):
                 source = gather_codes(self._ring, indices, self._indices(source), frames)
-            samples = self.state.decode(indices, source)
+            if self._one_by_one:
+                rows = [self.state.decode(indices[i : i + 1], source[i : i + 1]) for i in range(len(slots))]
+                samples = torch.cat(rows)
+            else:
+                samples = self.state.decode(indices, source)
             return quantize(samples) if self._pcm else samples
 
     def _copy_codes(self, slots: Ints, first: Ints, frames: int) -> Tensor:
