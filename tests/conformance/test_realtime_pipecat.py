@@ -75,13 +75,19 @@ def run(
     until: Callable[[list[Frame]], bool] = is_answered,
     then: Sequence[Frame] = (),
     settle: Callable[[], bool] = lambda: True,
+    turn_detection: bool = True,
 ) -> tuple[list[Frame], list[Frame]]:
-    """Sends frames until the output satisfies a condition, then others; the output, and what went upstream."""
+    """Sends frames until the output satisfies a condition, then others; the output, and what went upstream.
+
+    turn_detection: the server finds the turns of the user, else the pipeline.
+    """
 
     async def main() -> tuple[list[Frame], list[Frame]]:
         transcription = events.InputAudioTranscription(model="whisper-1")
         audio = events.AudioConfiguration(
-            input=events.AudioInput(transcription=transcription, turn_detection=events.TurnDetection()),
+            input=events.AudioInput(
+                transcription=transcription, turn_detection=events.TurnDetection() if turn_detection else False
+            ),
             output=events.AudioOutput(voice="alloy"),
         )
         properties = events.SessionProperties(audio=audio)
@@ -167,13 +173,17 @@ def test_a_tool_is_called(realtime: RealtimeServer) -> None:
 
 
 def test_an_interruption_ends_the_answer(realtime: RealtimeServer) -> None:
+    """By the pipeline: with the server's turn detection it would only truncate the answer, which goes on."""
+    cancelled = r'polyvox_aborts_total\{reason="cancel"\}'
+    before = realtime.process.metric(cancelled)
     realtime.llm.script = Script(LONG_ANSWER)
     output, _ = run(
         realtime,
         [context_frame("Tell me everything.")],
         until=lambda frames: isinstance(frames[-1], TTSAudioRawFrame),
         then=[InterruptionFrame()],
-        settle=lambda: realtime.process.active_streams() == 0,
+        settle=lambda: realtime.process.metric(cancelled) > before and realtime.process.active_streams() == 0,
+        turn_detection=False,
     )
     assert len(realtime.llm.requests) == 1
-    assert audio_bytes(output) > 0
+    assert 0 < audio_bytes(output) < 2 * SAMPLE_RATE * len(LONG_ANSWER)  # a sentence lasts longer than a second
