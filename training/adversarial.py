@@ -17,14 +17,12 @@ from training.spectrum import SpectralLoss
 
 DISCRIMINATOR_RATE = 3e-4
 MATCHING = 2.0  # weight of feature matching relative to the adversarial loss
-# Weights of the gradients at the start and at the end of training. Where phase cannot be predicted, the distance of
-# complex values removes energy, so its share is small.
-SHARES = {"spectral": (1.0, 1.0), "waves": (0.3, 0.1), "adversarial": (1.5, 2.0)}
+SHARES = {"spectral": (1.0, 1.0), "adversarial": (0.5, 1.0)}  # of the gradients at the start and at the end of training
 DECAY = 0.99  # of the running gradient norms
 
 
 class AdversarialLoss:
-    """Discriminators with their optimizer, the spectral losses and the balance of all gradients."""
+    """Discriminators with their optimizer, the spectral loss and the balance of all gradients."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,7 +47,7 @@ class AdversarialLoss:
     def gradient(self, made: Tensor, target: Tensor, adversarial: bool = True) -> Tensor:
         """Train the discriminators on [B,N] samples and return the balanced gradient with respect to `made`."""
         leaf = made.detach().requires_grad_()
-        losses = dict(zip(("spectral", "waves"), self.spectral.both(leaf, target), strict=True))
+        losses = {"spectral": self.spectral(leaf, target)}
         if adversarial:
             features = self._discriminate(target, leaf.detach())
             with half_precision(self.device):
@@ -59,7 +57,7 @@ class AdversarialLoss:
             self.seen["matching"].copy_(matching.detach())
         total = torch.zeros_like(leaf)
         for name, loss in losses.items():
-            (slope,) = torch.autograd.grad(loss, leaf, retain_graph=name == "spectral")
+            (slope,) = torch.autograd.grad(loss, leaf)
             norm, running = slope.norm(), self.norms[name]
             running.copy_(torch.where(running > 0, torch.lerp(norm, running, DECAY), norm))
             total += slope * (self.shares[name] * self.norms["spectral"] / (running + 1e-12))

@@ -41,11 +41,11 @@ def waveform(decoder: CodecDecoder, x: Tensor) -> Tensor:
     history = cast(CausalConv, first).state_shape[1]
     x = convolve(F.pad(x, (0, 0, history, 0)).to(dtype), cast(CausalConv, first)).float()
     for block in blocks:
-        x = run_block(cast(UpsampleBlock, block), x, dtype)
+        x = _block(cast(UpsampleBlock, block), x, dtype)
     return _last(cast(SnakeBeta, last_snake), cast(CausalConv, last), x).clamp(-1, 1)
 
 
-def run_block(block: UpsampleBlock, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _block(block: UpsampleBlock, x: Tensor, dtype: torch.dtype) -> Tensor:
     active = snake(x, block.snake.alpha, block.snake.beta, 0, dtype)
     x = upsample(active, cast(CausalUpsample, block.block[1])).float()
     for unit in list(block.block)[2:]:

@@ -28,7 +28,6 @@ from training.graph import CapturedStep
 from training.layout import NUM_CODEBOOKS, SAMPLING, initialise, voice_files
 from training.losses import read
 from training.optimizer import adam, set_learning_rate, synchronize
-from training.oscillator import fix_oscillator
 from training.pool import SPOKEN_FILE, Pool
 from training.schedule import Clock, Log, rate
 from training.speech_data import Segments, Sound, load_sound, without_margin
@@ -87,7 +86,6 @@ class DecoderFinetuning:
         device = codes.device
         self.sound, self.codes, self.batch, self.device = sound, codes, batch, device
         self.decoder = decoder.to(device)
-        fix_oscillator(self.decoder)
         self.segments = Segments(sound, SEGMENT)
         self.adversarial = AdversarialLoss(device)
         self.parameters = trained_parameters(decoder)

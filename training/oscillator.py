@@ -4,13 +4,11 @@
 Code 1 gives pitch and phase of a frame (source.py). In each stage, a few phasor channels have the phasor of the
 fundamental over one column of that stage, as coefficients in a basis of all pitches. Upsampling from one stage to the
 next is linear, so its weights follow from the bases, and the last stage has cosine and sine of the phase at each
-sample. The stage before the last makes pulses of the phase, with Snake activations that receive the phasor with a high
-frequency, as in frequency modulation. These layers are fixed in the training of the vocoder: noise in the phasor would
-be multiplied with the number of the harmonic.
+sample. Some Snake activations receive the phasor with a high frequency, which makes harmonics of it, as in frequency
+modulation. Training changes all weights.
 """
 
 import math
-from copy import deepcopy
 from functools import cache
 from itertools import pairwise
 from typing import cast
@@ -26,9 +24,9 @@ from training.units import FRAME
 ACCURACY = 0.01  # relative error of a basis
 FRAME_NORM, NORM = 16.0, 4.0  # of the phasor channels at the frame rate, where a norm follows, and after it
 LINEAR = -4.0  # logarithm of the frequency of a Snake that hardly changes its input
-HARMONICS = 12  # of a pulse
-PERIOD = 1.2  # of the functions of the cosine of a phase; larger than 1, its maximum
-RIDGE = 1e-3  # of least squares
+HARMONIC_RATE = 2000  # lowest column rate at which harmonics are made
+HARMONIC_SHARE = 4  # one channel in HARMONIC_SHARE
+LOWEST_INDEX = 0.7  # of modulation
 
 
 @cache
@@ -88,102 +86,31 @@ def initialise_oscillator(decoder: CodecDecoder) -> None:
     for index, block in enumerate(blocks, len(ups)):
         block.snake.alpha[: widths[index]] = LINEAR
         _upsample(cast(CausalUpsample, block.block[1]).conv, maps[index])
-        width = widths[index + 1]
-        for unit in _units(block):
+        width, rate = widths[index + 1], FRAME // columns[index + 1] * 12.5
+        units = [unit for unit in block.block if isinstance(unit, ResidualUnit)]
+        for unit in units:
             unit.act1.alpha[:width] = LINEAR
             unit.conv2.conv.weight[:width] = 0
             unit.conv2.conv.bias[:width] = 0  # type: ignore[index]
-    _excite(blocks[-2], blocks[-1], bases[-2], widths[-2:])
+        if rate >= HARMONIC_RATE:
+            _harmonics(units[0], bases[index + 1], rate)
 
 
-def fix_oscillator(decoder: CodecDecoder) -> None:
-    """Weights of the convolutional layers that initialise_oscillator sets get no gradient."""
-    copies = [deepcopy(decoder).cpu() for _ in range(2)]
-    for copy in copies:
-        for parameter in copy.parameters():
-            nn.init.uniform_(parameter, 1, 2)
-        initialise_oscillator(copy)
-    parameters = (one.decoder.parameters() for one in (decoder, *copies))
-    for parameter, first, second in zip(*parameters, strict=True):
-        free = (first != second).to(parameter)
-        if not free.all():
-            parameter.register_hook(lambda gradient, free=free: gradient * free)
-
-
-def _excite(block: UpsampleBlock, last: UpsampleBlock, functions: Tensor, widths: list[int]) -> None:
-    """The block before the last makes pulses of the phasor, which reach the last one at its sample rate."""
-    width, samples = widths[0], len(functions)
-    pulses = slice(width, width + samples)
-    before, after = (cast(CausalUpsample, one.block[1]).conv for one in (block, last))
-    assert before.bias is not None
-    assert after.bias is not None
-    before.weight[:, pulses] = 0
-    before.bias[pulses] = 0
-    first, *others = _units(block)
-    _pulses(first, functions, width)
-    for unit in others:
-        unit.act1.alpha[pulses] = LINEAR
-        unit.conv2.conv.weight[pulses] = 0
-        unit.conv2.conv.bias[pulses] = 0  # type: ignore[index]
-    last.snake.alpha[pulses] = LINEAR
-    channel = widths[1]
-    after.weight[:, channel] = 0
-    after.weight[range(width, width + samples), channel, range(samples)] = 1.0
-    after.bias[channel] = 0
-    for unit in _units(last):
-        unit.act1.alpha[channel] = LINEAR
-        unit.conv2.conv.weight[channel] = 0
-        unit.conv2.conv.bias[channel] = 0  # type: ignore[index]
-
-
-def _units(block: UpsampleBlock) -> list[ResidualUnit]:
-    return [unit for unit in block.block if isinstance(unit, ResidualUnit)]
-
-
-class PulseFunctions:
-    """Snakes of the cosine of a phase, whose sum is a pulse: harmonics with almost equal amplitudes.
-
-    Sines and cosines of multiples of the cosine approximate every even function of the phase; the weights follow from
-    least squares. A pulse has a mean square of about 1.
-    """
-
-    def __init__(self, count: int) -> None:
-        numbers = torch.arange(count, dtype=torch.float64)
-        self.index = torch.pi / 2 / PERIOD * (numbers // 2 + 1)  # of modulation
-        self.offset = numbers % 2 * torch.pi / 4 / self.index
-        cycles = torch.linspace(0, 0.5, 1000, dtype=torch.float64)
-        harmonics = torch.cos(2 * torch.pi * cycles[:, None] * torch.arange(1, HARMONICS + 1))
-        values = self._values(cycles)
-        ridge = RIDGE * len(cycles) * torch.eye(count + 1, dtype=torch.float64)
-        wanted = harmonics.sum(1) / math.sqrt(HARMONICS / 2)
-        self.weights = torch.linalg.solve(values.mT @ values + ridge, values.mT @ wanted)  # the last one is added
-
-    def __call__(self, cycles: Tensor) -> Tensor:
-        """The pulse at these phases."""
-        return self._values(cycles) @ self.weights
-
-    def _values(self, cycles: Tensor) -> Tensor:
-        inputs = torch.cos(2 * torch.pi * cycles)[..., None] + self.offset
-        snakes = inputs + torch.sin(self.index * inputs).square()
-        return torch.cat([snakes, torch.ones_like(snakes[..., :1])], -1)
-
-
-def _pulses(unit: ResidualUnit, functions: Tensor, width: int) -> None:
-    """The channels after the phasor are the pulses at the samples of a column; all inner channels make them."""
-    conv, output, samples = unit.conv1.conv, unit.conv2.conv, len(functions)
-    assert conv.bias is not None
-    assert output.bias is not None
-    count = conv.out_channels // samples
-    made = PulseFunctions(count)
-    output.weight[width : width + samples] = 0
-    for sample, phasor in enumerate(functions * math.sqrt(samples) / NORM):
-        rows = slice(sample * count, (sample + 1) * count)
-        conv.weight[rows] = 0
-        conv.weight[rows, : 2 * len(phasor), -1] = torch.cat([phasor.real, -phasor.imag]).float()
-        conv.bias[rows] = made.offset.float()
-        unit.act2.alpha[rows], unit.act2.beta[rows] = made.index.log().float(), 0
-        output.weight[width + sample, rows, 0] = made.weights[:-1].float()
-        output.bias[width + sample] = float(made.weights[-1])
+def _harmonics(unit: ResidualUnit, functions: Tensor, rate: float) -> None:
+    """Some channels are Snakes of the phasor at the start of a column, with growing numbers of harmonics."""
+    conv, count = unit.conv1.conv, unit.conv1.conv.out_channels // HARMONIC_SHARE
+    highest = rate / 2 / 100 / 4
+    # The phasor at the start of a column, from the column's coefficients, with a length of 1.
+    start = functions[0] * math.sqrt(len(functions)) / (NORM if len(functions) > 1 else 1.0)
+    for number in range(count):
+        row, share = conv.out_channels - 1 - number, number / max(1, count - 1)
+        index = LOWEST_INDEX * (highest / LOWEST_INDEX) ** share
+        turn = torch.polar(torch.ones(()).double(), torch.tensor(2.399963 * number).double())
+        weights = start * turn
+        conv.weight[row] *= 0.3
+        conv.weight[row, : 2 * len(start), -1] += torch.cat([weights.real, -weights.imag]).float()
+        conv.bias[row] = (number % 4) * torch.pi / 8 / index  # type: ignore[index]
+        unit.act2.alpha[row] = math.log(index)
 
 
 def _upsampling(low: Tensor, high: Tensor, factor: float) -> Tensor:

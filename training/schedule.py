@@ -7,18 +7,22 @@ import time
 from pathlib import Path
 
 WARM_UP_STEPS = 200
+MAX_GAP = 30.0  # seconds between two readings of a clock; a longer gap is a pause of the process
 
 
 class Clock:
-    """The elapsed share of a run's time budget, earlier runs included."""
+    """The elapsed share of a run's time budget, earlier runs included and pauses of the process (SIGSTOP) left out."""
 
     def __init__(self, minutes: float, before: float = 0.0) -> None:
         self.total = 60 * minutes
-        self._began = time.monotonic() - before
+        self._seconds, self._read = before, time.monotonic()
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        now = time.monotonic()
+        self._seconds += min(now - self._read, MAX_GAP)
+        self._read = now
+        return self._seconds
 
     @property
     def part(self) -> float:

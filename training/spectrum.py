@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-resolution spectral losses, on magnitudes and on complex values."""
-
-import math
+"""Mel filters, and a multi-resolution distance of log-mel spectra."""
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +9,7 @@ from training.units import SAMPLE_RATE
 
 # window, hop, mel bands
 SCALES = ((2048, 480, 128), (1024, 240, 80), (512, 120, 48), (256, 60, 24))
-
-PHASE_LIMIT = 800  # Hz; above, the phase of the teacher's harmonics cannot be predicted from the codes
+FLOOR = 1e-3  # of a mel value
 
 
 def mel_bank(size: int, bands: int) -> Tensor:
@@ -26,7 +23,11 @@ def mel_bank(size: int, bands: int) -> Tensor:
 
 
 class SpectralLoss(nn.Module):
-    """Distances of short-time spectra, averaged over scales."""
+    """Mean distance of log-mel spectra of samples [B,N] in nats, averaged over scales.
+
+    Distances of single bins are left out on purpose: where the teacher's sound is noise they cannot be learnt, and
+    their gradients hide those of the envelope, on which the predicted MOS depends.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,27 +36,14 @@ class SpectralLoss(nn.Module):
             self.register_buffer(f"mels_{size}", mel_bank(size, bands), persistent=False)
 
     def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
-        """Log-mel distance, log-magnitude distance and spectral convergence between samples [B,N], without phase."""
-        return self.both(made, wanted)[0]
-
-    def both(self, made: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance without phase, and the relative distance of complex values at low frequencies."""
-        plain, waves = made.new_zeros(()), made.new_zeros(())
+        distance = made.new_zeros(())
         for size, hop, _ in SCALES:
-            x, y = (self._spectrum(samples, size, hop) for samples in (made, wanted))
-            a, b = _magnitudes(x), _magnitudes(y)
-            bank = getattr(self, f"mels_{size}")
-            plain = plain + F.l1_loss((bank @ a).clamp(min=1e-3).log(), (bank @ b).clamp(min=1e-3).log())
-            plain = plain + 0.5 * F.l1_loss((a + 1e-2).log(), (b + 1e-2).log())
-            plain = plain + 0.5 * (b - a).norm() / (b.norm() + 1e-3)
-            low = math.ceil(PHASE_LIMIT * size / SAMPLE_RATE)
-            waves = waves + _magnitudes(x[:, :low] - y[:, :low]).mean() / (b[:, :low].mean() + 1e-3)
-        return plain / len(SCALES), waves / len(SCALES)
+            a, b = (self._log_mel(samples, size, hop) for samples in (made, wanted))
+            distance = distance + F.l1_loss(a, b)
+        return distance / len(SCALES)
 
-    def _spectrum(self, samples: Tensor, size: int, hop: int) -> Tensor:
-        window = getattr(self, f"window_{size}")
-        return torch.stft(samples, size, hop, size, window, pad_mode="constant", return_complex=True)
-
-
-def _magnitudes(spectrum: Tensor) -> Tensor:
-    return (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()
+    def _log_mel(self, samples: Tensor, size: int, hop: int) -> Tensor:
+        window, bank = getattr(self, f"window_{size}"), getattr(self, f"mels_{size}")
+        spectrum = torch.stft(samples, size, hop, size, window, pad_mode="constant", return_complex=True)
+        magnitudes = (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()
+        return (bank @ magnitudes).clamp(min=FLOOR).log()

@@ -4,7 +4,7 @@
     python -m training.vocoder --work DIR --codec DIR --minutes 20 [--run-minutes 7]
 
 Half of each batch has the features of the teacher's audio (features.py), half those that the decoder makes of codes.
-The first stage has spectral losses only and trains the convolutional layers, the second has discriminators and trains
+The first stage has the spectral loss only and trains the convolutional layers, the second has discriminators and trains
 the whole decoder. --work holds the corpus, --codec the output of training.codec; it receives the new decoder,
 vocoder.jsonl (losses) and state-*.safetensors, from which a later run resumes. The codes do not change. Once a talker
 is trained, training.finetune trains the decoder further.
@@ -28,7 +28,6 @@ from training.features import COLUMNS, AcousticFeatures, LogMel
 from training.files import load_parts, save_parts
 from training.graph import CapturedStep
 from training.optimizer import adam, set_learning_rate, synchronize
-from training.oscillator import fix_oscillator
 from training.pool import SPOKEN_FILE
 from training.schedule import Clock, Log, rate
 from training.speech_data import Segments, load_sound, without_margin
@@ -36,9 +35,9 @@ from training.units import FRAME
 
 SEGMENT = 8  # frames
 SKIPPED = 2  # frames at the start of a segment that have no loss
-SPECTRAL_STEPS = 3000  # steps before the discriminators start
+SPECTRAL_STEPS = 20_000  # steps before the discriminators start
 RISE = 600  # steps until the discriminators have their full weight
-PEAK_RATE, FLOOR_RATE = 5e-4, 0.1
+SPECTRAL_RATE, ADVERSARIAL_RATE, FLOOR_RATE = 1.5e-3, 5e-4, 0.1
 FEATURES = 1.0  # weight of the distance of features from codes
 AVERAGE = 0.999  # of the decoder's weights
 RESUMED_STEP = 1000.0  # of an optimizer whose second moments are kept
@@ -56,11 +55,10 @@ class VocoderTraining:
         with np.load(arguments.codec / SPOKEN_FILE) as arrays:
             self.codes = torch.from_numpy(arrays["codes"].astype(np.int64)).to(device)
         self.decoder = load_decoder(arguments.codec).to(device)
-        fix_oscillator(self.decoder)
         self.mel, self.acoustic = LogMel().to(device), AcousticFeatures().to(device)
         self.adversarial = AdversarialLoss(device)
         self.parameters = trained_parameters(self.decoder)
-        self.optimizer = adam(self.parameters, PEAK_RATE, device)
+        self.optimizer = adam(self.parameters, SPECTRAL_RATE, device)
         self.average = [p.detach().clone() for p in self.parameters]
         self.distance = torch.zeros((), device=device)  # of the features from codes
         self.steps, self.seconds = 0, 0.0
@@ -117,7 +115,7 @@ class VocoderTraining:
             if self.steps == spectral_steps:
                 run = self._captured()
             fall = rate(1.0, self.steps - began, clock.part, floor=FLOOR_RATE)
-            set_learning_rate(self.optimizer, PEAK_RATE * fall)
+            set_learning_rate(self.optimizer, (SPECTRAL_RATE if self.spectral else ADVERSARIAL_RATE) * fall)
             self.adversarial.schedule(fall, clock.part, min(1.0, max(0.0, (self.steps - spectral_steps) / RISE)))
             run()
             self.steps += 1
@@ -137,19 +135,22 @@ class VocoderTraining:
 
     def _captured(self) -> CapturedStep:
         """The step of the current stage."""
-        spectral = self.steps < self.arguments.spectral_steps
-        return CapturedStep(self.spectral_step if spectral else self.step, self.device)
+        return CapturedStep(self.spectral_step if self.spectral else self.step, self.device)
+
+    @property
+    def spectral(self) -> bool:
+        """Whether the discriminators have not started."""
+        return bool(self.steps < self.arguments.spectral_steps)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Losses of the averaged decoder on held-out speech, from true features and from codes."""
+        """Spectral distance of the averaged decoder on held-out speech, from true features and from codes."""
         starts = self.sound.validation
         target = self.target(starts)
         found: dict[str, float] = {}
         self.swap()
         for name, x in (("true", self.true_features(starts)), ("coded", self.coded_features(starts))):
-            spectral, waves = self.adversarial.spectral.both(self.decode(x), target)
-            found |= {f"valid_{name}": float(spectral), f"waves_{name}": float(waves)}
+            found[f"valid_{name}"] = float(self.adversarial.spectral(self.decode(x), target))
         self.swap()
         return found
 

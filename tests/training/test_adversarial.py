@@ -29,7 +29,6 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_spectral_gradient_keeps_its_scale(loss: AdversarialLoss) -> None:
     made, target = samples()
     loss.schedule(1.0, 0.0, 0.0)
-    loss.shares["waves"].zero_()
     leaf = made.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(loss.spectral(leaf, target), leaf)
     assert torch.allclose(loss.gradient(made, target, adversarial=False), wanted, rtol=1e-4, atol=1e-9)
@@ -37,10 +36,10 @@ def test_the_spectral_gradient_keeps_its_scale(loss: AdversarialLoss) -> None:
 
 def test_a_share_is_relative_to_the_norm_of_the_spectral_gradient(loss: AdversarialLoss) -> None:
     made, target = samples()
-    loss.schedule(1.0, 0.0, 0.0)
+    loss.schedule(1.0, 0.0, 1.0)
     loss.shares["spectral"].zero_()
-    found = loss.gradient(made, target, adversarial=False)
-    assert float(found.norm()) == pytest.approx(SHARES["waves"][0] * float(loss.norms["spectral"]), rel=1e-3)
+    found = loss.gradient(made, target)
+    assert float(found.norm()) == pytest.approx(SHARES["adversarial"][0] * float(loss.norms["spectral"]), rel=1e-3)
 
 
 def test_the_discriminators_learn_and_the_decoder_receives_their_gradient(loss: AdversarialLoss) -> None:
@@ -50,10 +49,12 @@ def test_the_discriminators_learn_and_the_decoder_receives_their_gradient(loss: 
     with_discriminators = loss.gradient(made, target)
     assert any(not torch.equal(a, b) for a, b in zip(before, loss.discriminators.parameters(), strict=True))
     assert not torch.allclose(with_discriminators, loss.gradient(made, target, adversarial=False))
-    assert {"spectral", "waves", "adversarial", "matching", "discriminators"} == loss.values().keys()
+    assert {"spectral", "adversarial", "matching", "discriminators"} == loss.values().keys()
 
 
 def test_the_adversarial_share_is_zero_before_the_discriminators_start(loss: AdversarialLoss) -> None:
     loss.schedule(1.0, 0.5, 0.0)
     assert float(loss.shares["adversarial"]) == 0
-    assert float(loss.shares["waves"]) == pytest.approx(sum(SHARES["waves"]) / 2)
+    assert float(loss.shares["spectral"]) == SHARES["spectral"][0]
+    loss.schedule(1.0, 0.5, 1.0)
+    assert float(loss.shares["adversarial"]) == pytest.approx(sum(SHARES["adversarial"]) / 2)

@@ -1,9 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Early stopping."""
+"""Time budgets and early stopping."""
 
 from math import nan
 
-from training.schedule import BestValue
+import pytest
+
+from training import schedule
+from training.schedule import MAX_GAP, BestValue, Clock
+
+
+def test_a_pause_of_the_process_does_not_use_up_the_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: now)
+    clock = Clock(minutes=2.0, before=20.0)
+    now += 10
+    assert clock.seconds == 30
+    now += 10_000
+    assert clock.seconds == 30 + MAX_GAP
+    now += 30
+    assert clock.part == pytest.approx(0.75)
+    assert not clock.over
 
 
 def test_only_a_lower_value_replaces_the_best() -> None:

@@ -5,13 +5,11 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from polyvox.models.layers.conv_decoder import ResidualUnit, UpsampleBlock
 from training import layout
 from training.codec import CodecTraining, feature_parameters
 from training.files import load_parts
@@ -86,11 +84,7 @@ def test_the_spectral_stage_changes_the_convolutional_layers_only(corpus: Path, 
     first = feature_parameters(training.decoder)
     before = [p.clone() for p in first], [p.clone() for p in training.decoder.decoder.parameters()]
     training.adversarial.schedule(1.0, 0.0, 0.0)
-    block = next(part for part in reversed(training.decoder.decoder[:-3]) if isinstance(part, UpsampleBlock))
-    unit = cast(ResidualUnit, block.block[2])
-    oscillator = unit.conv1.conv.weight[:30].clone()  # of 32 channels
     training.spectral_step()
-    assert torch.allclose(unit.conv1.conv.weight[:30], oscillator, rtol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(before[0], first, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(before[1], training.decoder.decoder.parameters(), strict=True))
 
