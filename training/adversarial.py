@@ -17,7 +17,7 @@ from training.spectrum import SpectralLoss
 
 DISCRIMINATOR_RATE = 3e-4
 MATCHING = 2.0  # weight of feature matching relative to the adversarial loss
-SHARES = {"spectral": (1.0, 1.0), "adversarial": (0.5, 1.0)}  # of the gradients at the start and at the end of training
+SHARES = {"spectral": (1.0, 1.0), "adversarial": (0.5, 1.5)}  # of the gradients at the start and at the end of training
 DECAY = 0.99  # of the running gradient norms
 
 

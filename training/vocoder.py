@@ -35,7 +35,7 @@ from training.units import FRAME
 
 SEGMENT = 8  # frames
 SKIPPED = 2  # frames at the start of a segment that have no loss
-SPECTRAL_STEPS = 20_000  # steps before the discriminators start
+SPECTRAL_STEPS = 15_000  # steps before the discriminators start
 RISE = 600  # steps until the discriminators have their full weight
 SPECTRAL_RATE, ADVERSARIAL_RATE, FLOOR_RATE = 1.5e-3, 5e-4, 0.1
 FEATURES = 1.0  # weight of the distance of features from codes
