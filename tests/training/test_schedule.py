@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time budgets and early stopping."""
 
+import time
 from math import nan
 
 import pytest
 
-from training import schedule
 from training.schedule import MAX_GAP, BestValue, Clock
 
 
 def test_a_pause_of_the_process_does_not_use_up_the_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     clock = Clock(minutes=2.0, before=20.0)
     now += 10
     assert clock.seconds == 30
