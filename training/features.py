@@ -23,9 +23,11 @@ from training.units import FRAME
 
 COLUMNS = prod(decoder_config()["upsampling_ratios"])  # of a frame
 COLUMN = FRAME // COLUMNS  # samples
-MELS, MEL_SIZE = 80, 1024
+# A short window and wide bands do not resolve harmonics, which the codes would have to carry twice: they follow from
+# the source. Codes smooth them out, and a vocoder that reads them instead of the source then has none.
+MELS, MEL_SIZE = 40, 512
 FLOOR = 1e-3
-MEAN, SCALE = -1.5, 2.5  # of log-mel values
+MEAN, SCALE = -1.0, 2.0  # of log-mel values
 SOURCE = 4.0  # weight of the source's channels, whose errors are multiplied with the harmonic's number
 BETA = 0.3  # of the Huber loss on log-mel values
 
