@@ -111,9 +111,7 @@ def test_memory_needs_match_the_published_files() -> None:
 
 def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 24_000_000_000
-    device = SimpleNamespace(
-        name="A GPU", major=7, minor=5, multi_processor_count=40, shared_memory_per_block_optin=64 << 10
-    )
+    device = SimpleNamespace(name="A GPU", major=7, minor=5)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)

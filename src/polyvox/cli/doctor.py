@@ -126,7 +126,6 @@ def gpus() -> Iterator[Finding]:
     import torch
 
     from polyvox import kernels
-    from polyvox.kernels.gpu import Gpu
     from polyvox.kernels.plain_paths import missing_paths
 
     if not torch.cuda.is_available():
@@ -144,9 +143,8 @@ def gpus() -> Iterator[Finding]:
         if not kernels.installed():
             message += "; without Triton all calls run in the slower PyTorch implementations"
         else:
-            architecture, shared = 10 * device.major + device.minor, device.shared_memory_per_block_optin
-            gpu = Gpu(architecture, device.multi_processor_count, shared)
-            missing = [f"{path.name} (needs {path.requirement})" for path in missing_paths(gpu)]
+            paths = missing_paths(10 * device.major + device.minor)
+            missing = [f"{path.name} (needs {path.requirement})" for path in paths]
             message += f"; plain paths: {', '.join(missing)}" if missing else "; all kernels on their fast paths"
         if capability < MIN_CAPABILITY:
             yield Finding(f"GPU {index}", "warn", message, "it has no bfloat16: use --dtype float32")

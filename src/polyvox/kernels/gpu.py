@@ -11,6 +11,8 @@ from functools import cache
 
 import torch
 
+MIN_OVERLAP_ARCHITECTURE = 90
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -23,7 +25,7 @@ class Gpu:
     @property
     def can_overlap_launches(self) -> bool:
         """Programmatic dependent launch; see launch_overlap.py."""
-        return self.architecture >= 90
+        return self.architecture >= MIN_OVERLAP_ARCHITECTURE
 
 
 # One common GPU of each supported architecture.

@@ -10,28 +10,28 @@ from dataclasses import dataclass
 import torch
 
 from polyvox.kernels import kv_quantize
-from polyvox.kernels.gpu import Gpu
+from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """A path that some GPUs do not have. requirement: what a GPU needs for it."""
+    """A path that some GPUs do not have. requirement: what a GPU needs for it; supports: by architecture (gpu.py)."""
 
     name: str
     requirement: str
-    supports: Callable[[Gpu], bool]
+    supports: Callable[[int], bool]
 
 
 FAST_PATHS = (
-    FastPath("overlap of kernel launches", "compute capability 9.0", lambda gpu: gpu.can_overlap_launches),
+    FastPath("overlap of kernel launches", "compute capability 9.0", lambda found: found >= MIN_OVERLAP_ARCHITECTURE),
     FastPath(
         "KV cache in fp8",
         "compute capability 8.9",
-        lambda gpu: kv_quantize.supports(torch.float8_e4m3fn, gpu.architecture),
+        lambda found: kv_quantize.supports(torch.float8_e4m3fn, found),
     ),
 )
 
 
-def missing_paths(gpu: Gpu) -> list[FastPath]:
-    """The paths that this GPU does not have."""
-    return [path for path in FAST_PATHS if not path.supports(gpu)]
+def missing_paths(architecture: int) -> list[FastPath]:
+    """The paths that GPUs of this architecture do not have."""
+    return [path for path in FAST_PATHS if not path.supports(architecture)]
