@@ -13,7 +13,7 @@ from polyvox import kernels
 
 pytestmark = pytest.mark.slow
 
-# kernel: its launcher, its reference implementation, and the test file that compares them
+# kernel: its launcher, its reference implementation (of which module, if not its own), and the test that compares them
 REFERENCES = {
     "attention.attention_kernel": ("paged_attention", "paged_attention_reference", "test_attention_kernel.py"),
     "conv.conv_kernel": ("causal_conv", "causal_conv_reference", "test_conv_kernel.py"),
@@ -25,12 +25,17 @@ REFERENCES = {
     "experts.gate_up_kernel": ("multiply", "multiply_reference", "test_experts_kernel.py"),
     "experts.route_kernel": ("route", "route_reference", "test_experts_kernel.py"),
     "frame_end.finish_kernel": ("finish_frame", "finish_frame_reference", "test_frame_end_kernel.py"),
+    "large_batch_attention.large_batch_kernel": (
+        "launch",
+        "decode_attention.rotary_attention_reference",
+        "test_large_batch_attention_kernel.py",
+    ),
     "silu_mul.silu_mul_kernel": ("silu_mul", "silu_mul_reference", "test_layer_kernels.py"),
     "next_inputs.inputs_kernel": ("next_inputs", "next_inputs_reference", "test_next_inputs_kernel.py"),
     "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_reference", "test_layer_kernels.py"),
     "prefill_attention.prefill_kernel": (
         "prompt_attention",
-        "paged_attention_reference",
+        "attention.paged_attention_reference",
         "test_prefill_attention_kernel.py",
     ),
     "quantize.quantize_kernel": ("quantize", "quantize_reference", "test_quantize_kernel.py"),
@@ -50,6 +55,12 @@ PARTS = {
     "decode_attention.load_scale_block": "decode_attention.decode_kernel",
     "experts.find_tile": "experts.gate_up_kernel",
     "kv_quantize.quantize_heads": "rotary.rotary_kernel",
+    "large_batch_attention.load_positions": "large_batch_attention.large_batch_kernel",
+    "large_batch_attention.unpack": "large_batch_attention.large_batch_kernel",
+    "large_batch_attention.unpack_halves": "large_batch_attention.large_batch_kernel",
+    "large_batch_attention.attend_positions": "large_batch_attention.large_batch_kernel",
+    "large_batch_attention.join_lanes": "large_batch_attention.large_batch_kernel",
+    "large_batch_attention.rotate_head": "large_batch_attention.large_batch_kernel",
     "launch_overlap.wait": "small_batch_linear.vector_kernel",
     "ring_attention.attend_block": "ring_attention.ring_kernel",
     "ring_attention.rotated": "ring_attention.ring_kernel",
@@ -78,9 +89,12 @@ def test_every_kernel_is_in_the_inventory() -> None:
 
 def test_every_kernel_has_a_reference_and_a_test_of_both() -> None:
     for kernel, (public, reference, test) in REFERENCES.items():
-        source, tested = (SOURCE / f"{kernel.split('.')[0]}.py").read_text(), (HERE / test).read_text()
-        for name in (public, reference):
-            assert re.search(rf"((def|class) |import .*\b){name}\b", source), f"{kernel}: no {name} in its module"
+        tested = (HERE / test).read_text()
+        module = kernel.split(".")[0]
+        *elsewhere, reference = reference.split(".")
+        for file, name in ((module, public), ((elsewhere or [module])[0], reference)):
+            source = (SOURCE / f"{file}.py").read_text()
+            assert re.search(rf"(def|class) {name}\b", source), f"{kernel}: no {name} in {file}.py"
         assert re.search(rf"\b{public}\(", tested), f"{kernel}: {test} does not call {public}"
         assert re.search(rf"\b{reference}\(|kernels\.disabled\(", tested), f"{kernel}: {test} does not call {reference}"
 

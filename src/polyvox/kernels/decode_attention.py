@@ -5,8 +5,8 @@
 
 Fuses rotary.py and attention.py. A row attends to itself from registers and to its past in the cache, so a launch never
 reads what it writes. For small batches the first block of the past is prefetched before the previous launch has ended
-(launch_overlap.py), which is safe because earlier steps wrote it. For large batches all blocks go through one pipelined
-loop. Consecutive rows of one slot (a prompt) need the two separate launches.
+(launch_overlap.py), which is safe because earlier steps wrote it. Otherwise all blocks go through one pipelined loop,
+and large batches use large_batch_attention.py. Consecutive rows of one slot (a prompt) need the two separate launches.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the reduction,
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
+from polyvox.kernels import large_batch_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
 from polyvox.kernels.kv_quantize import LARGEST, KVScales, quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
 # Small batches leave the GPU mostly idle; the time is the number of blocks a program waits for.
 SMALL_BATCH_ROWS, SMALL_BATCH_BLOCK = 16, 128
+MAX_ROWS = 128  # above, two launches are faster than decode_kernel (H200: 6 % of a frame step at 512 rows)
+
+
+def supports(qkv: Tensor, keys: Tensor, tables: Tensor) -> bool:
+    """Whether one launch is faster for these rows than rotary.py and attention.py."""
+    return len(qkv) <= MAX_ROWS or large_batch_attention.supports(qkv, keys, tables)
 
 
 def rotary_attention(
@@ -69,6 +76,10 @@ def rotary_attention(
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
     assert scales is None or all(pool.is_contiguous() for pool in scales)
+    if large_batch_attention.supports(qkv, keys, tables):
+        return large_batch_attention.launch(
+            qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales=scales
+        )
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
     key_scales, value_scales = scales or (qkv, qkv)
     small_batch = rows <= SMALL_BATCH_ROWS

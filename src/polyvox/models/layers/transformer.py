@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from polyvox.kernels import decode_attention
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
@@ -19,10 +20,6 @@ from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.layers.transformer_config import TransformerConfig
 from polyvox.models.paged_kv import PagedKVView
 from polyvox.models.protocol import Attend
-
-# Up to this many rows, one launch for rotation, cache and attention is faster than two (H200: 3 % of a frame step
-# gained at 64 rows, 6 % lost at 512).
-MAX_ONE_LAUNCH_ROWS = 128
 
 
 class Attention(nn.Module):
@@ -64,7 +61,7 @@ class Attention(nn.Module):
             norms = self.q_norm.weight, self.k_norm.weight
         keys, values = view.keys[layer], view.values[layer]
         where, scales = (view.tables, view.slots, view.positions), view.layer_scales(layer)
-        if view.decode_only and len(rows) <= MAX_ONE_LAUNCH_ROWS:
+        if view.decode_only and decode_attention.supports(rows, keys, view.tables):
             attended = rotary_attention(rows, norms, self.norm_eps, *rotary.table, keys, values, *where, scales=scales)
         else:
             q = rotary_store(
