@@ -35,10 +35,10 @@ from training.units import FRAME
 
 SEGMENT = 8  # frames
 SKIPPED = 2  # frames at the start of a segment that have no loss
-SPECTRAL_STEPS = 15_000  # steps before the discriminators start
+SPECTRAL_STEPS = 12_000  # steps before the discriminators start
 RISE = 600  # steps until the discriminators have their full weight
 SPECTRAL_RATE, ADVERSARIAL_RATE, FLOOR_RATE = 1e-3, 5e-4, 0.1
-FEATURES = 1.0  # weight of the distance of features from codes
+FEATURES = 5.0  # weight of the distance of features from codes
 AVERAGE = 0.999  # of the decoder's weights
 RESUMED_STEP = 1000.0  # of an optimizer whose second moments are kept
 STATE = "state"
