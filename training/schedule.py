@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 WARM_UP_STEPS = 200
-MAX_GAP = 30.0  # seconds between two readings of a clock; a longer gap is a pause of the process
+MAX_GAP = 15.0  # seconds between two readings of a clock; a longer gap is a pause of the process
 
 
 class Clock:
