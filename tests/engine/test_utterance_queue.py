@@ -148,6 +148,18 @@ def test_a_sentence_that_runs_ahead_does_not_count_as_another_utterance() -> Non
     assert engine.admission.admit(0.0) == new[:1]
 
 
+def test_a_new_utterance_does_not_wait_for_a_sentence_that_runs_ahead() -> None:
+    engine = build(SLOW, num_slots=8, max_queue_seconds=100.0)
+    assert engine.load.capacity() == 3
+    for utterance in (1, 2):
+        engine.admit_all(first(utterance, following=3))
+        engine.admit_all(later(utterance, following=2))
+    third_sentence, new = later(1, following=1), first(3)
+    engine.admission.enqueue(third_sentence, 0.0)
+    engine.admission.enqueue(new, 0.0)
+    assert engine.admission.admit(0.0) == [new]
+
+
 # Deadlines
 
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from polyvox.engine.engine_status import EngineState, EngineStatus
-from polyvox.ipc.shared_record import SIZE
+from polyvox.ipc.shared_record import HEADER, SIZE
 from polyvox.ipc.status_file import StatusFile
 
 
@@ -50,4 +50,13 @@ def test_a_writer_that_was_killed_during_a_write_leaves_the_status_before_it(tmp
         writer.write(status)
         assert reader.read() == status
         writer._map[20:30] = b"0" * 10
+        assert reader.read() == status
+
+
+def test_a_header_that_was_only_cleared_is_no_status(tmp_path: Path) -> None:
+    with closing(StatusFile(tmp_path, create=True)) as writer, closing(StatusFile(tmp_path)) as reader:
+        status = EngineStatus(EngineState.RUNNING, sample_rate=24_000)
+        writer.write(status)
+        assert reader.read() == status
+        writer._map[: HEADER.size] = bytes(HEADER.size)
         assert reader.read() == status

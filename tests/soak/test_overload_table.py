@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission control above capacity on a simulated device: all loads and lengths of `benchmarks/overload.py`."""
+"""Admission control above capacity on simulated devices: all loads and lengths of `benchmarks/overload.py`."""
 
+import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
-from benchmarks.overload import SENTENCES
+from benchmarks.overload import DEVICES, SENTENCES, Device, capacity_of, clients, measure_overload
 
 from engine import test_overload_simulation
 
@@ -20,6 +22,16 @@ def test_first_audio_of_accepted_requests_comes_within_the_promised_wait(sentenc
     assert served > 50
     assert sum(one.in_time * one.served for one in outcomes) >= 0.99 * served
     assert sum(one.expired for one in outcomes) == 0
+
+
+@pytest.mark.parametrize("sentences", ["8", "20", "mixed"])
+def test_long_utterances_on_a_gpu_start_within_the_promised_wait(sentences: str) -> None:
+    """A hundred streams at twice the capacity."""
+    limits, cost = DEVICES["gpu"]
+    capacity = capacity_of(limits, cost)
+    arriving = clients(2.0, capacity, 60.0, SENTENCES[sentences], seed=1)
+    device = Device(cost, random.Random(1))
+    assert measure_overload(limits, replace(cost), device, arriving, capacity).in_time >= 0.99
 
 
 @pytest.mark.parametrize("sentences", SENTENCES)

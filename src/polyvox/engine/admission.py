@@ -154,6 +154,8 @@ class Admission(Generic[S]):
             for stream in self._by_rank(live, now):
                 num_pages = self._reserved_pages(stream)
                 if not self._can_admit(stream, num_pages, has_slack, now):
+                    if self._runs_ahead(stream):
+                        continue  # its player has audio, which new utterances need not wait for
                     break  # later ones of this kind must not overtake it
                 stream.admitted_at, stream.allocation = now, self.ledger.allocate(num_pages)
                 self.reservation.on_admitted(stream, num_pages)
@@ -183,11 +185,15 @@ class Admission(Generic[S]):
         New utterances follow: those that have waited for long, then those of the owner with the fewest in progress.
         """
         if stream.continues:
-            utterance = self.utterances.get(stream)
-            return int(utterance is not None and bool(utterance.active)), 0
+            return int(self._runs_ahead(stream)), 0
         if now - stream.arrived_at >= TURN_SHARE * self.load.limits.max_queue_seconds:
             return 2, 0
         return 3, self.utterances.num_by_owner[stream.owner]
+
+    def _runs_ahead(self, stream: S) -> bool:
+        """Whether the segment before this one is still generated."""
+        utterance = self.utterances.get(stream)
+        return stream.continues and utterance is not None and bool(utterance.active)
 
     def _ahead(self, live: bool, owner: str, now: float) -> list[S]:
         """Queued new utterances that go before a new one of this owner if it is still queued at this time."""

@@ -49,7 +49,8 @@ class SharedRecord(Generic[T]):
         for _ in range(READ_ATTEMPTS):
             length, checksum = HEADER.unpack_from(self._map)
             encoded = self._map[HEADER.size : HEADER.size + min(length, SIZE - HEADER.size)]
-            if zlib.crc32(encoded) == checksum:
+            # A header of zeros is one that is being written: struct clears it first, and the checksum of nothing is 0.
+            if length and zlib.crc32(encoded) == checksum:
                 self._last = self._decoder.decode(encoded)
                 break
             time.sleep(0)
