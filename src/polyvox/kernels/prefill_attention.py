@@ -8,7 +8,7 @@ up to the last position of the tile's rows, multiplies them with all rows, and s
 attention.py reads them once per row: it is for rows of different slots.
 
 Types: those of attention.py.
-Roundings: those of attention.py, in blocks of BLOCK positions from the first. A block that a row does not see adds
+Roundings: those of attention.py, in blocks of 64 or 32 positions, by architecture. A block that a row does not see adds
 exact zeros, so a row's bits depend on nothing but the row.
 Bytes: keys and values of a slot once per tile, from the cache of the GPU; q and the result once.
 Grid: one program per tile and KV head.
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from polyvox import kernels
 from polyvox.kernels.attention import LOG2_E, MIN_TILE, paged_attention_reference
+from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 TILE = 64  # query heads of all rows of a tile
-BLOCK = 32  # positions per iteration
+# Positions per iteration, by architecture. sm_90 and sm_100 multiply from shared memory; on others, blocks of 64 do not
+# fit the registers.
+BLOCKS, OTHER_BLOCK = {90: 64, 100: 64}, 32
 
 
 def prompt_attention(
@@ -60,11 +63,12 @@ def prompt_attention(
     key_scales, value_scales = scales or (q, q)
     group_block = power_of_2(group)
     tile_rows = max(1, TILE // group_block)
+    block = BLOCKS.get(gpu_of(q.device).architecture, OTHER_BLOCK)
     prefill_kernel[(-(-rows // tile_rows), kv_heads)](
         q, keys, values, key_scales, value_scales, tables, slots, positions, out, rows,
         q.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), dim**-0.5 * LOG2_E,
         HEADS=heads, GROUP=group, GROUP_BLOCK=group_block, ROWS=tile_rows, DIM=dim,
-        DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=page, BLOCK=BLOCK, SCALED=scales is not None,
+        DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=page, BLOCK=block, SCALED=scales is not None,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out

@@ -13,7 +13,7 @@ Types: bfloat16, float16, float32; one type for all tensors, or a quantised cach
 Roundings: those of the separate functions: the norm's two; x·cos and its partner·sin are each rounded, and so is their
 sum. Of a quantised cache, k and v are then rounded as kv_quantize.py says.
 Bytes: qkv, q, and the rows of k and v once each.
-Grid: one program per row and 8 heads.
+Grid: one program per row and HEADS_AT_ONCE heads, or HEADS_OF_MANY_ROWS for MANY_ROWS rows or more.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 HEADS_AT_ONCE = 8
+MANY_ROWS, HEADS_OF_MANY_ROWS = 256, 32  # fewer, larger programs: 11.6 instead of 15.3 µs for 2,048 rows on an H200
 
 
 def rotary_store(
@@ -68,12 +69,13 @@ def rotary_store(
     assert scales is None or all(pool.is_contiguous() for pool in scales)
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
     key_scales, value_scales = scales or (qkv, qkv)
-    blocks = -(-(heads + 2 * kv_heads) // HEADS_AT_ONCE)
+    heads_at_once = HEADS_AT_ONCE if rows < MANY_ROWS else HEADS_OF_MANY_ROWS
+    blocks = -(-(heads + 2 * kv_heads) // heads_at_once)
     rotary_kernel[(rows, blocks)](
         qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, q,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps,
         NORM=weights is not None, BY_ROW=by_row, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=power_of_2(dim),
-        HEADS_AT_ONCE=HEADS_AT_ONCE, PAGE=page, LARGEST=LARGEST.get(keys.dtype), **overlap(q), num_warps=4,
+        HEADS_AT_ONCE=heads_at_once, PAGE=page, LARGEST=LARGEST.get(keys.dtype), **overlap(q), num_warps=4,
     )  # fmt: skip
     return q
 
