@@ -6,8 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import ceil, inf
 
+from polyvox.engine import scheduler
 from polyvox.engine.load import LoadModel
-from polyvox.engine.scheduler import BUSY_STEP_SHARE, FULL_CALL_FACTOR, MIN_STREAMS_TO_WITHHOLD, STALL_FACTOR
+from polyvox.engine.scheduler import (
+    BUSY_STEP_SHARE,
+    CHUNK_SHARE,
+    FULL_CALL_FACTOR,
+    LARGE_CHUNK_SHARE,
+    MIN_STREAMS_TO_WITHHOLD,
+    STALL_FACTOR,
+)
 from polyvox.engine.stream_state import CHUNK_SIZES, StreamState
 from polyvox.engine.stream_table import StreamTable
 from polyvox.models.request import MAX_CHUNK_FRAMES
@@ -140,15 +148,23 @@ class ReferenceScheduler:
         if starting:
             return stream.undelivered >= stream.first_chunk
         left = lead(stream, now)
-        if left < self.load.limits.urgent_lead:  # withholding more could cause an underrun with audio at hand
+        if (
+            self._has_many_streams or left < self.load.limits.urgent_lead
+        ):  # withholding more could cause an underrun with audio at hand
             return stream.undelivered >= self.chunk(stream, now)
         return 2 * stream.undelivered * self.load.limits.frame_seconds >= left
 
     def chunk(self, stream: StreamState, now: float) -> int:
-        """Frames of a stream's next chunk: half of its lead may pass while they are generated."""
+        """Frames of a stream's next chunk: a share of its lead may pass while they are generated."""
         if is_starting(stream, now):
             return min(stream.first_chunk, self.max_chunk)
-        return _chunk_size(min(max(1.0, lead(stream, now) / 2 / self.load.limits.frame_seconds), self.max_chunk))
+        share = LARGE_CHUNK_SHARE if self._has_many_streams else CHUNK_SHARE
+        frames = lead(stream, now) / (self.load.limits.frame_seconds / share)
+        return _chunk_size(min(max(1.0, frames), self.max_chunk))
+
+    @property
+    def _has_many_streams(self) -> bool:
+        return len(self.streams.active) >= scheduler.MIN_STREAMS_FOR_CHUNKS
 
     def _update_gaps(self, stream: StreamState, now: float) -> None:
         """Stops the playback clock of a stream that delivered all it can: text or reader is late, not the engine."""
@@ -249,8 +265,7 @@ class ReferenceScheduler:
         # Frames that cost as much as a codec call itself.
         call_frames = cost.codec / cost.codec_frame if busy and cost.codec_frame else 0.0
         candidates: list[tuple[float, StreamState, int, bool]] = []
-        urgent: Counter[int] = Counter()  # frames by size
-        relaxed: Counter[int] = Counter()
+        relaxed: Counter[int] = Counter()  # frames by size
         for priority, _, stream in chunks:
             available = stream.generated - stream.decoded - stream.decoding
             free = stream.buffer_free - stream.decoding
@@ -258,24 +273,36 @@ class ReferenceScheduler:
             wanted = min(self.chunk(stream, now) - stream.undelivered, free)
             complete = available >= wanted or stream.ended or needs_text(stream)
             candidates.append((priority, stream, size, complete))
-            if priority > -inf and complete:
-                (urgent if priority < urgent_lead else relaxed)[size] += size
-        # With many streams, the smallest size in which all together fill one call well.
-        sizes = sorted(entry[2] for entry in candidates)
-        well_filled = (
-            s
-            for s in CHUNK_SIZES
-            if call_frames and s * (len(sizes) - bisect_left(sizes, s)) >= FULL_CALL_FACTOR * call_frames
-        )
-        common_size = next(well_filled, inf)
+            if priority >= urgent_lead and complete:
+                relaxed[size] += size
+        # A common size whose frames fill one call well: the smallest one for all frames; with many streams the one with
+        # the most frames in complete chunks.
+        many = self._has_many_streams
+        sizes = sorted(one[2] for one in candidates if not many or (one[3] and one[0] > -inf))
+        totals = {size: size * (len(sizes) - bisect_left(sizes, size)) for size in CHUNK_SIZES}
+        filled = [size for size in CHUNK_SIZES if call_frames and totals[size] >= FULL_CALL_FACTOR * call_frames]
+        has_common = bool(filled)
+        common_size = (max(filled, key=totals.__getitem__) if many else filled[0]) if filled else 0
+
+        def is_common(priority: float, size: int, complete: bool) -> bool:
+            return has_common and size >= common_size and priority > -inf and (complete or not many)
+
+        waits = many and has_common
+        running = Counter([common_size] if waits else [])
+        for priority, _, size, complete in candidates:
+            joins = waits and is_common(priority, size, complete)
+            if complete and not joins and -inf < priority < urgent_lead:
+                running[1 if waits else size] += 1
         chosen = []
         for priority, stream, size, complete in candidates:
-            if common_size <= size and priority > -inf:
-                chosen.append((stream, int(common_size)))
+            if is_common(priority, size, complete):
+                chosen.append((stream, common_size))
             elif complete:
-                if priority >= urgent_lead and relaxed[size] < call_frames and not urgent[size]:
+                if waits and -inf < priority < urgent_lead:
+                    size = 1
+                if priority >= urgent_lead and (waits or relaxed[size] < call_frames) and not running[size]:
                     if stream.ended:  # its slot is wanted: it joins a call that runs anyway
-                        size = max((other for other in CHUNK_SIZES if other <= size and urgent[other]), default=size)
+                        size = max((other for other in CHUNK_SIZES if other <= size and running[other]), default=size)
                     elif size < min(self.max_chunk, _chunk_size(stream.buffer_free - stream.decoding)):
                         continue
                 chosen.append((stream, size))

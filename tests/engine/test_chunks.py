@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.schedulers import Fixture, build, new_stream, playing, running
 from polyvox.engine.cost_model import CostModel
-from polyvox.engine.scheduler import MIN_STREAMS_TO_WITHHOLD
+from polyvox.engine.scheduler import MIN_STREAMS_FOR_CHUNKS, MIN_STREAMS_TO_WITHHOLD
 from polyvox.engine.stream_state import CHUNK_SIZES, StreamState
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.models.request import MAX_CHUNK_FRAMES
@@ -75,6 +75,16 @@ def test_many_streams_are_decoded_in_few_calls() -> None:
     plan = running(*many, num_slots=600).plan(10.0)
     assert plan.sizes()[3] <= 2
     assert plan.sizes()[2] >= 400
+
+
+def test_very_many_streams_are_decoded_in_complete_chunks() -> None:
+    many = [playing(0.2 + 0.01 * i, generated=21 + i % 16, started=40) for i in range(MIN_STREAMS_FOR_CHUNKS)]
+    plan = running(*many, num_slots=600).plan(10.0)
+    frames = dict(plan.codec)
+    assert plan.sizes()[3] <= 3
+    assert plan.sizes()[2] >= 200
+    assert all(frames[one] for one in many[:28] if one.generated - one.decoded >= 4), "urgent streams do not wait"
+    assert len(frames) < len(many) / 2, "others wait for complete chunks"
 
 
 def test_audio_near_its_deadline_is_delivered_in_shorter_chunks() -> None:

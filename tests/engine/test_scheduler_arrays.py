@@ -11,6 +11,7 @@ import pytest
 
 from engine.reference_scheduler import ReferenceScheduler, is_starting, lead, needs_frames, needs_text, urgency
 from engine.schedulers import GPU, SLOW, Fixture, new_stream, running
+from polyvox.engine import scheduler
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.stream_arrays import StreamArrays
 from polyvox.engine.stream_state import ArrayField, StreamState
@@ -83,9 +84,10 @@ def state(streams: list[StreamState]) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("cost", [GPU, SLOW, FAST, CPU], ids=["gpu", "slow", "fast", "cpu"])
-def test_the_plan_is_that_of_the_reference(cost: CostModel) -> None:
+def test_the_plan_is_that_of_the_reference(cost: CostModel, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(NUM_CASES):
         draw = random.Random(seed)
+        monkeypatch.setattr(scheduler, "MIN_STREAMS_FOR_CHUNKS", 10 if seed % 2 else 100)
         limits = {"max_batch": draw.choice([3, 16, 512]), "ring_frames": draw.choice([4, 64]), "num_slots": 70}
         compare_plans(draw_states(draw), cost, limits)
 
@@ -107,7 +109,10 @@ def compare_plans(values: list[dict[str, Any]], cost: CostModel, limits: dict[st
 
 
 @pytest.mark.parametrize("seed", range(NUM_CASES))
-def test_what_is_due_and_where_deadlines_move_are_those_of_the_reference(seed: int) -> None:
+def test_what_is_due_and_where_deadlines_move_are_those_of_the_reference(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "MIN_STREAMS_FOR_CHUNKS", 10 if seed % 2 else 100)
     draw = random.Random(seed)
     values = draw_states(draw)
     engine, streams = build(values, GPU, num_slots=70)

@@ -26,10 +26,15 @@ STALL_FACTOR = 3.6
 # While a stream starts or is urgent, streams beyond the lead cap and files use at most this share of a frame's time. So
 # do the frame calls of a step with several of them, because a new stream may wait for its end.
 BUSY_STEP_SHARE = 0.25
+# Share of its lead that a stream's next chunk may take; the larger one with many streams.
+CHUNK_SHARE, LARGE_CHUNK_SHARE = 1 / 2, 2 / 3
 # A codec call is well filled when its frames cost this many times the call itself.
 FULL_CALL_FACTOR = 3
 # Active streams from which on audio is withheld until it makes a chunk; with fewer the host has time for each frame.
 MIN_STREAMS_TO_WITHHOLD = 64
+# Active streams from which on codec calls have complete chunks instead of one frame of each stream: the host works for
+# each chunk. With fewer streams it has the time, and steps with fewer calls are shorter.
+MIN_STREAMS_FOR_CHUNKS = 512
 # The largest chunk size of at most this many frames, by the number of frames.
 LARGEST_CHUNK = np.array([1, *(1 << frames.bit_length() - 1 for frames in range(1, MAX_CHUNK_FRAMES + 1))])
 
@@ -149,18 +154,22 @@ class Scheduler(Generic[S]):
         at_once = (arrays.buffer_free < 1) | (undelivered >= self.max_chunk) | arrays.needs_text()
         if len(self.streams.active) < MIN_STREAMS_TO_WITHHOLD:
             at_once |= ~starting
-        # Withholding more than a chunk close to a deadline could cause an underrun with audio at hand.
-        close = starting | (lead < limits.urgent_lead)
-        enough = np.where(
-            close, undelivered >= self.chunk(arrays, starting, lead), 2 * undelivered * limits.frame_seconds >= lead
-        )
+        enough = undelivered >= self.chunk(arrays, starting, lead)
+        if not self._has_many_streams:  # they are decoded frame by frame
+            close = starting | (lead < limits.urgent_lead)  # more than a chunk would be missed
+            enough = np.where(close, enough, 2 * undelivered * limits.frame_seconds >= lead)
         return at_once | enough
 
     def chunk(self, arrays: StreamArrays, starting: Bools, lead: Floats) -> Ints:
-        """Frames of the next chunk of each row: half of its lead may pass while they are generated."""
-        half_lead = np.maximum(lead / (2 * self.load.limits.frame_seconds), 1.0)
+        """Frames of the next chunk of each row: a share of its lead may pass while they are generated."""
+        share = LARGE_CHUNK_SHARE if self._has_many_streams else CHUNK_SHARE
+        frames = np.maximum(lead / (self.load.limits.frame_seconds / share), 1.0)
         first_chunk = np.minimum(arrays.first_chunk, self.max_chunk)
-        return np.where(starting, first_chunk, _chunk_size(np.minimum(half_lead, self.max_chunk)))
+        return np.where(starting, first_chunk, _chunk_size(np.minimum(frames, self.max_chunk)))
+
+    @property
+    def _has_many_streams(self) -> bool:
+        return len(self.streams.active) >= MIN_STREAMS_FOR_CHUNKS
 
     def _update_gaps(self, arrays: StreamArrays, now: float) -> None:
         """Stops the playback clock of streams that delivered all they can: text or reader is late, not the engine."""
@@ -331,21 +340,28 @@ class Scheduler(Generic[S]):
         if not call_frames:
             return rows[complete], size[complete]
         counted, urgent_rows = complete & (urgency > -inf), urgency < urgent_lead
-        urgent, relaxed = (_frames_by_size(size[counted & which]) for which in (urgent_rows, ~urgent_rows))
+        # A common size whose frames fill one call well: the smallest one for all frames. With many streams the one with
+        # the most frames in complete chunks, because the host works for each chunk; it takes more calls.
+        many = self._has_many_streams
+        considered = size[counted] if many else size
+        frames_in_call = np.array([each * _count(considered >= each) for each in CHUNK_SIZES])
+        well_filled = frames_in_call >= FULL_CALL_FACTOR * call_frames
+        common_size = CHUNK_SIZES[int(np.argmax(frames_in_call if many else well_filled))]
+        has_common = bool(well_filled.any())
+        common = (counted if many else urgency > -inf) & (size >= common_size) & has_common
+        waits = many and has_common  # relaxed streams that are not in this call wait, and urgent ones share one, too
+        size = np.where(counted & urgent_rows & ~common, 1, size) if waits else size
+        others = counted & ~common if waits else counted
+        running, relaxed = (_frames_by_size(size[others & which]) for which in (urgent_rows, ~urgent_rows))
+        running[common_size] += waits
         # A call that few relaxed frames would share waits for full chunks; the rest of an ended stream, whose slot is
         # wanted, joins a call that runs anyway.
-        alone = ~urgent_rows & (relaxed[size] < call_frames) & (urgent[size] == 0)
-        sizes = np.arange(len(urgent))
-        largest_running = np.maximum.accumulate(np.where(urgent > 0, sizes, 0))  # of at most this many frames
-        running = np.where(largest_running > 0, largest_running, sizes)
-        chosen = complete & ~(alone & ~ended & (size < max_size))
-        frames = np.where(alone & ended, running[size], size)
-        # With many streams, the smallest size in which all together fill one call well.
-        for common_size in CHUNK_SIZES:
-            if common_size * np.count_nonzero(size >= common_size) >= FULL_CALL_FACTOR * call_frames:
-                common = (size >= common_size) & (urgency > -inf)
-                chosen, frames = chosen | common, np.where(common, common_size, frames)
-                break
+        alone = ~urgent_rows & ~common & (waits | (relaxed[size] < call_frames)) & (running[size] == 0)
+        sizes = np.arange(len(running))
+        largest_running = np.maximum.accumulate(np.where(running > 0, sizes, 0))  # of at most this many frames
+        joined = np.where(largest_running > 0, largest_running, sizes)
+        chosen = common | (complete & ~(alone & ~ended & (size < max_size)))
+        frames = np.where(common, common_size, np.where(alone & ended, joined[size], size))
         return rows[chosen], frames[chosen]
 
 
