@@ -185,6 +185,7 @@ class Batch:
             # Pages of different streams are interleaved, as in the engine.
             self.cache.set_block_table(i, list(range(i + 1, count * pages + 1, count)))
             self.state.assign(i, PreparedRequest(prompt, text, frames, False, len(text), payload))
+        self.cache.upload()
         self.state.upload()
         ids = torch.from_numpy(np.concatenate([prompt.ids[:, :-1] for prompt in prompts], axis=1)).to(generator.device)
         given = torch.cat([given_rows(generator, prompt)[:-1] for prompt in prompts])

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -198,7 +199,7 @@ class EngineMachine(RuleBasedStateMachine):
             if not (stream._buffer or stream.result):
                 return
             client.causes |= {"cancel"} if stream.result is None else set()
-            last = stream._buffer[0].joined() if stream._buffer else None
+            last = stream._buffer[0].owned() if stream._buffer else None
             try:
                 client.receive([next(stream.chunks(TIMEOUT))])
             except StopIteration:
@@ -345,6 +346,8 @@ class EngineMachine(RuleBasedStateMachine):
         pages = [page for allocation in allocations for page in allocation.pages] + engine.ledger.free_pages
         assert sorted(slots) == list(range(SLOTS))
         assert sorted(pages) == list(range(1, engine.config.pages + 1)), "page 0 is the scratch page"
+        with torch.inference_mode():
+            runner.generator.cache.upload()
         for allocation in allocations:
             table = runner.generator.cache.table[allocation.slot].tolist()
             assert table == allocation.pages + [SCRATCH_PAGE] * (len(table) - len(allocation.pages))

@@ -51,16 +51,16 @@ def test_poisoned_memory_that_is_read_before_it_is_written_is_audible(speech: Qw
     """The switch works: an assignment that keeps the old codec state gives NaN."""
     engine = LocalEngine(speech, EngineConfig(max_streams=1, poison_freed=True))
     state: Any = engine._runner.vocoder.state
-    assign = state.assign
+    upload = state.upload
 
-    def keep_state(slot: int, context: object) -> None:
-        before = {name: rows[slot].clone() for name, rows in state.layers.items()}
-        assign(slot, context)
+    def keep_state() -> None:
+        before = {name: rows.clone() for name, rows in state.layers.items()}
+        upload()
         for name, rows in state.layers.items():
-            rows[slot] = before[name]
+            rows.copy_(before[name])
 
     try:
-        state.assign = keep_state
+        state.upload = keep_state
         assert np.isnan(read_all(engine.submit(request()))).any()
     finally:
         engine.close()

@@ -67,6 +67,9 @@ class EchoVocoderState:
         assert context is None
         self.delayed[slot] = torch.zeros(DELAY, dtype=torch.float64)
 
+    def upload(self) -> None:
+        pass
+
     def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         rows = []
         for slot, frames in zip(slots.tolist(), codes, strict=True):

@@ -114,6 +114,9 @@ class SimulatedVocoderState:
     def assign(self, slot: int, context: VocoderContext | None) -> None:  # noqa: ARG002
         self._position[slot] = 0
 
+    def upload(self) -> None:
+        pass
+
     def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         num_frames = codes.shape[1]
         GPU.launch(CODEC + CODEC_FRAME * num_frames * len(slots))

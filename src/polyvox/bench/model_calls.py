@@ -66,7 +66,9 @@ class SyntheticBatch:
             self.cache.set_block_table(slot, list(range(slot * pages + 1, (slot + 1) * pages + 1)))
             self.state.assign(slot, prepared)
             self.vocoder_state.assign(slot, None)
+        self.cache.upload()
         self.state.upload()
+        self.vocoder_state.upload()
 
     def prefill(self) -> None:
         metadata = self.metadata

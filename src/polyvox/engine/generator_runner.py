@@ -64,7 +64,7 @@ class GeneratorRunner:
 
     def prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
-        self.state.upload()
+        self._upload()
         if self._one_by_one:  # a prompt may be read in any parts
             for slot, start, rows in work:
                 for row in range(len(rows)):
@@ -73,8 +73,8 @@ class GeneratorRunner:
             self._prefill(work)
 
     def _prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
-        slots = [slot for slot, _, rows in work for _ in range(len(rows))]
-        positions = [start + i for _, start, rows in work for i in range(len(rows))]
+        slots = np.repeat([slot for slot, _, _ in work], [len(rows) for _, _, rows in work])
+        positions = np.concatenate([np.arange(start, start + len(rows)) for _, start, rows in work])
         ids = np.concatenate([rows.ids for _, _, rows in work], axis=1)
         given = self._given_rows(work)
         if self.graphs is not None:
@@ -88,7 +88,7 @@ class GeneratorRunner:
         )
         max_context = max(start + len(rows) for _, start, rows in work)
         with threads_for(self.generator.device, self._small, len(slots) // PAGE):
-            at = self._indices(slots), self._indices(positions)
+            at = self._indices(slots.tolist()), self._indices(positions.tolist())
             on_device = torch.from_numpy(ids).to(self.generator.device)
             self.state.prefill(on_device, given, *at, self.cache, max_context, metadata)
 
@@ -108,7 +108,7 @@ class GeneratorRunner:
 
     def frame(self, slots: Ints, counts: Ints, contexts: Ints) -> Pending:
         """Generates counts frames of each slot, the slots with most first; their flags [calls, slots]."""
-        self.state.upload()
+        self._upload()
         sizes = [int(np.count_nonzero(counts > call)) for call in range(int(counts[0]))]
         if self.graphs is not None:
             return Pending(self.graphs.frame(slots, sizes))
@@ -122,6 +122,10 @@ class GeneratorRunner:
                     max_context = int(contexts[batch].max()) + call
                     flags[call, batch] = self.state.frame(indices[batch], self.cache, max_context)
         return Pending(flags)
+
+    def _upload(self) -> None:
+        self.cache.upload()
+        self.state.upload()
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.generator.device)

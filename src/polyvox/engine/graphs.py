@@ -138,6 +138,8 @@ class GeneratorGraphs:
             repeated = call > 0 and count == counts[call - 1]
             found = frame.run() if repeated else frame(_padded(slots[:count], size, self._scratch))
             assert found is not None
+            if len(counts) == 1:
+                return found[None, :count]
             flags[call, :count].copy_(found[:count])
         return flags
 
@@ -180,7 +182,7 @@ class VocoderGraphs:
         def call(size: int, frames: int) -> GraphedCall:
             slots = torch.full((size,), self._scratch, dtype=torch.int64, device=vocoder.device)
             if ring is not None:
-                return GraphedCall(self._gather_and_decode(frames), slots, torch.zeros_like(slots))
+                return GraphedCall(self._gather_and_decode(frames), torch.stack([slots, torch.zeros_like(slots)]))
             codes = torch.zeros(size, frames, num_codebooks, dtype=torch.int64, device=vocoder.device)
             return GraphedCall(self._decode, slots, codes)
 
@@ -199,9 +201,11 @@ class VocoderGraphs:
     def decode(self, slots: Ints, frames: int, source: Ints | Tensor) -> Tensor:
         """source: the first frame of each slot in the ring, or codes [B, frames, num_codebooks]."""
         size = next_size(list(self._calls[frames]), len(slots))
-        if not isinstance(source, Tensor):
-            source = _padded(source, size, 0)
-        samples = self._calls[frames][size](_padded(slots, size, self._scratch), source)
+        call, padded = self._calls[frames][size], _padded(slots, size, self._scratch)
+        if isinstance(source, Tensor):
+            samples = call(padded, source)
+        else:
+            samples = call(np.stack([padded, _padded(source, size, 0)]))  # one copy to the device
         assert samples is not None
         return samples[: len(slots)]
 
@@ -213,9 +217,10 @@ class VocoderGraphs:
             return quantize(samples, self._samples[: rows * (size + 1)].view(rows, size + 1))
         return self._samples[: samples.numel()].view_as(samples).copy_(samples)
 
-    def _gather_and_decode(self, frames: int) -> Callable[[Tensor, Tensor], Tensor]:
-        def decode(slots: Tensor, first: Tensor) -> Tensor:
+    def _gather_and_decode(self, frames: int) -> Callable[[Tensor], Tensor]:
+        def decode(slots_and_first: Tensor) -> Tensor:
             assert self._ring is not None
+            slots, first = slots_and_first
             return self._decode(slots, gather_codes(self._ring, slots, first, frames))
 
         return decode

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paged KV cache of the generator: slots have block tables, and pages are reused by index."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -39,7 +40,11 @@ class KVCache:
             # [2, layers, pages, kv_heads, page]
             self.scales = self._pool.new_zeros(2, layers, num_pages + 1, kv_heads, PAGE, dtype=SCALE_TYPE)
         self.table = torch.full((num_slots, max_pages), SCRATCH_PAGE, dtype=torch.int64, device=device)
+        # The same on the host, as the engine set it last, after a column with the slot.
+        self._rows = np.full((num_slots, 1 + max_pages), SCRATCH_PAGE, np.int64)
+        self._rows[:, 0] = np.arange(num_slots)
         self._num_pages = [0] * num_slots  # of each slot
+        self._changed: dict[int, int] = {}  # slots that `upload` sends, and how many of their pages differ at most
 
     @property
     def nbytes(self) -> int:
@@ -47,13 +52,21 @@ class KVCache:
         return self.keys.nbytes + self.values.nbytes + scales + self.table.nbytes
 
     def set_block_table(self, slot: int, pages: list[int]) -> None:
-        """Sets the pages of a slot in order; an empty list removes all of them."""
-        before, self._num_pages[slot] = self._num_pages[slot], len(pages)
-        if pages:
-            row = torch.tensor(pages, pin_memory=self.table.is_cuda)
-            self.table[slot, : len(pages)].copy_(row, non_blocking=True)
-        if before > len(pages):
-            self.table[slot, len(pages) : before].fill_(SCRATCH_PAGE)
+        """Sets the pages of a slot in order, from the next `upload` on; an empty list removes all of them."""
+        before, count = self._num_pages[slot], len(pages)
+        row = self._rows[slot, 1:]
+        row[:count], row[count:before] = pages, SCRATCH_PAGE
+        self._num_pages[slot] = count
+        self._changed[slot] = max(self._changed.get(slot, 0), before, count)
+
+    def upload(self) -> None:
+        """Sends the block tables that changed to the device, in one copy; called before each prefill and frame."""
+        if self._changed:
+            width = max(self._changed.values())  # few columns: PyTorch copies large arrays with many threads
+            rows = torch.from_numpy(self._rows[list(self._changed), : 1 + width])
+            rows = (rows.pin_memory() if self.table.is_cuda else rows).to(self.table.device, non_blocking=True)
+            self.table[:, :width].index_copy_(0, rows[:, 0], rows[:, 1:])
+            self._changed.clear()
 
     def poison(self, pages: list[int]) -> None:
         """Fills free pages with NaN to expose stale reads."""

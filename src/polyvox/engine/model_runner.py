@@ -91,6 +91,7 @@ class ModelRunner:
 
     def prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
+        self.vocoder.upload()
         self.generator.prefill(work)
 
     def frame(self, slots: Ints, counts: Ints, contexts: Ints) -> Pending:
@@ -98,6 +99,7 @@ class ModelRunner:
 
         contexts: prompt rows and frames so far. A slot has no flags after its last frame.
         """
+        self.vocoder.upload()
         return self.generator.frame(slots, counts, contexts)
 
     def decode(self, slots: Ints, first: Ints, frames: Ints) -> PendingAudio:

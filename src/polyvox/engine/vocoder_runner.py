@@ -59,9 +59,14 @@ class VocoderRunner:
             torch.cuda.synchronize(self.vocoder.device)
 
     def assign(self, slot: int, context: VocoderContext | None) -> None:
-        """Resets a slot to the start of a stream, or to the end of a reference recording."""
+        """Resets a slot to the start of a stream, or to the end of a reference recording, from `upload` on."""
         with self._between_calls():
             self.state.assign(slot, context)
+
+    def upload(self) -> None:
+        """Applies the assignments; called before each prefill and frame."""
+        with self._between_calls():
+            self.state.upload()
 
     def poison(self, slots: Sequence[int]) -> None:
         with self._between_calls():
@@ -70,6 +75,7 @@ class VocoderRunner:
 
     def decode(self, slots: Ints, first: Ints, frames: Ints) -> PendingAudio:
         """Samples of each slot: its first frame and number of frames; the frame steps that made them have completed."""
+        self.upload()
         groups = []
         for count in np.unique(frames).tolist():
             indices = np.flatnonzero(frames == count)

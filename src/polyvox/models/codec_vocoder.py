@@ -52,22 +52,34 @@ class CodecVocoderState:
         self.codec = codec
         self.layers = codec.initial_state(num_slots)
         self._views: list[DecoderState | None] = [None] * num_slots
+        self._to_reset: set[int] = set()  # slots that `upload` resets to the start of a stream
 
     @property
     def nbytes(self) -> int:
         return sum(rows.nbytes for rows in self.layers.values())
 
     def assign(self, slot: int, context: VocoderContext | None) -> None:
+        if context is None:
+            self._to_reset.add(slot)
+        else:
+            assert isinstance(context, CodecContext)
+            self._to_reset.discard(slot)
+            views = self._views_of(slot)
+            torch._foreach_copy_([*views.values()], [context.state[name][0] for name in views])
+            self._keep_until_copied(context)
+
+    def upload(self) -> None:
+        if self._to_reset:
+            views = [self._views_of(slot) for slot in self._to_reset]
+            torch._foreach_zero_([each["position"] for each in views])
+            torch._foreach_zero_([rows for each in views for name, rows in each.items() if name != "position"])
+            self._to_reset.clear()
+
+    def _views_of(self, slot: int) -> DecoderState:
         views = self._views[slot]
         if views is None:
             views = self._views[slot] = {name: rows[slot] for name, rows in self.layers.items()}
-        if context is None:
-            views["position"].zero_()
-            torch._foreach_zero_([rows for name, rows in views.items() if name != "position"])
-        else:
-            assert isinstance(context, CodecContext)
-            torch._foreach_copy_([*views.values()], [context.state[name][0] for name in views])
-            self._keep_until_copied(context)
+        return views
 
     def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         samples, _ = self.codec(codes, self.layers, slots)
@@ -90,5 +102,6 @@ class CodecVocoderState:
         self.layers["position"][slot].zero_()
 
     def poison(self, slot: int) -> None:
+        self._to_reset.discard(slot)
         for rows in self.layers.values():
             rows[slot].fill_(torch.nan if rows.is_floating_point() else 1)

@@ -196,6 +196,9 @@ class VocoderState(Protocol):
     def assign(self, slot: int, context: VocoderContext | None) -> None:
         """Resets a slot to the start of a stream, or to the end of a reference recording."""
 
+    def upload(self) -> None:
+        """Applies the resets to the device, all at once; called before `decode` and before the frames of the slots."""
+
     def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         """The next frames [B, frames, num_codebooks] of each slot to samples [B, frames · samples_per_frame]."""
 
