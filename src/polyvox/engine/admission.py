@@ -392,13 +392,13 @@ class Admission(Generic[S]):
 
     def _free_slots(self, live: bool, now: float, late: bool = False) -> int:
         """New utterances of this kind that could start now, by capacity, share and slots; negative if too many run."""
-        limits, active, between = self.load.limits, self.streams.active, self.utterances.between_segments(now)
+        limits, active = self.load.limits, self.streams.active
+        num_between, num_live_between = self.utterances.between_segments(now)
         if live:  # a stream that waits for text or reader leaves its time to others
-            running = self.load.snapshot(now).num_live - self.utterances.num_overlapping
-            running += sum(utterance.live for utterance in between)
+            running = self.load.snapshot(now).num_live - self.utterances.num_overlapping + num_live_between
         else:
             running = len(self._file_slots())
-        return min(self._max_utterances(live, late) - running, limits.num_slots - len(active) - len(between))
+        return min(self._max_utterances(live, late) - running, limits.num_slots - len(active) - num_between)
 
     def _can_admit(self, stream: S, num_pages: int, has_slack: bool, now: float) -> bool:
         """Whether a queued stream can be admitted now, by deadlines, slots and pages."""
@@ -412,9 +412,9 @@ class Admission(Generic[S]):
             utterance = self.utterances.get(stream)
             if utterance is not None and not utterance.active:  # its share of the capacity is kept for it
                 return True
-            between = len(self.utterances.between_segments(now))
-            free = self.load.capacity() - self.load.snapshot(now).num_live - between
-            return free + 1 > 0 and limits.num_slots - len(active) - between > 0
+            num_between, _ = self.utterances.between_segments(now)
+            free = self.load.capacity() - self.load.snapshot(now).num_live - num_between
+            return free + 1 > 0 and limits.num_slots - len(active) - num_between > 0
         if stream.live and not has_slack and self.load.snapshot(now).num_live:
             return False
         if not stream.live:

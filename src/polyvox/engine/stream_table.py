@@ -24,6 +24,7 @@ class StreamTable(Generic[S]):
         self.queue: RequestQueue[S] = RequestQueue()
         self.stopping: dict[S, None] = {}  # streams whose end was requested
         self.active: dict[S, None] = {}  # streams that hold a slot
+        self.num_finished = 0  # since the start
         self.arrays = StreamArrays(num_slots)  # by slot
         self._by_slot: list[S | None] = [None] * num_slots
         self._used: StreamArrays | None = None
@@ -75,6 +76,7 @@ class StreamTable(Generic[S]):
             self.queue.discard(stream)
         stream.status, stream.status_since, stream.ended = status, now, status in ENDED
         if status is StreamStatus.FINISHED:
+            self.num_finished += 1
             self.stopping.pop(stream, None)
             if stream in self.active:
                 self._deactivate(stream)

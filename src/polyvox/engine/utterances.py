@@ -86,6 +86,8 @@ class UtteranceTable(Generic[S]):
         self._following_bytes = np.zeros(MIN_ROWS, np.int64)
         self._free_rows = list(range(MIN_ROWS))
         self._idle: dict[int | S, UtteranceState[S]] = {}  # those without an active segment
+        # The last answer of `between_segments`, and what it holds for: the time, and the streams that had finished.
+        self._between: tuple[tuple[float, int], tuple[int, int]] | None = None
         self.num_by_owner: Counter[str] = Counter()
         self.num_overlapping = 0  # live segments that run beside the one before them
         self._frames_per_byte = Average(FRAMES_PER_BYTE * INITIAL_BYTES, INITIAL_BYTES)
@@ -120,7 +122,8 @@ class UtteranceTable(Generic[S]):
             self.num_by_owner[stream.owner] += 1
             self.add_segment(stream)
         stream.utterance_row = utterance.row
-        self._idle.pop(key, None)
+        if self._idle.pop(key, None) is not None:
+            self._between = None
         utterance.kept_until = -inf
         if stream.live:
             stream.plays_at = utterance.played_until
@@ -161,16 +164,20 @@ class UtteranceTable(Generic[S]):
             utterance.kept_until = now + KEEP_SECONDS
         if utterance.will_continue(now):
             self._idle[key] = utterance
+            self._between = None
         else:
             self._remove(key)
 
-    def between_segments(self, now: float) -> list[UtteranceState[S]]:
-        """Utterances that have no active segment and will continue."""
-        for key, utterance in list(self._idle.items()):
-            if not utterance.will_continue(now):
-                del self._idle[key]
-                self._remove(key)
-        return list(self._idle.values())
+    def between_segments(self, now: float) -> tuple[int, int]:
+        """The number of utterances that have no active segment and will continue, and how many of them are live."""
+        asked = now, self._streams.num_finished
+        if self._between is None or self._between[0] != asked:
+            for key, utterance in list(self._idle.items()):
+                if not utterance.will_continue(now):
+                    del self._idle[key]
+                    self._remove(key)
+            self._between = asked, (len(self._idle), sum(utterance.live for utterance in self._idle.values()))
+        return self._between[1]
 
     def next_expiry(self) -> float:
         """When the capacity of the next utterance is no longer kept for a segment to come; infinite if none is."""
