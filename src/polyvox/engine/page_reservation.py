@@ -19,6 +19,8 @@ from polyvox.engine.stream_state import MAX_FRAMES_PER_STEP, S, StreamState
 
 # Frames that are reserved until enough streams have ended: speech takes about 0.9 per byte of text.
 INITIAL_FRAMES, INITIAL_FRAMES_PER_BYTE = 63, 2
+# Bytes that are expected to follow open text: servers send it by sentences, which rarely have twice as many.
+OPEN_TEXT_BYTES = 200
 LONGER_SHARE = 0.001  # of the streams that are longer than what is reserved
 # Weight of the initial figure: after 3 / LONGER_SHARE streams without a longer one, at most LONGER_SHARE of all are
 # longer with a confidence of 95 %.
@@ -123,5 +125,8 @@ def max_longer(num_streams: int) -> int:
 
 
 def _initial_frames(stream: StreamState, text_is_open: bool) -> int:
-    """Frames to reserve before anything was learned: by the text, or all if more text will arrive."""
-    return stream.max_frames if text_is_open else INITIAL_FRAMES + INITIAL_FRAMES_PER_BYTE * stream.text_bytes
+    """Frames to reserve before anything was learned, by the text; at most those of the limit if more will arrive."""
+    if text_is_open:
+        frames = INITIAL_FRAMES + INITIAL_FRAMES_PER_BYTE * (stream.text_bytes + OPEN_TEXT_BYTES)
+        return min(frames, stream.max_frames)
+    return INITIAL_FRAMES + INITIAL_FRAMES_PER_BYTE * stream.text_bytes
