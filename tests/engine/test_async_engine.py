@@ -5,6 +5,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -170,11 +171,38 @@ def test_leaving_the_iteration_early_cancels_the_stream(runner: asyncio.Runner) 
 def test_requests_beyond_the_preparation_queue_are_rejected() -> None:
     pool, proceed = PreparationPool(num_threads=1, max_pending=2), threading.Event()
     futures = [pool.submit(proceed.wait, 30) for _ in range(2)]
+    assert pool.run_inline(lambda: 1) is None
     with pytest.raises(Overloaded, match="2 requests are already being prepared"):
         pool.submit(proceed.wait, 30)
     proceed.set()
     assert all(future.result(30) for future in futures)
     assert pool.submit(proceed.wait, 30).result(30)
+    pool.close()
+
+
+def test_an_event_loop_does_small_work_itself_for_a_share_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("polyvox.engine.preparation.time.monotonic", lambda: now)
+    pool = PreparationPool()
+
+    def work(seconds: float) -> float:
+        nonlocal now
+        now += seconds
+        return seconds
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    for seconds in (0.001, 0.024):
+        outcome = pool.run_inline(partial(work, seconds))
+        assert outcome is not None
+        assert outcome.result(0) == seconds
+    now += 0.09
+    assert pool.run_inline(lambda: work(0.01)) is None
+    now += 0.02
+    failed = pool.run_inline(fail)
+    assert failed is not None
+    assert isinstance(failed.exception(0), ValueError)
     pool.close()
 
 

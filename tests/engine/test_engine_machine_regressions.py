@@ -2,7 +2,7 @@
 """Failures that the random operations of engine_machine.py found, each in its smallest form."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 import numpy as np
@@ -14,7 +14,7 @@ from engine.synthesis import request
 from polyvox.audio.pcm import Audio
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import EngineConfig
-from polyvox.engine.interface import Chunk
+from polyvox.engine.interface import Chunk, ChunkParts
 from polyvox.engine.pending import PendingAudio
 from polyvox.errors import Overloaded
 from polyvox.models.request import Sampling
@@ -145,7 +145,7 @@ def test_a_stream_without_text_does_not_keep_the_memory_of_a_whole_step(started:
         assert np.shares_memory(chunk.parts[0], step)
         stream.wait_for_text(engine.now)
         assert not np.shares_memory(chunk.parts[0], step)
-        np.testing.assert_array_equal(chunk.joined().samples, step[7])
+        np.testing.assert_array_equal(chunk.owned().samples, step[7])
 
 
 def test_take_all_takes_from_many_streams_at_once(started: Started) -> None:
@@ -160,12 +160,13 @@ def test_take_all_takes_from_many_streams_at_once(started: Started) -> None:
     assert all(stream.prepared is None for stream in again), "an active stream keeps its prompt"
     first, second, none, nothing = engine.take_all([(again[0], 100), (again[1], 1), (again[2], 0), (empty, 5)])
     assert (len(second), none, nothing) == (1, [], [])
-    second += again[1].take(100)
-    assert [chunk.index for chunk in second] == list(range(len(second)))
-    assert first[-1].final
-    assert second[-1].final
-    for chunks, whole in ((first, expected[0]), (second, expected[1]), (again[2].take(100), expected[2])):
-        np.testing.assert_allclose(np.concatenate([chunk.samples for chunk in chunks]), whole, atol=1e-6)
+    taken: list[Sequence[ChunkParts]] = [first, [*second, *again[1].take(100)], again[2].take(100)]
+    assert [chunk.index for chunk in taken[1]] == list(range(len(taken[1])))
+    assert all(chunks[-1].final for chunks in taken)
+    for chunks, whole in zip(taken, expected, strict=True):
+        parts = [part for chunk in chunks for part in chunk.parts]
+        assert sum(map(len, parts)) == sum(chunk.size for chunk in chunks)
+        np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-6)
     assert all(stream.buffered == 0 for stream in again)
 
 
@@ -173,7 +174,7 @@ def test_chunks_are_joined_without_the_engines_lock(started: Started, monkeypatc
     engine = started(EngineConfig(max_streams=1))
     stream = engine.submit(request(frames=6, sampling=Sampling(min_frames=6)))
     engine.advance()
-    joined, free = BufferedChunk.joined, list[bool]()
+    owned, free = BufferedChunk.owned, list[bool]()
 
     def observed(chunk: BufferedChunk) -> Chunk:
         def try_lock() -> None:
@@ -184,9 +185,9 @@ def test_chunks_are_joined_without_the_engines_lock(started: Started, monkeypatc
         other = threading.Thread(target=try_lock)
         other.start()
         other.join()
-        return joined(chunk)
+        return owned(chunk)
 
-    monkeypatch.setattr(BufferedChunk, "joined", observed)
-    assert engine.take_all([(stream, 100)])[0][-1].final
+    monkeypatch.setattr(BufferedChunk, "owned", observed)
+    assert stream.take(100)[-1].final
     assert free
     assert all(free)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
 from polyvox.ipc.status_file import LoadFile, StatusFile
 from polyvox.ipc.supervisor import EngineProcess
+from polyvox.ipc.worker_connection import MAX_INLINE_BYTES
 from polyvox.models.request import Request
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -51,10 +53,13 @@ async def test_a_slow_reader_pauses_only_its_own_stream(process: EngineProcess, 
     await engine.close()
 
 
-async def test_a_request_that_takes_long_to_prepare_delays_no_stream(engine: AsyncRemoteEngine, tmp_path: Path) -> None:
+async def test_a_large_request_that_takes_long_to_prepare_delays_no_stream(
+    engine: AsyncRemoteEngine, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    slow = asyncio.create_task(engine.submit(request(19, text=f"gate {gate}")))
+    large = replace(request(19, text=f"gate {gate}"), instructions="x" * MAX_INLINE_BYTES)
+    slow = asyncio.create_task(engine.submit(large))
     try:
         assert_complete(await read(await engine.submit(request(11, chunks=100))), seed=11, count=100)
         assert not slow.done()

@@ -33,7 +33,7 @@ from polyvox.engine import preparation
 from polyvox.engine.interface import OnReady
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import PreparationPool
-from polyvox.ipc import messages
+from polyvox.ipc import messages, worker_connection
 from polyvox.ipc.audio_ring import AudioRing, create_shared_memory
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import connect
@@ -331,6 +331,7 @@ async def test_requests_beyond_the_preparation_queue_are_rejected(monkeypatch: p
         return accept(asked, on_ready)
 
     monkeypatch.setattr(engine, "submit", slow)
+    monkeypatch.setattr(worker_connection, "MAX_INLINE_BYTES", 0)
     async with connected(engine, RING_SAMPLES, max_pending=20) as (_, server):
         for id in range(21):
             server.send(submit(id, request(id, chunks=1), credit=8))
@@ -353,7 +354,10 @@ async def test_requests_beyond_the_preparation_queue_are_rejected(monkeypatch: p
     ],
     ids=lambda message: type(message).__name__,
 )
-async def test_a_message_that_breaks_the_protocol_ends_the_connection(bad: messages.Message) -> None:
+async def test_a_message_that_breaks_the_protocol_ends_the_connection(
+    bad: messages.Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_connection, "MAX_INLINE_BYTES", 0)  # a thread accepts the stream, later
     async with connected(FakeEngine(), RING_SAMPLES) as (connection, server):
         server.send(submit(0, request(1, chunks=1_000_000), credit=0))
         server.send(bad)

@@ -21,24 +21,15 @@ class BufferedChunk:
 
     def own(self) -> None:
         """Moves the samples to memory of their own, unless they are there already."""
-        if len(self.parts) == 1 and self.parts[0].base is not None:
+        if len(self.parts) != 1:
+            self.parts = [np.concatenate(self.parts) if self.parts else NO_AUDIO]
+        elif self.parts[0].base is not None:
             self.parts = [self.parts[0].copy()]
-        else:
-            self._join()
 
     def owned(self) -> Chunk:
         """The chunk in memory of its own."""
         self.own()
         return Chunk(self.parts[0], self.index, self.final)
-
-    def joined(self) -> Chunk:
-        """The chunk, whose memory may be shared with other streams."""
-        self._join()
-        return Chunk(self.parts[0], self.index, self.final)
-
-    def _join(self) -> None:
-        if len(self.parts) != 1:
-            self.parts = [np.concatenate(self.parts) if self.parts else NO_AUDIO]
 
 
 class ChunkAssembler:

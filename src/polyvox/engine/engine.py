@@ -19,11 +19,12 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.calibration import calibrate
 from polyvox.engine.capacity import describe_capacity
+from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import HOST_FRAME_SECONDS, CostModel
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
-from polyvox.engine.interface import Chunk, OnReady, Stream
+from polyvox.engine.interface import OnReady, Stream
 from polyvox.engine.load import CPU_SLOWDOWN, LoadModel, Slowdown
 from polyvox.engine.memory import usage_table
 from polyvox.engine.model_runner import ModelRunner
@@ -123,11 +124,11 @@ class LocalEngine:
                 self.wake()
             return stream
 
-    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
+    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[BufferedChunk]]:
         with self.lock:
             taken = [cast(LocalStream, stream).pop_locked(max_chunks) for stream, max_chunks in wanted]
             self.wake()
-        return [[chunk.joined() for chunk in chunks] for chunks in taken]
+        return taken
 
     def info(self) -> ModelInfo:
         return self.model.info()
@@ -232,6 +233,8 @@ class LocalEngine:
         """Allocates device memory and calibrates, in the thread that runs the steps."""
         if self._on_gpu:
             torch.cuda.set_device(self.model.generator.device)
+            if self.model.vocoder.device.type == "cuda":
+                torch.set_num_threads(1)  # all that is left for the CPU are small copies
         self._runner = ModelRunner(self.model, self.config)
         self._runner.capture()
         cost = calibrate(self._runner)

@@ -40,6 +40,31 @@ class Chunk:
         """The audio as PCM. The samples must be finite."""
         return as_pcm(self.audio)
 
+    @property
+    def parts(self) -> list[Audio]:
+        return [self.audio]
+
+    @property
+    def size(self) -> int:
+        """Samples."""
+        return len(self.audio)
+
+
+class ChunkParts(Protocol):
+    """A chunk whose audio may be in several parts, which share memory with the chunks of other streams."""
+
+    @property
+    def parts(self) -> list[Audio]: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def final(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -156,7 +181,7 @@ class InProcessEngine(Engine, Protocol):
     def current_load(self) -> EngineLoad:
         """The load and the spare capacity; cheap."""
 
-    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
+    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> Sequence[Sequence[ChunkParts]]:
         """Takes from many streams with one lock: of each at most this many chunks, without waiting.
 
         The chunks may share memory with those of other streams, so the caller copies what it keeps.

@@ -3,6 +3,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,10 @@ T = TypeVar("T")
 NUM_THREADS = 4
 MAX_PENDING_REQUESTS = 4096  # admission control rejects before that; this bounds the memory of a burst
 MAX_PENDING_TEXTS = 10_000  # of one stream
+# Share of its time that an event loop may spend on small requests itself: a thread would take more CPU time to wake up
+# and to wait for the GIL than the request takes.
+MAX_INLINE_SHARE = 0.2
+MAX_INLINE_SECONDS = 0.005  # at once, so that no audio waits for longer
 
 
 class PreparationPool:
@@ -29,6 +34,26 @@ class PreparationPool:
         self._max_pending = max_pending
         self._lock = threading.Lock()
         self._pending = 0
+        # Seconds of work that the caller may do itself, as of a time
+        self._inline_seconds, self._inline_at = MAX_INLINE_SECONDS, 0.0
+
+    def run_inline(self, work: Callable[[], T]) -> "Future[T] | None":
+        """Does small work in the caller's thread and returns its completed outcome; None if it has no time for it.
+
+        Only the event loop calls it, while no request waits for a thread.
+        """
+        began = time.monotonic()
+        left = min(self._inline_seconds + MAX_INLINE_SHARE * (began - self._inline_at), MAX_INLINE_SECONDS)
+        if self._pending or left <= 0:
+            return None
+        outcome: Future[T] = Future()
+        try:
+            outcome.set_result(work())
+        except Exception as error:
+            outcome.set_exception(error)
+        self._inline_at = time.monotonic()
+        self._inline_seconds = left - (self._inline_at - began)
+        return outcome
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Runs the work in a thread; raises Overloaded if too many requests are pending."""

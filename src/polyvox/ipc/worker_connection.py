@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from polyvox.audio.pcm import NO_AUDIO, Pcm
-from polyvox.engine.interface import Chunk, InProcessEngine, Result, Stream
+from polyvox.audio.pcm import Audio, Pcm, as_pcm
+from polyvox.engine.interface import ChunkParts, InProcessEngine, Result, Stream
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import PreparationPool, TextWriter, as_polyvox_error
 from polyvox.errors import EngineDown
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_KEYS = 100_000  # that one server may hold counts of
+MAX_INLINE_BYTES = 2048  # of an encoded request that the loop may prepare itself: no recordings, no long texts
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class WorkerConnection:
         self._acquired_keys: Counter[str] = Counter()
         self._progress = time.monotonic()  # when the ring was last empty, or the server last consumed from it
         self._stall_timer = self._loop.call_later(timeout, self._check_stalled)
-        self._outgoing: deque[tuple[int, messages.ChunkHeader | Result, Pcm]] = deque()  # waits for the ring
+        self._outgoing: deque[tuple[int, messages.ChunkHeader | Result, list[Audio]]] = deque()  # waits for the ring
         # Streams that may have chunks: the steps' lists. The engine's thread appends, then checks the flag; the loop
         # clears the flag, then takes the lists: so none is missed.
         self._ready: deque[Sequence[Stream]] = deque()
@@ -121,7 +122,10 @@ class WorkerConnection:
             request = messages.decode_request(message.request)
             return self._engine.submit(request, on_ready=self._notify)
 
-        self._prepare(id, submit, self._on_submitted)
+        if len(message.request) <= MAX_INLINE_BYTES and (outcome := self._pool.run_inline(submit)) is not None:
+            self._on_submitted(id, outcome)
+        else:
+            self._prepare(id, submit, self._on_submitted)
 
     def _on_submitted(self, id: int, job: "Future[Stream]") -> None:
         if (error := job.exception()) is not None:
@@ -188,7 +192,7 @@ class WorkerConnection:
             delivery.stream.cancel()
         else:  # all its audio is generated, and the rest of it will not be read
             self._forget(id, delivery.stream)
-            self._outgoing.append((id, replace(result, finish_reason="cancelled"), NO_AUDIO))
+            self._outgoing.append((id, replace(result, finish_reason="cancelled"), []))
             self._schedule_flush()
 
     def _on_consumed(self, message: messages.Consumed) -> None:
@@ -309,23 +313,22 @@ class WorkerConnection:
             delivery.credit -= len(chunks)
             result = self._enqueue(id, delivery, stream, chunks) or ended
             if result is not None:
-                self._outgoing.append((id, result, NO_AUDIO))
+                self._outgoing.append((id, result, []))
                 self._forget(id, stream)
 
     def _forget(self, id: int, stream: Stream) -> None:
         del self._deliveries[id], self._ids[stream]
 
-    def _enqueue(self, id: int, delivery: _Delivery, stream: Stream, chunks: list[Chunk]) -> Result | None:
+    def _enqueue(self, id: int, delivery: _Delivery, stream: Stream, chunks: Sequence[ChunkParts]) -> Result | None:
         """Queues chunks for the ring; the stream's result if it ends with them."""
         for chunk in chunks:
-            pcm = chunk.pcm
-            size = len(pcm)
+            size, final = chunk.size, chunk.final
             if size > self._ring.capacity:
                 stream.cancel()
                 error = f"A chunk of {size} samples exceeds the ring's capacity of {self._ring.capacity}."
                 return Result("error", stream.seed, error)
-            self._outgoing.append((id, messages.ChunkHeader(id, chunk.index, size, chunk.final), pcm))
-            if chunk.final:
+            self._outgoing.append((id, messages.ChunkHeader(id, chunk.index, size, final), chunk.parts))
+            if final:
                 return delivery.result()
         return None
 
@@ -338,14 +341,17 @@ class WorkerConnection:
         if ring.written == ring.consumed:
             self._progress = time.monotonic()
         free = ring.free
-        while outgoing and (size := len(outgoing[0][2])) <= free:
-            id, item, pcm = outgoing.popleft()
+        while outgoing:
+            id, item, audio = outgoing[0]
             if isinstance(item, messages.ChunkHeader):
-                free -= size
-                parts.append(pcm)
+                free -= item.num_samples
+                if free < 0:
+                    break
+                parts += map(as_pcm, audio)
                 chunks.append(item)
             else:
                 results[id] = item
+            outgoing.popleft()
         ring.write(parts)
         return chunks, results
 
