@@ -13,7 +13,6 @@ measures the host work per frame; run it on otherwise idle cores.
 import argparse
 import asyncio
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from process_times import thread_seconds  # type: ignore[import-not-found]
+from process_times import gpu_memory, thread_seconds  # type: ignore[import-not-found]
 
 from polyvox.bench.engine_client import STREAMS_PER_READER, RemoteEngineClient, remote_stats
 from polyvox.bench.load import Load
@@ -43,16 +42,16 @@ from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.stream_state import MAX_FRAMES_PER_STEP
 from polyvox.ipc.supervisor import EngineProcess
 
-# Milliseconds by batch size, 1.7B on one H200: frame step; codec step, per frame.
+# Milliseconds, 1.7B on one H200: of a frame step by its streams; of a codec call by its frames, all streams together.
 FRAME_STEP = ((1, 2.73), (64, 5.55), (128, 6.96), (256, 8.06), (512, 12.1), (1024, 21.0), (2048, 40.0))
-CODEC_FRAME = ((1, 0.19), (64, 1.39), (128, 2.59), (256, 5.02), (512, 9.86), (1024, 20.0), (2048, 40.0))
+CODEC_CALL = ((1, 0.72), (4, 0.77), (32, 1.20), (256, 4.75), (2048, 35.5))
 PREFILL_ROW = 0.007
 PREFILL = 1.0
 MEMORY_INTERVAL = 20  # seconds
 
 
 def interpolate(points: tuple[tuple[int, float], ...], size: int) -> float:
-    """Seconds of a call of this size, linear between the measured sizes."""
+    """Seconds of a call of this size, linear between the measured sizes and beyond them."""
     sizes = [batch for batch, _ in points]
     right = min(max(bisect_left(sizes, size), 1), len(points) - 1)
     (a, low), (b, high) = points[right - 1], points[right]
@@ -113,7 +112,7 @@ def simulate(speech: Any, max_streams: int) -> Any:
 
         def decode(slots: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
             frames = codes.shape[1]
-            GPU.launch(frames * interpolate(CODEC_FRAME, len(slots)))
+            GPU.launch(interpolate(CODEC_CALL, frames * len(slots)))
             return audio[: len(slots) * frames * vocoder.samples_per_frame].view(len(slots), -1)
 
         state.decode = decode
@@ -156,7 +155,7 @@ class InstrumentedEngine(LocalEngine):
     def _start(self) -> None:
         self._parts = dict.fromkeys((name for name, _ in PARTS), 0.0)
         self._calls = dict.fromkeys(CALLS, 0.0)
-        self._frame_calls = self._num_chunks = 0
+        self._frame_calls = self._codec_calls = self._codec_streams = self._num_chunks = 0
         super()._start()
         for name, path in PARTS:
             owner = type(self if len(path) == 1 else getattr(self, path[0]))
@@ -175,6 +174,8 @@ class InstrumentedEngine(LocalEngine):
     def _observe(self, step: CompletedStep, now: float) -> None:
         super()._observe(step, now)
         self._frame_calls += step.plan.num_calls
+        self._codec_calls += step.plan.sizes()[3]
+        self._codec_streams += len(step.plan.codec)
 
     def _timed(self, times: dict[str, float], part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
@@ -193,7 +194,7 @@ class InstrumentedEngine(LocalEngine):
             | {f"cpu_{name}": seconds for name, seconds in thread_seconds().items()}
             | {f"part_{name}": seconds for name, seconds in self._parts.items()}
             | {f"call_{name}": seconds for name, seconds in self._calls.items()}
-            | {"num_chunks": self._num_chunks}
+            | {"num_chunks": self._num_chunks, "codec_calls": self._codec_calls, "codec_streams": self._codec_streams}
             | {"memory": pages * os.sysconf("SC_PAGE_SIZE"), "frame_calls": self._frame_calls}
         )
 
@@ -225,16 +226,6 @@ def new_engine(model: str, max_streams: int, tokens: int, kv_dtype: str) -> Inst
     options = load_options("auto", "auto", kv_dtype=kv_dtype)
     speech = random_model(model, options.device, options.dtype, tokens, kv_dtype=options.kv_dtype)
     return InstrumentedEngine(speech, config)
-
-
-def gpu_memory() -> float | None:
-    """GB in use on the GPU by all processes; None without a GPU."""
-    try:
-        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        output = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-        return float(output.split()[0]) * 1.048576e-3  # MiB to GB
-    except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
-        return None
 
 
 class MemoryMonitor(threading.Thread):
@@ -285,6 +276,8 @@ def measure_level(new_client: RemoteEngineClient, load: Load, processes: int) ->
         "step, ms": f"{1e3 * elapsed / delta['steps']:.1f}",
         "frames, frame calls per step": f"{delta['frames'] / delta['steps']:.0f}, "
         f"{delta['frame_calls'] / delta['steps']:.2f}",
+        "codec calls, streams in them per step": f"{delta['codec_calls'] / delta['steps']:.1f}, "
+        f"{delta['codec_streams'] / delta['steps']:.0f}",
         "frames per chunk": f"{delta['frames'] / max(delta['num_chunks'], 1):.1f}",
         "host us/frame": f"{sum(1e6 * value / frames for name, value in delta.items() if name.startswith('cpu_')):.1f}",
         "by thread": per_frame("cpu_"),

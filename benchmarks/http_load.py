@@ -3,13 +3,15 @@
 
     python benchmarks/http_load.py --model 1.7B --streams 256,512,1024,1536,2048 --seconds 60     # on a GPU
     python benchmarks/http_load.py --model 1.7B --rates 1,64,128 --frames 56                      # open loop
-    python benchmarks/http_load.py --model 1.7B --streams 1024 --text-rate 5                      # live text
+    python benchmarks/http_load.py --model 1.7B --streams 1024 --text-rate 15                     # live text
     python benchmarks/http_load.py --model simulated --streams 64,256 --seconds 10                # the host alone
 
 The server has random weights, or a model that computes nothing and takes the time of a GPU (see closed_loop.py). Its
 settings are the defaults; POLYVOX_ environment variables change them. The clients are those of `polyvox bench serve`,
-in processes of their own. Live text is sent over a WebSocket; a client that waits for it sees gaps, so the underruns
-that the engine counts are given beside those of the clients. CPU time is given in microseconds per frame: of the
+in processes of their own. Live text is sent over a WebSocket. A frame reads one token of text, 12.5 a second, until the
+text is complete; so the underruns of the clients are those of the server only if the text arrives faster than that.
+With slower text a client waits for it, and the column of the engine counts: a gap is an underrun of the engine only if
+the text had arrived in time. CPU time is given in microseconds per frame: of the
 threads of the engine's process, of all server processes together, and of all client processes together.
 """
 
@@ -18,7 +20,6 @@ import json
 import multiprocessing
 import os
 import socket
-import statistics
 import sys
 import threading
 import time
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # all processes of the server import this module
     from polyvox.server.settings import Settings
 
 SAMPLE_INTERVAL = 0.5  # seconds between two reports of the engine's process
+MEMORY_INTERVAL = 10  # seconds
 START_TIMEOUT = 600.0  # seconds
 STOP_TIMEOUT = 60.0
 SIMULATED_OPEN_SLOTS = 512  # of the simulated model in an open loop
@@ -117,24 +119,33 @@ def wait_until_ready(port: int) -> float:
 
 
 class Monitor(threading.Thread):
-    """Samples the number of connections of each server process until it is stopped."""
+    """Samples the connections of each server process, and the memory of all processes and the GPU, until stopped."""
 
-    def __init__(self, servers: list[int], port: int) -> None:
+    def __init__(self, engine: int, servers: list[int], port: int) -> None:
         super().__init__(daemon=True)
-        self._servers, self._port, self._stopped = servers, port, threading.Event()
-        self.connections: list[list[int]] = []
+        self._engine, self._servers, self._port, self._stopped = engine, servers, port, threading.Event()
+        self._connections: list[list[int]] = []
+        self._memory: list[tuple[float, float, float]] = []  # GB: engine, all servers, GPU
 
     def run(self) -> None:
-        from process_times import num_connections
+        from process_times import gpu_memory, num_connections, resident_bytes
 
+        seconds = 0
         while not self._stopped.wait(1.0):
-            self.connections.append([num_connections(pid, self._port) for pid in self._servers])
+            self._connections.append([num_connections(pid, self._port) for pid in self._servers])
+            if seconds % MEMORY_INTERVAL == 0:
+                servers = sum(resident_bytes(pid) for pid in self._servers)
+                self._memory.append((resident_bytes(self._engine) / 1e9, servers / 1e9, gpu_memory() or 0.0))
+            seconds += 1
 
-    def stop(self) -> str:
+    def stop(self) -> tuple[str, str]:
+        """The connections by server at half of the time, and the memory at the start, the middle and the end."""
         self._stopped.set()
         self.join()
-        used = [each for each in self.connections if sum(each)]
-        return "/".join(map(str, used[len(used) // 2])) if used else "-"
+        used = [each for each in self._connections if sum(each)]
+        connections = "/".join(map(str, used[len(used) // 2])) if used else "-"
+        samples = [self._memory[index] for index in (0, len(self._memory) // 2, -1)] if self._memory else []
+        return connections, ", ".join(" + ".join(f"{each:.2f}" for each in sample) for sample in samples) or "-"
 
 
 def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, report: Path) -> dict[str, str]:
@@ -155,7 +166,7 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
         extra={"max_new_tokens": args.frames},
         text_rate=args.text_rate,
     )
-    monitor = Monitor(servers, port)
+    monitor = Monitor(engine, servers, port)
     monitor.start()
     time.sleep(SAMPLE_INTERVAL)
     before, server_before = json.loads(report.read_text()), [process_seconds(pid) for pid in servers]
@@ -166,7 +177,7 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
     after, elapsed = json.loads(report.read_text()), time.monotonic() - began
     server_times = [process_seconds(pid) - then for pid, then in zip(servers, server_before, strict=True)]
     client_time = sum(os.times()[:4]) - client_before
-    connections = monitor.stop()
+    connections, memory = monitor.stop()
     frames = max(1.0, after["frames"] - before["frames"])
     steps = max(1.0, after["steps"] - before["steps"])
     found = summarise(traces)
@@ -187,7 +198,7 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
         "servers, us/frame": f"{1e6 * sum(server_times) / frames:.1f}",
         "busiest server, share of a core": f"{max(server_times) / elapsed:.0%} of {len(servers)}",
         "connections by server": connections,
-        "server memory, MB, median": f"{statistics.median(resident_bytes(pid) for pid in servers) / 1e6:.0f}",
+        "memory, GB, engine + servers + GPU at the start, half of the time and the end": memory,
         "clients, us/frame": f"{1e6 * client_time / frames:.1f} in {lag.processes}",
         "client lag p99, ms": f"{1e3 * lag.loop.p99:.1f}" if lag.loop else "-",
     }

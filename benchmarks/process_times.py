@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time and memory of processes and of their threads, read from /proc (Linux)."""
+"""CPU time and memory of processes and of their threads, read from /proc (Linux), and memory of the GPU."""
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -49,6 +50,16 @@ def private_bytes(pid: int) -> int:
     """Memory that ends with the process: pages shared with other processes are not counted."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def gpu_memory() -> float | None:
+    """GB in use on the GPU by all processes; None without a GPU."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        output = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+        return float(output.split()[0]) * 1.048576e-3  # MiB to GB
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
+        return None
 
 
 def num_connections(pid: int, port: int) -> int:
