@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyvox.kernels import kv_quantize
+from polyvox.kernels import kv_quantize, wgmma_conv
 from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 
@@ -28,6 +28,9 @@ FAST_PATHS = (
         "KV cache in fp8",
         "compute capability 8.9",
         lambda found: kv_quantize.supports(torch.float8_e4m3fn, found),
+    ),
+    FastPath(
+        "vocoder's CUDA kernels", "compute capability 9.0 exactly", lambda found: found == wgmma_conv.ARCHITECTURE
     ),
 )
 

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels in CUDA C++, for what Triton cannot express; compiled by NVRTC, which PyTorch's CUDA packages contain.
+
+A file NAME.cu beside its launcher is compiled at its first launch, in about two seconds, and kept in Triton's cache
+under the hash of its source, the architecture and the version of NVRTC. Launches go to PyTorch's current stream, so
+they can be captured in a CUDA graph.
+"""
+
+import ctypes
+import hashlib
+import logging
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyvox.kernels.lazy_triton import launches_intercepted
+
+log = logging.getLogger(__name__)
+
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+Argument = Tensor | int | None  # pointers and 32-bit integers
+
+
+@cache
+def available() -> bool:
+    """Whether NVRTC can be loaded; logs a warning once if PyTorch is for CUDA and it cannot."""
+    try:
+        _nvrtc()
+    except OSError as error:
+        if torch.version.cuda:
+            log.warning("NVRTC is not available; using Triton kernels instead of CUDA kernels error=%r", str(error))
+        return False
+    return True
+
+
+class CudaSource:
+    """The kernels of one file, for one architecture, such as "90a"."""
+
+    def __init__(self, path: Path, architecture: str) -> None:
+        self._path, self._architecture = path, architecture
+        self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
+        self._modules: dict[int, ctypes.c_void_p] = {}
+
+    def launch(self, name: str, num_programs: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
+        """Launches a kernel on the current device with this many bytes of shared memory."""
+        if launches_intercepted():
+            return
+        values = [
+            ctypes.c_int(value) if isinstance(value, int) else ctypes.c_uint64(0 if value is None else value.data_ptr())
+            for value in arguments
+        ]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        function = self._function(name, shared)
+        _check("cuLaunchKernel", function, num_programs, 1, 1, threads, 1, 1, shared, stream, addresses, None)
+
+    def compile(self) -> bytes:
+        """The machine code, from the cache if it was compiled before. Needs no GPU."""
+        source = self._path.read_bytes()
+        version = ctypes.c_int(), ctypes.c_int()
+        _nvrtc().nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
+        words = [source, self._architecture.encode(), f"{version[0].value}.{version[1].value}".encode()]
+        from triton.runtime.cache import get_cache_manager
+
+        manager = get_cache_manager(hashlib.sha256(b"\0".join(words)).hexdigest())
+        file = f"{self._path.stem}.cubin"
+        if (found := manager.get_file(file)) is not None:
+            return Path(found).read_bytes()
+        code = _compile(source, self._path.name, self._architecture)
+        manager.put(code, file, binary=True)
+        return code
+
+    def _function(self, name: str, shared: int) -> ctypes.c_void_p:
+        device = torch.cuda.current_device()
+        if (device, name) not in self._functions:
+            if device not in self._modules:
+                torch.cuda.current_stream()  # creates the device's context
+                module = ctypes.c_void_p()
+                _check("cuModuleLoadData", ctypes.byref(module), self.compile())
+                self._modules[device] = module
+            function = ctypes.c_void_p()
+            _check("cuModuleGetFunction", ctypes.byref(function), self._modules[device], name.encode())
+            self._functions[device, name] = function
+        function = self._functions[device, name]
+        _check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
+        return function
+
+
+def _compile(source: bytes, name: str, architecture: str) -> bytes:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    options = (ctypes.c_char_p * 2)(f"--gpu-architecture=sm_{architecture}".encode(), b"--std=c++17")
+    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
+    if created:
+        raise RuntimeError(f"NVRTC cannot compile {name}: error {created}")
+    try:
+        size = ctypes.c_size_t()
+        if nvrtc.nvrtcCompileProgram(program, len(options), options):
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            text = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, text)
+            raise RuntimeError(f"NVRTC cannot compile {name}: {text.value.decode(errors='replace')}")
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        code = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, code)
+        return code.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    if not torch.version.cuda:
+        raise OSError("PyTorch is not built for CUDA")
+    return ctypes.CDLL(f"libnvrtc.so.{torch.version.cuda.partition('.')[0]}")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(function: str, *arguments: object) -> None:
+    """Calls a function of the CUDA driver; raises RuntimeError if it fails."""
+    if error := getattr(_driver(), function)(*arguments):
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(error, ctypes.byref(text))
+        raise RuntimeError(f"{function} failed: {(text.value or b'unknown error').decode()}")

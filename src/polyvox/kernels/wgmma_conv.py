@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codec's convolutions in CUDA C++ for sm_90 (H100, H200): a residual unit in one launch, and large convolutions.
+
+    active, x [B,C,T], channels contiguous in memory ([B,T,C]) · state [S,C,H] likewise · slots [B] int64
+
+    residual unit:  y = x + bias2 + weight2 · snake(bias1 + Σ_tap weight1[tap] · active[.., t - (6-tap)·dilation])
+    convolution:    as conv.py, with Snake
+
+Why not Triton: its convolution copies a column to shared memory once for each tap, which the L2 cache limits, and it
+cannot start an operand at any row. Here a tile's columns are copied once (wgmma_conv.cu), and the values between the
+two convolutions of a unit stay on the multiprocessor: a third fewer bytes. For 96 channels all weights do, too.
+
+Types: float16; biases and Snake's coefficients float32. Roundings: as conv.py; the sine is the hardware's (error 1e-6,
+1e-5 at arguments of 100), which is below the rounding of the result. Needs sm_90 exactly (`supports_...`), NVRTC, and
+columns that are a multiple of 64; elsewhere conv.py computes the same, within rounding.
+Bytes: x, active and add once from memory, y and Snake(y) once each; weights from cache. A row's bits depend on nothing
+else of the batch. Registers: no more than 168 per thread, 3 warpgroups; shared memory: `unit_shared`, `conv_shared`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyvox.kernels import cuda_source
+from polyvox.kernels.conv import PackedConv, causal_conv_reference, channels_last, update_history
+from polyvox.kernels.gpu import gpu_of
+from polyvox.kernels.snake import snake_reference
+
+SOURCE = cuda_source.CudaSource(Path(__file__).with_suffix(".cu"), "90a")
+ARCHITECTURE = 90  # no other one has these instructions
+TILE_ROWS = 64
+MAX_WARPGROUPS = 3
+THREADS = 128  # of a warpgroup
+UNIT_TAPS = 7
+UNIT_SLOTS = {96: 24, 192: 7}  # channels of a residual unit: stages of weights in shared memory
+CONV_SLOTS, CONV_CHUNK = 8, 64
+CONV_WIDTH = 192  # output channels per tile; tiles of 96 are slower than Triton's
+BARRIER_BYTES = 512
+
+Coefficients = tuple[Tensor, Tensor]  # Snake's, per channel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedStages:
+    """Weights in the order in which the kernel copies them, and float32 values per output channel."""
+
+    weights: Tensor
+    coefficients: Tensor  # of each convolution: bias, Snake's frequency and amplitude
+
+
+def supports_architecture(architecture: int) -> bool:
+    """Whether a GPU of this architecture runs these kernels."""
+    return architecture == ARCHITECTURE and cuda_source.available()
+
+
+def supports_unit(active: Tensor, dilation: int) -> bool:
+    """Whether `residual_unit` runs for these signals [B,C,T], and is faster than two convolutions.
+
+    A program that copies its weights in stages needs several tiles to share them.
+    """
+    batch, channels, columns = active.shape
+    if channels not in UNIT_SLOTS or not _supports(active):
+        return False
+    resident = UNIT_SLOTS[channels] == (UNIT_TAPS + 1) * channels // 32
+    if not resident and batch * columns // TILE_ROWS < 2 * gpu_of(active.device).multiprocessors:
+        return False
+    return unit_shared(channels, dilation, MAX_WARPGROUPS) <= gpu_of(active.device).shared
+
+
+def supports_conv(x: Tensor, layer: PackedConv) -> bool:
+    """Whether `convolution` runs for these signals, and is faster: there is a tile for every multiprocessor."""
+    if layer.inputs % CONV_CHUNK or layer.weight.shape[1] % CONV_WIDTH or not _supports(x):
+        return False
+    gpu = gpu_of(x.device)
+    tiles = -(-x.shape[0] * x.shape[2] // (TILE_ROWS * MAX_WARPGROUPS)) * (layer.weight.shape[1] // CONV_WIDTH)
+    return tiles >= gpu.multiprocessors and conv_shared(layer.history, MAX_WARPGROUPS) <= gpu.shared
+
+
+def _supports(x: Tensor) -> bool:
+    return (
+        x.dtype == torch.float16
+        and x.shape[2] % TILE_ROWS == 0
+        and x.device.type != "cpu"
+        and supports_architecture(gpu_of(x.device).architecture)
+    )
+
+
+def unit_shared(channels: int, dilation: int, warpgroups: int) -> int:
+    """Bytes of shared memory of a residual unit's program."""
+    window = (TILE_ROWS + (UNIT_TAPS - 1) * dilation) | 1
+    return BARRIER_BYTES + 6 * channels * 4 + UNIT_SLOTS[channels] * 64 * channels + warpgroups * window * channels * 2
+
+
+def conv_shared(history: int, warpgroups: int) -> int:
+    """Bytes of shared memory of a convolution's program."""
+    return BARRIER_BYTES + CONV_SLOTS * 64 * CONV_WIDTH + warpgroups * ((TILE_ROWS + history) | 1) * CONV_CHUNK * 4
+
+
+def pack_unit(conv1: PackedConv, conv2: PackedConv, snake1: Coefficients, snake2: Coefficients) -> PackedStages:
+    """Stages of 32 input channels: those of the first convolution tap by tap, then those of the second."""
+    channels = conv1.outputs
+    weights = torch.cat([conv1.weight, conv2.weight])[:, _column_order(channels, conv1.weight.device)]
+    weights = weights.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()  # [groups of 8 inputs, outputs, 8]
+    return PackedStages(weights, torch.cat([conv1.bias, *snake1, conv2.bias, *snake2]).float())
+
+
+def pack_convolution(layer: PackedConv, snake: Coefficients) -> PackedStages:
+    """Stages of 32 input channels, for each tile of outputs, chunk of 64 inputs and tap."""
+    weights = layer.weight.view(layer.taps, -1, CONV_CHUNK // 8, 8, layer.weight.shape[1] // CONV_WIDTH, CONV_WIDTH)
+    weights = weights[..., _column_order(CONV_WIDTH, weights.device)].permute(4, 1, 0, 2, 5, 3).contiguous()
+    repeated = [values.repeat(layer.rate) for values in snake]
+    return PackedStages(weights, torch.cat([layer.bias, *repeated]).float())
+
+
+def _column_order(width: int, device: torch.device) -> Tensor:
+    """The output channel of each column of a product.
+
+    A thread has columns 2i and 2i+1 of every 8, i = 0 to 3; of 32 columns these become 8 consecutive channels.
+    """
+    return torch.arange(width, device=device).view(-1, 4, 4, 2).transpose(1, 2).reshape(-1)
+
+
+def residual_unit(
+    x: Tensor,
+    active: Tensor,
+    packed: PackedStages,
+    dilation: int,
+    state: Tensor,
+    slots: Tensor,
+    return_sum: bool = True,
+    absent: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the sum and its Snake, [B,C,T] each, one tensor twice without return_sum; active is the Snake of x.
+
+    Updates state in place. absent [B]: the first columns of each stream that are zero.
+    """
+    rows, added, past = channels_last(active), channels_last(x), state.transpose(1, 2)
+    batch, columns, channels = rows.shape
+    assert past.shape[1:] == ((UNIT_TAPS - 1) * dilation, channels)
+    assert past.is_contiguous()
+    act = torch.empty_like(rows)
+    raw = torch.empty_like(rows) if return_sum else None
+    tiles = batch * columns // TILE_ROWS
+    warpgroups = _num_warpgroups(tiles, 1, rows.device)
+    SOURCE.launch(
+        f"residual_unit_{channels}", _num_programs(tiles, warpgroups, 1, rows.device), warpgroups * THREADS,
+        unit_shared(channels, dilation, warpgroups),
+        [rows, added, past, slots, packed.weights, packed.coefficients, raw, act, absent, tiles, columns, dilation],
+    )  # fmt: skip
+    update_history(rows, past, slots)
+    return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
+
+
+def residual_unit_reference(
+    x: Tensor, active: Tensor, past: Tensor, conv1: tuple[Tensor, Tensor], conv2: tuple[Tensor, Tensor],
+    snake1: Coefficients, snake2: Coefficients, dilation: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Reference implementation: weights and biases of nn.Conv1d, logarithms of Snake's coefficients."""
+    inner = snake_reference(causal_conv_reference(active, past, *conv1, dilation), *snake1)
+    y = x + causal_conv_reference(inner, None, *conv2, 1)
+    return y, snake_reference(y, *snake2)
+
+
+def convolution(
+    x: Tensor,
+    layer: PackedConv,
+    packed: PackedStages,
+    state: Tensor | None,
+    slots: Tensor,
+    add: Tensor | None = None,
+    return_sum: bool = True,
+    absent: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As conv.causal_conv with snake, whose reference implementations it shares."""
+    rows, past = channels_last(x), None if state is None else state.transpose(1, 2)
+    batch, columns, inputs = rows.shape
+    assert past is None or (past.shape[1:] == (layer.history, inputs) and past.is_contiguous())
+    outputs = layer.weight.shape[1]
+    act = torch.empty(batch, columns * layer.rate, layer.outputs, dtype=x.dtype, device=x.device)
+    raw = torch.empty_like(act) if return_sum else None
+    added = None if add is None else channels_last(add)
+    tiles = batch * columns // TILE_ROWS
+    across = outputs // CONV_WIDTH
+    warpgroups = _num_warpgroups(tiles, across, rows.device)
+    SOURCE.launch(
+        "convolution_192", _num_programs(tiles, warpgroups, across, rows.device), warpgroups * THREADS,
+        conv_shared(layer.history, warpgroups),
+        [rows, past, slots, packed.weights, packed.coefficients, added, raw, act, absent,
+         tiles, columns, inputs, outputs, layer.taps, layer.dilation, layer.rate],
+    )  # fmt: skip
+    if past is not None:
+        update_history(rows, past, slots)
+    return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
+
+
+def _num_warpgroups(tiles: int, across: int, device: torch.device) -> int:
+    """As many tiles per program as keep every multiprocessor busy."""
+    return max(1, min(MAX_WARPGROUPS, tiles * across // gpu_of(device).multiprocessors))
+
+
+def _num_programs(tiles: int, warpgroups: int, across: int, device: torch.device) -> int:
+    return min(gpu_of(device).multiprocessors, -(-tiles // warpgroups) * across)
