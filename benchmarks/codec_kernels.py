@@ -2,6 +2,7 @@
 """The codec's kernels on a GPU: numerical error, time and the choice of tiles.
 
     python benchmarks/codec_kernels.py                  errors in dB, calls by batch and frames, each layer
+    python benchmarks/codec_kernels.py --parts cuda     sm_90: CUDA kernels (wgmma_conv.py) against Triton's, by layer
     python benchmarks/codec_kernels.py --parts tune     the tiles of kernels/tiles.py, for 64 streams and more;
         --batches 512 --only conv1                      at one size, layers whose names contain this: about 3 s per tile
 
@@ -11,7 +12,9 @@ Random weights at the published size; median milliseconds of CUDA graph replays.
 import argparse
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -20,8 +23,8 @@ from torch import Tensor
 
 from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
-from polyvox.kernels import conv, tiles
-from polyvox.models.layers.conv_decoder import Stateful
+from polyvox.kernels import conv, tiles, wgmma_conv
+from polyvox.models.layers.conv_decoder import DecoderPass, ResidualUnit, SnakeBeta, Stateful
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.family import FAMILY
 
@@ -63,6 +66,7 @@ def main() -> None:
             "errors": lambda: show_errors(codec),
             "calls": lambda: show_calls(codec, half, batches, frames),
             "layers": lambda: show_layers(half),
+            "cuda": lambda: show_cuda(half, batches),
             "tune": lambda: tune(half, [batch for batch in batches if batch >= 64], options.only),
         }
         for name in options.parts.split(","):
@@ -190,9 +194,45 @@ def launches(codec: CodecDecoder) -> Iterator[Launch]:
         recorded.append(launch)
         return conv.causal_conv(x, taps, past, *rest)  # type: ignore[arg-type]
 
-    with patch("polyvox.models.layers.conv_decoder.causal_conv", record):
+    with only_triton(), patch("polyvox.models.layers.conv_decoder.causal_conv", record):
         codec(random_codes(codec, 1, 1), state, torch.zeros(1, dtype=torch.int64, device=DEVICE))
     yield from recorded
+
+
+def only_triton() -> AbstractContextManager[object]:
+    """A context in which all convolutions are Triton kernels."""
+    return patch.object(wgmma_conv, "supports_architecture", lambda _: False)
+
+
+def show_cuda(half: CodecDecoder, batches: list[int]) -> None:
+    """Each residual unit and each other convolution that has a CUDA kernel, in chunks of 4."""
+    console.print("ms with Triton and with CUDA, TFLOP/s with CUDA")
+    for batch in batches:
+        step = DecoderPass(half.initial_state(batch), torch.arange(batch, device=DEVICE))
+        for launch in launches(half):
+            layer, flops = half.get_submodule(launch.name), launch.flops(batch, CHUNK)
+            shape = batch, launch.columns * CHUNK, launch.taps.inputs
+            x = torch.randn(shape, device=DEVICE, dtype=half.dtype).transpose(1, 2)
+            snake = SnakeBeta(launch.taps.outputs).to(DEVICE)
+            for parameter in snake.parameters():
+                parameter.requires_grad_(False).zero_()
+            parent = half.get_submodule(launch.name.rpartition(".")[0])
+            if not launch.snake or not isinstance(layer, Stateful):
+                continue
+            if isinstance(parent, ResidualUnit) and launch.taps.inputs in wgmma_conv.UNIT_SLOTS:
+                if layer is parent.conv2:
+                    continue  # part of the unit
+                call: Callable[[], object] = partial(parent, x, x, step, snake, keep=True)
+                flops *= 8 / 7
+            else:
+                call = partial(layer.run, x, step, x if launch.add else None, snake, launch.keep)
+            with only_triton():
+                before = median_replay_ms(call, 5)
+            after = median_replay_ms(call, 5)
+            console.print(
+                f"{batch:4} {launch.name:36} {before:7.3f} {after:7.3f} {flops / after / 1e9:5.0f}", markup=False
+            )
+            torch.cuda.empty_cache()
 
 
 def is_dense(layer: torch.nn.Module) -> bool:

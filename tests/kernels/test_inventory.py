@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 # kernel: its launcher, its reference implementation (of which module, if not its own), and the test that compares them
 REFERENCES = {
     "attention.attention_kernel": ("paged_attention", "paged_attention_reference", "test_attention_kernel.py"),
+    "code_sum.sum_codes_kernel": ("sum_codes", "sum_codes_reference", "test_codec_inputs_kernel.py"),
     "conv.conv_kernel": ("causal_conv", "causal_conv_reference", "test_conv_kernel.py"),
     "conv.update_history_kernel": ("update_history", "update_history_reference", "test_conv_kernel.py"),
     "decode_attention.decode_kernel": ("rotary_attention", "rotary_attention_reference", "test_layer_kernels.py"),
@@ -43,6 +44,11 @@ REFERENCES = {
     "rotary.rotary_kernel": ("rotary_store", "rotary_store_reference", "test_layer_kernels.py"),
     "small_batch_linear.matrix_kernel": ("project", "project_reference", "test_small_batch_linear_kernel.py"),
     "small_batch_linear.vector_kernel": ("project", "project_reference", "test_small_batch_linear_kernel.py"),
+    "window_positions.positions_kernel": (
+        "next_positions",
+        "next_positions_reference",
+        "test_codec_inputs_kernel.py",
+    ),
     "sampler.draw_kernel": ("draw_keyed", "draw_keyed_reference", "test_sampler_kernel.py"),
 }
 # part of a kernel: the kernel that calls it

@@ -36,14 +36,15 @@ def test_the_norm_equals_its_reference(shape: tuple[int, ...], dtype: torch.dtyp
 
 
 @types
-@pytest.mark.parametrize("shape", [(3, 1024), (2, 2, 40)])
+@pytest.mark.parametrize(("shape", "scaled"), [((3, 1024), False), ((2, 2, 40), True)])
 def test_the_norm_of_a_sum_equals_its_reference_and_the_sum_is_exact(
-    shape: tuple[int, ...], dtype: torch.dtype
+    shape: tuple[int, ...], scaled: bool, dtype: torch.dtype
 ) -> None:
     x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
     weight = random(shape[-1], dtype=dtype, seed=2)
-    total, normed = add_rms_norm(x, residual, weight, EPS)
-    plain_total, plain_normed = add_rms_norm_reference(x, residual, weight, EPS)
+    scale = random(shape[-1], dtype=dtype, seed=3) if scaled else None
+    total, normed = add_rms_norm(x, residual, weight, EPS, scale)
+    plain_total, plain_normed = add_rms_norm_reference(x, residual, weight, EPS, scale)
     assert torch.equal(total, plain_total)
     assert_close(normed, plain_normed, CLOSE[dtype])
 

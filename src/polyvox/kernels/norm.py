@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """RMS norm of rows, alone or fused with the residual addition before it.
 
-    x, residual [..., SIZE] · weight [SIZE] -> normed [..., SIZE], and the sum residual + x
+    x, residual [..., SIZE] · weight, scale [SIZE] -> normed [..., SIZE], and the sum residual + scale · x
 
 Types: bfloat16, float16, float32; one type for all tensors.
-Roundings: the sum is rounded to the type, and the norm reads the rounded sum; x / sqrt(mean(x²) + eps) is computed in
-float32 and rounded, then multiplied by the weight and rounded again.
+Roundings: scale · x, if there is a scale, and the sum are rounded to the type, and the norm reads the rounded sum;
+x / sqrt(mean(x²) + eps) is computed in float32 and rounded, then multiplied by the weight and rounded again.
 Bytes: each input and each output once.
 Grid: one program per row; a row is one block.
 """
@@ -33,17 +33,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm_reference(x, weight, eps)
     x = x.contiguous()
     normed = torch.empty_like(x)
-    _launch(x, x, weight, x, normed, eps, add=False)
+    _launch(x, None, None, weight, x, normed, eps)
     return normed
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return residual + x and its norm."""
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return residual + x, or residual + scale · x, and its norm."""
     if not kernels.active(x):
-        return add_rms_norm_reference(x, residual, weight, eps)
+        return add_rms_norm_reference(x, residual, weight, eps, scale)
     x, residual = x.contiguous(), residual.contiguous()
     total, normed = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, residual, weight, total, normed, eps, add=True)
+    _launch(x, residual, scale, weight, total, normed, eps)
     return total, normed
 
 
@@ -54,27 +56,32 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * wide.to(x.dtype)
 
 
-def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Reference implementation."""
-    total = residual + x
+    total = residual + (x if scale is None else scale * x)
     return total, rms_norm_reference(total, weight, eps)
 
 
-def _launch(x: Tensor, residual: Tensor, weight: Tensor, total: Tensor, normed: Tensor, eps: float, add: bool) -> None:
+def _launch(
+    x: Tensor, residual: Tensor | None, scale: Tensor | None, weight: Tensor, total: Tensor, normed: Tensor, eps: float
+) -> None:
     size = x.shape[-1]
     if not x.numel():
         return
     block = power_of_2(size)
     norm_kernel[(x.numel() // size,)](
-        x, residual, weight, total, normed, eps,
-        ADD=add, SIZE=size, BLOCK=block, **overlap(x), num_warps=max(1, min(8, block // LANES)),
+        x, x if residual is None else residual, weight if scale is None else scale, weight, total, normed, eps,
+        ADD=residual is not None, SCALE=scale is not None, SIZE=size, BLOCK=block, **overlap(x),
+        num_warps=max(1, min(8, block // LANES)),
     )  # fmt: skip
 
 
 @Kernel
 def norm_kernel(
-    x, residual, weight, total, normed, eps,
-    ADD: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    x, residual, scale, weight, total, normed, eps,
+    ADD: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     mask = column < SIZE
@@ -84,6 +91,8 @@ def norm_kernel(
     if OVERLAP:
         wait()
     wide = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if SCALE:
+        wide = (wide * tl.load(scale + column, mask=mask, other=0.0).to(tl.float32)).to(dtype).to(tl.float32)
     if ADD:
         rounded = (tl.load(residual + at, mask=mask, other=0.0).to(tl.float32) + wide).to(dtype)
         tl.store(total + at, rounded, mask=mask)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels import wgmma_conv
 from polyvox.kernels.conv import (
     PackedConv,
     causal_conv,
@@ -36,9 +37,12 @@ from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
 from polyvox.kernels.lazy_triton import launches_intercepted
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.snake import snake_coefficients, snake_columns, snake_reference
+from polyvox.kernels.wgmma_conv import PackedStages
+from polyvox.kernels.window_positions import next_positions
 from polyvox.models.layers.decoder_config import ConvDecoderConfig
 from polyvox.models.layers.rotary import NoRotation, RotaryEmbedding, at_least_float32
 from polyvox.models.layers.transformer import Transformer
+from polyvox.models.layers.transformer_config import TransformerConfig
 from polyvox.models.protocol import Attend
 
 DecoderState = dict[str, Tensor]
@@ -149,6 +153,7 @@ class Stateful(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self._packed_weights: WeightCache[PackedConv] = WeightCache()
+        self._stages: WeightCache[PackedStages] = WeightCache()
 
     def run(
         self,
@@ -166,9 +171,12 @@ class Stateful(nn.Module, ABC):
         history = self.state_shape[1]
         if kernels.active(x):
             assert step.slots is not None
-            snake = then.coefficients() if then else None
+            packed, snake = self.packed_weights(), then.coefficients() if then else None
             state = step.before[self.key] if history else None
-            return causal_conv(x, self.packed_weights(), state, step.slots, add, snake, keep, dtype, step.absent)
+            if snake is not None and dtype is None and wgmma_conv.supports_conv(x, packed):
+                stages = self._stages.get(lambda: wgmma_conv.pack_convolution(packed, snake), packed.weight)
+                return wgmma_conv.convolution(x, packed, stages, state, step.slots, add, keep, step.absent)
+            return causal_conv(x, packed, state, step.slots, add, snake, keep, dtype, step.absent)
         past = step.read(self.key) if history else None
         y = self.plain(x, past)
         if past is not None:
@@ -258,13 +266,25 @@ class ResidualUnit(nn.Module):
         self.conv1 = CausalConv(channels, channels, 7, dilation)
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv(channels, channels, 1)
+        self._stages: WeightCache[PackedStages] = WeightCache()
 
     def forward(
         self, x: Tensor, active: Tensor, step: DecoderPass, then: SnakeBeta, keep: bool
     ) -> tuple[Tensor, Tensor]:
         """active is act1(x); returns the sum and then(sum)."""
+        conv1, dilation = self.conv1, self.conv1.dilation
+        if kernels.active(active) and wgmma_conv.supports_unit(active, dilation):
+            assert step.slots is not None
+            stages = self._stages.get(lambda: self._pack(then), conv1.conv.weight)
+            return wgmma_conv.residual_unit(
+                x, active, stages, dilation, step.before[conv1.key], step.slots, keep, step.absent
+            )
         _, inner = self.conv1.run(active, step, then=self.act2, keep=False)
         return self.conv2.run(inner, step, add=x, then=then, keep=keep)
+
+    def _pack(self, then: SnakeBeta) -> PackedStages:
+        convs = self.conv1.packed_weights(), self.conv2.packed_weights()
+        return wgmma_conv.pack_unit(*convs, self.act2.coefficients(), then.coefficients())
 
 
 class UpsampleBlock(nn.Module):
@@ -290,19 +310,35 @@ class UpsampleBlock(nn.Module):
         return units[-1](x, active, step, then, keep=False)[1]
 
 
+def rotary_frequencies(config: TransformerConfig, like: Tensor) -> Tensor:
+    """The angle of one position for each pair of dimensions, float32."""
+    exponents = torch.arange(0, config.head_dim, 2, device=like.device).float() / config.head_dim
+    return 1.0 / config.rope_theta**exponents
+
+
 class WindowTransformer(Transformer):
     """Attention over the last `window` frames; keys and values of earlier frames are in the state."""
 
     def __init__(self, config: ConvDecoderConfig) -> None:
         super().__init__(config.transformer, qk_norm=False, layer_scale=True)
         self.config = config.transformer
+        self._frequencies: WeightCache[Tensor] = WeightCache()
 
     def forward(self, x: Tensor, step: DecoderPass) -> Tensor:
         """[B,T,hidden] -> [B,T,hidden]"""
+        if kernels.active(x):
+            return self.run(x, NoRotation(), self._attend_in_slots(x.shape[1], step))
         columns = torch.arange(x.shape[1], device=x.device)
         positions = step.read("position")[:, None] + columns
         step.write("position", positions[:, -1] + 1)
         return self.run(x, NoRotation(), self._attend(positions, step, x.dtype))
+
+    def _attend_in_slots(self, columns: int, step: DecoderPass) -> RingAttention:
+        """Attention with kernels; advances the positions."""
+        assert step.slots is not None
+        frequencies = self._frequencies.get(lambda: rotary_frequencies(self.config, self.norm.weight), self.norm.weight)
+        angles = next_positions(step.before["position"], step.slots, columns, frequencies)
+        return RingAttention(step.before["keys"], step.before["values"], step.slots, *angles)
 
     def _attend(self, positions: Tensor, step: DecoderPass, dtype: torch.dtype) -> Attend:
         angles = RotaryEmbedding(positions, self.config, at_least_float32(dtype))

@@ -17,9 +17,9 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """residual + x and its norm."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
+    def add_and_norm(self, x: Tensor, residual: Tensor, scale: "LayerScale | None" = None) -> tuple[Tensor, Tensor]:
+        """residual + scale(x) and its norm."""
+        return add_rms_norm(x, residual, self.weight, self.eps, None if scale is None else scale.scale)
 
     @property
     def fused(self) -> Norm:
@@ -28,6 +28,8 @@ class RMSNorm(nn.Module):
 
 
 class LayerScale(nn.Module):
+    """A factor for each channel of a layer's output; `RMSNorm.add_and_norm` applies it, too."""
+
     def __init__(self, size: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.empty(size))

@@ -82,16 +82,16 @@ class TransformerLayer(nn.Module):
         self.mlp = SparseMLP(size, config.experts) if config.experts else MLP(size, config.intermediate_size)
         self.input_layernorm = RMSNorm(size, config.norm_eps)
         self.post_attention_layernorm = RMSNorm(size, config.norm_eps)
-        self.self_attn_layer_scale = LayerScale(size) if layer_scale else nn.Identity()
-        self.mlp_layer_scale = LayerScale(size) if layer_scale else nn.Identity()
+        self.self_attn_layer_scale = LayerScale(size) if layer_scale else None
+        self.mlp_layer_scale = LayerScale(size) if layer_scale else None
 
     def forward(
         self, x: Tensor, normed: Tensor, layer: int, rotary: RotaryEmbedding, attend: Attend, next_norm: RMSNorm
     ) -> tuple[Tensor, Tensor]:
         """x and its input norm to this layer's output and its norm by the next layer's input norm."""
-        attended = self.self_attn_layer_scale(self.self_attn(normed, layer, rotary, attend))
-        x, normed = self.post_attention_layernorm.add_and_norm(attended, x)
-        return next_norm.add_and_norm(self.mlp_layer_scale(self.mlp(normed)), x)
+        attended = self.self_attn(normed, layer, rotary, attend)
+        x, normed = self.post_attention_layernorm.add_and_norm(attended, x, self.self_attn_layer_scale)
+        return next_norm.add_and_norm(self.mlp(normed), x, self.mlp_layer_scale)
 
     def forward_small_batch(self, x: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
         """The same for a small batch, with norms and residuals fused into the projections. Without layer scales."""

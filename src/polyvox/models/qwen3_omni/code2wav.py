@@ -5,10 +5,9 @@ Its upsampling blocks trim both ends, so n frames have n · samples_per_frame - 
 published sizes). A sample needs no frame after the one that completes it, so there is nothing to flush.
 """
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from polyvox.kernels.code_sum import sum_codes
 from polyvox.models.layers.conv_decoder import ConvDecoder, DecoderState, WindowTransformer
 from polyvox.models.layers.decoder_config import ConvDecoderConfig
 
@@ -23,8 +22,7 @@ class Code2Wav(ConvDecoder):
         self.name_states()
 
     def forward(self, codes: Tensor, state: DecoderState, slots: Tensor | None = None) -> tuple[Tensor, DecoderState]:
-        offsets = torch.arange(self.config.quantizers, device=codes.device) * self.config.codebook_size
-        x = F.embedding(codes + offsets, self.code_embedding.weight).mean(2).to(self.dtype)
+        x = sum_codes(self.code_embedding.weight, codes, self.dtype, divisor=self.config.quantizers)
         step = self.start(x, state, slots)
         x = self.pre_transformer(x, step).transpose(1, 2)
         return self.samples(x, step), step.after

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels.code_sum import sum_codes
 from polyvox.models.layers.conv_decoder import (
     CausalConv,
     ConvDecoder,
@@ -85,15 +86,13 @@ class SplitQuantizer(nn.Module):
         self.rvq_rest = ResidualQuantizer(config, config.quantizers - 1)
         self._table: WeightCache[Tensor] = WeightCache()
 
-    def forward(self, codes: Tensor) -> Tensor:
-        """[B,T,quantizers] -> [B,codebook_dim,T]"""
+    def forward(self, codes: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """[B,T,quantizers] -> [B,codebook_dim,T], in this type where kernels run."""
         weight = self.rvq_rest.output_proj.weight
         if kernels.active(weight):
             # One look-up instead of sixteen look-ups and two projections: 64 MB at the published size.
             table = self._table.get(lambda: torch.cat([self.rvq_first.projected(), self.rvq_rest.projected()]), weight)
-            books, size, _ = table.shape
-            codes = codes + torch.arange(0, books * size, size, device=codes.device)
-            return F.embedding(codes, table.flatten(0, 1)).sum(2).transpose(1, 2)
+            return sum_codes(table.flatten(0, 1), codes, dtype or table.dtype).transpose(1, 2)
         return self.rvq_first(codes[..., :1]) + self.rvq_rest(codes[..., 1:])
 
 
@@ -120,7 +119,7 @@ class CodecDecoder(ConvDecoder):
         self.name_states()
 
     def forward(self, codes: Tensor, state: DecoderState, slots: Tensor | None = None) -> tuple[Tensor, DecoderState]:
-        return self.sound(self.quantizer(codes), state, slots)
+        return self.sound(self.quantizer(codes, self.dtype), state, slots)
 
     def sound(self, x: Tensor, state: DecoderState, slots: Tensor | None = None) -> tuple[Tensor, DecoderState]:
         """The same from the sums of codebook entries, [B,codebook_dim,T]; used in training."""
