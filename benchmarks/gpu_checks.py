@@ -29,6 +29,7 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.pending import PendingAudio
 from polyvox.engine.stream_arrays import Ints
+from polyvox.kernels.pre_norm import PreNorm
 from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.family import FAMILY
 from polyvox.models.qwen3_tts.model import Qwen3TTS
@@ -142,9 +143,9 @@ def layers(size: str) -> Rows:
             found.setdefault(names[layer], []).append(out[0].float())
             return out
 
-        def record_small_batch(layer: TransformerLayer, *inputs: Any) -> torch.Tensor:
+        def record_small_batch(layer: TransformerLayer, *inputs: Any) -> PreNorm:
             out = forward_small_batch(layer, *inputs)
-            found.setdefault(names[layer], []).append(out.float())
+            found.setdefault(names[layer], []).append(out.rows.float())
             return out
 
         patches = ExitStack()

@@ -3,11 +3,11 @@
 
     python benchmarks/small_batch_linear.py [--rows 1,2,4,8,16,32,64] [--only talker] [--tune]
 
-Shapes are those of the 1.7B model. Each line is a product with its norm, gate or sum. A cell is the time of the fused
-kernel / of the separate ones (norm, F.linear, gate or sum) in µs: the median of CUDA graph replays over enough matrices
-to exceed the GPU's cache. Rows above the kernel's MAX_ROWS show where it becomes slower. `error` is the largest
-difference from the reference, relative to the reference's largest value. --tune tries other launch plans for each line
-and number of rows (about two minutes per number of rows) and prints the best three as height × depth × warps.
+Shapes are those of the 1.7B model. Each line is a product with the norm before it, or with the gate or the sum after
+it. A cell is the time of the fused kernel / of the separate ones (F.linear, and norm, gate or sum with norm) in µs: the
+median of CUDA graph replays over enough matrices to exceed the GPU's cache. `error` is the largest difference from the
+reference, relative to the reference's largest value. --tune tries other launch plans for each line and number of rows
+(minutes per number of rows) and prints the best three as height × depth × warps × stages × splits.
 """
 
 import argparse
@@ -22,22 +22,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox.bench.cuda_timing import median_replay_ms
-from polyvox.kernels.norm import rms_norm
+from polyvox.kernels.gpu import gpu_of
+from polyvox.kernels.norm import add_rms_norm, rms_norm
+from polyvox.kernels.pre_norm import Norm, pre_norm
 from polyvox.kernels.silu_mul import silu_mul
 from polyvox.kernels.small_batch_linear import (
     LANES,
     VECTOR_ROWS,
     LaunchPlan,
-    Norm,
     choose_plan,
     launch,
+    launch_add,
+    project_add_reference,
     project_reference,
+    row_block,
 )
 
 REPLAYS = 30
 MIN_BYTES = 256 << 20  # of matrices in one graph: several times the GPU's cache
-DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
-HEIGHTS, DEPTHS, WARPS = (4, 8, 16, 32), (512, 1024, 2048), (4, 8)
+DTYPE, DEVICE = torch.bfloat16, torch.device("cuda", 0)
+VECTOR_HEIGHTS, VECTOR_DEPTHS, VECTOR_WARPS = (4, 8, 16), (512, 1024, 2048), (4, 8)
+MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS = (64, 128), (64, 128), (3, 4, 6), (1, 2, 4, 8)
+MAX_SHARED = 200 << 10  # bytes of all stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +76,41 @@ class Case:
         self.shape, self.rows = shape, rows
         count = max(1, MIN_BYTES // (shape.height * shape.inputs * DTYPE.itemsize))
         self.matrices = [normal(shape.height, shape.inputs) / shape.inputs**0.5 for _ in range(count)]
-        self.x, gain = normal(rows, shape.inputs), 1 + normal(shape.inputs) / 4
-        self.norm = Norm(gain, 1e-6) if shape.norm else None
+        x = normal(rows, shape.inputs)
+        self.x = pre_norm(x, self.norm(shape.inputs)) if shape.norm else x
         self.add = normal(rows, shape.height) if shape.add else None
+        self.next_norm = self.norm(shape.height)
+
+    @staticmethod
+    def norm(size: int) -> Norm:
+        return Norm(1 + normal(size) / 4, 1e-6)
 
     def fused(self, plan: LaunchPlan, matrix: Tensor) -> Tensor:
-        return launch(self.x, matrix, self.norm, self.add, self.shape.gated, plan)
+        if self.add is not None:
+            return launch_add(self.rows_in, matrix, self.add, self.next_norm, plan).rows
+        return launch(self.x, matrix, self.shape.gated, plan)
+
+    @property
+    def rows_in(self) -> Tensor:
+        return self.x if isinstance(self.x, Tensor) else self.x.rows
 
     def separate(self, matrix: Tensor) -> Tensor:
-        x = self.x if self.norm is None else rms_norm(self.x, self.norm.gain, self.norm.eps)
+        x = self.rows_in if isinstance(self.x, Tensor) else rms_norm(self.x.rows, self.x.norm.gain, self.x.norm.eps)
         projected = F.linear(x, matrix)
         if self.shape.gated:
             return silu_mul(projected)
-        return projected if self.add is None else self.add + projected
+        if self.add is None:
+            return projected
+        return add_rms_norm(projected, self.add, self.next_norm.gain, self.next_norm.eps)[0]
 
     def error(self, plan: LaunchPlan) -> float:
         matrix = self.matrices[0]
-        reference = project_reference(self.x, matrix, self.norm, self.add, self.shape.gated).float()
-        return float((self.fused(plan, matrix).float() - reference).abs().max() / reference.abs().max())
+        if self.add is not None:
+            reference = project_add_reference(self.rows_in, matrix, self.add, self.next_norm).rows
+        else:
+            reference = project_reference(self.x, matrix, self.shape.gated)
+        wide = reference.float()
+        return float((self.fused(plan, matrix).float() - wide).abs().max() / wide.abs().max())
 
     def microseconds(self, call: Callable[[Tensor], Tensor]) -> float:
         """Time of one call, in a CUDA graph with one call per matrix."""
@@ -107,7 +130,7 @@ def compare(shape: Shape, counts: list[int]) -> str:
     cells, errors = [], []
     for rows in counts:
         case = Case(shape, rows)
-        plan = choose_plan(rows, shape.height, shape.inputs)
+        plan = choose_plan(rows, shape.height, shape.inputs, shape.add, gpu=gpu_of(DEVICE))
         errors.append(case.error(plan))
         fused = case.microseconds(partial(case.fused, plan))
         cells.append(f"{fused:6.1f} /{case.microseconds(case.separate):5.1f}")
@@ -115,11 +138,15 @@ def compare(shape: Shape, counts: list[int]) -> str:
 
 
 def plans(rows: int, shape: Shape) -> Iterator[LaunchPlan]:
-    """Plans with at most 64 matrix elements per thread; tensor cores need 8 outputs and 16 columns per warp."""
-    for height, depth, warps in product(HEIGHTS, DEPTHS, WARPS):
-        fits = height * depth <= 64 * 32 * warps and depth <= max(LANES, shape.inputs)
-        if fits and (rows <= VECTOR_ROWS or height >= 8 * (1 + shape.gated)) and height >= 2 * shape.gated:
-            yield LaunchPlan(height, depth, warps)
+    """Plans of at most 64 matrix elements per thread without tensor cores, or that fit the shared memory with them."""
+    if rows <= VECTOR_ROWS:
+        for height, depth, warps in product(VECTOR_HEIGHTS, VECTOR_DEPTHS, VECTOR_WARPS):
+            if height * depth <= 64 * 32 * warps and depth <= max(LANES, shape.inputs):
+                yield LaunchPlan(height, depth, warps)
+        return
+    for height, depth, stages, splits in product(MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS if shape.add else (1,)):
+        if stages * depth * (row_block(rows) + height) * DTYPE.itemsize <= MAX_SHARED:
+            yield LaunchPlan(height, depth, 4, stages, splits)
 
 
 def tune(shape: Shape, rows: int) -> str:
@@ -131,7 +158,9 @@ def tune(shape: Shape, rows: int) -> str:
         except Exception as error:
             sys.stderr.write(f"{plan}: {type(error).__name__}\n")
     best = sorted(found, key=lambda pair: pair[0])[:3]
-    return "  ".join(f"{took:5.1f} {plan.height}×{plan.depth}×{plan.warps}" for took, plan in best)
+    return "  ".join(
+        f"{took:5.1f} {plan.height}×{plan.depth}×{plan.warps}×{plan.stages}×{plan.splits}" for took, plan in best
+    )
 
 
 @torch.inference_mode()

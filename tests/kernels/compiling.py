@@ -93,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="90", help=f"architectures, of {', '.join(map(str, GPUS))}")
     parser.add_argument("--model", default="1.7B,omni", help="published sizes")
-    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--first", action="store_true", help="one launch of each kernel only")
     parser.add_argument(
         "--processes", type=int, default=0, help="number of processes that compile first, as at the start of an engine"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norm, gate and rotation against their reference implementations, in Triton's interpreter."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
+from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from polyvox.kernels.rotary import rotary_store, rotary_store_reference
 from polyvox.kernels.silu_mul import silu_mul, silu_mul_reference
@@ -162,6 +164,18 @@ def test_a_decoding_step_equals_its_reference(
     plain = rotary_attention_reference(**given, keys=plain_cache[0], values=plain_cache[1])
     assert_close(found, plain, 3 * CLOSE[dtype])
     assert_close(cache, plain_cache, 2 * CLOSE[dtype])
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 8])
+def test_programs_divide_the_positions_of_a_row_if_the_gpu_has_idle_multiprocessors(multiprocessors: int) -> None:
+    """One program per head, or two, of which the first has two of three blocks; otherwise one for each block."""
+    given, cache = rotary_case([128, 300], 4, 2, 32, torch.float16)
+    cache = with_a_past(given, cache)
+    by_block = rotary_attention(**given, keys=cache[0], values=cache[1])
+    with assume(replace(GPUS[90], multiprocessors=multiprocessors)):
+        found = rotary_attention(**given, keys=cache[0], values=cache[1])
+    assert_close(found, by_block, CLOSE[torch.float16])
+    assert not torch.equal(found, by_block)  # the sums are in another order
 
 
 def test_a_decoding_step_gives_a_row_the_same_bits_at_any_index() -> None:

@@ -1,12 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small-batch linear layers against the reference implementation, in Triton's interpreter."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels.small_batch_linear import MAX_ROWS, VECTOR_ROWS, Norm, is_small_batch, project, project_reference
+from polyvox.kernels.gpu import GPUS
+from polyvox.kernels.norm import rms_norm_reference
+from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pre_norm, pre_norm_reference
+from polyvox.kernels.small_batch_linear import (
+    MAX_ROWS,
+    VECTOR_ROWS,
+    choose_plan,
+    is_small_batch,
+    project,
+    project_add,
+    project_add_reference,
+    project_reference,
+    row_block,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
 
@@ -39,10 +55,33 @@ def test_it_equals_its_reference_with_every_fused_operation(
 ) -> None:
     x, weight, norm = case(rows, inputs, height, dtype)
     assert is_small_batch(x)
-    residual = random(rows, height, dtype=dtype, seed=3)
-    for given in ({}, {"norm": norm}, {"add": residual}, {"norm": norm, "gated": True}):
-        found, expected = project(x, weight, **given), project_reference(x, weight, **given)
-        torch.testing.assert_close(found, expected, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    close = partial(torch.testing.assert_close, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    close(project(x, weight), project_reference(x, weight))
+    before = pre_norm(x, norm)
+    for gated in (False, True):
+        close(project(before, weight, gated), project_reference(before, weight, gated))
+    residual, next_norm = (
+        random(rows, height, dtype=dtype, seed=3),
+        Norm(norm.gain[0].expand(height).contiguous(), 1e-6),
+    )
+    found_add = project_add(x, weight, residual, next_norm)
+    expected_add = project_add_reference(x, weight, residual, next_norm)
+    close(found_add.rows, expected_add.rows)
+    assert torch.equal(found_add.gained, found_add.rows * next_norm.gain)
+    torch.testing.assert_close(found_add.squares.sum(-1), found_add.rows.float().square().sum(-1))
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_a_divided_norm_equals_the_whole_norm(dtype: torch.dtype) -> None:
+    x, weight, norm = case(3, 320, 24, dtype)
+    found, expected = pre_norm(x, norm), pre_norm_reference(x, norm)
+    assert torch.equal(found.gained, expected.gained)
+    torch.testing.assert_close(found.squares, expected.squares)
+    ids = torch.tensor([[2], [0]])
+    for looked_up, row in zip(embed_pre_norm(ids, x, norm)[:3], found[:3], strict=True):
+        assert torch.equal(looked_up, row[ids])
+    whole = project_reference(rms_norm_reference(x, norm.gain, norm.eps), weight)
+    torch.testing.assert_close(project(found, weight), whole, atol=2 * CLOSE[dtype], rtol=2 * CLOSE[dtype])
 
 
 @pytest.mark.parametrize("rows", BOTH)
@@ -51,31 +90,63 @@ def test_the_product_is_rounded_before_the_residual_is_added(rows: int) -> None:
     weight[:, 0] = 2**-11  # a product of 1 + 2**-11 rounds to 1 in float16; 1 + 2**-10 would not
     weight[:, 2:] = 0
     x, add = torch.ones(rows, 16).half(), torch.full((rows, 16), 2**-11).half()
-    assert torch.equal(project(x, weight, add=add), project_reference(x, weight, add=add))
-    assert (project(x, weight, add=add) == 1).all()
+    found = project_add(x, weight, add, Norm(torch.ones(16).half(), 1e-6)).rows
+    assert torch.equal(found, add + project_reference(x, weight))
+    assert (found == 1).all()
 
 
-@pytest.mark.parametrize("rows", [2, VECTOR_ROWS, MAX_ROWS])
+@pytest.mark.parametrize("rows", [2, VECTOR_ROWS, 16, MAX_ROWS])
 def test_a_row_has_the_same_bits_at_any_index_of_any_batch(rows: int) -> None:
     x, weight, norm = case(rows, 320, 24, torch.float16)
-    among = project(x, weight, norm, gated=True)
-    assert torch.equal(project(x.flip(0), weight, norm, gated=True).flip(0), among)
+
+    def run(rows: Tensor) -> PreNorm:
+        made = project(pre_norm(rows, norm), weight, gated=True)
+        down = weight.T[:, : made.shape[1]].contiguous()
+        return project_add(made, down, rows, norm)
+
+    among = run(x)
+    flipped = run(x.flip(0))
     others = torch.full_like(x, torch.nan)
     others[1] = x[1]
-    assert torch.equal(project(others, weight, norm, gated=True)[1], among[1])
+    alone = run(others)
+    for found, turned, single in zip(among[:3], flipped[:3], alone[:3], strict=True):
+        assert torch.equal(turned.flip(0), found)
+        assert torch.equal(single[1], found[1])
 
 
 def test_rows_may_be_strided_and_keep_their_shape() -> None:
     x, weight, norm = case(6, 64, 16, torch.float16)
-    pairs = x.view(3, 2, 64)
-    assert torch.equal(project(pairs[:, -1], weight, norm), project(x[1::2].contiguous(), weight, norm))
-    assert project(pairs, weight, norm, add=torch.zeros(3, 2, 16).half()).shape == (3, 2, 16)
+    before = pre_norm(x.view(3, 2, 64), norm)
+    assert torch.equal(project(before.last(), weight), project(pre_norm(x[1::2], norm), weight))
+    made = project_add(x.view(3, 2, 64), weight, torch.zeros(3, 2, 16).half(), Norm(norm.gain[:16], 1e-6))
+    assert made.rows.shape == made.gained.shape == (3, 2, 16)
+    assert project(made.last(), weight[:, :16].contiguous()).shape == (3, 16)
 
 
 def test_large_and_empty_batches_use_separate_launches() -> None:
     x, weight, norm = case(MAX_ROWS + 1, 64, 16, torch.float16)
     assert is_small_batch(x[:1])
     assert not any(is_small_batch(rows) for rows in (x, x[:0], x[: VECTOR_ROWS + 1].float()))
-    assert torch.equal(project(x, weight, norm), project_reference(x, weight, norm))
+    before = pre_norm(x, norm)
+    assert torch.equal(project(before, weight), project_reference(before, weight))
     with kernels.disabled():
         assert not is_small_batch(x[:1])
+
+
+@pytest.mark.parametrize("architecture", GPUS)
+def test_the_gpu_changes_only_how_many_loads_are_in_flight(architecture: int) -> None:
+    gpu = GPUS[architecture]
+    for rows in (1, 5, 17, MAX_ROWS):
+        for height, inputs, add in ((4096, 1024, False), (12288, 2048, False), (1024, 3072, True), (2048, 6144, True)):
+            plan = choose_plan(rows, height, inputs, add, gpu=gpu)
+            assert replace(plan, stages=0) == replace(choose_plan(rows, height, inputs, add, gpu=GPUS[90]), stages=0)
+            if rows > VECTOR_ROWS:
+                assert plan.stages >= 2
+                assert plan.stages * plan.depth * (plan.height + row_block(rows)) * 2 <= gpu.shared
+
+
+def test_a_matrix_with_few_rows_is_divided_by_columns() -> None:
+    splits = [choose_plan(16, height, 2048, add=True, gpu=GPUS[90]).splits for height in (512, 1024, 2048, 8192)]
+    assert splits == [16, 8, 4, 1]
+    assert choose_plan(16, 1024, 2048, gpu=GPUS[90]).splits == 1
+    assert choose_plan(VECTOR_ROWS, 1024, 2048, add=True, gpu=GPUS[90]).splits == 1

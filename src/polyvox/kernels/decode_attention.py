@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode attention in one launch: norm, rotary embedding, KV cache write and attention for one row per slot.
+"""Decode attention: norm, rotary embedding, KV cache write and attention for one row per slot in one launch.
 
     the inputs of rotary.py, where no two rows share a slot -> [N,H,D] as in attention.py; k and v are in the cache
 
 Fuses rotary.py and attention.py. A row attends to itself from registers and to its past in the cache, so a launch never
 reads what it writes. For small batches the first block of the past is prefetched before the previous launch has ended
-(launch_overlap.py), which is safe because earlier steps wrote it. Otherwise all blocks go through one pipelined loop,
-and large batches use large_batch_attention.py. Consecutive rows of one slot (a prompt) need the two separate launches.
+(launch_overlap.py), which is safe because earlier steps wrote it. A few rows leave most multiprocessors idle: several
+programs divide the blocks of positions of a row, and a second launch combines their results. Otherwise all blocks go
+through one pipelined loop, and large batches use large_batch_attention.py. Consecutive rows of one slot (a prompt) need
+the two separate launches.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
-Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the reduction,
-with the key and value that the cache has after it. Up to
-SMALL_BATCH_ROWS rows of 16-bit types use blocks of SMALL_BATCH_BLOCK positions. The order depends on the table's width
-only.
+Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the reduction, with the
+key and value that the cache has after it. Up to SMALL_BATCH_ROWS rows of 16-bit types use blocks of SMALL_BATCH_BLOCK
+positions. The order depends on the number of rows, the table's width and the number of multiprocessors only.
 Bytes: keys and values of all positions once per row; qkv and the result once.
-Grid: one program per row and KV head.
+Grid: one program per row and KV head; for a few rows a power of 2 of them, so that all run at once.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels import large_batch_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
+from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.kv_quantize import LARGEST, KVScales, quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
-from polyvox.kernels.lazy_triton import Kernel, power_of_2
+from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
 from polyvox.kernels.rotary import rotary_store_reference
 
 if TYPE_CHECKING:
@@ -85,16 +87,30 @@ def rotary_attention(
     small_batch = rows <= SMALL_BATCH_ROWS
     max_block = SMALL_BATCH_BLOCK if small_batch and qkv.dtype != torch.float32 else BLOCK
     block = max(MIN_TILE, min(max_block, power_of_2(tables.shape[1] * page)))
-    decode_kernel[(rows, kv_heads)](
+    blocks = -(-tables.shape[1] * page // block)
+    splits = 1
+    if small_batch:
+        splits = min(blocks, largest_power_of_2(gpu_of(qkv.device).multiprocessors // (rows * kv_heads)))
+    sums, stats = (
+        torch.empty(rows, heads, splits, size, dtype=torch.float32, device=qkv.device) if splits > 1 else out
+        for size in (dim, 2)
+    )
+    decode_kernel[(rows, kv_heads, splits)](
         qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
+        sums, stats,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps, dim**-0.5 * LOG2_E,
         NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=group, GROUP_BLOCK=max(MIN_TILE, power_of_2(group)),
         DIM=dim, DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=page, BLOCK=block,
-        PREFETCH=small_batch, SINGLE_BLOCK=block >= tables.shape[1] * page,
-        LARGEST=LARGEST.get(keys.dtype), **overlap(out),
+        PREFETCH=small_batch, SINGLE_BLOCK=splits == blocks, SPLITS=splits,
+        LARGEST=LARGEST.get(keys.dtype), **overlap(qkv),
         num_warps=max(2, block // 16), num_stages=2,
     )  # fmt: skip
+    if splits > 1:
+        combine_splits_kernel[(rows * heads,)](
+            sums, stats, out, SPLITS=splits, SPLITS_BLOCK=power_of_2(splits), DIM=dim, DIM_BLOCK=power_of_2(dim),
+            **overlap(qkv), num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -121,13 +137,18 @@ def rotary_attention_reference(
 @Kernel
 def decode_kernel(
     qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
-    qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
+    sums, stats, qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
     NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    PREFETCH: tl.constexpr, SINGLE_BLOCK: tl.constexpr, LARGEST: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, SINGLE_BLOCK: tl.constexpr, SPLITS: tl.constexpr, LARGEST: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
+    split = 0
+    if SPLITS > 1:
+        split = tl.program_id(2)
+    first = split * BLOCK
     dtype = out.dtype.element_ty
     last = tl.load(positions + row).to(tl.int32)
     table = tables + tl.load(slots + row) * table_row
@@ -142,10 +163,10 @@ def decode_kernel(
     past_scale = kv_head * PAGE
     if PREFETCH:
         past_key, past_value = load_kv_block(
-            keys + past, values + past, table, 0, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
+            keys + past, values + past, table, first, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
         )
         key_scale, value_scale = load_scale_block(
-            key_scales + past_scale, value_scales + past_scale, table, 0, last, KV_HEADS, PAGE, BLOCK, LARGEST
+            key_scales + past_scale, value_scales + past_scale, table, first, last, KV_HEADS, PAGE, BLOCK, LARGEST
         )
     if OVERLAP:
         wait()
@@ -165,10 +186,13 @@ def decode_kernel(
         own_key = key.to(tl.float32) * own_key_scale[:, None]
         own_value = value.to(tl.float32) * own_value_scale[:, None]
         own_scale = (own_page * KV_HEADS + kv_head) * PAGE + last % PAGE + tl.arange(0, 1)
-        tl.store(key_scales + own_scale, own_key_scale)
-        tl.store(value_scales + own_scale, own_value_scale)
-    tl.store(keys + offsets, key, mask=inside[None, :])
-    tl.store(values + offsets, value, mask=inside[None, :])
+        tl.store(key_scales + own_scale, own_key_scale, mask=split == 0)
+        tl.store(value_scales + own_scale, own_value_scale, mask=split == 0)
+    stored = inside[None, :]
+    if SPLITS > 1:
+        stored &= split == 0
+    tl.store(keys + offsets, key, mask=stored)
+    tl.store(values + offsets, value, mask=stored)
 
     head = tl.arange(0, GROUP_BLOCK)
     mask = (head < GROUP)[:, None] & inside[None, :]
@@ -179,13 +203,18 @@ def decode_kernel(
     running_max = tl.sum(query.to(tl.float32) * own_key.to(tl.float32), 1) * scale
     denominator = tl.full([GROUP_BLOCK], 1.0, tl.float32)
     acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32) + own_value.to(tl.float32)
+    if SPLITS > 1:
+        # Only the first split has the row's own position. The lowest maximum is finite: the split may be empty.
+        running_max = tl.where(split == 0, running_max, -1e30)
+        denominator = tl.where(split == 0, denominator, 0.0)
+        acc = tl.where(split == 0, acc, 0.0)
     if PREFETCH:
         running_max, denominator, acc = attend_block(
-            query, past_key, past_value, key_scale, value_scale, 0, last, scale, running_max, denominator, acc, BLOCK,
-            LARGEST,
+            query, past_key, past_value, key_scale, value_scale, first, last, scale, running_max, denominator, acc,
+            BLOCK, LARGEST,
         )  # fmt: skip
     if not (PREFETCH and SINGLE_BLOCK):
-        for begin in range(BLOCK if PREFETCH else 0, last, BLOCK):
+        for begin in range(first + SPLITS * BLOCK if PREFETCH else 0, last, SPLITS * BLOCK):
             past_key, past_value = load_kv_block(
                 keys + past, values + past, table, begin, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
             )
@@ -196,7 +225,34 @@ def decode_kernel(
                 query, past_key, past_value, key_scale, value_scale, begin, last, scale, running_max, denominator, acc,
                 BLOCK, LARGEST,
             )  # fmt: skip
-    tl.store(out + row * HEADS * DIM + heads + column[None, :], (acc / denominator[:, None]).to(dtype), mask=mask)
+    if SPLITS > 1:
+        at = (row * HEADS + kv_head * GROUP + head) * SPLITS + split
+        tl.store(sums + at[:, None] * DIM + column[None, :], acc, mask=mask)
+        tl.store(stats + at * 2, running_max, mask=head < GROUP)
+        tl.store(stats + at * 2 + 1, denominator, mask=head < GROUP)
+    else:
+        tl.store(out + row * HEADS * DIM + heads + column[None, :], (acc / denominator[:, None]).to(dtype), mask=mask)
+
+
+@Kernel
+def combine_splits_kernel(
+    sums, stats, out, SPLITS: tl.constexpr, SPLITS_BLOCK: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The softmax over all positions of one row and head, from the running softmax of each split."""
+    row_head = tl.program_id(0)
+    split = tl.arange(0, SPLITS_BLOCK)
+    column = tl.arange(0, DIM_BLOCK)
+    mask = (split < SPLITS)[:, None] & (column < DIM)[None, :]
+    at = row_head * SPLITS + split
+    if OVERLAP:
+        wait()
+    maximum = tl.load(stats + at * 2, mask=split < SPLITS, other=-1e30)
+    denominator = tl.load(stats + at * 2 + 1, mask=split < SPLITS, other=0.0)
+    acc = tl.load(sums + at[:, None] * DIM + column[None, :], mask=mask, other=0.0)
+    rescale = tl.exp2(maximum - tl.max(maximum, 0))
+    made = tl.sum(acc * rescale[:, None], 0) / tl.sum(denominator * rescale, 0)
+    tl.store(out + row_head * DIM + column, made.to(out.dtype.element_ty), mask=column < DIM)
 
 
 @Kernel

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from polyvox.kernels.attention import LOG2_E
 from polyvox.kernels.kv_quantize import LARGEST, KVScales, is_quantized, quantize_heads
+from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel
 
 if TYPE_CHECKING:
@@ -69,13 +70,15 @@ def launch(
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
     key_scales, value_scales = scales or (qkv, qkv)
     pack = 4 // keys.itemsize
+    overlapping = overlap(qkv)
     large_batch_kernel[(kv_heads, rows)](
         qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
         qkv.stride(0), keys.stride(0) // pack, keys.stride(1) // pack, keys.stride(2) // pack, tables.stride(0), eps,
         dim**-0.5 * LOG2_E,
         NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PACK=pack,
         PAGE=page, LANES=max(1, WARPS * THREADS * LOAD // (dim * keys.itemsize)), DEPTH=DEPTH,
-        PREFETCH=tables.shape[1] > 1, LARGEST=LARGEST.get(keys.dtype), num_warps=WARPS,
+        PREFETCH=tables.shape[1] > 1 or overlapping["OVERLAP"], LARGEST=LARGEST.get(keys.dtype), **overlapping,
+        num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -86,7 +89,7 @@ def large_batch_kernel(
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
     NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     PACK: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, PREFETCH: tl.constexpr,
-    LARGEST: tl.constexpr,
+    LARGEST: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Strides of the cache are in words of 32 bits, each PACK elements."""
     BLOCK: tl.constexpr = LANES * DEPTH
@@ -121,6 +124,8 @@ def large_batch_kernel(
     turn = last.to(tl.int64) * DIM + half
     low_cos, high_cos = tl.load(cos + turn).to(tl.float32), tl.load(cos + turn + DIM // 2).to(tl.float32)
     low_sin, high_sin = tl.load(sin + turn).to(tl.float32), tl.load(sin + turn + DIM // 2).to(tl.float32)
+    if OVERLAP:
+        wait()
     own_value = tl.load(own + KV_HEADS * DIM + column)
     own_key = rotate_head(own, k_weight, low_cos, high_cos, low_sin, high_sin, eps, NORM, DIM)
     query = rotate_head(queries, q_weight, low_cos, high_cos, low_sin, high_sin, eps, NORM, DIM)

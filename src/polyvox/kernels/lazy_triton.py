@@ -65,3 +65,8 @@ def launches_intercepted() -> bool:
 def power_of_2(minimum: int) -> int:
     """The smallest power of 2 that is at least `minimum`."""
     return 1 << (minimum - 1).bit_length()
+
+
+def largest_power_of_2(maximum: int) -> int:
+    """The largest power of 2 that is at most `maximum`, and at least 1."""
+    return 1 << max(0, maximum.bit_length() - 1)

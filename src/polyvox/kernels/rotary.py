@@ -75,7 +75,7 @@ def rotary_store(
         qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, q,
         qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps,
         NORM=weights is not None, BY_ROW=by_row, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=power_of_2(dim),
-        HEADS_AT_ONCE=heads_at_once, PAGE=page, LARGEST=LARGEST.get(keys.dtype), **overlap(q), num_warps=4,
+        HEADS_AT_ONCE=heads_at_once, PAGE=page, LARGEST=LARGEST.get(keys.dtype), **overlap(qkv), num_warps=4,
     )  # fmt: skip
     return q
 

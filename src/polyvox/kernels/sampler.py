@@ -8,10 +8,11 @@ The argmax of score + Gumbel noise is a sample from softmax(score); filters are 
 
 Types: bfloat16, float16 or float32 logits; float32 inside.
 Roundings: noise bits, filters and ties equal those of the reference implementation. Division is IEEE. Top-k keeps every
-score that is at least the k-th, whose bits are found by bisection, two at a time. Top-p keeps a score while the larger
-ones sum to less than top_p; the order of summation differs from the reference, so a score whose cumulative mass is
-within 1e-6 of top_p may be kept by one and dropped by the other. The logarithms of the noise may differ in their last
-bits, which changes a sample only where the two best scores are that close. A row of NaN logits samples a valid id.
+score that is at least the k-th, whose bits are found by bisection, two at a time. Logits of a 16-bit type that no rule
+changes are ranked before the division, which keeps their order; they have half as many bits. Top-p keeps a score while
+the larger ones sum to less than top_p; the order of summation differs from the reference, so a score whose cumulative
+mass is within 1e-6 of top_p may be kept by one and dropped by the other. Logarithms of the noise may differ in their
+last bits, which changes a sample only where the two best scores are that close. A row of NaN logits samples a valid id.
 Bytes: the logits once (and seen, for code 0); noise is generated in registers.
 Grid: one program per row; a row is one block.
 """
@@ -81,7 +82,8 @@ def draw_keyed(logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRul
         logits.stride(0), seen.stride(0), book, 0.0 if first is None else first.pressure,
         FIRST=first is not None, END=-1 if first is None else first.end,
         CONTROLS=vocab if first is None else first.first_control_id,
-        VOCAB=vocab, BLOCK=block, **overlap(logits), num_warps=max(1, min(8, block // LANES)),
+        BITS=32 if first is not None else 8 * logits.itemsize, VOCAB=vocab, BLOCK=block, **overlap(logits),
+        num_warps=max(1, min(8, block // LANES)),
     )  # fmt: skip
     return codes
 
@@ -153,8 +155,8 @@ def _threshold(ordered: Tensor, params: Tensor) -> Tensor:
 def draw_kernel(
     logits, slots, settings, key, segment, frame, seen, min_frames, soft_limit, codes,
     logits_row, seen_row, book, pressure,
-    FIRST: tl.constexpr, END: tl.constexpr, CONTROLS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    FIRST: tl.constexpr, END: tl.constexpr, CONTROLS: tl.constexpr, BITS: tl.constexpr, VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -177,7 +179,8 @@ def draw_kernel(
     if OVERLAP:
         wait()
 
-    score = tl.load(logits + row * logits_row + token, mask=mask, other=float("-inf")).to(tl.float32)
+    logit = tl.load(logits + row * logits_row + token, mask=mask, other=float("-inf"))
+    score = logit.to(tl.float32)
     if FIRST:
         factor = tl.load(settings + slot * 4 + 3)
         before = tl.load(seen + slot * seen_row + token, mask=mask, other=0) != 0
@@ -191,14 +194,18 @@ def draw_kernel(
     score = tl.where(score == 0.0, 0.0, score)  # -0.0 and 0.0 compare equal
 
     # Map to unsigned integers of the same order; padding beyond the vocabulary ranks lowest.
-    bits = score.to(tl.uint32, bitcast=True)
-    rank = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    if BITS == 16:
+        bits = tl.where(logit == 0.0, 0.0, logit).to(tl.uint16, bitcast=True).to(tl.uint32)
+        rank = tl.where(bits >> 15 != 0, bits ^ 0xFFFF, bits | 0x8000)
+    else:
+        bits = score.to(tl.uint32, bitcast=True)
+        rank = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
     rank = tl.where(mask, rank, 0)
-    threshold = rank_of_largest(rank, tl.where(top_k == 0, VOCAB, tl.minimum(tl.maximum(top_k, 1), VOCAB)))
+    threshold = rank_of_largest(rank, tl.where(top_k == 0, VOCAB, tl.minimum(tl.maximum(top_k, 1), VOCAB)), BITS)
     if top_p < 1.0:
         kept = (rank >= threshold) & mask
         mass = tl.where(kept, tl.exp(score - tl.max(score, 0)), 0.0)
-        threshold = tl.maximum(threshold, rank_of_mass(rank, mass, top_p * tl.sum(mass, 0)))
+        threshold = tl.maximum(threshold, rank_of_mass(rank, mass, top_p * tl.sum(mass, 0), BITS))
         threshold = tl.minimum(threshold, tl.max(rank, 0))
     kept = (rank >= threshold) & mask
 
@@ -208,11 +215,11 @@ def draw_kernel(
 
 
 @Kernel
-def rank_of_largest(rank, count):
+def rank_of_largest(rank, count, BITS: tl.constexpr):
     """The count-th largest rank, by bisection from the highest bits down."""
     found = tl.zeros([], tl.uint32)
-    for step in range(16):
-        shift = tl.cast(30 - 2 * step, tl.uint32)
+    for step in range(BITS // 2):
+        shift = tl.cast(BITS - 2 - 2 * step, tl.uint32)
         one, two, three = found + (1 << shift), found + (2 << shift), found + (3 << shift)
         reach = (rank >= one).to(tl.int64) + ((rank >= two).to(tl.int64) << 16) + ((rank >= three).to(tl.int64) << 32)
         reached = tl.sum(reach, 0)
@@ -223,10 +230,10 @@ def rank_of_largest(rank, count):
 
 
 @Kernel
-def rank_of_mass(rank, mass, wanted):
+def rank_of_mass(rank, mass, wanted, BITS: tl.constexpr):
     """The largest threshold such that the ranks at or above it sum to the wanted mass."""
     found = tl.zeros([], tl.uint32)
-    for step in range(32):
-        higher = found + (1 << tl.cast(31 - step, tl.uint32))
+    for step in range(BITS):
+        higher = found + (1 << tl.cast(BITS - 1 - step, tl.uint32))
         found = tl.where(tl.sum(tl.where(rank >= higher, mass, 0.0), 0) >= wanted, higher, found)
     return found

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers for small batches: norm before the product, gate or residual after it, in one launch.
+"""Linear layers for small batches: norm before the product, gate or residual after it.
 
-    x [M,K], any row stride · weight [N,K] · gain [K] of a norm, or none · add [M,N], or none -> [M,N]; gated: [M,N/2]
+    x [M,K], any row stride, or rows before a norm (pre_norm.py) · weight [N,K] · add [M,N], or none
 
-    norm(x) @ weightᵀ (+ add), or silu(first half) · second half
+    x @ weightᵀ -> [M,N], silu(first half) · second half -> [M,N/2], or add + x @ weightᵀ and its `PreNorm`
 
-Decoding a few streams is bound by reading weights. A program owns a few outputs and reads their matrix rows once, the
-first part before the previous launch has ended (launch_overlap.py); x is small and every program normalises it again.
-Up to VECTOR_ROWS rows are multiplied and summed row by row, which keeps all threads loading; more rows use tensor
-cores, with K split over the warps.
+Decoding a few streams is bound by reading weights and by the latency of launches that depend on each other. A program
+owns a few outputs and reads their matrix rows once. Up to VECTOR_ROWS rows are multiplied and summed row by row; a
+program loads its first matrix columns before the previous launch has ended (launch_overlap.py). More rows use tensor
+cores, with the matrix as left operand, so that few rows waste little. A matrix with few rows is also divided by
+columns (`splits`), so that every multiprocessor reads a part of it, and a second launch adds up the splits.
+
+The RMS norm between two products is divided between them: the first one, which adds the residual, also stores the sum
+times the norm's gain and the squares of its outputs, summed per program; the second one multiplies the rows with gain
+and scales its result by 1 / sqrt(mean of squares + eps). No program reads a whole row to normalise it.
 
 Types: bfloat16, float16; float32 up to VECTOR_ROWS rows.
-Roundings: the norm's two (norm.py); products summed in float32, in an order that depends only on N, K and whether M is
-above VECTOR_ROWS; the sum is rounded, then residual or gate as add_rms_norm and silu_mul round.
+Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K and
+`row_block(M)`; the sum is scaled, then rounded, then residual or gate as add_rms_norm and silu_mul round.
 Bytes: weight once; x, add and the result once from memory.
-Predicted for one H200, bfloat16, M = 1, in overlapping launches: bytes at 3.6 TB/s plus 1 µs; talker qkv 5.7, o 3.3,
-gate and up 15.0, down 8.0; predictor qkv 3.3, o 2.2, gate and up 4.5, down 2.7, head 2.2 µs: 1.9 ms a frame.
 """
 
 from __future__ import annotations
@@ -29,18 +32,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels.launch_overlap import overlap, wait
-from polyvox.kernels.lazy_triton import Kernel, power_of_2
-from polyvox.kernels.norm import rms_norm_reference
+from polyvox.kernels.gpu import Gpu, gpu_of
+from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
+from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
+from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 from polyvox.kernels.silu_mul import silu_mul_reference
+from polyvox.kernels.tiles import SPARE
 
 if TYPE_CHECKING:
     import triton.language as tl
 
-MAX_ROWS = 16
+MAX_ROWS = 64
 VECTOR_ROWS = 4
 LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
+SPLIT_PROGRAMS = 128  # programs of a product that is divided by columns
+EARLY_START_ROWS = 33  # from here on, tensor core products let the next launch start before they wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +57,15 @@ class LaunchPlan:
     height: int  # matrix rows per program; a gated product takes half of them from each half
     depth: int  # columns per iteration
     warps: int
+    stages: int = 1  # iterations whose loads are in flight; with tensor cores only
+    splits: int = 1  # parts of the columns, each with its own programs; only for sums with a residual
 
 
-# (minimum matrix rows, plan): the first match is used. Chosen for sm_90: nearly every multiprocessor has a program with
-# at least 32 KB of loads in flight. benchmarks/small_batch_linear.py --tune measures others.
-VECTOR_PLANS = ((4096, LaunchPlan(16, 1024, 8)), (0, LaunchPlan(8, 2048, 8)))
-MATRIX_PLANS = ((2048, LaunchPlan(16, 512, 4)), (0, LaunchPlan(8, 512, 4)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Norm:
-    """The RMS norm applied to the rows before the product."""
-
-    gain: Tensor
-    eps: float
+# (minimum matrix rows, plan): the first match is used. Chosen for sm_90; benchmarks/small_batch_linear.py --tune
+# measures others.
+VECTOR_PLANS = ((6144, LaunchPlan(8, 1024, 4)), (4096, LaunchPlan(4, 1024, 4)), (0, LaunchPlan(8, 2048, 8)))
+MATRIX_PLANS = ((8192, LaunchPlan(64, 64, 4, 6)), (0, LaunchPlan(64, 128, 4, 4)))
+SPLIT_PLAN = LaunchPlan(64, 64, 4, 6)
 
 
 def is_small_batch(x: Tensor) -> bool:
@@ -72,71 +74,140 @@ def is_small_batch(x: Tensor) -> bool:
     return kernels.active(x) and 0 < rows <= (VECTOR_ROWS if x.dtype == torch.float32 else MAX_ROWS)
 
 
-def project(
-    x: Tensor, weight: Tensor, norm: Norm | None = None, add: Tensor | None = None, gated: bool = False
-) -> Tensor:
-    """Compute norm(x) @ weightᵀ, plus add or gated, for rows x [..., K]."""
+def project(x: Tensor | PreNorm, weight: Tensor, gated: bool = False) -> Tensor:
+    """Compute x @ weightᵀ, or norm(x) @ weightᵀ, gated or not."""
+    given = x.gained if isinstance(x, PreNorm) else x
+    if not is_small_batch(given):
+        return project_reference(x, weight, gated)
+    plan = choose_plan(given.numel() // given.shape[-1], len(weight), given.shape[-1], gpu=gpu_of(given.device))
+    return launch(x, weight, gated, plan).view(*given.shape[:-1], -1)
+
+
+def project_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+    """Compute add + x @ weightᵀ, and what the products after the norm read of it."""
     if not is_small_batch(x):
-        return project_reference(x, weight, norm, add, gated)
-    *shape, inputs = x.shape
-    given = x.flatten(0, -2) if x.dim() > 1 else x[None]
-    rows, outputs = len(given), len(weight) // (2 if gated else 1)
-    return launch(given, weight, norm, add, gated, choose_plan(rows, len(weight), inputs)).view(*shape, outputs)
+        return project_add_reference(x, weight, add, norm)
+    plan = choose_plan(x.numel() // x.shape[-1], len(weight), x.shape[-1], add=True, gpu=gpu_of(x.device))
+    return launch_add(x, weight, add, norm, plan)
 
 
-def project_reference(
-    x: Tensor, weight: Tensor, norm: Norm | None = None, add: Tensor | None = None, gated: bool = False
-) -> Tensor:
+def project_reference(x: Tensor | PreNorm, weight: Tensor, gated: bool = False) -> Tensor:
     """Reference implementation."""
-    made = F.linear(x if norm is None else rms_norm_reference(x, norm.gain, norm.eps), weight)
-    if gated:
-        return silu_mul_reference(made)
-    return made if add is None else add + made
+    if isinstance(x, PreNorm):
+        wide = x.squares.dtype
+        scale = torch.rsqrt(x.squares.sum(-1, keepdim=True) / weight.shape[1] + x.norm.eps)
+        made = (F.linear(x.gained.to(wide), weight.to(wide)) * scale).to(weight.dtype)
+    else:
+        made = F.linear(x, weight)
+    return silu_mul_reference(made) if gated else made
 
 
-def choose_plan(rows: int, height: int, inputs: int) -> LaunchPlan:
-    """The launch plan, from the shapes of rows and matrix only."""
-    plans = VECTOR_PLANS if rows <= VECTOR_ROWS else MATRIX_PLANS
-    plan = next(plan for min_height, plan in plans if height >= min_height)
-    return replace(plan, depth=min(plan.depth, max(LANES, power_of_2(inputs))))
+def project_add_reference(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+    """Reference implementation."""
+    return pre_norm_reference(add + F.linear(x, weight), norm)
 
 
-def launch(x: Tensor, weight: Tensor, norm: Norm | None, add: Tensor | None, gated: bool, plan: LaunchPlan) -> Tensor:
-    """Launch the kernel for rows x [M,K] with this plan."""
-    rows, inputs = x.shape
-    halves = 2 if gated else 1
-    outputs, block = len(weight) // halves, plan.height // halves
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    added = out if add is None else add.reshape(rows, outputs)
-    assert x.stride(1) == added.stride(1) == 1
-    assert weight.is_contiguous()
-    assert weight.numel() < 1 << 31, weight.shape
-    gain, eps = (weight, 0.0) if norm is None else (norm.gain, norm.eps)
-    given = x, gain, weight, added, out, x.stride(0), added.stride(0), eps
-    shape = {"INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block}
-    around = {"NORM": norm is not None, "ADD": add is not None, "GATED": gated, **overlap(x)}
-    grid = (-(-outputs // block),)
+def row_block(rows: int) -> int:
+    """The rows of a tile: 1, 2 or 4 without tensor cores, 16, 32 or 64 with them."""
+    return power_of_2(rows if rows <= VECTOR_ROWS else max(rows, MIN_TILE))
+
+
+def choose_plan(rows: int, height: int, inputs: int, add: bool = False, *, gpu: Gpu) -> LaunchPlan:
+    """The launch plan, from the shapes of rows and matrix; the GPU changes only the number of stages."""
     if rows <= VECTOR_ROWS:
-        vector_kernel[grid](
-            *given, ROWS=rows, ROW_BLOCK=power_of_2(rows), **shape, **around,
-            PARTS=plan.depth // LANES, DEPTH=LANES, num_warps=plan.warps,
+        plan = next(plan for min_height, plan in VECTOR_PLANS if height >= min_height)
+        return replace(plan, depth=min(plan.depth, max(LANES, power_of_2(inputs))))
+    plan = next(plan for min_height, plan in MATRIX_PLANS if height >= min_height)
+    if add:
+        programs, iterations = -(-height // SPLIT_PLAN.height), -(-inputs // SPLIT_PLAN.depth)
+        splits = largest_power_of_2(min(SPLIT_PROGRAMS // programs, iterations // 2))
+        plan = replace(SPLIT_PLAN, splits=splits)
+    stage = plan.depth * (plan.height + row_block(rows)) * 2
+    return replace(plan, stages=min(plan.stages, (gpu.shared - SPARE) // stage))
+
+
+def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, plan: LaunchPlan) -> Tensor:
+    """Launch the kernel with this plan; returns rows [M, outputs]."""
+    given = _flat(x.gained if isinstance(x, PreNorm) else x)
+    out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
+    if isinstance(x, PreNorm):
+        _launch(given, weight, out, plan, squares=_flat(x.squares), eps=x.norm.eps, gated=gated)
+    else:
+        _launch(given, weight, out, plan, gated=gated)
+    return out
+
+
+def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, plan: LaunchPlan) -> PreNorm:
+    """Launch the kernels with this plan; the result has the shape of `add`."""
+    given, added = _flat(x), _flat(add)
+    out, gained = (given.new_empty(added.shape) for _ in range(2))
+    parts = 1 if plan.splits > 1 else -(-len(weight) // plan.height)
+    squares = torch.empty(len(given), parts, dtype=torch.float32, device=x.device)
+    if plan.splits > 1:
+        sums = torch.empty(plan.splits, *added.shape, dtype=torch.float32, device=x.device)
+        _launch(given, weight, sums[0], plan)
+        add_splits_kernel[(len(added),)](
+            sums, added, norm.gain, out, gained, squares, added.stride(0), len(added), SPLITS=plan.splits,
+            SPLITS_BLOCK=power_of_2(plan.splits), SIZE=len(weight), BLOCK=power_of_2(len(weight)), **overlap(given),
+            num_warps=8,
         )  # fmt: skip
     else:
+        _launch(given, weight, out, plan, add=(added, norm.gain, gained, squares))
+    return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], parts), norm)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    plan: LaunchPlan,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+    add: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    gated: bool = False,
+) -> None:
+    (rows, inputs), outputs = x.shape, out.shape[1]
+    block = plan.height // (2 if gated else 1)
+    added, gain, gained, out_squares = add or (out, out, out, out)
+    parts, parts_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
+    assert x.stride(1) == added.stride(1) == 1
+    assert squares is None or parts == 1 or squares.stride(1) == 1
+    assert weight.is_contiguous()
+    assert weight.numel() < 1 << 31, weight.shape
+    given = (
+        x, weight, out if squares is None else squares, added, gain, out, gained, out_squares,
+        x.stride(0), parts_row, added.stride(0), eps,
+    )  # fmt: skip
+    shape = {
+        "INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block, "ROW_BLOCK": row_block(rows),
+        "SQUARES": parts, "SQUARES_BLOCK": power_of_2(max(1, parts)), "ADD": add is not None, "GATED": gated,
+    }  # fmt: skip
+    grid = (-(-outputs // block), plan.splits)
+    if rows <= VECTOR_ROWS:
+        vector_kernel[grid](
+            *given, ROWS=rows, **shape, PARTS=plan.depth // LANES, DEPTH=LANES, **overlap(x), num_warps=plan.warps
+        )
+    else:
         matrix_kernel[grid](
-            *given, rows, ROW_BLOCK=max(MIN_TILE, power_of_2(rows)), **shape, **around,
-            PARTS=plan.warps, DEPTH=plan.depth // plan.warps, num_warps=plan.warps,
+            *given, rows, **shape, DEPTH=plan.depth, STAGES=plan.stages, SPLITS=plan.splits,
+            EARLY_START=rows >= EARLY_START_ROWS, **overlap(x), num_warps=plan.warps,
         )  # fmt: skip
-    return out
 
 
 @Kernel
 def vector_kernel(
-    x, gain, weight, add, out, x_row, add_row, eps,
+    x, weight, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps,
     ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
-    NORM: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
+    SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A warp owns whole matrix rows, PARTS · DEPTH columns per iteration: [BLOCK, PARTS, DEPTH]."""
+    if OVERLAP:
+        start_next()
     STEPS: tl.constexpr = (INPUTS + PARTS * DEPTH - 1) // (PARTS * DEPTH)
     EVEN: tl.constexpr = INPUTS % (PARTS * DEPTH) == 0
     output = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -146,20 +217,13 @@ def vector_kernel(
     gate = load_weights(start, part[None, :, :], in_range, INPUTS, EVEN)
     if GATED:
         up = load_weights(start + OUTPUTS * INPUTS, part[None, :, :], in_range, INPUTS, EVEN)
+    factor = load_gain(gain, output, OUTPUTS, ADD)
     if OVERLAP:
-        wait()
+        wait_for_previous()
 
     row = tl.arange(0, ROW_BLOCK)
-    scale = tl.zeros([ROW_BLOCK], tl.float32)
-    if NORM:
-        for i in tl.static_range(ROWS):
-            squares = tl.zeros([PARTS, DEPTH], tl.float32)
-            for step in tl.static_range(STEPS):
-                at = step * PARTS * DEPTH + part
-                wide = tl.load(x + i * x_row + at, mask=at < INPUTS, other=0.0).to(tl.float32)
-                squares += wide * wide
-            scale = tl.where(row == i, tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / INPUTS + eps), scale)
-
+    scale = load_scale(squares, squares_row, row, ROWS, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
+    residual = load_residual(add, add_row, row, output, ROWS, OUTPUTS, ADD)
     sums = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
     ups = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
     for step in tl.static_range(STEPS):
@@ -171,10 +235,7 @@ def vector_kernel(
                 next_up = load_weights(start + OUTPUTS * INPUTS, next_at, in_range, INPUTS, EVEN)
         for i in tl.static_range(ROWS):
             mine = (row == i)[:, None]
-            value = tl.load(x + i * x_row + at, mask=at < INPUTS, other=0.0)
-            if NORM:
-                value = apply_norm(value, gain + at, at < INPUTS, tl.sum(tl.where(row == i, scale, 0.0), 0))
-            value = value.to(tl.float32)[None, :, :]
+            value = tl.load(x + i * x_row + at, mask=at < INPUTS, other=0.0).to(tl.float32)[None, :, :]
             sums = tl.where(mine, sums + tl.sum(tl.sum(gate.to(tl.float32) * value, 1), 1)[None, :], sums)
             if GATED:
                 ups = tl.where(mine, ups + tl.sum(tl.sum(up.to(tl.float32) * value, 1), 1)[None, :], ups)
@@ -182,62 +243,98 @@ def vector_kernel(
             gate = next_gate
             if GATED:
                 up = next_up
-    store_output(sums, ups, add, out, add_row, row, output, ROWS, OUTPUTS, ADD, GATED)
+    store_output(
+        sums * scale, ups * scale, residual, factor, out, gained, out_squares, row, output, ROWS,
+        OUTPUTS, BLOCK, ADD, GATED,
+    )  # fmt: skip
 
 
 @partial(Kernel, do_not_specialize=("rows",))
 def matrix_kernel(
-    x, gain, weight, add, out, x_row, add_row, eps, rows,
+    x, weight, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps, rows,
     ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
-    NORM: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    EARLY_START: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """PARTS independent products, one per warp, of DEPTH columns per iteration: [PARTS, DEPTH, BLOCK]."""
-    STEPS: tl.constexpr = (INPUTS + PARTS * DEPTH - 1) // (PARTS * DEPTH)
-    EVEN: tl.constexpr = INPUTS % (PARTS * DEPTH) == 0
+    """DEPTH columns per iteration: [HEIGHT, DEPTH] @ [DEPTH, ROW_BLOCK]; gated, half of HEIGHT is from each half.
+
+    The matrix of a single iteration is loaded before the previous launch has ended.
+    """
+    if OVERLAP and EARLY_START:
+        start_next()
+    HEIGHT: tl.constexpr = 2 * BLOCK if GATED else BLOCK
+    STEPS: tl.constexpr = (INPUTS + DEPTH * SPLITS - 1) // (DEPTH * SPLITS)
+    EVEN: tl.constexpr = INPUTS % (DEPTH * SPLITS) == 0
     output = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    in_range = (output < OUTPUTS)[None, None, :]
-    part = tl.arange(0, PARTS)[:, None] * DEPTH + tl.arange(0, DEPTH)[None, :]
-    start = weight + output[None, None, :] * INPUTS
-    gate = load_weights(start, part[:, :, None], in_range, INPUTS, EVEN)
-    if GATED:
-        up = load_weights(start + OUTPUTS * INPUTS, part[:, :, None], in_range, INPUTS, EVEN)
+    index = tl.arange(0, HEIGHT)
+    line = tl.minimum(tl.program_id(0) * BLOCK + index % BLOCK, OUTPUTS - 1) + (index // BLOCK) * OUTPUTS
+    column = tl.program_id(1) * (STEPS * DEPTH) + tl.arange(0, DEPTH)
+    start = weight + line[:, None] * INPUTS
+    factor = load_gain(gain, output, OUTPUTS, ADD)
+    if STEPS == 1:
+        only = tl.load(start + column[None, :], mask=(column < INPUTS)[None, :], other=0.0)
     if OVERLAP:
-        wait()
+        if EARLY_START:
+            wait_for_previous()
+        else:
+            wait()
 
     row = tl.arange(0, ROW_BLOCK)
-    mask = (row < rows)[None, :, None]
-    begin = x + row[None, :, None] * x_row
-    scale = tl.zeros([1, ROW_BLOCK, 1], tl.float32)
-    if NORM:
-        column = tl.arange(0, PARTS * DEPTH)[None, :]
-        squares = tl.zeros([ROW_BLOCK], tl.float32)
-        for step in tl.static_range(STEPS):
-            inside = (row < rows)[:, None] & (step * PARTS * DEPTH + column < INPUTS)
-            wide = tl.load(x + row[:, None] * x_row + step * PARTS * DEPTH + column, mask=inside, other=0.0)
-            squares += tl.sum(wide.to(tl.float32) * wide.to(tl.float32), 1)
-        scale = tl.rsqrt(squares / INPUTS + eps)[None, :, None]
-
-    sums = tl.zeros([PARTS, ROW_BLOCK, BLOCK], tl.float32)
-    ups = tl.zeros([PARTS, ROW_BLOCK, BLOCK], tl.float32)
-    for step in tl.static_range(STEPS):
-        at = (step * PARTS * DEPTH + part)[:, None, :]
-        next_at = (step * PARTS * DEPTH + part)[:, :, None] + PARTS * DEPTH
-        if step + 1 < STEPS:
-            next_gate = load_weights(start, next_at, in_range, INPUTS, EVEN)
-            if GATED:
-                next_up = load_weights(start + OUTPUTS * INPUTS, next_at, in_range, INPUTS, EVEN)
-        value = tl.load(begin + at, mask=mask & (at < INPUTS), other=0.0)
-        if NORM:
-            value = apply_norm(value, gain + at, at < INPUTS, scale)
-        sums = tl.dot(value, gate, sums, input_precision="ieee")
+    in_range = (row < rows)[:, None]
+    begin = x + row[:, None] * x_row
+    scale = load_scale(squares, squares_row, row, rows, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
+    residual = load_residual(add, add_row, row, output, rows, OUTPUTS, ADD)
+    sums = tl.zeros([HEIGHT, ROW_BLOCK], tl.float32)
+    if STEPS == 1:
+        value = tl.load(begin + column[None, :], mask=in_range & (column < INPUTS)[None, :], other=0.0)
+        sums = tl.dot(only, tl.trans(value), sums, input_precision="ieee")
+    else:
+        for step in tl.range(0, STEPS, num_stages=STAGES):
+            at = (column + step * DEPTH)[None, :]
+            inside = in_range if EVEN else in_range & (at < INPUTS)
+            matrix = tl.load(start + at, mask=None if EVEN else at < INPUTS, other=None if EVEN else 0.0)
+            sums = tl.dot(matrix, tl.trans(tl.load(begin + at, mask=inside, other=0.0)), sums, input_precision="ieee")
+    if SPLITS > 1:
+        at = (tl.program_id(1) * rows + row[:, None]) * OUTPUTS + output[None, :]
+        tl.store(out + at, tl.trans(sums), mask=in_range & (output < OUTPUTS)[None, :])
+    else:
         if GATED:
-            ups = tl.dot(value, up, ups, input_precision="ieee")
-        if step + 1 < STEPS:
-            gate = next_gate
-            if GATED:
-                up = next_up
-    store_output(tl.sum(sums, 0), tl.sum(ups, 0), add, out, add_row, row, output, rows, OUTPUTS, ADD, GATED)
+            made, up = tl.split(tl.permute(tl.reshape(sums, [2, BLOCK, ROW_BLOCK]), [2, 1, 0]))
+        else:
+            made = tl.trans(sums)
+            up = made
+        store_output(
+            made * scale, up * scale, residual, factor, out, gained, out_squares, row, output, rows,
+            OUTPUTS, BLOCK, ADD, GATED,
+        )  # fmt: skip
+
+
+@Kernel
+def add_splits_kernel(
+    sums, add, gain, out, gained, squares, add_row, rows,
+    SPLITS: tl.constexpr, SPLITS_BLOCK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Add up the splits of one row of products, and store what store_output stores."""
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    split = tl.arange(0, SPLITS_BLOCK)
+    inside = column < SIZE
+    dtype = out.dtype.element_ty
+    factor = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        wait()
+    parts = tl.load(
+        sums + (split[:, None] * rows + row) * SIZE + column[None, :],
+        mask=(split < SPLITS)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    residual = tl.load(add + row * add_row + column, mask=inside, other=0.0).to(tl.float32)
+    made = (residual + tl.sum(parts, 0).to(dtype).to(tl.float32)).to(dtype)
+    wide = made.to(tl.float32)
+    tl.store(gained + row * SIZE + column, (factor * wide).to(dtype), mask=inside)
+    tl.store(squares + row, tl.sum(wide * wide, 0))
+    tl.store(out + row * SIZE + column, made, mask=inside)
 
 
 @Kernel
@@ -249,27 +346,57 @@ def load_weights(start, at, in_range, INPUTS: tl.constexpr, EVEN: tl.constexpr):
 
 
 @Kernel
-def apply_norm(value, gain, inside, scale):
-    """Normalise rows with the roundings of norm.py."""
-    dtype = value.dtype
-    factor = tl.load(gain, mask=inside, other=0.0).to(tl.float32)
-    return (factor * (value.to(tl.float32) * scale).to(dtype).to(tl.float32)).to(dtype)
+def load_scale(
+    squares, squares_row, row, rows, eps,
+    INPUTS: tl.constexpr, SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """1 / sqrt(mean of squares + eps) of each row; ones for rows without a norm."""
+    scale = tl.full([ROW_BLOCK, 1], 1.0, tl.float32)
+    if SQUARES > 0:
+        part = tl.arange(0, SQUARES_BLOCK)
+        mask = (row < rows)[:, None] & (part < SQUARES)[None, :]
+        parts = tl.load(squares + row[:, None] * squares_row + part[None, :], mask=mask, other=0.0)
+        scale = tl.rsqrt(tl.sum(parts, 1) / INPUTS + eps)[:, None]
+    return scale
+
+
+@Kernel
+def load_gain(gain, output, OUTPUTS: tl.constexpr, ADD: tl.constexpr):
+    """The gain of the next norm; a product without residual has none."""
+    factor = 0.0
+    if ADD:
+        factor = tl.load(gain + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+    return factor
+
+
+@Kernel
+def load_residual(add, add_row, row, output, rows, OUTPUTS: tl.constexpr, ADD: tl.constexpr):
+    """The residual rows, loaded before the products, which hide the latency."""
+    residual = 0.0
+    if ADD:
+        mask = (row < rows)[:, None] & (output < OUTPUTS)[None, :]
+        residual = tl.load(add + row[:, None] * add_row + output[None, :], mask=mask, other=0.0).to(tl.float32)
+    return residual
 
 
 @Kernel
 def store_output(
-    sums, ups, add, out, add_row, row, output, rows,
-    OUTPUTS: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
+    sums, ups, residual, factor, out, gained, out_squares, row, output, rows,
+    OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Round the sums [ROW_BLOCK, BLOCK], apply the residual or gate, and store them."""
     dtype = out.dtype.element_ty
     mask = (row < rows)[:, None] & (output < OUTPUTS)[None, :]
+    at = row[:, None] * OUTPUTS + output[None, :]
     made = sums.to(dtype)
     if GATED:
         wide = made.to(tl.float32)
         opened = (wide / (1.0 + tl.exp(-wide))).to(dtype)
         made = (opened.to(tl.float32) * ups.to(dtype).to(tl.float32)).to(dtype)
     if ADD:
-        residual = tl.load(add + row[:, None] * add_row + output[None, :], mask=mask, other=0.0)
-        made = (residual.to(tl.float32) + made.to(tl.float32)).to(dtype)
-    tl.store(out + row[:, None] * OUTPUTS + output[None, :], made, mask=mask)
+        made = (residual + made.to(tl.float32)).to(dtype)
+        wide = tl.where(mask, made.to(tl.float32), 0.0)
+        tl.store(gained + at, (factor * wide).to(dtype), mask=mask)
+        PARTS: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
+        tl.store(out_squares + row * PARTS + tl.program_id(0), tl.sum(wide * wide, 1), mask=row < rows)
+    tl.store(out + at, made, mask=mask)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels.pre_norm import PreNorm
 from polyvox.models.layers.linear import Linear, StackedEmbedding, StackedLinear
 from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.layers.transformer import Transformer
@@ -110,7 +111,7 @@ class CodePredictor(nn.Module):
         cache_type = FrameKVCache if precomputed is None else PagedFrameKVCache
         cache = cache_type(self.config.transformer, len(hidden), self.num_codebooks + 1, like=hidden)
         rotary = self._rotary(hidden) if precomputed is None else precomputed.rotary
-        x = self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
+        x: Tensor | PreNorm = self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
         codes: list[Tensor] = []
         for book in range(self.num_codebooks):
             start, stop = (book + 1, book + 2) if book else (0, 2)
@@ -120,7 +121,7 @@ class CodePredictor(nn.Module):
             if precomputed is None:
                 x = self.small_to_mtp_projection(F.embedding(code[:, None], self.model.codec_embedding.weight[book]))
             else:
-                x = F.embedding(code[:, None], precomputed.rows[book])
+                x = self.model.embed(code[:, None], precomputed.rows[book])
         return torch.stack(codes, dim=1)
 
     def _rotary(self, like: Tensor) -> RotaryEmbedding:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.kernels.small_batch_linear import Norm, is_small_batch, project
+from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.small_batch_linear import is_small_batch, project, project_add
 
 
 class Projection(Protocol):
@@ -19,8 +20,11 @@ class Projection(Protocol):
     def supports_fused(self, x: Tensor) -> bool:
         """Whether `fused` is faster for these rows than separate launches."""
 
-    def fused(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False) -> Tensor:
-        """The projection of norm(x), plus residual or gated (silu(first half) · second half), in one launch."""
+    def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
+        """The projection of x or norm(x), gated (silu(first half) · second half) or not, in one launch."""
+
+    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
+        """residual + the projection of x, and what projections after the norm need, in one launch."""
 
 
 class Linear(nn.Module):
@@ -37,8 +41,11 @@ class Linear(nn.Module):
     def supports_fused(self, x: Tensor) -> bool:
         return self.bias is None and is_small_batch(x)
 
-    def fused(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False) -> Tensor:
-        return project(x, self.weight, norm, residual, gated)
+    def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
+        return project(x, self.weight, gated)
+
+    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
+        return project_add(x, self.weight, residual, norm)
 
 
 class PackedLinear(Linear):
@@ -77,8 +84,11 @@ class DenseProjection:
     def supports_fused(self, x: Tensor) -> bool:
         return is_small_batch(x)
 
-    def fused(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False) -> Tensor:
-        return project(x, self.weight, norm, residual, gated)
+    def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
+        return project(x, self.weight, gated)
+
+    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
+        return project_add(x, self.weight, residual, norm)
 
 
 class StackedLinear(StackedWeights):

@@ -3,8 +3,8 @@
 
 from torch import Tensor, nn
 
+from polyvox.kernels.pre_norm import Norm, PreNorm
 from polyvox.kernels.silu_mul import silu_mul
-from polyvox.kernels.small_batch_linear import Norm
 from polyvox.models.layers.linear import Linear, PackedLinear
 
 
@@ -17,6 +17,6 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(silu_mul(self.gate_up(x)))
 
-    def add_fused(self, x: Tensor, norm: Norm) -> Tensor:
-        """x + the output for norm(x), in two launches."""
-        return self.down_proj.fused(self.gate_up.fused(x, norm, gated=True), residual=x)
+    def add_fused(self, x: PreNorm, norm: Norm) -> PreNorm:
+        """The rows of x + the output for norm(x), before the next norm, in two launches."""
+        return self.down_proj.add_fused(self.gate_up.fused(x, gated=True), x.rows, norm)

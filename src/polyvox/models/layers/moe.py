@@ -14,7 +14,7 @@ from polyvox.kernels.experts import (
     route_reference,
 )
 from polyvox.kernels.norm import rms_norm
-from polyvox.kernels.small_batch_linear import Norm
+from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm
 from polyvox.models.layers.linear import PackedLinear
 from polyvox.models.layers.mlp import MLP
 from polyvox.models.layers.transformer_config import ExpertsConfig
@@ -52,12 +52,13 @@ class SparseMLP(nn.Module):
         rows = x.flatten(0, -2)
         return self._combine(rows, self.router(rows), self.shared_expert(rows), None).view_as(x)
 
-    def add_fused(self, x: Tensor, norm: Norm) -> Tensor:
-        """x + the output for norm(x), with the norm fused into the products of router and shared expert."""
-        rows, expert = x.flatten(0, -2), self.shared_expert
-        shared = expert.down_proj.fused(expert.gate_up.fused(rows, norm, gated=True))
-        normed = rms_norm(rows, norm.gain, norm.eps)
-        return self._combine(normed, self.router.fused(rows, norm), shared, rows).view_as(x)
+    def add_fused(self, x: PreNorm, norm: Norm) -> PreNorm:
+        """The rows of x + the output for norm(x), before the next norm."""
+        rows, expert = x.rows.flatten(0, -2), self.shared_expert
+        shared = expert.down_proj.fused(expert.gate_up.fused(x, gated=True)).flatten(0, -2)
+        normed = rms_norm(rows, x.norm.gain, x.norm.eps)
+        made = self._combine(normed, self.router.fused(x).flatten(0, -2), shared, rows)
+        return pre_norm(made.view_as(x.rows), norm)
 
     def _combine(self, rows: Tensor, scores: Tensor, shared: Tensor, residual: Tensor | None) -> Tensor:
         """The output for rows [N,hidden] with these scores of the router, plus residual."""

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from polyvox.kernels.norm import add_rms_norm, rms_norm
-from polyvox.kernels.small_batch_linear import Norm
+from polyvox.kernels.pre_norm import Norm
 
 
 class RMSNorm(nn.Module):
@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
 
     @property
     def fused(self) -> Norm:
-        """This norm as a part of the projection that follows it."""
+        """This norm as a part of the projections before and after it."""
         return Norm(self.weight, self.eps)
 
 

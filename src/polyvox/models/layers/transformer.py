@@ -5,11 +5,13 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyvox.kernels import decode_attention
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
+from polyvox.kernels.pre_norm import PreNorm, embed_pre_norm, pre_norm
 from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.rotary import rotary_store
 from polyvox.models.layers.linear import Linear, PackedLinear, Projection
@@ -93,12 +95,14 @@ class TransformerLayer(nn.Module):
         x, normed = self.post_attention_layernorm.add_and_norm(attended, x, self.self_attn_layer_scale)
         return next_norm.add_and_norm(self.mlp(normed), x, self.mlp_layer_scale)
 
-    def forward_small_batch(self, x: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
+    def forward_small_batch(
+        self, x: PreNorm, layer: int, rotary: RotaryEmbedding, view: PagedKVView, next_norm: RMSNorm
+    ) -> PreNorm:
         """The same for a small batch, with norms and residuals fused into the projections. Without layer scales."""
         attention = self.self_attn
-        qkv = attention.qkv.fused(x, self.input_layernorm.fused)
-        x = attention.o_proj.fused(attention.attend_paged(qkv, layer, rotary, view), residual=x)
-        return self.mlp.add_fused(x, self.post_attention_layernorm.fused)
+        attended = attention.attend_paged(attention.qkv.fused(x), layer, rotary, view)
+        x = attention.o_proj.add_fused(attended, x.rows, self.post_attention_layernorm.fused)
+        return self.mlp.add_fused(x, next_norm.fused)
 
 
 class Transformer(nn.Module):
@@ -112,24 +116,36 @@ class Transformer(nn.Module):
     def run(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] to rows after the final norm. Each layer computes the input norm of the next one."""
         if isinstance(attend, PagedKVView) and self._supports_fused(x):
-            return self.norm(self._run_small_batch(x, rotary, attend))
-        norms = [*(cast(TransformerLayer, layer).input_layernorm for layer in self.layers), self.norm]
+            return self.norm(self._run_small_batch(x, rotary, attend).rows)
+        norms = self._norms()
         normed = norms[0](x)
         for index, layer in enumerate(self.layers):
             x, normed = layer(x, normed, index, rotary, attend, norms[index + 1])
         return normed
 
-    def logits(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend, head: Projection) -> Tensor:
+    def logits(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, head: Projection) -> Tensor:
         """The logits [B, vocab] of a head for the last row of each stream."""
-        if isinstance(attend, PagedKVView) and self._supports_fused(x):
-            return head.fused(self._run_small_batch(x, rotary, attend)[:, -1], self.norm.fused)
+        if isinstance(x, PreNorm) or (isinstance(attend, PagedKVView) and self._supports_fused(x)):
+            return head.fused(self._run_small_batch(x, rotary, cast(PagedKVView, attend)).last())
         return head(self.run(x, rotary, attend)[:, -1])
+
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor | PreNorm:
+        """Rows table[ids] as the input of a pass over a PagedKVView, before the first norm if the batch is small."""
+        if self._supports_fused(table[0].expand(*ids.shape, -1)):
+            return embed_pre_norm(ids, table, self._norms()[0].fused)
+        return F.embedding(ids, table)
 
     def _supports_fused(self, x: Tensor) -> bool:
         return cast(TransformerLayer, self.layers[0]).self_attn.qkv.supports_fused(x)
 
-    def _run_small_batch(self, x: Tensor, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
+    def _norms(self) -> list[RMSNorm]:
+        """The norm before each layer, and the final one."""
+        return [*(cast(TransformerLayer, layer).input_layernorm for layer in self.layers), self.norm]
+
+    def _run_small_batch(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, view: PagedKVView) -> PreNorm:
         """Rows before the final norm, which is fused into the projection that follows."""
+        norms = self._norms()
+        rows = x if isinstance(x, PreNorm) else pre_norm(x, norms[0].fused)
         for index, layer in enumerate(self.layers):
-            x = cast(TransformerLayer, layer).forward_small_batch(x, index, rotary, view)
-        return x
+            rows = cast(TransformerLayer, layer).forward_small_batch(rows, index, rotary, view, norms[index + 1])
+        return rows
