@@ -19,6 +19,7 @@ from polyvox.cli import doctor
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.kernels import wgmma_conv
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -124,6 +125,11 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
         "plain paths: overlap of kernel launches (needs compute capability 9.0), KV cache in fp8" in one("gpus").message
     )
     device.major, device.minor = 9, 0
+    monkeypatch.setattr(wgmma_conv.SOURCE, "_available", False)
+    assert "plain paths: vocoder's CUDA kernels (needs compute capability 9.0 exactly, and NVRTC)" in (
+        one("gpus").message
+    )
+    monkeypatch.setattr(wgmma_conv.SOURCE, "_available", True)
     finding = one("gpus")
     assert finding.state == "ok"
     assert "all kernels on their fast paths" in finding.message

@@ -6,6 +6,7 @@ Their results are compared with the reference implementations on a GPU: POLYVOX_
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def error_db(found: Tensor, expected: Tensor) -> float:
 
 @pytest.fixture
 def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_source, "available", lambda: True)
+    monkeypatch.setattr(wgmma_conv.SOURCE, "_available", True)
 
 
 @pytest.mark.usefixtures("_nvrtc")
@@ -90,9 +91,32 @@ def test_only_sm_90_float16_and_whole_tiles_are_supported() -> None:
             assert not supports_conv(signal(384, 640), wide)
 
 
-def test_without_nvrtc_nothing_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_source, "available", lambda: False)
-    assert not supports_unit(torch.empty(512, 96, 1920, device="meta", dtype=torch.float16), 9)
+class FailingNvrtc:
+    """An NVRTC that is found, but whose compilations fail, as without its builtins library."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: int(name == "nvrtcCompileProgram")
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_kernels_that_cannot_be_compiled_are_not_supported(
+    found: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def nvrtc() -> FailingNvrtc:
+        if found:
+            return FailingNvrtc()
+        raise OSError("libnvrtc.so.13: cannot open shared object file")
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cuda_source, "_nvrtc", nvrtc)
+    monkeypatch.setattr(wgmma_conv.SOURCE, "_available", None)
+    for _ in range(2):
+        assert not supports_unit(torch.empty(512, 96, 1920, device="meta", dtype=torch.float16), 9)
+    assert [record.message.partition(" error=")[0] for record in caplog.records] == [
+        "CUDA kernels cannot be compiled; using Triton kernels file=wgmma_conv.cu"
+    ]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_every_program_of_the_published_codec_fits_a_multiprocessor() -> None:
@@ -131,8 +155,8 @@ def test_packed_stages_multiply_as_the_kernel_reads_them() -> None:
     torch.testing.assert_close(found, expected.cpu(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None and not cuda_source.available(), reason="no NVRTC and no nvcc")
-def test_the_source_compiles_without_a_gpu_and_spills_little(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("nvcc") is None and not wgmma_conv.SOURCE.available(), reason="no NVRTC and no nvcc")
+def test_the_source_compiles_without_a_gpu(tmp_path: Path) -> None:
     source = Path(wgmma_conv.__file__).with_suffix(".cu")
     if (nvcc := shutil.which("nvcc")) is None:
         assert wgmma_conv.SOURCE.compile()

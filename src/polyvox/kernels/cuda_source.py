@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels in CUDA C++, for what Triton cannot express; compiled by NVRTC, which PyTorch's CUDA packages contain.
 
-A file NAME.cu beside its launcher is compiled at its first launch, in about two seconds, and kept in Triton's cache
-under the hash of its source, the architecture and the version of NVRTC. Launches go to PyTorch's current stream, so
-they can be captured in a CUDA graph.
+A file NAME.cu beside its launcher is compiled when `available` is first called, in about two seconds, and kept in
+Triton's cache under the hash of its source, the architecture and the version of NVRTC. Launches go to PyTorch's current
+stream, so they can be captured in a CUDA graph.
 """
 
 import ctypes
@@ -24,18 +24,6 @@ MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 Argument = Tensor | int | None  # pointers and 32-bit integers
 
 
-@cache
-def available() -> bool:
-    """Whether NVRTC can be loaded; logs a warning once if PyTorch is for CUDA and it cannot."""
-    try:
-        _nvrtc()
-    except OSError as error:
-        if torch.version.cuda:
-            log.warning("NVRTC is not available; using Triton kernels instead of CUDA kernels error=%r", str(error))
-        return False
-    return True
-
-
 class CudaSource:
     """The kernels of one file, for one architecture, such as "90a"."""
 
@@ -43,6 +31,22 @@ class CudaSource:
         self._path, self._architecture = path, architecture
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         self._modules: dict[int, ctypes.c_void_p] = {}
+        self._available: bool | None = None
+
+    def available(self) -> bool:
+        """Whether the kernels can be compiled here; logs a warning once if PyTorch is for CUDA and they cannot."""
+        if self._available is None:
+            try:
+                self.compile()
+                self._available = True
+            except (OSError, RuntimeError) as error:
+                self._available = False
+                if torch.version.cuda:
+                    log.warning(
+                        "CUDA kernels cannot be compiled; using Triton kernels file=%s error=%r",
+                        self._path.name, str(error),
+                    )  # fmt: skip
+        return self._available
 
     def launch(self, name: str, num_programs: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
         """Launches a kernel on the current device with this many bytes of shared memory."""

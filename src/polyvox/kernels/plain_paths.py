@@ -29,9 +29,7 @@ FAST_PATHS = (
         "compute capability 8.9",
         lambda found: kv_quantize.supports(torch.float8_e4m3fn, found),
     ),
-    FastPath(
-        "vocoder's CUDA kernels", "compute capability 9.0 exactly", lambda found: found == wgmma_conv.ARCHITECTURE
-    ),
+    FastPath("vocoder's CUDA kernels", "compute capability 9.0 exactly, and NVRTC", wgmma_conv.supports_architecture),
 )
 
 

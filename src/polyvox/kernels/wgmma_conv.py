@@ -51,8 +51,8 @@ class PackedStages:
 
 
 def supports_architecture(architecture: int) -> bool:
-    """Whether a GPU of this architecture runs these kernels."""
-    return architecture == ARCHITECTURE and cuda_source.available()
+    """Whether a GPU of this architecture runs these kernels; compiles them at the first call."""
+    return architecture == ARCHITECTURE and SOURCE.available()
 
 
 def supports_unit(active: Tensor, dilation: int) -> bool:
