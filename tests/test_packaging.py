@@ -104,6 +104,6 @@ def test_the_wheel_contains_types_voice_playground_and_pronunciations(wheel: Pat
     assert not any(name.startswith(("tests/", "training/", "tools/")) for name in names)
 
 
-def test_the_wheel_contains_every_module(wheel: Path) -> None:
+def test_the_wheel_contains_every_module_and_cuda_source(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {str(Path("polyvox") / path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")} <= names
+    assert {str(Path("polyvox") / path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.[pc][yu]")} <= names
