@@ -215,6 +215,7 @@ def test_text_is_spoken_as_the_answer_to_an_empty_turn(speech: Qwen3OmniModel) -
         answered.append_tokens(tokenizer.text("hello there"))
         answered.finish_text()
         whole = engine.submit(replace(request_of(TEXT), thinker_prompt=None, live=False, text="hello there"))
+        assert (answered.is_answer, whole.is_answer) == (True, False)
         np.testing.assert_allclose(read_all(whole), read_all(answered), atol=1e-9)
     finally:
         engine.close()

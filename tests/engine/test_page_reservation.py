@@ -86,6 +86,18 @@ def test_languages_and_open_texts_are_learned_apart() -> None:
     assert reservation.frames(german, text_is_open=True) == german.max_frames
 
 
+def test_the_open_text_of_an_answer_reserves_its_limit_because_it_is_not_split_into_sentences() -> None:
+    reservation: PageReservation[StreamState] = PageReservation(PAGE)
+    sentence = new_stream(text_bytes=20, max_frames=4000, text_frames=0.0)
+    answer = new_stream(text_bytes=20, max_frames=4000, text_frames=0.0, is_answer=True)
+    for _ in range(4000):
+        reservation.on_admitted(sentence, 100)
+        sentence.generated = 50
+        reservation.learn(sentence)
+    assert reservation.frames(sentence, text_is_open=True) < reserved_frames(20 + OPEN_TEXT_BYTES)
+    assert reservation.frames(answer, text_is_open=True) == 4000
+
+
 def test_a_language_is_the_same_in_upper_and_lower_case() -> None:
     reservation: PageReservation[StreamState] = PageReservation(PAGE)
     for _ in range(4000):

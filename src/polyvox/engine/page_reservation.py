@@ -63,7 +63,8 @@ class PageReservation(Generic[S]):
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._lengths: defaultdict[tuple[str, bool], LengthQuantile] = defaultdict(LengthQuantile)
+        # By language, whether more text is to arrive, and whether it is a whole answer
+        self._lengths: defaultdict[tuple[str, bool, bool], LengthQuantile] = defaultdict(LengthQuantile)
 
     def pages_for(self, stream: S, num_frames: int) -> int:
         """Pages of prompt, frames, and one frame launched before the end is known."""
@@ -95,7 +96,8 @@ class PageReservation(Generic[S]):
         self._quantile(stream, stream.admitted_open).add(stream.generated / initial)
 
     def _quantile(self, stream: S, text_is_open: bool) -> LengthQuantile:
-        return self._lengths[stream.language.lower(), text_is_open]  # a request may write it in any case
+        language = stream.language.lower()  # a request may write it in any case
+        return self._lengths[language, text_is_open, stream.is_answer]
 
     def shared_reserve(self, arrays: StreamArrays, admitted: int = 0) -> int:
         """Pages that must stay free for the streams that hold slots.
@@ -125,8 +127,9 @@ def max_longer(num_streams: int) -> int:
 
 
 def _initial_frames(stream: StreamState, text_is_open: bool) -> int:
-    """Frames to reserve before anything was learned, by the text; at most those of the limit if more will arrive."""
-    if text_is_open:
-        frames = INITIAL_FRAMES + INITIAL_FRAMES_PER_BYTE * (stream.text_bytes + OPEN_TEXT_BYTES)
-        return min(frames, stream.max_frames)
-    return INITIAL_FRAMES + INITIAL_FRAMES_PER_BYTE * stream.text_bytes
+    """Frames to reserve before anything was learned: by the text, with more if some will arrive; all for an answer."""
+    if text_is_open and stream.is_answer:
+        return stream.max_frames
+    num_bytes = stream.text_bytes + (OPEN_TEXT_BYTES if text_is_open else 0)
+    frames = INITIAL_FRAMES + INITIAL_FRAMES_PER_BYTE * num_bytes
+    return min(frames, stream.max_frames) if text_is_open else frames

@@ -65,6 +65,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             utterance_id=request.utterance_id,
             text_bytes=len(request.text.encode()),
             following_bytes=request.following_bytes,
+            is_answer=request.thinker_prompt is not None,
             language=request.language,
             owner=request.owner,
             fingerprint=request.fingerprint,

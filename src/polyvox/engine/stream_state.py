@@ -87,6 +87,7 @@ class StreamState:
     utterance_row: ArrayField[int] = ArrayField(0)
     text_bytes: ArrayField[int] = ArrayField(DEFAULT_TEXT_BYTES)
     following_bytes: int = 0  # of text in later segments of the utterance, as far as it is known
+    is_answer: bool = False  # its open text is the whole answer of another model, not a sentence
     language: str = ""  # as the request names it
     owner: str = ""  # the API key by name; utterances of different owners get their turns
     fingerprint: int = 0  # the same when a rejected request is sent again; 0: unknown
