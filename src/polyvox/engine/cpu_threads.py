@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The number of torch threads of a call on a CPU."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,13 @@ def threads_for(device: torch.device, small_model: bool, frames: int) -> Iterato
     finally:
         if single:
             torch.set_num_threads(before)  # the setting is global to the process
+
+
+def use_one_thread() -> None:
+    """Runs CPU operations of the calling thread in that thread alone; other threads keep their setting."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # The last setting is also that of threads which start later, so another thread makes it the former one.
+    restoring = threading.Thread(target=torch.set_num_threads, args=(before,))
+    restoring.start()
+    restoring.join()

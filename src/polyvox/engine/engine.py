@@ -22,6 +22,7 @@ from polyvox.engine.capacity import describe_capacity
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import HOST_FRAME_SECONDS, CostModel
+from polyvox.engine.cpu_threads import use_one_thread
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.in_flight import CompletedStep, InFlightStep
 from polyvox.engine.interface import OnReady, Stream
@@ -234,7 +235,7 @@ class LocalEngine:
         if self._on_gpu:
             torch.cuda.set_device(self.model.generator.device)
             if self.model.vocoder.device.type == "cuda":
-                torch.set_num_threads(1)  # all that is left for the CPU are small copies
+                use_one_thread()  # all that is left for the CPU are small copies
         self._runner = ModelRunner(self.model, self.config)
         self._runner.capture()
         cost = calibrate(self._runner)
