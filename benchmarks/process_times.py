@@ -8,6 +8,7 @@ from pathlib import Path
 
 # Names of threads in the engine's process, by the prefix of the thread's name.
 GROUPS = {"MainThread": "io", "polyvox-engine": "engine", "polyvox-prepare": "prepare"}
+NVIDIA_SMI_TIMEOUT = 10.0  # seconds
 
 
 def thread_seconds() -> dict[str, float]:
@@ -56,9 +57,9 @@ def gpu_memory() -> float | None:
     """GB in use on the GPU by all processes; None without a GPU."""
     try:
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        output = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+        output = subprocess.run(command, capture_output=True, check=True, text=True, timeout=NVIDIA_SMI_TIMEOUT).stdout
         return float(output.split()[0]) * 1.048576e-3  # MiB to GB
-    except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
 

@@ -103,7 +103,7 @@ def test_a_server_that_works_has_no_problems(server: RunningServer) -> None:
     assert found["key"].message == "accepted"
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 streams"), (1.0, "1 stream"), (2, "2 streams")])
+@pytest.mark.parametrize(("number", "text"), [(0, "0 streams"), (1.0, "1 stream"), (1_234_567.0, "1234567 streams")])
 def test_numbers_have_a_noun_in_the_right_form(number: float, text: str) -> None:
     assert counted(number, "stream") == text
 

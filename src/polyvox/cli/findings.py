@@ -29,7 +29,7 @@ class Finding:
 
 def counted(number: float, noun: str) -> str:
     """A number with its noun: "1 stream", "2 streams"."""
-    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
+    return f"{number:.0f} {noun}" if number == 1 else f"{number:.0f} {noun}s"
 
 
 def show(out: Console, finding: Finding) -> None:

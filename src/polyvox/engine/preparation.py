@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that prepare requests and text, so that no event loop waits for the tokenizer or the engine's lock."""
+"""Threads that prepare requests and text; an event loop prepares small requests itself, for a share of its time."""
 
 import logging
 import threading
@@ -34,7 +34,7 @@ class PreparationPool:
         self._max_pending = max_pending
         self._lock = threading.Lock()
         self._pending = 0
-        # Seconds of work that the caller may do itself, as of a time
+        # Seconds of work that the event loop may do itself, and when they were counted
         self._inline_seconds, self._inline_at = MAX_INLINE_SECONDS, 0.0
 
     def run_inline(self, work: Callable[[], T]) -> "Future[T] | None":
