@@ -139,7 +139,7 @@ def main() -> None:
     sys.stdout.write("\n".join(lines) + "\n")
     learned: PageReservation[StreamState] = PageReservation(16)
     teach(learned, given.seed)
-    sys.stdout.write(f"learned quantile: {learned._lengths['', False].value:.3f} of the initial figure\n")
+    sys.stdout.write(f"learned quantile: {learned._lengths['', False, False].value:.3f} of the initial figure\n")
     sys.stdout.write(f"streams longer than reserved that 2,048 may have: {page_reservation.max_longer(2048)}\n")
 
 
