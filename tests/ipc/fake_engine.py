@@ -15,6 +15,7 @@ from polyvox import progress
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.pcm import SCALE, from_pcm
 from polyvox.audio.samples import Samples
+from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.interface import Chunk, OnReady, Result, Stream
 from polyvox.engine.stream_reader import StreamReader
@@ -137,6 +138,13 @@ class FakeStream(StreamReader[Chunk]):
         self._push(np.zeros(0, np.float32), final=True)
 
 
+def in_parts(chunk: Chunk) -> BufferedChunk:
+    """A chunk whose audio was decoded in two steps, or in none if it is empty."""
+    middle = chunk.size // 3
+    parts = [chunk.audio[:middle], chunk.audio[middle:]] if chunk.size else []
+    return BufferedChunk(parts, chunk.size, chunk.index, chunk.final)
+
+
 class FakeEngine:
     """Steps all streams together, at most once per step_seconds."""
 
@@ -191,8 +199,8 @@ class FakeEngine:
                 time.monotonic(), SLOTS, free, 0.0, free, 0.0, num_streams=num_streams, stuck_seconds=stuck_seconds
             )
 
-    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[Chunk]]:
-        return [stream.take(most) for stream, most in wanted]
+    def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> list[list[BufferedChunk]]:
+        return [[in_parts(chunk) for chunk in stream.take(most)] for stream, most in wanted]
 
     def info(self) -> ModelInfo:
         return ABOUT
