@@ -114,7 +114,8 @@ class EngineMachine(RuleBasedStateMachine):
             admission, demand = engine.admission, replace(Demand.of(wanted), num_pages=pages)
             wait = admission.estimate.upper_bound(admission.estimate_wait(demand, engine.now))
             wait = max(
-                wait, admission.estimate.turn(demand.live, admission._num_servers(demand.live, engine.now), engine.now)
+                wait,
+                admission.estimate.turn(demand.live, admission._num_concurrent(demand.live, engine.now), engine.now),
             )
             try:
                 on_ready = None if client.reader == "none" else client.on_ready

@@ -291,11 +291,11 @@ class Admission(Generic[S]):
         num_pages = demand.num_pages + num_ahead * self._mean_pages() if demand.num_pages else 0
         if num_ahead < self._free_slots(live, now) and num_pages <= self._free_pages(now):
             return 0.0
-        num_servers = self._num_servers(live, now)
+        num_concurrent = self._num_concurrent(live, now)
         if not others:
-            return self.estimate.wait_for_all(live, num_servers, now)
+            return self.estimate.wait_for_all(live, num_concurrent, now)
         while True:  # more of the queued ones go before it the longer it waits
-            wait = self.estimate.wait(live, num_servers, ahead, now)
+            wait = self.estimate.wait(live, num_concurrent, ahead, now)
             num_ahead, ahead = len(ahead), self._ahead(live, owner, now + wait)
             if len(ahead) <= num_ahead:
                 return wait
@@ -321,7 +321,7 @@ class Admission(Generic[S]):
         num_pages = limits.num_pages - len(self.ledger.free_pages) if num_active else limits.num_pages
         return max(num_pages / (num_active or limits.num_slots), 1.0)
 
-    def _num_servers(self, live: bool, now: float) -> int:
+    def _num_concurrent(self, live: bool, now: float) -> int:
         """Utterances that run at once in an estimate: fewer than the capacity if their KV pages do not suffice."""
         by_pages = self.utterances.num_in_progress(live) + int(self._free_pages(now) / self._mean_pages())
         return max(1, min(self._max_utterances(live), by_pages))
@@ -329,7 +329,7 @@ class Admission(Generic[S]):
     def retry_after(self, demand: Demand, now: float) -> float:
         """Seconds until a rejected request may be accepted, reserved for it if it can be recognised."""
         limits, estimate = self.load.limits, self.estimate
-        turn = estimate.turn(demand.live, self._num_servers(demand.live, now), now)
+        turn = estimate.turn(demand.live, self._num_concurrent(demand.live, now), now)
         seconds = ceil(max(1.0, turn + estimate.margin(turn) - RETRY_WAIT_SHARE * limits.max_queue_seconds))
         if seconds > MAX_RETRY_SECONDS:
             return MAX_RETRY_SECONDS
@@ -357,7 +357,7 @@ class Admission(Generic[S]):
         wait = self.estimate_wait(demand, now)
         turn = wait
         if self._waits_for_turn(demand, wait, now):
-            turn = self.estimate.turn(live, self._num_servers(live, now), now)
+            turn = self.estimate.turn(live, self._num_concurrent(live, now), now)
         first_audio = max(self.estimate.upper_bound(wait), turn) + (self.load.start_seconds() if wait else 0.0)
         if first_audio > limits.max_queue_seconds:
             reason = f"no slot is expected to be free within {limits.max_queue_seconds:g} s"

@@ -59,22 +59,22 @@ class WaitEstimate(Generic[S]):
     deviation: float = INITIAL_DEVIATION
     _timelines: dict[bool, Timeline] = field(default_factory=dict)  # by live
 
-    def wait(self, live: bool, num_servers: int, ahead: Iterable[S], now: float) -> float:
+    def wait(self, live: bool, num_concurrent: int, ahead: Iterable[S], now: float) -> float:
         """Seconds until a new utterance gets a slot, after these ones in the queue."""
-        timeline = self._timeline(live, num_servers, now)
+        timeline = self._timeline(live, num_concurrent, now)
         free_at = list(timeline.running)
         for stream in ahead:
             heapreplace(free_at, free_at[0] + self.utterances.total(stream) / timeline.speed)
         return max(0.0, free_at[0] - (now - timeline.taken_at))
 
-    def wait_for_all(self, live: bool, num_servers: int, now: float) -> float:
+    def wait_for_all(self, live: bool, num_concurrent: int, now: float) -> float:
         """Seconds until a new utterance gets a slot, after all that are queued."""
-        timeline = self._timeline(live, num_servers, now)
+        timeline = self._timeline(live, num_concurrent, now)
         return max(0.0, timeline.queued[0] - (now - timeline.taken_at))
 
-    def turn(self, live: bool, num_servers: int, now: float) -> float:
+    def turn(self, live: bool, num_concurrent: int, now: float) -> float:
         """Seconds until it is the turn of a new utterance, after all that are queued or reserved."""
-        timeline = self._timeline(live, num_servers, now)
+        timeline = self._timeline(live, num_concurrent, now)
         return max(0.0, timeline.reserved[0] - (now - timeline.taken_at))
 
     def margin(self, wait: float) -> float:
@@ -115,18 +115,18 @@ class WaitEstimate(Generic[S]):
         """Drops the timelines, after something happened that they do not predict."""
         self._timelines.clear()
 
-    def _timeline(self, live: bool, num_servers: int, now: float) -> Timeline:
+    def _timeline(self, live: bool, num_concurrent: int, now: float) -> Timeline:
         """The last timeline, or a new one after SNAPSHOT_TTL: a burst of requests must not visit all streams each."""
         timeline = self._timelines.get(live)
         if timeline is None or not 0 <= now - timeline.taken_at < SNAPSHOT_TTL:
             self.reservations.expire(now)
-            timeline = self._timelines[live] = self._new_timeline(live, num_servers, now)
+            timeline = self._timelines[live] = self._new_timeline(live, num_concurrent, now)
         return timeline
 
-    def _new_timeline(self, live: bool, num_servers: int, now: float) -> Timeline:
-        speed = min(self.load.speed(num_servers if live else inf), self.utterances.speed(live))
+    def _new_timeline(self, live: bool, num_concurrent: int, now: float) -> Timeline:
+        speed = min(self.load.speed(num_concurrent if live else inf), self.utterances.speed(live))
         free_at = (np.sort(self.utterances.remaining(live)) / speed).tolist()
-        missing = num_servers - len(free_at)
+        missing = num_concurrent - len(free_at)
         free_at = free_at[-missing:] if missing < 0 else [0.0] * missing + free_at
         queued = list(free_at)
         for seconds in self.utterances.totals(self.streams.queue.new_utterances(live)):

@@ -24,7 +24,7 @@ class Projection(Protocol):
         """The projection of x or norm(x), gated (silu(first half) · second half) or not, in one launch."""
 
     def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
-        """residual + the projection of x, and what projections after the norm need, in one launch."""
+        """residual + the projection of x, and what projections after the norm need."""
 
 
 class Linear(nn.Module):

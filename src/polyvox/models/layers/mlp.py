@@ -18,5 +18,5 @@ class MLP(nn.Module):
         return self.down_proj(silu_mul(self.gate_up(x)))
 
     def add_fused(self, x: PreNorm, norm: Norm) -> PreNorm:
-        """The rows of x + the output for norm(x), before the next norm, in two launches."""
+        """The rows of x + the output for norm(x), before the next norm."""
         return self.down_proj.add_fused(self.gate_up.fused(x, gated=True), x.rows, norm)
