@@ -37,7 +37,7 @@ QUEUE_GRACE_SECONDS = 30.0
 # errors of the estimate in either direction.
 RETRY_WAIT_SHARE = 0.25
 # Below this share of max_queue_seconds a new request is accepted even if the time is reserved: the clients may not
-# come back, and the engine must not run dry.
+# come back, and the engine must not be idle meanwhile.
 MIN_WAIT_SHARE = 0.1
 # The longest time to retry after. A turn that comes later is not reserved: few clients wait for so long.
 MAX_RETRY_SECONDS = 300.0

@@ -76,7 +76,7 @@ class Scheduler(Generic[S]):
         # Seconds that live streams leave to files.
         file_seconds = budget - cost.seconds(max(num_below_cap, min_streams), 0, 0) if num_below_cap else inf
         # All urgent streams generate a frame in any case, so all of their chunks are decoded: frames that pile up
-        # undecoded are of no use, and decoding a few large chunks in turn lets the other streams run dry.
+        # undecoded are of no use, and decoding a few large chunks in turn causes underruns of the others.
         urgent_seconds = self._codec_seconds(frames[urgency[chunks] < limits.urgent_lead])
         codec_seconds = max(budget - cost.seconds(min_streams, 0, 0), urgent_seconds)
         chunks, frames = self._limit_codec(arrays, chunks, frames, urgency, codec_seconds, file_seconds)
