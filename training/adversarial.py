@@ -75,5 +75,10 @@ class AdversarialLoss:
         self.seen["discriminators"].copy_(loss.detach())
         return features
 
+    def restart(self) -> None:
+        """Forget the running gradient norms."""
+        for norm in self.norms.values():
+            norm.zero_()
+
     def values(self) -> Mapping[str, float]:
         return {name: float(value) for name, value in self.seen.items() if float(value)}

@@ -31,6 +31,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
             group["lr"] = value
 
 
+@torch.no_grad()
+def restart(optimizer: torch.optim.Optimizer) -> None:
+    """Forget all moments in place, as a captured step requires."""
+    for moments in optimizer.state.values():
+        for value in moments.values():
+            value.zero_()
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()

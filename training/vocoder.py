@@ -5,9 +5,10 @@
 
 Half of each batch has the features of the teacher's audio (features.py), half those that the decoder makes of codes.
 The first stage has the spectral loss only and trains the convolutional layers, the second has discriminators and trains
-the whole decoder. --work holds the corpus, --codec the output of training.codec; it receives the new decoder,
-vocoder.jsonl (losses) and state-*.safetensors, from which a later run resumes. The codes do not change. Once a talker
-is trained, training.finetune trains the decoder further.
+the whole decoder. When training diverges, it continues from earlier weights at half of the learning rate
+(recovery.py). --work holds the corpus, --codec the output of training.codec; it receives the new decoder, vocoder.jsonl
+(losses) and state-*.safetensors, from which a later run resumes; diverged weights are never written. The codes do not
+change. Once a talker is trained, training.finetune trains the decoder further.
 """
 
 import argparse
@@ -27,22 +28,23 @@ from training.fast_decoder import features, waveform
 from training.features import COLUMNS, AcousticFeatures, LogMel
 from training.files import load_parts, save_parts
 from training.graph import CapturedStep
-from training.optimizer import adam, set_learning_rate, synchronize
+from training.optimizer import adam, restart, set_learning_rate, synchronize
 from training.pool import SPOKEN_FILE
+from training.recovery import Recovery
 from training.schedule import Clock, Log, rate
 from training.speech_data import Segments, load_sound, without_margin
 from training.units import FRAME
 
 SEGMENT = 8  # frames
 SKIPPED = 2  # frames at the start of a segment that have no loss
-SPECTRAL_STEPS = 12_000  # steps before the discriminators start
+SPECTRAL_STEPS = 6_500  # steps before the discriminators start
 RISE = 600  # steps until the discriminators have their full weight
-SPECTRAL_RATE, ADVERSARIAL_RATE, FLOOR_RATE = 1e-3, 5e-4, 0.1
+SPECTRAL_RATE, ADVERSARIAL_RATE, FLOOR_RATE = 1e-3, 3e-4, 0.1
 FEATURES = 5.0  # weight of the distance of features from codes
 AVERAGE = 0.999  # of the decoder's weights
 RESUMED_STEP = 1000.0  # of an optimizer whose second moments are kept
 STATE = "state"
-LOG_SECONDS, SAVE_SECONDS, CHECK = 15.0, 120.0, 20
+LOG_SECONDS, SAVE_SECONDS, CHECK = 15.0, 60.0, 20
 
 
 class VocoderTraining:
@@ -60,6 +62,7 @@ class VocoderTraining:
         self.parameters = trained_parameters(self.decoder)
         self.optimizer = adam(self.parameters, SPECTRAL_RATE, device)
         self.average = [p.detach().clone() for p in self.parameters]
+        self.recovery = Recovery([*self.average, *self.adversarial.discriminators.parameters()])
         self.distance = torch.zeros((), device=device)  # of the features from codes
         self.steps, self.seconds = 0, 0.0
         self.log = Log(arguments.codec / "vocoder.jsonl")
@@ -108,33 +111,35 @@ class VocoderTraining:
     def train(self, minutes: float, run_minutes: float) -> None:
         """Train for `minutes` in all, at most `run_minutes` of them in this run; save the state from time to time."""
         before, began, spectral_steps = self.seconds, self.steps, self.arguments.spectral_steps
-        run = self._captured()
-        self.log(phase="captured", step=self.steps)
+        run: CapturedStep | None = None
         clock, logged, saved = Clock(minutes, before), -LOG_SECONDS, 0.0
         while clock.seconds - before < 60 * run_minutes and not clock.over:
             if self.steps == spectral_steps:
-                run = self._captured()
-            fall = rate(1.0, self.steps - began, clock.part, floor=FLOOR_RATE)
+                began = self.steps  # the learning rate rises again: the first layers have not been trained yet
+            fall = rate(self.recovery.rate_factor, self.steps - began, clock.part, floor=FLOOR_RATE)
             set_learning_rate(self.optimizer, (SPECTRAL_RATE if self.spectral else ADVERSARIAL_RATE) * fall)
             self.adversarial.schedule(fall, clock.part, min(1.0, max(0.0, (self.steps - spectral_steps) / RISE)))
+            if run is None or self.steps == spectral_steps:
+                run = self._captured()  # its first steps have the rates above
             run()
             self.steps += 1
             if self.steps % CHECK == 0:
                 synchronize(self.device)
                 if clock.seconds - before - logged > LOG_SECONDS:
-                    logged = clock.seconds - before
-                    self.log_progress()
-                if clock.seconds - before - saved > SAVE_SECONDS:
-                    self.seconds = clock.seconds
-                    saved = clock.seconds - before
-                    self.save()
+                    logged, self.seconds = clock.seconds - before, clock.seconds
+                    if self.check():
+                        began = self.steps  # the learning rate rises again
+                    elif logged - saved > SAVE_SECONDS:
+                        saved = logged
+                        self.save()
         synchronize(self.device)
         self.seconds = clock.seconds
-        self.log_progress()
+        self.check()
         self.save()
 
     def _captured(self) -> CapturedStep:
         """The step of the current stage."""
+        self.log(phase="capture", step=self.steps)
         return CapturedStep(self.spectral_step if self.spectral else self.step, self.device)
 
     @property
@@ -154,9 +159,23 @@ class VocoderTraining:
         self.swap()
         return found
 
-    def log_progress(self) -> None:
-        values = self.adversarial.values()
-        self.log(phase="vocoder", step=self.steps, features=float(self.distance), **values, **self.validate())
+    def check(self) -> bool:
+        """Log losses and validation distances; if training has diverged, continue from earlier weights."""
+        found = self.validate()
+        self.log(phase="vocoder", step=self.steps, **found, features=float(self.distance), **self.adversarial.values())
+        diverged = self.recovery.has_diverged(sum(found.values()))
+        if diverged:
+            self._continue_from_average()
+            self.log(phase="diverged", step=self.steps, best=self.recovery.best, rate=self.recovery.rate_factor)
+        return diverged
+
+    @torch.no_grad()
+    def _continue_from_average(self) -> None:
+        for parameter, mean in zip(self.parameters, self.average, strict=True):
+            parameter.copy_(mean)
+        for optimizer in self._optimizers().values():
+            restart(optimizer)
+        self.adversarial.restart()
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -172,6 +191,7 @@ class VocoderTraining:
         save_parts(self.decoder.state_dict(), self.arguments.codec, "decoder")
         self.swap()
         save_parts(self.state(), self.arguments.codec, STATE)
+        self.log(phase="saved", step=self.steps)
 
     def state(self) -> dict[str, Tensor]:
         """What a later run resumes from besides the averaged decoder; of the optimizers only the squared gradients."""
@@ -180,7 +200,8 @@ class VocoderTraining:
         for name, optimizer in self._optimizers().items():
             for index, moments in optimizer.state_dict()["state"].items():
                 found[f"{name}.{index}"] = moments["exp_avg_sq"].to(torch.bfloat16)
-        return found | {"progress": torch.tensor([self.steps, self.seconds], dtype=torch.float64)}
+        progress = [self.steps, self.seconds, self.recovery.rate_factor]
+        return found | {"progress": torch.tensor(progress, dtype=torch.float64)}
 
     @torch.no_grad()
     def resume(self, state: dict[str, Tensor]) -> None:
@@ -200,7 +221,8 @@ class VocoderTraining:
                     "exp_avg_sq": torch.empty_like(parameters[int(index)]).copy_(squares),
                 }
             optimizer.load_state_dict(given)
-        self.steps, self.seconds = int(state["progress"][0]), float(state["progress"][1])
+        steps, self.seconds, self.recovery.rate_factor = state["progress"].tolist()
+        self.steps = int(steps)
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {"generator": self.optimizer, "critic": self.adversarial.optimizer}

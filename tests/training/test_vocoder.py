@@ -3,6 +3,8 @@
 
 import argparse
 import json
+import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from training.files import load_parts
 from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE
 from training.pool import SPOKEN_FILE
 from training.units import FRAME, UNITS_PER_FRAME
-from training.vocoder import STATE, VocoderTraining
+from training.vocoder import CHECK, SAVE_SECONDS, STATE, VocoderTraining
 
 CPU = torch.device("cpu")
 FRAMES = 30  # of an utterance
@@ -72,6 +74,28 @@ def vocoder(corpus: Path, trained: Path, spectral_steps: int = 1) -> VocoderTrai
     return VocoderTraining(argparse.Namespace(work=corpus, codec=trained, batch=2, spectral_steps=spectral_steps), CPU)
 
 
+class CountingClock:
+    """Each reading of the time is SAVE_SECONDS later, so each validation is followed by saving; there are about 4."""
+
+    total = 4 * CHECK * SAVE_SECONDS
+
+    def __init__(self, _minutes: float, before: float) -> None:
+        self._seconds = before
+
+    @property
+    def seconds(self) -> float:
+        self._seconds += SAVE_SECONDS
+        return self._seconds
+
+    @property
+    def part(self) -> float:
+        return min(1.0, self._seconds / self.total)
+
+    @property
+    def over(self) -> bool:
+        return self._seconds >= self.total
+
+
 def test_every_frame_has_codes_within_their_codebooks(trained: Path) -> None:
     codes = np.load(trained / SPOKEN_FILE)["codes"]
     assert codes.shape == (3 * FRAMES, NUM_CODEBOOKS)
@@ -96,11 +120,11 @@ def test_a_later_run_resumes_from_the_averaged_decoder_and_the_state(corpus: Pat
     training.step()
     changed = [not torch.equal(a, b) for a, b in zip(first, feature_parameters(training.decoder), strict=True)]
     assert all(changed)
-    training.steps, training.seconds = 7, 3.0
+    training.steps, training.seconds, training.recovery.rate_factor = 7, 3.0, 0.25
     training.save()
     later = vocoder(corpus, trained)
     later.resume(load_parts(trained, STATE))
-    assert (later.steps, later.seconds) == (7, 3.0)
+    assert (later.steps, later.seconds, later.recovery.rate_factor) == (7, 3.0, 0.25)
     for mean, parameter in zip(training.average, later.parameters, strict=True):
         assert torch.allclose(mean, parameter, atol=2e-3)
     critics = training.adversarial.discriminators.state_dict()
@@ -111,3 +135,37 @@ def test_a_later_run_resumes_from_the_averaged_decoder_and_the_state(corpus: Pat
             squares = optimizer.state[parameter]["exp_avg_sq"]
             assert squares.stride() == parameter.stride()  # fused Adam requires it
             assert torch.allclose(squares, earlier.state[other]["exp_avg_sq"], rtol=0.01, atol=1e-12)
+
+
+def test_diverged_training_continues_from_good_weights_and_never_saves_diverged_ones(
+    corpus: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.vocoder.Clock", CountingClock)
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    training = vocoder(corpus, tmp_path, spectral_steps=10_000)
+    first = [mean.clone() for mean in training.average]
+    saved: list[bool] = []
+
+    def diverge() -> None:
+        """A step after which all weights are invalid, once one state has been saved."""
+        if len(saved) == 1 and training.recovery.rate_factor == 1.0:
+            for weight in (*training.parameters, *training.average):
+                weight.detach().fill_(math.nan)
+
+    def validate() -> dict[str, float]:
+        return {"valid_true": float(training.average[0].sum() - first[0].sum())}
+
+    def write(tensors: dict[str, torch.Tensor], _folder: Path, name: str) -> None:
+        if name == "decoder":
+            saved.append(all(bool(value.isfinite().all()) for value in tensors.values()))
+
+    monkeypatch.setattr(training, "spectral_step", diverge)
+    monkeypatch.setattr(training, "validate", validate)
+    monkeypatch.setattr("training.vocoder.save_parts", write)
+    training.train(minutes=1.0, run_minutes=math.inf)
+    assert training.recovery.rate_factor == 0.5
+    assert len(saved) > 1
+    assert all(saved)
+    for mean, parameter, start in zip(training.average, training.parameters, first, strict=True):
+        assert torch.equal(mean, start)
+        assert torch.equal(parameter, start)
