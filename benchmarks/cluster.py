@@ -102,7 +102,6 @@ class Cluster:
         self.known = [dict[int, int]() for _ in range(num_gpus)]  # of each router: requests by replica
         self.turn = self.draw.randrange(num_gpus)
         self.avoided: set[int] = set()  # replicas that routers know to be dead
-        self.num_lost_on_the_way = 0
 
     def route(self, one: Utterance) -> int:
         """Sends a request to a replica and returns its index."""

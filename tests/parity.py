@@ -17,7 +17,7 @@ from polyvox.engine.kv_cache import KVCache
 from polyvox.kernels.flags import FRAME_ENDED
 from polyvox.kernels.noise import keyed_noise
 from polyvox.models.layers.code_predictor import Draw
-from polyvox.models.layers.sampling import GeneratorNoise, Noise
+from polyvox.models.layers.sampling import Noise
 from polyvox.models.layers.talker_config import CONTROL_IDS
 from polyvox.models.protocol import PrefillMetadata, PreparedRequest, PromptRows
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt
@@ -38,6 +38,29 @@ def golden(name: str, dtype: str) -> Golden:
     """The arrays of the reference in one dtype."""
     with np.load(GOLDEN / f"{name}.npz") as file:
         return {key.removeprefix(f"{dtype}."): file[key] for key in file.files if key.startswith(dtype)}
+
+
+class GeneratorNoise:
+    """The noise of the reference implementation, in its order, from one torch generator and for one stream.
+
+    torch.multinomial is a race of exponentials: argmax(p / e), which is argmax(log p - log e).
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __call__(
+        self,
+        key: torch.Tensor,  # noqa: ARG002
+        segment: torch.Tensor,  # noqa: ARG002
+        frame: torch.Tensor,
+        first: int,  # noqa: ARG002
+        count: int,
+        vocab: int,
+    ) -> torch.Tensor:
+        assert len(frame) == 1
+        draws = [torch.empty(1, vocab).exponential_(generator=self._generator) for _ in range(count)]
+        return -torch.stack(draws, dim=1).log().to(frame.device)
 
 
 def relative_error(ours: Array | torch.Tensor, theirs: Array) -> float:

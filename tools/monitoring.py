@@ -354,10 +354,6 @@ ROWS: list[tuple[str, list[Panel]]] = [
 ]
 
 
-def all_panels() -> list[Panel]:
-    return [*SUMMARY, *(panel for _, panels in ROWS for panel in panels)]
-
-
 def dashboard() -> dict[str, Any]:
     """The dashboard in Grafana's JSON format."""
     panels: list[dict[str, Any]] = []

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parity import GeneratorNoise
 from polyvox.errors import InvalidRequest
 from polyvox.kernels.noise import keyed_noise, philox
 from polyvox.kernels.sampler import apply_repetition_penalty, draw, is_greedy
-from polyvox.models.layers.sampling import GeneratorNoise, seed_words, talker_parameters
+from polyvox.models.layers.sampling import seed_words, talker_parameters
 from polyvox.models.request import Sampling
 
 PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)

@@ -131,7 +131,7 @@ class MixedLoad:
 
     def __init__(self, port: int, seed: int, clones: bool, on_result: Callable[[ClientResult], None]) -> None:
         """clones: whether the server has voices that were uploaded, and takes more of them."""
-        self._port, self._chance, self._clones, self._on_result = port, random.Random(seed), clones, on_result
+        self._port, self._chance, self._on_result = port, random.Random(seed), on_result
         self._fields: dict[str, Any] = {"voice": VOICE} if clones else {}
         self._began = time.monotonic()
         self._num_uploads = 0

@@ -280,10 +280,6 @@ def markdown(record: SoakRecord, checks: Sequence[Check]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _result(check: Check) -> str:
-    return "passed" if check.passed else "**failed**"
-
-
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (headings, ["---"] * len(headings), *rows)]
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)

@@ -51,11 +51,6 @@ class SegmentTime:
     text_start: int
     text_end: int
 
-    def shifted(self, seconds: float) -> "SegmentTime":
-        """The same segment with times that count from a later moment."""
-        start, end = self.start - seconds, self.end - seconds
-        return SegmentTime(self.id, self.text, start, end, self.text_start, self.text_end)
-
 
 @dataclass(frozen=True, slots=True)
 class TimedText:

@@ -22,10 +22,6 @@ class WordTime:
     text_start: int
     text_end: int
 
-    def shifted(self, seconds: float) -> "WordTime":
-        """The same word with times that count from a later moment."""
-        return WordTime(self.word, self.start - seconds, self.end - seconds, self.text_start, self.text_end)
-
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 128 << 20}  # much larger than any cache
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 REPEATS = 20
+WARM_UP_CALLS = 2
 # Operations that read a whole weight matrix.
 WEIGHT_OPERATIONS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "matmul")
 
@@ -48,10 +49,10 @@ class Work:
         return max(self.bytes / peaks.bandwidth, self.flops / peaks.rates[dtype])
 
 
-def time_calls(call: Callable[[], object], repeats: int, device: torch.device, warmup: int = 2) -> list[float]:
+def time_calls(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
     """Seconds of each call after the warm-up, including the wait for the device."""
     times = []
-    for _ in range(repeats + warmup):
+    for _ in range(repeats + WARM_UP_CALLS):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         began = time.perf_counter()
@@ -59,7 +60,7 @@ def time_calls(call: Callable[[], object], repeats: int, device: torch.device, w
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
-    return times[warmup:]
+    return times[WARM_UP_CALLS:]
 
 
 def measure_peaks(device: torch.device, dtypes: set[torch.dtype]) -> DevicePeaks:

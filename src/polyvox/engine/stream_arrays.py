@@ -21,8 +21,8 @@ class StreamArrays:
         def floats(value: float) -> Floats:
             return np.full(num_rows, value)
 
-        def ints(value: int = 0) -> Ints:
-            return np.full(num_rows, value, np.int64)
+        def ints() -> Ints:
+            return np.zeros(num_rows, np.int64)
 
         def bools() -> Bools:
             return np.zeros(num_rows, np.bool_)
@@ -44,9 +44,8 @@ class StreamArrays:
         self.undelivered = ints()  # decoded frames that wait for more, to be delivered as one chunk
         self.first_chunk = ints()  # frames; 0: chosen on admission
         self.text_frames = floats(inf)  # frames that have text; later ones wait for it
-        self.buffer_free = floats(
-            inf
-        )  # frames that fit into the reader's buffer, the undelivered ones counted as there
+        # Frames that fit into the reader's buffer; undelivered ones count as if they were in it.
+        self.buffer_free = floats(inf)
         self.last_step = ints()  # number of the last step that uses the slot
         # Playback
         self.plays_at = floats(-inf)  # when the player needs the first audio: after the segment before it

@@ -129,9 +129,7 @@ class UtteranceTable(Generic[S]):
             stream.plays_at = utterance.played_until
             for before in utterance.active:
                 if before.first_audio_at < inf:
-                    stream.plays_at = max(
-                        stream.plays_at, before.deadline + self._segment_remaining(before, self.seconds(1))
-                    )
+                    stream.plays_at = max(stream.plays_at, before.deadline + self._segment_remaining(before))
         self.num_overlapping += bool(utterance.active) and stream.live
         utterance.active[stream] = None
         self._max_active = max(self._max_active, len(self._utterances) - len(self._idle))
@@ -244,13 +242,14 @@ class UtteranceTable(Generic[S]):
         return row
 
     def _segment_seconds(self, stream: S) -> float:
+        """Expected seconds of speech of one segment."""
         return min(self.seconds(stream.text_bytes), stream.max_frames * self._frame_seconds)
 
-    def _segment_remaining(self, stream: S, seconds_per_byte: float) -> float:
-        """seconds_per_byte: `seconds(1)`."""
+    def _segment_remaining(self, stream: S) -> float:
+        """Expected seconds of audio that an active segment still needs."""
         if stream.ended:
             return 0.0
-        expected = min(seconds_per_byte * stream.text_bytes, stream.max_frames * self._frame_seconds)
+        expected = self._segment_seconds(stream)
         return max(expected - stream.generated * self._frame_seconds, self._overrun.value * expected)
 
 

@@ -56,7 +56,6 @@ class EngineProcess:
         wait_for_start: bool = True,
         on_progress: OnProgress | None = None,
         on_started: OnStarted | None = None,
-        clock: Callable[[], float] = time.monotonic,
         replica: int | None = None,
         on_start_failed: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -79,9 +78,7 @@ class EngineProcess:
         except OSError as error:
             shutil.rmtree(folder)
             raise start_error(error) from error
-        self._lifecycle = EngineLifecycle(
-            self._config.restarts, self._status_file.write, clock, log_fields=self._log_fields
-        )
+        self._lifecycle = EngineLifecycle(self._config.restarts, self._status_file.write, log_fields=self._log_fields)
         self.pid: int | None = None  # of the serving process; None while there is none
         self._thread = threading.Thread(target=self._supervise, name="polyvox-supervisor", daemon=True)
         self._thread.start()

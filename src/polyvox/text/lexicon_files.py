@@ -15,6 +15,7 @@ MAX_ENTRIES = 10_000
 MAX_FILE_BYTES = 4_000_000
 PLS_NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
 XML_NAMESPACE = "http://www.w3.org/XML/1998/namespace"
+PLS_LANGUAGE = "en-US"  # PLS requires one; pronunciations have none
 
 
 def load_lexicon(path: str | Path) -> Lexicon:
@@ -112,11 +113,11 @@ def parse_pls(text: str) -> Lexicon:
     return _limited(entries)
 
 
-def to_pls(pronunciations: Iterable[Pronunciation], language: str = "en-US") -> str:
+def to_pls(pronunciations: Iterable[Pronunciation]) -> str:
     """A PLS document. PLS cannot say that a word matches in any case."""
     root = ElementTree.Element(
         "lexicon",
-        {"version": "1.0", "xmlns": PLS_NAMESPACE, "alphabet": "ipa", f"{{{XML_NAMESPACE}}}lang": language},
+        {"version": "1.0", "xmlns": PLS_NAMESPACE, "alphabet": "ipa", f"{{{XML_NAMESPACE}}}lang": PLS_LANGUAGE},
     )
     for each in pronunciations:
         lexeme = ElementTree.SubElement(root, "lexeme")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling parameters and seeds as rows of tensors, and the sources of sampling noise."""
+"""Sampling parameters and seeds as rows of tensors, and the interface of sampling noise."""
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from polyvox.models.request import Sampling
@@ -32,19 +31,3 @@ class Noise(Protocol):
 
         key is [B, 2]; segment, the index of a sentence within one request, and frame are [B].
         """
-
-
-class GeneratorNoise:
-    """The noise of the reference implementation, in its order, from one torch generator and for one stream.
-
-    torch.multinomial is a race of exponentials: argmax(p / e), which is argmax(log p - log e).
-    """
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def __call__(self, key: Tensor, segment: Tensor, frame: Tensor, first: int, count: int, vocab: int) -> Tensor:  # noqa: ARG002
-        if len(frame) != 1:
-            raise ValueError("GeneratorNoise supports one stream")
-        draws = [torch.empty(1, vocab).exponential_(generator=self.generator) for _ in range(count)]
-        return -torch.stack(draws, dim=1).log().to(frame.device)

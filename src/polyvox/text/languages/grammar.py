@@ -2,7 +2,6 @@
 """What the rules of European languages need: number words, nouns and their agreement. Each language is a subclass."""
 
 import re
-import unicodedata
 from abc import ABC, abstractmethod
 from functools import lru_cache
 
@@ -227,8 +226,3 @@ class Grammar(ABC):
                 bare = text.rstrip(".ºª°")
                 return self.ordinal(int(bare)) if re.fullmatch(r"[0-9]{1,9}", bare) else None
         return None
-
-
-def strip_marks(text: str) -> str:
-    """Lower case without accents."""
-    return "".join(char for char in unicodedata.normalize("NFD", text.lower()) if not unicodedata.combining(char))

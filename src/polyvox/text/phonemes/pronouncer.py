@@ -14,7 +14,6 @@ from polyvox.text.phonemes.spelling_model import load_spelling_model
 
 CACHED_WORDS = 50_000
 MIN_COMPOUND_PART = 4
-MAX_LETTER_ABBREVIATION = 5
 # Letters that NFKD does not decompose.
 LATIN = str.maketrans({"ß": "ss", "ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d", "ð": "th", "þ": "th", "ı": "i"})
 _DOTTED = re.compile(r"(?:[A-Za-z]{1,2}\.)+[A-Za-z]{0,2}")
