@@ -37,7 +37,8 @@ def spoken(engine: PausableEngine, test: Callable[[SynthesisService], Awaitable[
     ended: list[RequestRecord] = []
 
     async def run() -> None:
-        speaker = SynthesisService(AsyncLocalEngine(engine), CUSTOM, lambda voice: voice, Settings(), ended.append)
+        speaker = SynthesisService(AsyncLocalEngine(engine), CUSTOM, lambda voice: voice, Settings())
+        speaker.on_finished = ended.append
         try:
             await test(speaker)
             assert not speaker.active

@@ -66,14 +66,13 @@ class Demand:
     def of(cls, request: Request) -> "Demand":
         # The text is not validated yet.
         num_bytes = len(str(request.text).encode(errors="replace")) + request.following_bytes
-        live, continues = not request.whole_file, request.segment > 0
         return cls(
-            live,
-            continues,
-            request.utterance_id,
-            request.owner,
-            num_bytes,
-            request.fingerprint,
+            live=not request.whole_file,
+            continues=request.segment > 0,
+            utterance_id=request.utterance_id,
+            owner=request.owner,
+            num_bytes=num_bytes,
+            fingerprint=request.fingerprint,
             may_reserve=request.may_reserve,
         )
 
@@ -107,16 +106,15 @@ class Admission(Generic[S]):
             requirement = f"prompt and speech must fit into {limits.num_pages * limits.page_size} positions"
             hint = "Shorten the text or raise the engine's context."
             raise InvalidRequest("text", stream.prompt_rows + stream.max_frames, requirement, hint)
-        num_bytes = stream.text_bytes + stream.following_bytes
         demand = Demand(
-            stream.live,
-            stream.continues,
-            stream.utterance_id,
-            stream.owner,
-            num_bytes,
-            stream.fingerprint,
-            num_pages,
-            stream.may_reserve,
+            live=stream.live,
+            continues=stream.continues,
+            utterance_id=stream.utterance_id,
+            owner=stream.owner,
+            num_bytes=stream.text_bytes + stream.following_bytes,
+            fingerprint=stream.fingerprint,
+            num_pages=num_pages,
+            may_reserve=stream.may_reserve,
         )
         wait = self._check(demand, now)
         if stream.continues:

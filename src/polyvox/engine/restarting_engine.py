@@ -23,15 +23,14 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL = 0.2  # seconds between two checks of the engine
 HANG_TIMEOUT = 30.0  # seconds of one step; a thread that hangs cannot be ended, so its engine only counts as failed
 CLOSE_TIMEOUT = 15.0  # seconds for the engine's own shutdown
-OnEngineStarted = Callable[
-    [InProcessEngine, dict[str, float]], None
-]  # with the seconds of the start, in total and by stage
+# Called with the seconds of the start, in total and by stage.
+OnEngineStarted = Callable[[InProcessEngine, dict[str, float]], None]
 
 
 class RestartingEngine:
     """An `Engine` whose calls raise EngineDown while none runs. The constructor returns before the engine has started.
 
-    factory: called for each start, in a thread; an engine that stopped is closed before. `start_failed` becomes
+    factory: called for each start, in a thread; it closes the engine of the start before. `start_failed` becomes
     readable if the first start fails, and `check` raises the error. A later failure is never final. on_progress and
     on_started are called for the first start, in that thread.
     """

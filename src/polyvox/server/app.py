@@ -56,7 +56,15 @@ if TYPE_CHECKING:
 # Opens the connection to an engine inside the server's event loop.
 Connect = Callable[[], AbstractAsyncContextManager[AsyncEngine]]
 
-EXPOSED_HEADERS = ["x-request-id", "x-seed", "x-polyvox-model", "x-polyvox-ignored", "retry-after", "retry-after-ms"]
+EXPOSED_HEADERS = [
+    "x-request-id",
+    "x-seed",
+    "x-polyvox-model",
+    "x-polyvox-ignored",
+    "x-polyvox-notice",
+    "retry-after",
+    "retry-after-ms",
+]
 ROUTERS = (
     openai.router,
     batch.router,

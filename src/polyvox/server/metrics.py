@@ -106,92 +106,56 @@ class Metrics:
         self._multiprocess = MULTIPROCESS_DIR in os.environ if multiprocess is None else multiprocess
         self._registry = CollectorRegistry()
         own = None if self._multiprocess else self._registry
-        self.requests = Counter("polyvox_requests", "Requests by outcome.", ["outcome"], registry=own)
-        self.aborts = Counter("polyvox_aborts", "Streams aborted, by reason.", ["reason"], registry=own)
-        for reason in ("cancel", "disconnect", "drain", "error", "timeout"):  # 0 from the start, for rate()
-            self.aborts.labels(reason)
-        self._timeouts = Counter("polyvox_timeouts", "Timeouts by kind.", ["kind"], registry=own)
-        for kind in get_args(TimeoutKind):
-            self._timeouts.labels(kind)
-        for outcome in (*get_args(FinishReason), "rejected", "overloaded"):
-            self.requests.labels(outcome)
-        self._rejections = Counter(
-            "polyvox_rejections",
-            "Rejected requests, by the reason or the code of their error.",
-            ["reason"],
-            registry=own,
-        )
-        for reason in COMMON_REJECTIONS:
-            self._rejections.labels(reason)
-        self._http_requests = Counter(
-            "polyvox_http_requests",
-            "HTTP requests and WebSockets by method, route and status; a WebSocket has status 101.",
-            ["method", "route", "status"],
-            registry=own,
-        )
-        self._lead = Histogram(
-            "polyvox_lead_seconds",
-            "Lead of the client's player when a chunk is ready to be sent, in seconds; 0 is an underrun.",
-            buckets=LEAD_BUCKETS,
-            registry=own,
-        )
-        self._chunk_gap = Histogram(
-            "polyvox_chunk_gap_seconds",
-            "Time from sending a chunk until the next one is ready, in seconds.",
-            buckets=GAP_BUCKETS,
-            registry=own,
-        )
-        self.ttfa = Histogram(
-            "polyvox_ttfa_seconds", "Time to first audio in seconds.", buckets=LATENCY_BUCKETS, registry=own
-        )
-        self.rtf = Histogram("polyvox_rtf", "Real-time factor of finished requests.", buckets=RTF_BUCKETS, registry=own)
-        self.queue_wait = Histogram(
-            "polyvox_queue_wait_seconds", "Queue wait in seconds.", buckets=LATENCY_BUCKETS, registry=own
-        )
-        self.audio = Counter("polyvox_audio_seconds", "Audio generated, in seconds.", registry=own)
-        self.underruns = Counter("polyvox_playback_underruns", "Playback underruns of finished requests.", registry=own)
-        self.characters = Counter("polyvox_characters", "Characters synthesised.", registry=own)
-        self.llm_requests = Counter("polyvox_llm_requests", "Chat completions by outcome.", ["outcome"], registry=own)
-        for outcome in ("finished", "rejected", "failed", "timeout", "cancelled"):
-            self.llm_requests.labels(outcome)
-        self.llm_first_token = Histogram(
-            "polyvox_llm_first_token_seconds",
-            "Seconds until the LLM's first text.",
-            buckets=LATENCY_BUCKETS,
-            registry=own,
-        )
-        self.realtime_sessions = Gauge(
-            "polyvox_realtime_sessions", "Open realtime sessions.", multiprocess_mode="livesum", registry=own
-        )
-        self.realtime_responses = Counter(
-            "polyvox_realtime_responses", "Responses of realtime sessions by status.", ["status"], registry=own
-        )
-        for status in ("completed", "cancelled", "incomplete", "failed"):
-            self.realtime_responses.labels(status)
-        self._stt_requests = Counter(
-            "polyvox_stt_requests", "Requests to the STT server by outcome.", ["outcome"], registry=own
-        )
-        for outcome in get_args(TranscriptionOutcome):
-            self._stt_requests.labels(outcome)
-        self._stt_seconds = Histogram(
-            "polyvox_stt_seconds",
-            "Duration of finished requests to the STT server in seconds.",
-            buckets=LATENCY_BUCKETS,
-            registry=own,
-        )
-        self.dropped_records = Counter(
-            "polyvox_request_records_dropped", "Request records dropped because the disk is slow.", registry=own
-        )
-        self.spool_bytes = Gauge(
-            "polyvox_spool_bytes", "Size of whole-file responses in bytes.", multiprocess_mode="livesum", registry=own
-        )
-        self.active = Gauge("polyvox_streams_active", "Active requests.", multiprocess_mode="livesum", registry=own)
-        self.lag = Gauge(
-            "polyvox_event_loop_lag_seconds",
-            "Largest event loop lag of the last 10 seconds.",
-            multiprocess_mode="livemax",
-            registry=own,
-        )
+
+        def counter(name: str, text: str, labels: Sequence[str] = (), values: Sequence[str] = ()) -> Counter:
+            """values: of the label, which exist from the start, for rate()."""
+            found = Counter(name, text, labels, registry=own)
+            for value in values:
+                found.labels(value)
+            return found
+
+        def gauge(name: str, text: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
+            """mode: how the values of several server processes are joined."""
+            return Gauge(name, text, multiprocess_mode=mode, registry=own)
+
+        def histogram(name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=own)
+
+        outcomes = (*get_args(FinishReason), "rejected", "overloaded")
+        self.requests = counter("polyvox_requests", "Requests by outcome.", ["outcome"], outcomes)
+        abort_reasons = ("cancel", "disconnect", "drain", "error", "timeout")
+        self.aborts = counter("polyvox_aborts", "Streams aborted, by reason.", ["reason"], abort_reasons)
+        self._timeouts = counter("polyvox_timeouts", "Timeouts by kind.", ["kind"], get_args(TimeoutKind))
+        text = "Rejected requests, by the reason or the code of their error."
+        self._rejections = counter("polyvox_rejections", text, ["reason"], COMMON_REJECTIONS)
+        text = "HTTP requests and WebSockets by method, route and status; a WebSocket has status 101."
+        self._http_requests = counter("polyvox_http_requests", text, ["method", "route", "status"])
+        text = "Lead of the client's player when a chunk is ready to be sent, in seconds; 0 is an underrun."
+        self._lead = histogram("polyvox_lead_seconds", text, LEAD_BUCKETS)
+        text = "Time from sending a chunk until the next one is ready, in seconds."
+        self._chunk_gap = histogram("polyvox_chunk_gap_seconds", text, GAP_BUCKETS)
+        self.ttfa = histogram("polyvox_ttfa_seconds", "Time to first audio in seconds.")
+        self.rtf = histogram("polyvox_rtf", "Real-time factor of finished requests.", RTF_BUCKETS)
+        self.queue_wait = histogram("polyvox_queue_wait_seconds", "Queue wait in seconds.")
+        self.audio = counter("polyvox_audio_seconds", "Audio generated, in seconds.")
+        self.underruns = counter("polyvox_playback_underruns", "Playback underruns of finished requests.")
+        self.characters = counter("polyvox_characters", "Characters synthesised.")
+        outcomes = ("finished", "rejected", "failed", "timeout", "cancelled")
+        self.llm_requests = counter("polyvox_llm_requests", "Chat completions by outcome.", ["outcome"], outcomes)
+        self.llm_first_token = histogram("polyvox_llm_first_token_seconds", "Seconds until the LLM's first text.")
+        self.realtime_sessions = gauge("polyvox_realtime_sessions", "Open realtime sessions.")
+        text, statuses = "Responses of realtime sessions by status.", ("completed", "cancelled", "incomplete", "failed")
+        self.realtime_responses = counter("polyvox_realtime_responses", text, ["status"], statuses)
+        text, outcomes = "Requests to the STT server by outcome.", get_args(TranscriptionOutcome)
+        self._stt_requests = counter("polyvox_stt_requests", text, ["outcome"], outcomes)
+        text = "Duration of finished requests to the STT server in seconds."
+        self._stt_seconds = histogram("polyvox_stt_seconds", text)
+        text = "Request records dropped because the disk is slow."
+        self.dropped_records = counter("polyvox_request_records_dropped", text)
+        self.spool_bytes = gauge("polyvox_spool_bytes", "Size of whole-file responses in bytes.")
+        self.active = gauge("polyvox_streams_active", "Active requests.")
+        text = "Largest event loop lag of the last 10 seconds."
+        self.lag = gauge("polyvox_event_loop_lag_seconds", text, "livemax")
 
     def record_finished(self, record: RequestRecord) -> None:
         self.requests.labels(record.finish_reason or "error").inc()

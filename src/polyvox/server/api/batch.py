@@ -27,7 +27,7 @@ from polyvox.server.requests import (
     validate,
 )
 from polyvox.server.responses import APIError, error_body, error_response
-from polyvox.server.synthesis.client_response import ClientResponse, ResponseWriter, read_parts
+from polyvox.server.synthesis.client_response import ClientResponse, ResponseWriter, base64_length, read_parts
 from polyvox.server.synthesis.spool import SpooledFile
 from polyvox.server.synthesis.utterance import Utterance
 
@@ -72,7 +72,7 @@ class BatchResponse(ClientResponse):
                 return
             headers = batch.ignored_fields().report(self._request_id)
             parts = self._body(batch)
-            length = sum(len(part) if isinstance(part, bytes) else _base64_length(part.num_bytes) for part in parts)
+            length = sum(len(part) if isinstance(part, bytes) else base64_length(part.num_bytes) for part in parts)
             await write.start({"content-type": "application/json", "content-length": str(length), **headers})
             write.set_size(length, batch.playing_seconds)
             for part in parts:
@@ -171,7 +171,3 @@ class Batch:
             "finish_reason": record.finish_reason,
             "usage": record.usage(),
         }
-
-
-def _base64_length(num_bytes: int) -> int:
-    return 4 * -(-num_bytes // 3)

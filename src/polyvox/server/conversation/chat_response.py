@@ -19,7 +19,7 @@ from polyvox.server.conversation.transcripts import new_audio_id
 from polyvox.server.logs import log_detail, log_request
 from polyvox.server.middleware.limits import LIMITER
 from polyvox.server.responses import APIError, error_body, error_response, field_names
-from polyvox.server.synthesis.client_response import ClientResponse, ResponseWriter, read_parts
+from polyvox.server.synthesis.client_response import ClientResponse, ResponseWriter, base64_length, read_parts
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.spool import SpooledFile
 from polyvox.server.synthesis.streaming import EVENT_STREAM
@@ -240,7 +240,3 @@ def outcome_of(error: PolyvoxError) -> str:
     if isinstance(error, ThinkerTimeout):
         return "timeout"
     return "rejected" if error.status < 500 or isinstance(error, Overloaded) else "failed"
-
-
-def base64_length(num_bytes: int) -> int:
-    return (num_bytes + 2) // 3 * 4

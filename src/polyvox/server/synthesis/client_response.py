@@ -102,6 +102,11 @@ async def read_parts(file: SpooledFile, synthesis: SynthesisService) -> AsyncGen
         yield part
 
 
+def base64_length(num_bytes: int) -> int:
+    """Characters of this many bytes in base64."""
+    return 4 * -(-num_bytes // 3)
+
+
 async def _end_connection(scope: Scope, receive: Receive, delay: float = 0.0) -> None:
     """Closes the connection, and resets it after a delay if the client has not read the rest by then.
 

@@ -52,15 +52,14 @@ class SynthesisService:
         info: ModelInfo,
         resolve_voice: Callable[[str | ClonedVoice | None], str | ClonedVoice | None],
         settings: Settings,
-        on_finished: Callable[[RequestRecord], None] = lambda _: None,
-        on_chunk: OnChunk = lambda _gap, _lead: None,
-        new_trace: Callable[[str], UtteranceTrace] = lambda _: NO_TRACE,
     ) -> None:
         self.engine, self.info, self.settings = engine, info, settings
         self.active: set[Utterance] = set()
         self.draining = False
         self.drain_expired = False  # drain_timeout has passed, and unfinished requests are aborted
-        self.on_finished, self.on_chunk, self.new_trace = on_finished, on_chunk, new_trace
+        self.on_finished: Callable[[RequestRecord], None] = lambda _: None
+        self.on_chunk: OnChunk = lambda _gap, _lead: None
+        self.new_trace: Callable[[str], UtteranceTrace] = lambda _: NO_TRACE
         self._resolve_voice = resolve_voice
         self._lexicon = load_lexicon(settings.lexicon) if settings.lexicon is not None else Lexicon()
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")
