@@ -12,7 +12,8 @@ from contextlib import closing, contextmanager
 import pytest
 
 from ipc.engine_processes import eventually
-from polyvox.server.api.websocket_connection import LiveUtterance, WebSocketConnection
+from polyvox.server.api.live_utterance import LiveUtterance
+from polyvox.server.api.websocket_connection import WebSocketConnection
 from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol
 from polyvox.server.realtime.response import RealtimeResponse
 from polyvox.server.realtime.session import RealtimeSession

@@ -13,7 +13,8 @@ from pydantic import Field
 from polyvox.alignment import WordTime
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.api.live_session import LiveSession
-from polyvox.server.api.websocket_connection import LiveUtterance, WebSocketConnection, serve_websocket
+from polyvox.server.api.live_utterance import LiveUtterance
+from polyvox.server.api.websocket_connection import WebSocketConnection, serve_websocket
 from polyvox.server.app_state import AppState, State
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.languages import parse_language

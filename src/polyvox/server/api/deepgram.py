@@ -10,9 +10,9 @@ from fastapi.responses import Response
 
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.api.live_session import LiveSession
+from polyvox.server.api.live_utterance import LiveUtterance
 from polyvox.server.api.websocket_connection import (
     POLICY_VIOLATION,
-    LiveUtterance,
     WebSocketConnection,
     serve_websocket,
 )

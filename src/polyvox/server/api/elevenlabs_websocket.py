@@ -16,12 +16,12 @@ from polyvox.alignment import TimedText
 from polyvox.errors import InvalidRequest, Overloaded, PolyvoxError
 from polyvox.server.api.elevenlabs import VoiceSettings, parse_options, parse_speed
 from polyvox.server.api.elevenlabs_dictionaries import DictionaryLocator, find_lexicons
+from polyvox.server.api.live_utterance import LiveUtterance
 from polyvox.server.api.websocket_connection import (
     POLICY_VIOLATION,
     TRY_AGAIN,
     ClientDisconnected,
     IdleTimeout,
-    LiveUtterance,
     WebSocketConnection,
     run_session,
     serve_websocket,

@@ -8,11 +8,11 @@ from typing import Any
 
 from polyvox.alignment import TimedText, WordTime
 from polyvox.errors import PolyvoxError
+from polyvox.server.api.live_utterance import LiveUtterance
 from polyvox.server.api.websocket_connection import (
     POLICY_VIOLATION,
     ClientDisconnected,
     IdleTimeout,
-    LiveUtterance,
     WebSocketConnection,
     run_session,
 )

@@ -12,12 +12,12 @@ from pydantic import Field
 from polyvox.alignment import TimedText
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.server.api.live_utterance import LiveUtterance
 from polyvox.server.api.openai import SpeechParameters, parse_parameters
 from polyvox.server.api.websocket_connection import (
     POLICY_VIOLATION,
     ClientDisconnected,
     IdleTimeout,
-    LiveUtterance,
     WebSocketConnection,
     cancel_all,
     raise_first,

@@ -16,7 +16,6 @@ from polyvox.server.synthesis.utterance import Utterance
 from polyvox.thinkers.interface import ChatBody, Delta, End, Thinker
 
 MAX_QUEUED = 32  # deltas and audio that the client has not read; then the LLM and the engine wait
-APPEND_CHARS = 1000  # characters that are normalised at once, so that a long text does not block the event loop
 
 AnswerEvent = Delta | TimedText | bytes | SpooledFile | End
 Put = Callable[[AnswerEvent], Awaitable[None]]
@@ -107,10 +106,7 @@ class SpokenAnswer:
             return
         if not delta.text and _calls_tool(delta):
             utterance.flush()  # no text may follow for long
-        for start in range(0, len(delta.text), APPEND_CHARS):
-            utterance.append(delta.text[start : start + APPEND_CHARS])
-            if start:
-                await asyncio.sleep(0)
+        await utterance.append_long(delta.text)
 
     def _within_limit(self, delta: Delta) -> Delta:
         if (delta.text or delta.ids) and self.first_token is None:

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
+APPEND_CHARS = 1000  # characters that are normalised at once: a long text must not block the event loop
 RETRY_INTERVAL = 0.2  # seconds between submissions of a later segment that was rejected
 # The next segment is submitted when this fraction of the current one is generated, estimated from its bytes of text:
 # early enough to avoid a gap, late enough that an utterance rarely uses two slots.
@@ -131,6 +132,13 @@ class Utterance:
         assert self._segments is not None
         self._segments.append(text)
         self.record.characters = self._segments.characters
+
+    async def append_long(self, text: str) -> None:
+        """As `append`; other tasks of the event loop run between the parts of a long text."""
+        for start in range(0, len(text), APPEND_CHARS):
+            if start:
+                await asyncio.sleep(0)
+            self.append(text[start : start + APPEND_CHARS])
 
     def start_answer(self, prompt: ThinkerPrompt) -> None:
         """The prompt of an answer whose tokens follow, for models that take conversations."""

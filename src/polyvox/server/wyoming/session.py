@@ -9,7 +9,8 @@ from typing import Any
 
 from polyvox import __version__
 from polyvox.errors import InvalidRequest, PolyvoxError
-from polyvox.server.api.websocket_connection import LiveUtterance, cancel_all, raise_first
+from polyvox.server.api.live_utterance import LiveUtterance
+from polyvox.server.api.websocket_connection import cancel_all, raise_first
 from polyvox.server.app_state import AppState
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.languages import CODES, parse_language
