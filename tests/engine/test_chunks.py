@@ -98,6 +98,15 @@ def test_audio_near_its_deadline_is_delivered_in_shorter_chunks() -> None:
     assert engine.is_due(far, 10.0)  # with few streams nothing is withheld
 
 
+def test_audio_with_a_long_lead_is_withheld_up_to_the_largest_chunk() -> None:
+    far = playing(60.0)
+    engine = running(far, *(playing(1.0) for _ in range(MIN_STREAMS_TO_WITHHOLD - 1)))
+    far.undelivered = MAX_CHUNK_FRAMES - 1
+    assert not engine.is_due(far, 10.0)
+    far.undelivered = MAX_CHUNK_FRAMES
+    assert engine.is_due(far, 10.0)
+
+
 def run_to_end(engine: Fixture, streams: list[StreamState], stall: float) -> None:
     """Runs all streams to their end, each step as long as predicted; one step stalls."""
     now = 0.0

@@ -80,6 +80,21 @@ def test_a_stopped_reader_times_out(speech: Qwen3TTSModel) -> None:
         engine.close()
 
 
+def test_a_cancelled_stream_drops_the_audio_that_was_not_read(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    small_buffer(engine, 10)
+    try:
+        stream = engine.submit(request(frames=255, sampling=Sampling(min_frames=255)))
+        with engine.lock:
+            assert stream._ready.wait_for(lambda: stream.buffered > 0, TIMEOUT)
+        stream.cancel()
+        wait_for_end(stream)
+        (last,) = stream.take(100)
+        assert (last.index, last.size, last.final) == (0, 0, True)
+    finally:
+        engine.close()
+
+
 def test_a_stream_that_is_not_read_gives_its_slot_to_the_next_request(speech: Qwen3TTSModel) -> None:
     now = [0.0]
     engine = LocalEngine(speech, EngineConfig(max_streams=1), clock=lambda: now[0])
