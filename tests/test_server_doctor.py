@@ -24,8 +24,8 @@ from polyvox.cli.main import main
 from polyvox.cli.server_checks import Download, ServerChecks, parse_metrics, parse_url
 from polyvox.errors import InvalidRequest
 from polyvox.ipc.supervisor import EngineProcess
+from polyvox.server.server_process import connect_remote
 from polyvox.server.settings import Settings
-from polyvox.server.workers import connect_remote
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving, serving_on
 

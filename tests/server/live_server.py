@@ -14,8 +14,8 @@ from ipc.engine_processes import eventually
 from polyvox.engine.interface import Engine
 from polyvox.server.app import Connect
 from polyvox.server.app_state import AppState
+from polyvox.server.server_process import Server, connect_local, create_server
 from polyvox.server.settings import Settings
-from polyvox.server.workers import Server, connect_local, create_server
 
 if TYPE_CHECKING:
     from polyvox.server.tracing import Tracing

@@ -16,11 +16,11 @@ from polyvox.server.api import playground
 from polyvox.server.app import RECORDS, SHARED_FOLDERS
 from polyvox.server.metrics import Metrics
 from polyvox.server.middleware.limits import LIMITER, Caller, ConcurrencyLimiter
+from polyvox.server.server_process import create_server
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis import spool
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import SpeechResponse
-from polyvox.server.workers import create_server
 from server import live_server
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving

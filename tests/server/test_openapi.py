@@ -13,7 +13,7 @@ from polyvox.server.api.elevenlabs import TextToSpeechRequest
 from polyvox.server.api.openai import SpeechRequest
 from polyvox.server.api.voices import VoiceUpload
 from polyvox.server.app import create_app
-from polyvox.server.workers import connect_local
+from polyvox.server.server_process import connect_local
 from server.fakes import PausableEngine
 
 

@@ -36,8 +36,8 @@ from polyvox.server.logs import LogFormatter
 from polyvox.server.metrics import Metrics
 from polyvox.server.middleware.auth import AuthMiddleware
 from polyvox.server.request_log import RequestLog, RequestRecord
+from polyvox.server.server_process import connect_remote
 from polyvox.server.settings import Settings
-from polyvox.server.workers import connect_remote
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving, serving_on
 

@@ -24,8 +24,8 @@ from polyvox.ipc.process import DRAIN_SIGNAL, EngineProcessConfig
 from polyvox.ipc.replica_processes import ReplicaProcesses
 from polyvox.server import replica_devices
 from polyvox.server.replica_devices import VISIBLE_DEVICES, resolve_replicas, visible_gpus
+from polyvox.server.server_process import connect_remote
 from polyvox.server.settings import Settings
-from polyvox.server.workers import connect_remote
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving_on
 

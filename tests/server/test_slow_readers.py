@@ -15,7 +15,7 @@ import pytest
 
 from ipc.engine_processes import eventually
 from polyvox.errors import StreamFailed
-from polyvox.server import workers
+from polyvox.server import server_process
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis.reader import MAX_BUFFERED, ReaderTimeout, ReaderTimer
 from polyvox.server.synthesis.utterance import Utterance
@@ -255,7 +255,7 @@ def test_the_unread_rest_of_a_failed_response_is_reset_after_the_reader_timeout(
 def test_the_unread_rest_of_a_complete_response_is_reset_after_the_reader_timeout(
     engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "SEND_BUFFER", SMALL)  # of the kernel
+    monkeypatch.setattr(server_process, "SEND_BUFFER", SMALL)  # of the kernel
     with (
         serving(engine, Settings(reader_timeout=0.5)) as server,
         begin(server, receive_buffer=1, max_new_tokens=20) as stalled,  # 19 kB, which fit into the buffers

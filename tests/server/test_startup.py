@@ -28,8 +28,8 @@ from polyvox.ipc.process import EngineProcessConfig
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.models.request import Request
 from polyvox.server.health import live_response
+from polyvox.server.server_process import connect_local, connect_remote
 from polyvox.server.settings import Settings
-from polyvox.server.workers import connect_local, connect_remote
 from server.live_server import RunningServer, serving_on
 
 pytestmark = pytest.mark.slow

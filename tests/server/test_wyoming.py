@@ -17,9 +17,9 @@ import pytest
 from ipc.engine_processes import eventually
 from ipc.fake_engine import LENGTH, SAMPLE_RATE
 from polyvox.errors import InvalidRequest
+from polyvox.server.server_process import connect_local, create_server
 from polyvox.server.settings import Settings
 from polyvox.server.settings_sources import load_settings
-from polyvox.server.workers import connect_local, create_server
 from polyvox.server.wyoming import listener as listener_module
 from polyvox.server.wyoming.announcement import announced
 from polyvox.server.wyoming.events import MAX_DATA_BYTES, MAX_LINE_BYTES

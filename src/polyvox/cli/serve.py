@@ -142,8 +142,8 @@ def _serve(settings: Settings, listener: socket.socket, wyoming: socket.socket |
 def _serve_with_local_engine(settings: Settings, listener: socket.socket, wyoming: socket.socket | None) -> None:
     """Serve in this process until a signal stops the server. Raise the error if the engine cannot start."""
     from polyvox.engine.restarting_engine import RestartingEngine
-    from polyvox.server import workers
     from polyvox.server.engine_builder import LocalEngineBuilder
+    from polyvox.server.server_process import connect_local, run_server
 
     display = _show_start(settings, listener)
 
@@ -153,8 +153,8 @@ def _serve_with_local_engine(settings: Settings, listener: socket.socket, wyomin
 
     builder = LocalEngineBuilder(settings)
     with closing(RestartingEngine(builder, settings.restart_policy(), display, on_started)) as engine:
-        connect = workers.connect_local(engine, engine.status)
-        workers.run_server(connect, settings, listener, engine_failed=engine.start_failed, wyoming=wyoming)
+        connect = connect_local(engine, engine.status)
+        run_server(connect, settings, listener, engine_failed=engine.start_failed, wyoming=wyoming)
         display.close()
         engine.check()
     if not engine.stopped:  # a start in progress; a regular exit would abort in it
@@ -184,13 +184,14 @@ def serve_with_engine_processes(
     config = EngineProcessConfig(restarts=settings.restart_policy(), drain_timeout=settings.drain_timeout)
     # They start while this process imports the server.
     with ReplicaProcesses(builders, config, on_progress=display, on_started=on_started) as processes:
-        from polyvox.server import workers
+        from polyvox.server.server_process import connect_remote, run_server
+        from polyvox.server.workers import run_workers
 
         if settings.workers == 1:
-            connect = workers.connect_remote(*processes.endpoints)
-            workers.run_server(connect, settings, listener, engine_failed=processes.start_failed, wyoming=wyoming)
+            connect = connect_remote(*processes.endpoints)
+            run_server(connect, settings, listener, engine_failed=processes.start_failed, wyoming=wyoming)
         else:
-            workers.run_workers(processes.endpoints, settings, listener, processes.start_failed, wyoming)
+            run_workers(processes.endpoints, settings, listener, processes.start_failed, wyoming)
         display.close()
         processes.check()
 

@@ -2,18 +2,17 @@
 """WS /v1/audio/speech/stream: text arrives in pieces, audio is sent as it is generated."""
 
 import asyncio
-from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, WebSocket
 from pydantic import Field
 
-from polyvox.alignment import TimedText
 from polyvox.audio.formats import FORMATS
 from polyvox.errors import InvalidRequest, PolyvoxError
 from polyvox.server.api.live_utterance import LiveUtterance
 from polyvox.server.api.openai import SpeechParameters, parse_parameters
+from polyvox.server.api.utterance_sender import FIELD_NAMES, UtteranceSender
 from polyvox.server.api.websocket_connection import (
     POLICY_VIOLATION,
     ClientDisconnected,
@@ -25,18 +24,14 @@ from polyvox.server.api.websocket_connection import (
 )
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.requests import is_strict, validate
-from polyvox.server.responses import OPENAI_FIELDS, APIError, error_body
+from polyvox.server.responses import APIError, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
-from polyvox.server.synthesis.segments import Granularity, Segment
-from polyvox.server.synthesis.spool import SpooledFile
-from polyvox.server.synthesis.timestamps import timestamp_messages
+from polyvox.server.synthesis.segments import Granularity
 
 router = APIRouter()
 
 CONFIG_TIMEOUT = 10.0  # seconds for the first message
-FIELD_NAMES = {**OPENAI_FIELDS, "text": "text"}
 MAX_PENDING_UTTERANCES = 32
-MAX_FRAME_BYTES = 1000 * 1024  # of a WebSocket; below the default limit of many clients, 1 MiB
 MESSAGE_TYPES = ("session.config", "input.text", "input.done", "input.cancel", "session.close")
 
 
@@ -189,101 +184,13 @@ class Session:
         while (item := await self._queue.get()) is not None:
             index, utterance = item
             try:
-                await self._send_utterance(index, utterance)
+                await UtteranceSender(self._connection, index, utterance).send()
             except ClientDisconnected:
                 if utterance.interrupted:
                     self._connection.count_abort()
                 raise
             finally:
                 del self._pending[index]
-
-    async def _send_utterance(self, index: int, live: LiveUtterance) -> None:
-        num_sentences = num_bytes = 0
-        seconds_before = 0.0  # of audio, before the next file
-        failed = False
-        timed: list[TimedText] = []  # of the audio that follows
-        file_start = timed_seconds = 0.0  # start of the current file, end of the audio so far
-
-        async def send_timestamps() -> None:
-            position = {"utterance_index": index, "sentence_index": max(0, num_sentences - 1)}
-            for message in timestamp_messages(timed, live.timestamps, "audio", file_start):
-                await self._connection.send_json({**message, **position}, live)
-            timed.clear()
-
-        async def send_done() -> None:
-            if num_sentences:
-                position = {"utterance_index": index, "sentence_index": num_sentences - 1}
-                done = {"type": "audio.done", **position, "total_bytes": num_bytes, "error": failed}
-                await self._connection.send_json(done, live)
-
-        try:
-            async with aclosing(live.events()) as events:
-                async for event in events:
-                    if isinstance(event, TimedText):
-                        timed.append(event)
-                        timed_seconds = event.end
-                    elif isinstance(event, bytes):
-                        if not live.cancelled:
-                            num_bytes += len(event)
-                            await send_timestamps()
-                            await self._connection.send_bytes(event, live)
-                    elif isinstance(event, SpooledFile):
-                        await send_timestamps()
-                        num_bytes += await self._send_file(event, live, seconds_before)
-                        seconds_before = live.playing_seconds
-                    elif live.separate_files or not num_sentences:
-                        await send_timestamps()
-                        await send_done()
-                        file_start = timed_seconds
-                        await self._send_start(index, num_sentences, live, event)
-                        num_sentences, num_bytes = num_sentences + 1, 0
-            if not live.cancelled:
-                await send_timestamps()
-        except PolyvoxError as error:
-            failed = True
-            live.record_failure(error)
-            position = {"utterance_index": index, "sentence_index": max(0, num_sentences - 1)}
-            partial = {"partial_audio": True, "action": "discard"} if num_bytes else {}
-            body = error_body(error, FIELD_NAMES)["error"]
-            await self._connection.send_json({**body, **position, **partial, "type": "error"}, live)
-        await send_done()
-        await live.text_ended.wait()  # after a failure more text may arrive
-        end: dict[str, Any] = {"utterance_index": index, "total_sentences": num_sentences}
-        if live.utterance is not None:
-            record = live.utterance.record
-            end |= {"request_id": record.request_id, "seed": record.seed, "finish_reason": record.finish_reason}
-            end["usage"] = record.usage()
-        if live.cancelled:
-            self._connection.state.metrics.aborts.labels("cancel").inc()
-        await self._connection.send_json({"type": "audio.cancelled" if live.cancelled else "session.done", **end}, live)
-
-    async def _send_file(self, spooled: SpooledFile, live: LiveUtterance, seconds_before: float) -> int:
-        """Sends a whole file in as few frames as possible; returns the number of bytes sent."""
-        num_bytes = 0
-        with closing(spooled) as file:
-            while part := await self._connection.state.synthesis.in_thread(file.read, MAX_FRAME_BYTES):
-                if live.cancelled:
-                    break
-                num_bytes += len(part)
-                seconds = (live.playing_seconds - seconds_before) * num_bytes / file.num_bytes
-                await self._connection.send_bytes(part, live, seconds_before + seconds)
-        return num_bytes
-
-    async def _send_start(self, index: int, sentence: int, live: LiveUtterance, segment: Segment) -> None:
-        start: dict[str, Any] = {
-            "type": "audio.start",
-            "utterance_index": index,
-            "sentence_index": sentence,
-            "sentence_text": segment.written_text if live.separate_files else live.text,
-            "format": live.format,
-            "sample_rate": live.sample_rate,
-            "request_id": live.request_id,
-        }
-        if live.ignored_fields:
-            start["ignored_fields"] = live.ignored_fields
-        if live.notice is not None and sentence == 0:
-            start["notice"] = live.notice
-        await self._connection.send_json(start, live)
 
 
 def _timeout_error(seconds: float) -> APIError:
