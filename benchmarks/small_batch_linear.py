@@ -6,13 +6,14 @@
 Shapes are those of the 1.7B model. Each line is a product with the norm before it, or with the gate or the sum after
 it. A cell is the time of the fused kernel / of the separate ones (F.linear, and norm, gate or sum with norm) in µs: the
 median of CUDA graph replays over enough matrices to exceed the GPU's cache. `error` is the largest difference from the
-reference, relative to the reference's largest value. --tune tries other launch plans for each line and number of rows
-(minutes per number of rows) and prints the best three as height × depth × warps × stages × splits.
+reference, relative to the reference's largest value. --tune tries other launch plans for each line and number of rows,
+which are compiled in parallel before, and prints the time of the current plan and the best three as
+height × depth × warps × stages × splits.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -22,7 +23,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox.bench.cuda_timing import median_replay_ms
+from polyvox.engine.memory import machine_memory
+from polyvox.engine.parallel_compiler import max_compilers
+from polyvox.kernels.compiler_pool import CompilerPool
 from polyvox.kernels.gpu import gpu_of
+from polyvox.kernels.launches import record_launches
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.pre_norm import Norm, pre_norm
 from polyvox.kernels.silu_mul import silu_mul
@@ -72,9 +77,9 @@ SHAPES = {
 class Case:
     """One product, with enough matrices of its shape to exceed the cache."""
 
-    def __init__(self, shape: Shape, rows: int) -> None:
+    def __init__(self, shape: Shape, rows: int, min_bytes: int = MIN_BYTES) -> None:
         self.shape, self.rows = shape, rows
-        count = max(1, MIN_BYTES // (shape.height * shape.inputs * DTYPE.itemsize))
+        count = max(1, min_bytes // (shape.height * shape.inputs * DTYPE.itemsize))
         self.matrices = [normal(shape.height, shape.inputs) / shape.inputs**0.5 for _ in range(count)]
         x = normal(rows, shape.inputs)
         self.x = pre_norm(x, self.norm(shape.inputs)) if shape.norm else x
@@ -149,18 +154,38 @@ def plans(rows: int, shape: Shape) -> Iterator[LaunchPlan]:
             yield LaunchPlan(height, depth, 4, stages, splits)
 
 
+def compile_plans(shapes: Iterable[Shape], counts: list[int]) -> None:
+    """Compiles all plans of these shapes and numbers of rows in parallel, into Triton's cache."""
+
+    def call(shape: Shape, rows: int, plan: LaunchPlan) -> None:
+        case = Case(shape, rows, min_bytes=0)
+        case.fused(plan, case.matrices[0])
+
+    calls = [partial(call, shape, rows, plan) for shape in shapes for rows in counts for plan in plans(rows, shape)]
+    launches = record_launches(calls, gpu_of(DEVICE))
+    pool = CompilerPool(max_compilers(machine_memory()))
+    try:
+        errors = pool.compile(launches, lambda _: None)
+    finally:
+        pool.close()
+    sys.stdout.write(f"{len(calls)} plans, {len(launches)} launches compiled, {len(errors)} errors\n")
+
+
 def tune(shape: Shape, rows: int) -> str:
     case = Case(shape, rows)
-    found = []
-    for plan in plans(rows, shape):
+    current = choose_plan(rows, shape.height, shape.inputs, shape.add, gpu=gpu_of(DEVICE))
+    found = {}
+    for plan in dict.fromkeys((current, *plans(rows, shape))):
         try:
-            found.append((case.microseconds(partial(case.fused, plan)), plan))
+            found[plan] = case.microseconds(partial(case.fused, plan))
         except Exception as error:
             sys.stderr.write(f"{plan}: {type(error).__name__}\n")
-    best = sorted(found, key=lambda pair: pair[0])[:3]
-    return "  ".join(
-        f"{took:5.1f} {plan.height}×{plan.depth}×{plan.warps}×{plan.stages}×{plan.splits}" for took, plan in best
-    )
+    best = sorted(found, key=lambda plan: found[plan])[:3]
+    return f"{show(current, found[current])}  best: " + "  ".join(show(plan, found[plan]) for plan in best)
+
+
+def show(plan: LaunchPlan, took: float) -> str:
+    return f"{took:5.1f} {plan.height}×{plan.depth}×{plan.warps}×{plan.stages}×{plan.splits}"
 
 
 @torch.inference_mode()
@@ -175,9 +200,10 @@ def main() -> int:
     sys.stdout.write(f"{torch.cuda.get_device_name()}, {DTYPE}\n")
     if not options.tune:
         sys.stdout.write(f"{'':<22}" + " ".join(f"{f'M={rows}':>13}" for rows in counts) + "  error\n")
-    for name, shape in SHAPES.items():
-        if not name.startswith(tuple(options.only.split(","))):
-            continue
+    chosen_shapes = {name: shape for name, shape in SHAPES.items() if name.startswith(tuple(options.only.split(",")))}
+    if options.tune:
+        compile_plans(chosen_shapes.values(), counts)
+    for name, shape in chosen_shapes.items():
         for chosen in [[rows] for rows in counts] if options.tune else [counts]:
             torch.manual_seed(0)
             try:

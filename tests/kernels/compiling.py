@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -21,7 +23,7 @@ import triton
 
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.generator_runner import GeneratorRunner
-from polyvox.engine.graphs import largest_first
+from polyvox.engine.graphs import GraphedSizes, largest_first
 from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.kernels.compiler_pool import CompilerPool
 from polyvox.kernels.gpu import GPUS, Gpu
@@ -31,22 +33,46 @@ from polyvox.models.registry import random_model
 
 REGISTERS = 1 << 16  # per multiprocessor
 MAX_SPILLED = 256  # bytes per thread
+# Multiprocessors of small GPUs, and of parts of large ones, for which other tiles of the vocoder's convolutions are
+# chosen than for the architecture's common GPU. Other numbers of multiprocessors add no tile.
+SMALL_GPUS = (14, 20, 28)
 
 
-def engine_launches(gpu: Gpu, model: str, streams: int, kv_dtype: torch.dtype) -> list[Launch]:
-    """The distinct launches of all calls of an engine with a model of this size."""
+def engine_launches(
+    gpu: Gpu, model: str, streams: int, kv_dtypes: Sequence[torch.dtype], all_calls: bool = True
+) -> list[Launch]:
+    """The distinct launches of engines with a model of this size, with each type of the KV cache.
+
+    all_calls: also those of a deterministic engine, and the vocoder's of GPUs with fewer multiprocessors.
+    """
+    launches: dict[Launch, None] = {}
     with torch.inference_mode(), absent_gpu(gpu.architecture):
         speech = random_model(model, META, torch.bfloat16)
-        speech.generator.kv_dtype = kv_dtype
-        config = EngineConfig(max_streams=streams, context=speech.generator.default_context)
-        generator = GeneratorRunner(speech.generator, config, fixed_sizes=True)
-        vocoder = VocoderRunner(
-            speech.vocoder, generator.state.codes, streams, small_model=False, fixed_sizes=True, pcm=True
-        )
-        assert generator.graphs is not None
-        assert vocoder.graphs is not None
-        calls = largest_first(generator.graphs.families + vocoder.graphs.families)
-        return record_launches([call.run for call in calls], gpu)
+        for kv_dtype, deterministic in product(kv_dtypes, (False, True) if all_calls else (False,)):
+            speech.generator.kv_dtype = kv_dtype
+            config = EngineConfig(streams, speech.generator.default_context, deterministic=deterministic)
+            generator = GeneratorRunner(speech.generator, config, fixed_sizes=True)
+            assert generator.graphs is not None
+            launches.update(dict.fromkeys(_recorded(generator.graphs.families, gpu)))
+        for deterministic in (False, True) if all_calls else (False,):
+            vocoder = VocoderRunner(
+                speech.vocoder,
+                generator.state.codes,
+                streams,
+                small_model=False,
+                deterministic=deterministic,
+                fixed_sizes=True,
+                pcm=True,
+            )
+            assert vocoder.graphs is not None
+            for multiprocessors in (gpu.multiprocessors, *(SMALL_GPUS if all_calls else ())):
+                smaller = replace(gpu, multiprocessors=multiprocessors)
+                launches.update(dict.fromkeys(_recorded(vocoder.graphs.families, smaller)))
+    return list(launches)
+
+
+def _recorded(families: list[GraphedSizes], gpu: Gpu) -> list[Launch]:
+    return record_launches([call.run for call in largest_first(families)], gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +131,9 @@ def main() -> None:
         launches = [
             launch
             for model in arguments.model.split(",")
-            for kv_dtype in kv_dtypes[-1 if arguments.first else 0 :]
-            for launch in engine_launches(gpu, model, arguments.streams, kv_dtype)
+            for launch in engine_launches(
+                gpu, model, arguments.streams, kv_dtypes[-1 if arguments.first else 0 :], not arguments.first
+            )
         ]
         if arguments.first:
             launches = list({launch.name: launch for launch in launches}.values())

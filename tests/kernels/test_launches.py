@@ -57,10 +57,12 @@ def test_the_calls_of_an_engine_are_listed_without_running_them(loaded: Loaded) 
     }  # fmt: skip
 
 
-def test_values_computed_from_weights_while_calls_are_listed_are_not_kept() -> None:
+def test_values_computed_from_weights_while_calls_are_listed_are_kept_apart() -> None:
     weight, cache = torch.ones(2), WeightCache[torch.Tensor]()
     with OnMetaDevice(), intercepting_launches(lambda *_: None):
-        assert cache.get(lambda: 2 * weight, weight).is_meta
+        listed = cache.get(lambda: 2 * weight, weight)
+        assert listed.is_meta
+        assert cache.get(lambda: 3 * weight, weight) is listed
     kept = cache.get(lambda: 2 * weight, weight)
     assert kept.tolist() == [2, 2]
     with OnMetaDevice(), intercepting_launches(lambda *_: None):

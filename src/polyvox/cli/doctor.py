@@ -126,6 +126,7 @@ def gpus() -> Iterator[Finding]:
     import torch
 
     from polyvox import kernels
+    from polyvox.kernels.gpu import GPUS
     from polyvox.kernels.plain_paths import missing_paths
 
     if not torch.cuda.is_available():
@@ -143,9 +144,14 @@ def gpus() -> Iterator[Finding]:
         if not kernels.installed():
             message += "; without Triton all calls run in the slower PyTorch implementations"
         else:
-            paths = missing_paths(10 * device.major + device.minor)
-            missing = [f"{path.name} (needs {path.requirement})" for path in paths]
+            architecture = 10 * device.major + device.minor
+            missing = [
+                f"{path.name} (needs {path.requirement}; instead: {path.otherwise})"
+                for path in missing_paths(architecture)
+            ]
             message += f"; plain paths: {', '.join(missing)}" if missing else "; all kernels on their fast paths"
+            if architecture not in GPUS:
+                message += f"; the kernels are not checked for sm_{architecture}"
         if capability < MIN_CAPABILITY:
             yield Finding(f"GPU {index}", "warn", message, "it has no bfloat16: use --dtype float32")
         else:

@@ -191,12 +191,13 @@ class ModelNeeds:
         budget = DeviceBudget(_without_margin(usable, self.gpu), self.gpu, self.slot, self.position)
         return fit_streams(config or EngineConfig(max_streams=0), self.default_context, [budget])
 
-    def min_bytes(self) -> int:
-        """Free bytes with which one stream fits."""
-        stream = self.slot + min_context(self.default_context) * self.position
+    def min_bytes(self, num_streams: int = 1) -> int:
+        """Free bytes with which this many streams fit."""
+        streams = num_streams * (self.slot + min_context(self.default_context) * self.position)
         if not self.gpu:
-            return self.weights + stream
-        return self.weights + DRIVER_BYTES + ceil((GRAPH_BYTES + GRAPH_STREAM_BYTES + stream) / (1 - FREE_SHARE))
+            return self.weights + streams
+        graphs = GRAPH_BYTES + min(num_streams, MAX_BATCH) * GRAPH_STREAM_BYTES
+        return self.weights + DRIVER_BYTES + ceil((graphs + streams) / (1 - FREE_SHARE))
 
 
 def machine_memory() -> int:

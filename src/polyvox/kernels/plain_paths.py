@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only some GPUs run: elsewhere a slower path computes the same, or the setting is rejected.
 
-Each entry has the predicate that chooses the path; `polyvox doctor` shows those that a GPU does not have.
+Each entry has the predicate that chooses the path; `polyvox doctor` shows those that a GPU does not have, and
+docs/gpus.md has them for all architectures.
 """
 
 from collections.abc import Callable
@@ -15,21 +16,36 @@ from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """A path that some GPUs do not have. requirement: what a GPU needs for it; supports: by architecture (gpu.py)."""
+    """A path that some GPUs do not have. requirement: what a GPU needs for it; supports: by architecture (gpu.py).
+
+    otherwise: what the others run instead.
+    """
 
     name: str
     requirement: str
+    otherwise: str
     supports: Callable[[int], bool]
 
 
 FAST_PATHS = (
-    FastPath("overlap of kernel launches", "compute capability 9.0", lambda found: found >= MIN_OVERLAP_ARCHITECTURE),
+    FastPath(
+        "overlap of kernel launches",
+        "compute capability 9.0",
+        "a launch starts when the previous one has ended",
+        lambda architecture: architecture >= MIN_OVERLAP_ARCHITECTURE,
+    ),
     FastPath(
         "KV cache in fp8",
         "compute capability 8.9",
-        lambda found: kv_quantize.supports(torch.float8_e4m3fn, found),
+        "fp8 is rejected; int8 takes as little memory",
+        lambda architecture: kv_quantize.supports(torch.float8_e4m3fn, architecture),
     ),
-    FastPath("vocoder's CUDA kernels", "compute capability 9.0 exactly, and NVRTC", wgmma_conv.supports_architecture),
+    FastPath(
+        "vocoder's CUDA kernels",
+        "compute capability 9.0 exactly, and NVRTC",
+        "Triton kernels",
+        wgmma_conv.supports_architecture,
+    ),
 )
 
 

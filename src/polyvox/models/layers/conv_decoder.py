@@ -106,21 +106,27 @@ def as_slice(slots: Tensor) -> Tensor | slice:
 
 
 class WeightCache(Generic[T]):
-    """A value computed from a weight, and computed again if the weight changes."""
+    """A value computed from a weight, and computed again if the weight changes.
+
+    While launches are recorded (kernels/launches.py), the value's tensors have no memory: that value is kept apart.
+    """
 
     def __init__(self) -> None:
         self._key: tuple[object, ...] = ()
         self._value: T | None = None
+        self._recorded: tuple[tuple[object, ...], T] | None = None
 
     def get(self, compute: Callable[[], T], weight: Tensor) -> T:
         version = None if weight.is_inference() else weight._version
         key = (weight.data_ptr(), version, weight.dtype, weight.device)
         if self._value is not None and self._key == key:
             return self._value
-        value = compute()
-        if not launches_intercepted():  # otherwise its tensors have no memory
-            self._value, self._key = value, key
-        return value
+        if not launches_intercepted():
+            self._key, self._value = key, compute()
+            return self._value
+        if self._recorded is None or self._recorded[0] != key:
+            self._recorded = key, compute()
+        return self._recorded[1]
 
 
 class SnakeBeta(nn.Module):
