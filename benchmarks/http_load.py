@@ -189,6 +189,10 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
         "underruns (streams)": f"{found.underruns.count} ({found.underruns.streams})",
         "streams with underruns, of the engine": f"{after[UNDERRUNS] - before[UNDERRUNS]:.0f}",
         "TTFP p50 / p95, ms": f"{1e3 * ttfp.p50:.0f} / {1e3 * ttfp.p95:.0f}" if ttfp else "-",
+        "TTFP by stage, p50 / p95, ms": ", ".join(
+            f"{stage} {1e3 * each.p50:.1f} / {1e3 * each.p95:.1f}" for stage, each in found.stages.items()
+        )
+        or "-",
         "audio s/s": f"{found.received or 0:.0f}",
         "step, ms": f"{1e3 * elapsed / steps:.1f}",
         "frames per step": f"{frames / steps:.0f}",

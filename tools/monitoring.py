@@ -67,6 +67,12 @@ def increase(name: str, legend: str) -> Query:
     return Query(f"sum(increase({metric(name, 'counter')}[$__rate_interval]))", legend)
 
 
+def quantile_by(name: str, percentile: int, label: str) -> Query:
+    grouping = f"le, {_label(name, label)}"
+    buckets = f"sum by ({grouping}) (rate({metric(name, 'histogram')}[$__rate_interval]))"
+    return Query(f"histogram_quantile({percentile / 100:g}, {buckets})", f"{{{{{label}}}}}")
+
+
 def quantiles(name: str, *percentiles: int) -> list[Query]:
     buckets = f"sum by (le) (rate({metric(name, 'histogram')}[$__rate_interval]))"
     return [Query(f"histogram_quantile({percent / 100:g}, {buckets})", f"p{percent}") for percent in percentiles]
@@ -178,6 +184,12 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "From the request to its first bytes of audio.",
                 "s",
                 quantiles("polyvox_ttfa_seconds", 50, 95, 99),
+            ),
+            Panel(
+                "First packet by stage, p95",
+                "Where the time before a request's first packet goes.",
+                "s",
+                [quantile_by("polyvox_first_packet_stage_seconds", 95, "stage")],
             ),
             Panel(
                 "Lead",

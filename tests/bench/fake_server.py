@@ -85,6 +85,7 @@ class Script:
     end_after: float = 0.0  # seconds from the last piece to the end
     accept_after: float = 0.0  # seconds before the response starts
     content_type: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -109,7 +110,7 @@ class FakeServer:
             return web.json_response({"error": {"message": "scripted"}}, status=script.status)
         events = body.get("stream_format") == "sse"
         kind = script.content_type or ("text/event-stream" if events else f"audio/{body['response_format']}")
-        response = web.StreamResponse(headers={"content-type": kind})
+        response = web.StreamResponse(headers={"content-type": kind, **script.headers})
         await response.prepare(request)
         for seconds, data in script.pieces:
             await asyncio.sleep(seconds)

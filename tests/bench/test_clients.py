@@ -12,6 +12,7 @@ from polyvox.bench.load import Load, LoadShard
 from polyvox.bench.load_generator import run_shard
 from polyvox.bench.metrics import RequestMetrics, RequestTrace, measure
 from polyvox.bench.receiver import AudioReceiver, RequestFailed
+from polyvox.bench.summary import NETWORK_AND_CLIENT, summarise
 from polyvox.errors import InvalidRequest
 
 pytestmark = pytest.mark.slow
@@ -62,6 +63,16 @@ def test_a_header_sets_the_first_byte_but_is_not_audio() -> None:
     assert found.ttfb == pytest.approx(0.1, abs=1e-5)
     assert found.ttfp == found.ttfa == pytest.approx(0.3, abs=1e-5)
     assert found.audio == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("protocol", ["http", "sse"])
+def test_stages_of_the_first_packet_come_from_the_server(protocol: WireProtocol) -> None:
+    header = {"server-timing": 'queue;dur=20.5, cache;desc="hit", decode;desc=vocoder;dur=30, broken;dur=x'}
+    (trace,), _ = scripted_traces(Script([(0.25, tone(200))], headers=header), protocol)
+    assert trace.stages == pytest.approx({"queue": 0.0205, "decode": 0.03})
+    stages = summarise([trace]).stages
+    assert list(stages) == ["queue", "decode", NETWORK_AND_CLIENT]
+    assert stages[NETWORK_AND_CLIENT].p95 == pytest.approx(0.25 - 0.0505, abs=1e-4)
 
 
 def test_a_wav_header_declares_rate_and_length() -> None:

@@ -17,7 +17,7 @@ from polyvox.audio.pcm import SCALE, from_pcm
 from polyvox.audio.samples import Samples
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.engine_load import EngineLoad
-from polyvox.engine.interface import Chunk, OnReady, Result, Stream
+from polyvox.engine.interface import Chunk, FirstChunkTimes, OnReady, Result, Stream
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, Overloaded, OverloadReason
 from polyvox.models.info import ModelIdentity, ModelInfo
@@ -59,7 +59,7 @@ class FakeStream(StreamReader[Chunk]):
         super().__init__(engine.work)
         self._engine, self.request, self.on_ready = engine, request, on_ready
         self.seed = request.seed or 0
-        self.made = 0
+        self.made, self.queued_at = 0, time.monotonic()
         self.goal = len(request.text.split()) if request.live else request.max_frames or LENGTH
         self.open = request.live
         self.cancelled = False
@@ -125,7 +125,9 @@ class FakeStream(StreamReader[Chunk]):
         return voice.vector if isinstance(voice, ClonedVoice) else chunk_samples(self.seed, self.made)
 
     def _push(self, samples: Samples, final: bool) -> None:
-        self._buffer.append(Chunk(samples, self.made, final))
+        now = time.monotonic()
+        times = None if self.made or not len(samples) else FirstChunkTimes(self.queued_at, self.queued_at, now, now)
+        self._buffer.append(Chunk(samples, self.made, final, times))
         self._notify()
         self.made += 1
         self._engine.made[f"made.{self.seed}"] += 1
@@ -142,7 +144,7 @@ def in_parts(chunk: Chunk) -> BufferedChunk:
     """A chunk whose audio was decoded in two steps, or in none if it is empty."""
     middle = chunk.size // 3
     parts = [chunk.audio[:middle], chunk.audio[middle:]] if chunk.size else []
-    return BufferedChunk(parts, chunk.size, chunk.index, chunk.final)
+    return BufferedChunk(parts, chunk.size, chunk.index, chunk.final, chunk.times)
 
 
 class FakeEngine:

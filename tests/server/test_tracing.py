@@ -23,6 +23,7 @@ from polyvox.server import tracing
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
 from polyvox.server.settings_sources import load_settings
+from polyvox.server.synthesis.first_packet import STAGES
 from polyvox.server.tracing import Tracing
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
@@ -106,6 +107,7 @@ def test_a_request_has_a_span_with_its_utterance_sentences_and_waits(
     assert {parent_of(sentence) for sentence in sentences} == {id_of(utterance)}
     assert [parent_of(queue) for queue in queues] == [id_of(sentence) for sentence in sentences]
     assert [event.name for event in utterance.events] == ["first packet"]
+    assert set(utterance.events[0].attributes or ()) == {f"polyvox.{stage}_seconds" for stage in STAGES}
     assert utterance.attributes is not None
     assert utterance.attributes["polyvox.sentences"] == len(sentences)
     assert "sentence. Another" not in str([span.to_json() for span in (request, utterance, *sentences)])

@@ -155,6 +155,7 @@ class HttpClient(_ServerClient):
                 expected = self.target.audio_format
                 raise RequestFailed(INVALID_RESPONSE, f"content type is {media_type}, not raw {expected}")
             trace.sample_rate = _declared_rate(content_type) or self.target.sample_rate
+            trace.stages = _server_timing(response.headers.get("server-timing", ""))
             receiver = AudioReceiver(trace, clock, self.target.audio_format)
             async for data in response.content.iter_any():
                 receiver.push(data)
@@ -170,6 +171,7 @@ class SseClient(_ServerClient):
             if media_type != "text/event-stream":
                 raise RequestFailed(INVALID_RESPONSE, f"content type is {media_type}, not text/event-stream")
             trace.sample_rate = self.target.sample_rate
+            trace.stages = _server_timing(response.headers.get("server-timing", ""))
             receiver = AudioReceiver(trace, clock, self.target.audio_format)
             done, buffer = False, b""
             async for data in response.content.iter_any():
@@ -267,6 +269,21 @@ def _declared_rate(content_type: str) -> int | None:
     """The sample rate in a content type such as audio/pcm;rate=24000."""
     found = re.search(r"rate=(\d+)", content_type)
     return int(found[1]) if found else None
+
+
+def _server_timing(header: str) -> dict[str, float]:
+    """Seconds by name in the header Server-Timing. Entries without a duration are ignored."""
+    found = {}
+    for entry in header.split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            try:
+                if key.strip().lower() == "dur":
+                    found[name] = float(value.strip().strip('"')) / 1e3
+            except ValueError:
+                continue
+    return found
 
 
 def _parse_json(data: bytes | str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class RequestTrace:
     arrivals: list[Arrival] = field(default_factory=list)
     ended: float = 0.0
     sample_rate: int = 24_000
+    stages: dict[str, float] = field(default_factory=dict)  # seconds up to the first packet, as the server reports them
     onset: int | None = None  # the first audible sample
     error: str | None = None  # kind of failure
     detail: str | None = None  # error message

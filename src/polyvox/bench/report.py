@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text reports: one run in the layout of vLLM's serving benchmark, and one table row per run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from polyvox.bench.results import Run
 from polyvox.bench.summary import PERCENTILES, Distribution, UnderrunSummary
@@ -56,6 +56,8 @@ def serving_report(run: Run) -> str:
     lines += [_line(f"Streams that need at most {ms} ms (%):", 100 * share) for ms, share in s.continuity.items()]
     for title, name, unit, factor in DISTRIBUTION_SECTIONS:
         lines += _distribution_lines(title, unit, getattr(s, name), factor)
+        if name == "ttfp":
+            lines += _stage_lines(s.stages)
     if s.wer is not None:
         lines.append(" Word Error Rate ".center(WIDTH, "-"))
         lines += [_line("Requests transcribed:", s.transcribed), _line("Word error rate (%):", 100 * s.wer)]
@@ -98,6 +100,17 @@ def _distribution_lines(title: str, unit: str, found: Distribution | None, facto
         return []
     lines = [f" {title} ".center(WIDTH, "-"), _line(f"Mean {unit}:", found.mean * factor)]
     lines += [_line(f"P{p} {unit}:", getattr(found, f"p{p}") * factor) for p in PERCENTILES]
+    return lines
+
+
+def _stage_lines(stages: Mapping[str, Distribution]) -> list[str]:
+    if not stages:
+        return []
+    lines = [" Time to First Packet by Stage ".center(WIDTH, "-")]
+    for percent in (50, 95):
+        lines += [
+            _line(f"P{percent} {stage} (ms):", getattr(found, f"p{percent}") * 1e3) for stage, found in stages.items()
+        ]
     return lines
 
 

@@ -13,6 +13,7 @@ from polyvox.errors import InvalidRequest
 
 PERCENTILES = (50, 90, 95, 99)
 CONTINUITY_BUFFERS = (50, 100, 200)  # milliseconds of start buffer
+NETWORK_AND_CLIENT = "network and client"  # the stage of TTFP that is not the server's
 START_BUFFER = 0.2  # seconds, of the player with a start buffer
 
 
@@ -100,6 +101,7 @@ class Summary:
     underruns: UnderrunSummary
     buffered: UnderrunSummary
     continuity: dict[int, float]  # by milliseconds: the share of streams that need no larger start buffer
+    stages: dict[str, Distribution]  # of TTFP, as far as the server reports them, and the rest
     transcribed: int = 0
     wer: float | None = None
 
@@ -140,9 +142,21 @@ def summarise(traces: Sequence[RequestTrace], buffer: float = START_BUFFER) -> S
         underruns=summarise_underruns([each.stalls for each in found], audio),
         buffered=summarise_underruns([each.buffered_stalls for each in found], audio),
         continuity={limit: _continuity(found, limit) for limit in CONTINUITY_BUFFERS},
+        stages=_summarise_stages(measured, buffer),
         transcribed=len(word_errors),
         wer=sum(errors for errors, _ in word_errors) / max(1, words) if word_errors else None,
     )
+
+
+def _summarise_stages(traces: Sequence[RequestTrace], buffer: float) -> dict[str, Distribution]:
+    """The stages of TTFP that the server reports, then what is left: the network and the client."""
+    values: dict[str, list[float]] = {}
+    for trace in traces:
+        if trace.stages and (metrics := measure(trace, buffer)):
+            rest = metrics.ttfp - math.fsum(trace.stages.values())
+            for stage, seconds in {**trace.stages, NETWORK_AND_CLIENT: max(0.0, rest)}.items():
+                values.setdefault(stage, []).append(seconds)
+    return {stage: found for stage, seconds in values.items() if (found := distribution(seconds)) is not None}
 
 
 def _continuity(found: Sequence[RequestMetrics], milliseconds: int) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from polyvox.audio.pcm import NO_AUDIO, Audio, as_samples
 from polyvox.audio.silence import find_onset, window_samples
-from polyvox.engine.interface import Chunk
+from polyvox.engine.interface import Chunk, FirstChunkTimes
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +18,7 @@ class BufferedChunk:
     size: int  # samples
     index: int
     final: bool
+    times: FirstChunkTimes | None = None
 
     def own(self) -> None:
         """Moves the samples to memory of their own, unless they are there already."""
@@ -29,7 +30,7 @@ class BufferedChunk:
     def owned(self) -> Chunk:
         """The chunk in memory of its own."""
         self.own()
-        return Chunk(self.parts[0], self.index, self.final)
+        return Chunk(self.parts[0], self.index, self.final, self.times)
 
 
 class ChunkAssembler:

@@ -18,6 +18,16 @@ from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
 
 
+@dataclass(frozen=True, slots=True)
+class FirstChunkTimes:
+    """When a stream reached each stage before its first chunk, by `time.monotonic` of the machine."""
+
+    queued_at: float  # prepared, and accepted by admission control
+    admitted_at: float  # has a slot
+    first_frame_at: float
+    decoded_at: float  # the chunk is in the reader's buffer
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """The next audio of a stream, mono; index counts from 0, and the last chunk is final.
@@ -29,6 +39,7 @@ class Chunk:
     audio: Audio
     index: int
     final: bool
+    times: FirstChunkTimes | None = None  # of the first chunk with audio
 
     @property
     def samples(self) -> Samples:
@@ -64,6 +75,9 @@ class ChunkParts(Protocol):
 
     @property
     def final(self) -> bool: ...
+
+    @property
+    def times(self) -> FirstChunkTimes | None: ...
 
 
 @dataclass(frozen=True, slots=True)

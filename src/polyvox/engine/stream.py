@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from polyvox.audio.clip import FinishReason
 from polyvox.engine.chunk_assembler import BufferedChunk, ChunkAssembler
-from polyvox.engine.interface import Chunk, OnReady, Result
+from polyvox.engine.interface import Chunk, FirstChunkTimes, OnReady, Result
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.engine.stream_state import StreamState
 from polyvox.engine.stream_status import StreamStatus
@@ -233,6 +233,9 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
     def deliver(self, final: bool) -> int:
         """Moves the assembled samples to the reader's buffer as one chunk; returns their number."""
         chunk = self.assembler.take(self._num_chunks, final)
+        if not self._num_chunks and chunk.size:
+            now = self._engine.clock()
+            chunk.times = FirstChunkTimes(self.arrived_at, self.admitted_at, min(self.first_frame_at, now), now)
         self._push(chunk)
         return chunk.size
 

@@ -239,7 +239,7 @@ class _EngineConnection:
         for header in update.chunks:
             pcm = self._ring.read(header.num_samples)
             if (stream := self._streams.get(header.id)) is not None:
-                stream.put(Chunk(pcm, header.index, header.final))
+                stream.put(Chunk(pcm, header.index, header.final, header.times))
         if update.chunks:
             consumed, self._consumed = self._consumed, Counter()
             self.send(messages.Consumed(self._ring.consumed, consumed))

@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from polyvox import errors
-from polyvox.engine.interface import Result
+from polyvox.engine.interface import FirstChunkTimes, Result
 from polyvox.errors import NOT_SHOWN, InvalidRequest, Overloaded, OverloadReason, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
@@ -186,6 +186,7 @@ class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     index: Id
     num_samples: Id
     final: bool
+    times: FirstChunkTimes | None = None
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -327,7 +327,7 @@ class WorkerConnection:
                 stream.cancel()
                 error = f"A chunk of {size} samples exceeds the ring's capacity of {self._ring.capacity}."
                 return Result("error", stream.seed, error)
-            self._outgoing.append((id, messages.ChunkHeader(id, chunk.index, size, final), chunk.parts))
+            self._outgoing.append((id, messages.ChunkHeader(id, chunk.index, size, final, chunk.times), chunk.parts))
             if final:
                 return delivery.result()
         return None

@@ -62,6 +62,7 @@ EXPOSED_HEADERS = [
     "x-polyvox-model",
     "x-polyvox-ignored",
     "x-polyvox-notice",
+    "server-timing",
     "retry-after",
     "retry-after-ms",
 ]

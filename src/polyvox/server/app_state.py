@@ -79,7 +79,7 @@ class AppState:
         self.metrics.record_finished(record)
         if not self.request_log.put(record):
             self.metrics.dropped_records.inc()
-        hidden = ("created", "model", "request_id")
+        hidden = ("created", "model", "request_id", "stages")
         fields = {name: value for name, value in record.as_dict().items() if name not in hidden}
         event = {"cancelled": "request aborted", "error": "request failed"}.get(record.finish_reason or "error")
         log_request(

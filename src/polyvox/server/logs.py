@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -35,15 +36,15 @@ class LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
         fields = {**self._more_fields, **extra}
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         traceback = self.formatException(record.exc_info) if record.exc_info else None
         message = record.getMessage().strip()
         if self._as_json:
-            line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+            line = {"time": timestamp, "level": record.levelname.lower(), "logger": record.name}
             more = {"traceback": traceback} if traceback else {}
             return json.dumps({**line, "message": message, **fields, **more}, default=str)
         pairs = "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
-        line_text = f"{time} {record.levelname.lower()} {message}{pairs}"
+        line_text = f"{timestamp} {record.levelname.lower()} {message}{pairs}"
         return f"{line_text}\n{traceback}" if traceback else line_text
 
 
@@ -51,7 +52,7 @@ class RequestLine:
     """The one log line of an HTTP request or of a WebSocket, which is written at its end."""
 
     def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
+        self.request_id, self.arrived_at = request_id, time.monotonic()
         self.event: str | None = None
         self.level = logging.INFO
         self.fields: dict[str, object] = {}
@@ -90,6 +91,12 @@ def log_detail(event: str, request_id: str, fields: Mapping[str, object]) -> Non
         line.add(None, fields, logging.INFO)
     else:
         log.info(event, extra={"request_id": request_id, **fields})
+
+
+def arrival_of(request_id: str) -> float | None:
+    """When the current HTTP request arrived, by `time.monotonic`; None for a part of it and for a WebSocket."""
+    line = _line_of(request_id)
+    return None if line is None else line.arrived_at
 
 
 def _line_of(request_id: str) -> RequestLine | None:

@@ -18,6 +18,7 @@ from polyvox.engine.step_histogram import STEP_BUCKET_PREFIX
 from polyvox.engine.stream_status import STATS_PREFIX
 from polyvox.errors import Overloaded, OverloadReason, PolyvoxError
 from polyvox.server.request_log import RequestRecord
+from polyvox.server.synthesis.first_packet import STAGES
 from polyvox.transcription.interface import TranscriptionOutcome
 
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server processes count together
@@ -25,6 +26,7 @@ MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"  # set when several server process
 # the audio plays (reader_slow), or a message on a WebSocket.
 TimeoutKind = Literal["headers", "body", "reader", "reader_slow", "websocket_idle"]
 LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
+STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 LEAD_BUCKETS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 GAP_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.5, 1.0, 2.0, 5.0)
 RTF_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5, 3.0)
@@ -118,8 +120,10 @@ class Metrics:
             """mode: how the values of several server processes are joined."""
             return Gauge(name, text, multiprocess_mode=mode, registry=own)
 
-        def histogram(name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=own)
+        def histogram(
+            name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS, labels: Sequence[str] = ()
+        ) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=own)
 
         outcomes = (*get_args(FinishReason), "rejected", "overloaded")
         self.requests = counter("polyvox_requests", "Requests by outcome.", ["outcome"], outcomes)
@@ -135,6 +139,10 @@ class Metrics:
         text = "Time from sending a chunk until the next one is ready, in seconds."
         self._chunk_gap = histogram("polyvox_chunk_gap_seconds", text, GAP_BUCKETS)
         self.ttfa = histogram("polyvox_ttfa_seconds", "Time to first audio in seconds.")
+        text = "Time of each stage of a request before its first packet, in seconds."
+        self._stages = histogram("polyvox_first_packet_stage_seconds", text, STAGE_BUCKETS, ["stage"])
+        for stage in STAGES:
+            self._stages.labels(stage)
         self.rtf = histogram("polyvox_rtf", "Real-time factor of finished requests.", RTF_BUCKETS)
         self.queue_wait = histogram("polyvox_queue_wait_seconds", "Queue wait in seconds.")
         self.audio = counter("polyvox_audio_seconds", "Audio generated, in seconds.")
@@ -165,6 +173,8 @@ class Metrics:
         self.queue_wait.observe(record.queue_wait)
         if record.first_audio is not None:
             self.ttfa.observe(record.first_audio)
+        for stage, seconds in (record.stages or {}).items():
+            self._stages.labels(stage).observe(seconds)
         if record.audio_seconds and record.finish_reason in ("stop", "length", "runaway"):
             self.rtf.observe(record.seconds / record.audio_seconds)
 

@@ -30,6 +30,7 @@ class RequestRecord:
     queue_wait: float = 0.0
     # Seconds from the request to the first bytes and to the end, without the time spent waiting for live text.
     first_audio: float | None = None
+    stages: dict[str, float] | None = None  # seconds of each stage before the first bytes; see first_packet.py
     seconds: float = 0.0
     underruns: int = 0
     finish_reason: FinishReason | None = None

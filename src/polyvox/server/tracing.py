@@ -99,8 +99,9 @@ class SpanUtteranceTrace:
             sentence.set_status(Status(StatusCode.ERROR, result.error))
         sentence.end(_ns(end))
 
-    def on_first_packet(self) -> None:
-        self._span.add_event("first packet")
+    def on_first_packet(self, stages: dict[str, float] | None) -> None:
+        seconds = {f"polyvox.{name}_seconds": value for name, value in (stages or {}).items()}
+        self._span.add_event("first packet", seconds)
 
     def on_finished(self, record: RequestRecord) -> None:
         for start in self._submitted.values():  # without a result

@@ -39,7 +39,7 @@ class AccessLogMiddleware:
 
     async def _log_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = RequestLine(request_id_of(HTTPConnection(scope)))
-        start, num_bytes, complete = time.monotonic(), 0, False
+        num_bytes, complete = 0, False
 
         async def send_and_count(message: Message) -> None:
             nonlocal num_bytes, complete
@@ -67,11 +67,11 @@ class AccessLogMiddleware:
                 line.fields.setdefault("reason", "disconnect")
             line.fields |= {"method": scope["method"], "bytes": num_bytes}
             _count(scope, scope["method"], status)
-            self._write(scope, line, start)
+            self._write(scope, line)
 
     async def _log_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = RequestLine(request_id_of(HTTPConnection(scope)))
-        start, accepted = time.monotonic(), False
+        accepted = False
 
         async def receive_and_note() -> Message:
             message = await receive()
@@ -98,9 +98,9 @@ class AccessLogMiddleware:
             current_line.reset(token)
             line.event = "websocket closed" if accepted else "request rejected"
             _count(scope, "GET", SWITCHING_PROTOCOLS if accepted else line.fields.get("status"))
-            self._write(scope, line, start)
+            self._write(scope, line)
 
-    def _write(self, scope: Scope, line: RequestLine, start: float) -> None:
+    def _write(self, scope: Scope, line: RequestLine) -> None:
         status = line.fields.get("status")
         is_error = isinstance(status, int) and status >= 400
         event = line.event or ("request rejected" if is_error else "request finished")
@@ -110,7 +110,7 @@ class AccessLogMiddleware:
             "client": self._proxies.client_of(HTTPConnection(scope)) or None,
             "path": scope["path"],
             **line.fields,
-            "seconds": round(time.monotonic() - start, 3),
+            "seconds": round(time.monotonic() - line.arrived_at, 3),
         }
         log.log(
             logging.DEBUG if is_probe else line.level,

@@ -16,6 +16,7 @@ from polyvox.server.logs import log_request
 from polyvox.server.middleware.limits import LIMITER
 from polyvox.server.responses import error_body, error_response, field_names
 from polyvox.server.synthesis.client_response import ClientResponse, ResponseWriter, read_parts
+from polyvox.server.synthesis.first_packet import server_timing
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.timestamps import http_alignments, timestamp_messages
 from polyvox.server.synthesis.utterance import Utterance
@@ -95,6 +96,7 @@ class SpeechResponse(ClientResponse):
                     await write.body(part)
 
     def _response_headers(self, utterance: Utterance) -> dict[str, str]:
+        stages = utterance.record.stages
         return {
             "content-type": self.events_type if self._as_events else utterance.content_type,
             "cache-control": "no-store",
@@ -102,6 +104,7 @@ class SpeechResponse(ClientResponse):
             "x-seed": str(utterance.record.seed),
             "x-polyvox-model": _to_latin1(utterance.record.model),
             "x-accel-buffering": "no",  # a proxy that buffers would delay the audio
+            **({"server-timing": server_timing(stages)} if stages and self._options.streaming else {}),
             **self._extra_headers,
         }
 

@@ -18,8 +18,10 @@ from polyvox.audio.pcm import Audio, Pcm
 from polyvox.engine.interface import AsyncStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import Request, ThinkerPrompt
+from polyvox.server.logs import arrival_of
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.synthesis.chunk_timing import ChunkTiming
+from polyvox.server.synthesis.first_packet import FirstPacketTimer
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
 from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingSegment, StreamingTokens
@@ -69,6 +71,8 @@ class Utterance:
         self.timed_text: list[TimedText] = []  # of a whole file
         self._trace: UtteranceTrace = service.new_trace(request_id)
         self._chunk_timing = ChunkTiming(service.on_chunk)
+        self._arrived_at = None if options.live else arrival_of(request_id)
+        self._first_packet = FirstPacketTimer()
         self._timeline: SpeechTimeline | None = None
         if options.timestamps:
             self._timeline = SpeechTimeline(service.engine.sample_rate, options.streaming, options.speed)
@@ -294,6 +298,8 @@ class Utterance:
             if timeline is not None and segment.source is not None:
                 timeline.begin(segment.source, segment.rate)
             async for chunk in self._stream:
+                if chunk.times is not None and self._segment_index == 1:
+                    self._first_packet.chunk = chunk.times
                 if silence:
                     quiet = self._silence(silence * segment.rate)  # the rate of speaking does not shorten it
                     silence = 0.0
@@ -395,11 +401,13 @@ class Utterance:
             request = replace(request, live=True, layout="streaming")
         if isinstance(segment.streaming, StreamingTokens):
             request = replace(request, thinker_prompt=segment.streaming.prompt)
-        may_retry = self._segment_index > 0 or self._prechecked
+        is_first, may_retry = self._segment_index == 0, self._segment_index > 0 or self._prechecked
         self._segment_index += 1
         deadline = time.monotonic() + self._service.settings.max_queue_seconds
         while True:
             start = time.time()
+            if is_first:
+                self._first_packet.submitted_at = time.monotonic()
             try:
                 stream = await self._service.submit(request)
                 self._trace.on_submitted(stream, start)
@@ -441,8 +449,11 @@ class Utterance:
 
     def _note_first_audio(self) -> None:
         if self.record.first_audio is None:
-            self.record.first_audio = time.monotonic() - self._start_time
-            self._trace.on_first_packet()
+            now = time.monotonic()
+            self.record.first_audio = now - self._start_time
+            if self._options.streaming:
+                self.record.stages = self._first_packet.stages(self._arrived_at, self._start_time, now)
+            self._trace.on_first_packet(self.record.stages)
 
     def _record_finished(self, reason: FinishReason, error: str | None = None) -> None:
         if reason == "cancelled" and self.failure is not None:

@@ -13,8 +13,8 @@ class UtteranceTrace(Protocol):
 
     def on_sentence_finished(self, stream: AsyncStream, result: Result) -> None: ...
 
-    def on_first_packet(self) -> None:
-        """The first encoded audio is ready to be sent."""
+    def on_first_packet(self, stages: dict[str, float] | None) -> None:
+        """The first encoded audio is ready to be sent. stages: seconds of each stage before, if they are known."""
 
     def on_finished(self, record: RequestRecord) -> None: ...
 
@@ -28,7 +28,7 @@ class NoUtteranceTrace:
     def on_sentence_finished(self, stream: AsyncStream, result: Result) -> None:
         pass
 
-    def on_first_packet(self) -> None:
+    def on_first_packet(self, stages: dict[str, float] | None) -> None:
         pass
 
     def on_finished(self, record: RequestRecord) -> None:
