@@ -36,17 +36,17 @@ from polyvox.bench.summary import summarise
 from polyvox.engine import generator_runner, graphs, model_runner, pending, vocoder_runner
 from polyvox.engine.config import MIN_CONTEXT, EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.in_flight import CompletedStep
 from polyvox.engine.interface import InProcessEngine
 from polyvox.engine.scheduler import Scheduler
-from polyvox.engine.stream_state import MAX_FRAMES_PER_STEP
+from polyvox.engine.stream import LocalStream
+from polyvox.engine.stream_state import MAX_FRAMES_PER_STEP, StepPlan
 from polyvox.ipc.supervisor import EngineProcess
 
 # Milliseconds, 1.7B on one H200: of a frame step by its streams; of a codec call by its frames, all streams together.
-FRAME_STEP = ((1, 2.73), (64, 5.55), (128, 6.96), (256, 8.06), (512, 12.1), (1024, 21.0), (2048, 40.0))
-CODEC_CALL = ((1, 0.72), (4, 0.77), (32, 1.20), (256, 4.75), (2048, 35.5))
-PREFILL_ROW = 0.007
-PREFILL = 1.0
+FRAME_STEP = ((1, 2.38), (8, 3.28), (16, 3.37), (64, 4.20), (512, 11.54), (1024, 19.91))
+CODEC_CALL = ((1, 0.58), (4, 0.61), (32, 1.03), (64, 1.45), (256, 4.12), (2048, 27.1), (4096, 54.1))
+PREFILL_ROW = 0.0038
+PREFILL = 1.03
 MEMORY_INTERVAL = 20  # seconds
 
 
@@ -77,6 +77,10 @@ class SimulatedPending(pending.Pending):
     def __init__(self, value: torch.Tensor) -> None:
         super().__init__(value)
         self._ready_at = GPU.idle_at
+
+    @property
+    def ready(self) -> bool:
+        return time.perf_counter() >= self._ready_at
 
     def get(self) -> Any:
         if (rest := self._ready_at - time.perf_counter()) > 0:
@@ -133,6 +137,12 @@ def simulate(speech: Any, max_streams: int) -> Any:
     return speech
 
 
+def pipeline_as_on_gpu(engine: LocalEngine) -> None:
+    """Launches steps ahead from as many streams on as a GPU."""
+    engine._runner.min_streams_to_pipeline = model_runner.MIN_STREAMS_TO_PIPELINE
+    engine._runner.min_live_to_pipeline = model_runner.MIN_LIVE_TO_PIPELINE
+
+
 # Methods of the engine's thread by the name of their part; their times do not overlap.
 PARTS = (
     ("changes", ("_manager", "apply_changes")),
@@ -141,7 +151,8 @@ PARTS = (
     ("plan", ("scheduler", "plan")),
     ("launch", ("_launch",)),
     ("audio", ("_deliver_audio",)),
-    ("flags", ("_deliver",)),
+    ("flags", ("_manager", "on_frame_results")),
+    ("release", ("_deliver",)),
 )
 
 
@@ -171,17 +182,17 @@ class InstrumentedEngine(LocalEngine):
 
         Scheduler.deliver = counted  # type: ignore[method-assign, assignment]
 
-    def _observe(self, step: CompletedStep, now: float) -> None:
-        super()._observe(step, now)
-        self._frame_calls += step.plan.num_calls
-        self._codec_calls += step.plan.sizes()[3]
-        self._codec_streams += len(step.plan.codec)
+    def _observe(self, plan: StepPlan[LocalStream], seconds: float, now: float) -> None:
+        super()._observe(plan, seconds, now)
+        self._frame_calls += plan.num_calls
+        self._codec_calls += plan.sizes()[3]
+        self._codec_streams += len(plan.codec) + len(plan.first_codec)
 
     def _timed(self, times: dict[str, float], part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **options: Any) -> Any:
             began = time.thread_time()
             try:
-                return call(*args)
+                return call(*args, **options)
             finally:
                 times[part] += time.thread_time() - began
 
@@ -216,10 +227,9 @@ def new_engine(model: str, max_streams: int, tokens: int, kv_dtype: str) -> Inst
 
         torch.set_num_threads(1)
         with load(None, "cpu", "float32", EngineConfig(max_streams=1)) as tts:
-            return InstrumentedEngine(
-                simulate(tts.model, max_streams),
-                replace(config, min_streams_to_pipeline=model_runner.MIN_STREAMS_TO_PIPELINE, cuda_graphs=True),
-            )
+            engine = InstrumentedEngine(simulate(tts.model, max_streams), replace(config, cuda_graphs=True))
+        pipeline_as_on_gpu(engine)
+        return engine
     from polyvox.models.registry import random_model
     from polyvox.tts import load_options
 

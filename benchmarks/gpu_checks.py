@@ -222,13 +222,14 @@ def vocoder(_: str) -> Rows:
                 slots: Ints,
                 firsts: Ints,
                 counts: Ints,
+                after_frames: bool = False,
                 ring: torch.Tensor = ring,
-                decode: Callable[[Ints, Ints, Ints], PendingAudio] = decode,
+                decode: Callable[[Ints, Ints, Ints, bool], PendingAudio] = decode,
                 codes: list[list[int]] = codes,
             ) -> PendingAudio:
                 for slot, first, count in zip(slots.tolist(), firsts.tolist(), counts.tolist(), strict=True):
                     codes += ring[slot, torch.arange(first, first + count) % ring.shape[1]].tolist()
-                return decode(slots, firsts, counts)
+                return decode(slots, firsts, counts, after_frames)
 
             with mock.patch.object(runner, "decode", record):
                 sequential = [_synthesise(tts.engine, [request])[0] for request in _requests(8)]

@@ -52,33 +52,28 @@ def build(settings: "Settings", model: str, frames: int, tokens: int, slots: int
 
     set_up_engine_process(settings)
     import torch
-    from closed_loop import simulate  # type: ignore[import-not-found]
+    from closed_loop import InstrumentedEngine, pipeline_as_on_gpu, simulate  # type: ignore[import-not-found]
     from process_times import thread_seconds  # type: ignore[import-not-found]
 
-    from polyvox.engine import model_runner
     from polyvox.engine.config import EngineConfig
-    from polyvox.engine.engine import LocalEngine
 
     config = settings.engine_config()
     if model == "simulated":
         from polyvox.cli.terminal import load
 
         torch.set_num_threads(1)
-        config = replace(
-            config,
-            max_streams=slots,
-            min_streams_to_pipeline=model_runner.MIN_STREAMS_TO_PIPELINE,
-            cuda_graphs=True,
-        )
+        config = replace(config, max_streams=slots, cuda_graphs=True)
         with load(None, "cpu", "float32", EngineConfig(max_streams=1)) as tts:
-            engine = LocalEngine(simulate(tts.model, slots), config)
+            engine = InstrumentedEngine(simulate(tts.model, slots), config)
+        pipeline_as_on_gpu(engine)
     else:
         from polyvox import progress
         from polyvox.models.registry import random_model
         from polyvox.tts import placement
 
         progress.report("load", 0, 1)
-        engine = LocalEngine(random_model(model, *placement(settings.device, settings.dtype), tokens, frames), config)
+        speech = random_model(model, *placement(settings.device, settings.dtype), tokens, frames)
+        engine = InstrumentedEngine(speech, config)
 
     def send_reports() -> None:
         while True:
@@ -119,13 +114,17 @@ def wait_until_ready(port: int) -> float:
 
 
 class Monitor(threading.Thread):
-    """Samples the connections of each server process, and the memory of all processes and the GPU, until stopped."""
+    """Samples the connections of each server process, and the memory of all processes and the GPU, until stopped.
 
-    def __init__(self, engine: int, servers: list[int], port: int) -> None:
+    log: a file to which all samples of the memory are added, in GB.
+    """
+
+    def __init__(self, engine: int, servers: list[int], port: int, log: Path | None) -> None:
         super().__init__(daemon=True)
         self._engine, self._servers, self._port, self._stopped = engine, servers, port, threading.Event()
         self._connections: list[list[int]] = []
         self._memory: list[tuple[float, float, float]] = []  # GB: engine, all servers, GPU
+        self._log = log
 
     def run(self) -> None:
         from process_times import gpu_memory, num_connections, resident_bytes
@@ -134,8 +133,13 @@ class Monitor(threading.Thread):
         while not self._stopped.wait(1.0):
             self._connections.append([num_connections(pid, self._port) for pid in self._servers])
             if seconds % MEMORY_INTERVAL == 0:
-                servers = sum(resident_bytes(pid) for pid in self._servers)
-                self._memory.append((resident_bytes(self._engine) / 1e9, servers / 1e9, gpu_memory() or 0.0))
+                engine, gpu = resident_bytes(self._engine) / 1e9, gpu_memory() or 0.0
+                servers = [resident_bytes(pid) / 1e9 for pid in self._servers]
+                self._memory.append((engine, sum(servers), gpu))
+                if self._log is not None:
+                    with self._log.open("a") as file:
+                        columns = [f"{seconds} s", f"engine {engine:.3f}", f"GPU {gpu:.3f}"]
+                        file.write(", ".join([*columns, *(f"server {each:.3f}" for each in servers)]) + "\n")
             seconds += 1
 
     def stop(self) -> tuple[str, str]:
@@ -166,7 +170,7 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
         extra={"max_new_tokens": args.frames},
         text_rate=args.text_rate,
     )
-    monitor = Monitor(engine, servers, port)
+    monitor = Monitor(engine, servers, port, args.memory_log)
     monitor.start()
     time.sleep(SAMPLE_INTERVAL)
     before, server_before = json.loads(report.read_text()), [process_seconds(pid) for pid in servers]
@@ -182,6 +186,12 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
     steps = max(1.0, after["steps"] - before["steps"])
     found = summarise(traces)
     ttfp = found.ttfp
+
+    def by_part(prefix: str) -> str:
+        values = {name.removeprefix(prefix): after[name] - before[name] for name in after if name.startswith(prefix)}
+        shown = sorted(values.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {1e6 * value / frames:.1f}" for name, value in shown if value)
+
     by_thread = [after[f"cpu_{name}"] - before[f"cpu_{name}"] for name in ENGINE_THREADS]
     return {
         "load": load.label,
@@ -198,6 +208,12 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
         "frames per step": f"{frames / steps:.0f}",
         "engine process, us/frame: engine thread + I/O loop + preparation + other": (
             " + ".join(f"{1e6 * value / frames:.1f}" for value in by_thread) + f" = {1e6 * sum(by_thread) / frames:.1f}"
+        ),
+        "by part of the engine thread, us/frame": by_part("part_"),
+        "of which device calls": by_part("call_"),
+        "codec calls, streams in them per step": (
+            f"{(after['codec_calls'] - before['codec_calls']) / steps:.1f}, "
+            f"{(after['codec_streams'] - before['codec_streams']) / steps:.0f}"
         ),
         "servers, us/frame": f"{1e6 * sum(server_times) / frames:.1f}",
         "busiest server, share of a core": f"{max(server_times) / elapsed:.0%} of {len(servers)}",
@@ -220,6 +236,7 @@ def main() -> None:
     parser.add_argument("--ramp", type=float, default=10, help="seconds of warm-up over which streams start")
     parser.add_argument("--workers", help="server processes; by default the server's own default")
     parser.add_argument("--processes", type=int, help="client processes; by default one per 64 streams and core")
+    parser.add_argument("--memory-log", type=Path, help="a file for the memory of each process, every 10 s")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     from polyvox.bench.load import Load
@@ -244,7 +261,9 @@ def main() -> None:
         process.start()
         try:
             assert process.pid is not None
-            sys.stdout.write(f"ready after {wait_until_ready(port):.0f} s\n")
+            seconds = wait_until_ready(port)
+            sys.stdout.write(f"ready after {seconds:.0f} s, engine process {json.loads(report.read_text())['pid']}\n")
+            sys.stdout.flush()
             for load in loads:
                 rows.append(measure_level(args, load, process.pid, port, report))
                 sys.stdout.write(f"{rows[-1]}\n")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`polyvox serve` with random weights at the published sizes, for load tests without a checkpoint.
 
-    python benchmarks/random_server.py --size 1.7B --frames 56 --tokens 30 --max-streams 256 --workers 2
+    python benchmarks/random_server.py --size 1.7B --frames 56 --tokens 30
 
-Every utterance has exactly --frames frames. POLYVOX_ environment variables give the other settings of the server. It is
-ready when /readyz returns 200.
+Every utterance has exactly --frames frames. The settings are the defaults of `polyvox serve`, unless an option or a
+POLYVOX_ environment variable sets another value. It is ready when /readyz returns 200.
 """
 
 import argparse
@@ -42,12 +42,13 @@ def main() -> None:
     parser.add_argument("--size", default="1.7B", choices=["0.6B", "1.7B"])
     parser.add_argument("--frames", type=int, default=56, help="per utterance")
     parser.add_argument("--tokens", type=int, default=30, help="per text")
-    parser.add_argument("--max-streams", type=int, default=256)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max-streams", type=int)
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--workers")
+    parser.add_argument("--port", type=int)
     given = parser.parse_args()
-    flags = {"port": given.port, "workers": given.workers, "max_streams": given.max_streams, "context": 256}
-    settings = load_settings(flags)
+    flags = {name: getattr(given, name) for name in ("port", "workers", "max_streams", "context")}
+    settings = load_settings({name: value for name, value in flags.items() if value is not None})
     set_up_logs(settings)
     make = partial(build, settings, given.size, given.frames, given.tokens)
     with socket.create_server((settings.host, settings.port), backlog=BACKLOG) as listener:

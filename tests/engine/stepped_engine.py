@@ -14,7 +14,7 @@ from engine.synthesis import TIMEOUT, record_codes
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.in_flight import CompletedStep, InFlightStep
+from polyvox.engine.in_flight import InFlightStep
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.slots import SlotAllocation
 from polyvox.engine.stream import LocalStream, StopRequest
@@ -116,12 +116,12 @@ class SteppedEngine(LocalEngine):
         self._stop_before("schedule")
         return super()._schedule()
 
-    def _run(self, plan: StepPlan[LocalStream]) -> list[CompletedStep]:
+    def _run(self, plan: StepPlan[LocalStream]) -> None:
         self._stop_before("run")
         self._planned = [*(stream for stream, _ in plan.prefill), *self._streams_of(plan)]
         self._in_step = [*self._planned, *self._streams_in_flight()]
         self.batches[len(plan.frame)] += 1
-        return super()._run(plan)
+        super()._run(plan)
 
     def _deliver_audio(self, step: InFlightStep) -> None:
         if step.audio is not None and self.armed.pop("audio", None) is not None:
@@ -130,9 +130,9 @@ class SteppedEngine(LocalEngine):
             raise Injected("step")
         super()._deliver_audio(step)
 
-    def _deliver(self, completed: list[CompletedStep]) -> None:
+    def _deliver(self) -> None:
         self._stop_before("deliver")
-        super()._deliver(completed)
+        super()._deliver()
 
     def _notify_readers(self) -> None:
         self._stop_before("notify")

@@ -205,9 +205,9 @@ def test_a_vocoder_that_blocks_decodes_beside_the_frame_step(loaded: Loaded, mon
     calls: list[str] = []
 
     def record(owner: object, name: str, call: Callable[..., Any]) -> None:
-        def recorded(*work: Any) -> Any:
+        def recorded(*work: Any, **options: Any) -> Any:
             calls.append(name)
-            return call(*work)
+            return call(*work, **options)
 
         monkeypatch.setattr(owner, name, recorded)
 

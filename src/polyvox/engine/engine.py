@@ -24,7 +24,7 @@ from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import HOST_FRAME_SECONDS, CostModel
 from polyvox.engine.cpu_threads import use_one_thread
 from polyvox.engine.engine_load import EngineLoad
-from polyvox.engine.in_flight import CompletedStep, InFlightStep
+from polyvox.engine.in_flight import InFlightStep
 from polyvox.engine.interface import OnReady, Stream
 from polyvox.engine.load import CPU_SLOWDOWN, LoadModel, Slowdown
 from polyvox.engine.memory import usage_table
@@ -47,7 +47,6 @@ from polyvox.models.request import ClonedVoice, Request
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT = 10.0  # seconds for the step in flight when the engine is closed
-NO_FLAGS = np.zeros((0, 0), np.int64)
 MAX_FAILURES = 3  # consecutive failed steps before the engine stops
 
 
@@ -283,6 +282,7 @@ class LocalEngine:
             max_chunk=CHUNK_SIZES[0 if self.config.deterministic else -1],
             max_frames_per_step=MAX_FRAMES_PER_STEP,
             frame_sizes=self._runner.frame_sizes,
+            decodes_first_frames=not self._runner.decode_blocks,
         )
 
     def _loop(self) -> None:
@@ -294,7 +294,8 @@ class LocalEngine:
                     plan = self._schedule()
                     if plan is None:
                         break
-                    self._deliver(self._run(plan))
+                    self._run(plan)
+                    self._deliver()
             except Exception as error:
                 rejected = not self._started.is_set() and isinstance(error, PolyvoxError)
                 log.log(logging.INFO if rejected else logging.ERROR, "engine stopped", exc_info=error)
@@ -328,28 +329,20 @@ class LocalEngine:
                     self._busy_since = self._last_completed_at = self.clock()
             self._notify_readers()
 
-    def _run(self, plan: StepPlan[LocalStream]) -> list[CompletedStep]:
-        """Launches a step, and waits until at most one is in flight, or none without pipelining.
+    def _run(self, plan: StepPlan[LocalStream]) -> None:
+        """Launches a step, and completes steps until at most one is in flight, or none without pipelining.
 
         A failure ends the streams of this step and of those in flight.
         """
-        completed: list[CompletedStep] = []
         try:
+            self._deliver_ready_audio()  # of first frames, which need not wait for the launch
             if plan:
                 self._launch(plan)
-            while len(self._in_flight) > self._is_pipelined(plan):
-                step = self._in_flight[0]
-                self._deliver_audio(step)  # readers need not wait for the frame step beside it
-                flags = step.flags.get().astype(np.int64) if step.flags else NO_FLAGS
-                now = self.clock()
-                completed.append(CompletedStep(step.plan, flags, now - self._last_completed_at))
-                self._last_completed_at = now
-                with self.lock:
-                    self._in_flight.popleft()
-                    self._manager.completed_steps = step.number
-            for step in self._in_flight:  # nor for the plan of the next step
-                if step.audio is not None and step.audio.ready:
-                    self._deliver_audio(step)
+            # The device decodes first frames while the next step is planned.
+            max_in_flight = self._is_pipelined(plan) + self._in_flight[-1].follows if plan else 0
+            while len(self._in_flight) > max_in_flight:
+                self._complete(self._in_flight[0])
+            self._deliver_ready_audio()  # readers need not wait for the plan of the next step
             self._num_failures = 0
         except Exception as error:
             self._num_failures += 1
@@ -358,23 +351,49 @@ class LocalEngine:
             log.exception("step failed")
             self._runner.wait()  # nothing may write to a slot that is released
             self._fail(plan, f"a step of the engine failed: {error}")
-        return completed
+
+    def _complete(self, step: InFlightStep) -> None:
+        """Waits for the step launched first; delivers its audio and applies the flags of its frames."""
+        self._deliver_audio(step)  # readers need not wait for the frame step beside it
+        flags = step.flags.get().astype(np.int64) if step.flags else ()
+        with self.lock:
+            now = self.clock()
+            for call, row in enumerate(flags):
+                slots = step.plan.slots_of_call(call)
+                self._manager.on_frame_results(slots, row[: len(slots)], now)
+            self._manager.end_drained(step.plan.frame)
+            if not step.follows:
+                self._observe(step.plan, now - self._last_completed_at, now)
+                self._last_completed_at = now
+            self._in_flight.popleft()
+            self._manager.completed_steps = step.number
+
+    def _deliver_ready_audio(self) -> None:
+        """Delivers audio that was decoded since."""
+        for index, step in enumerate(self._in_flight):
+            if step.follows and index:  # whether there is a first frame is not known yet
+                break
+            if step.audio is not None and step.audio.ready:
+                self._deliver_audio(step)
 
     def _launch(self, plan: StepPlan[LocalStream]) -> None:
         """Starts a step on the device."""
         started_at, runner = self.clock(), self._runner
-        audio = flags = None
+        audio = flags = first_audio = None
+        first: StepPlan[LocalStream] = StepPlan(codec=plan.first_codec, codec_frames=np.ones_like(plan.first_codec))
         with self.lock:
             arrays = self.streams.arrays
             first_frames = arrays.decoded[plan.codec] + arrays.decoding[plan.codec]
             contexts = arrays.prompt_rows[plan.frame] + arrays.started[plan.frame]
             prompts = [(s.slot, s.prefilled, s.prompt[s.prefilled :][:rows]) for s, rows in plan.prefill]
+        if prompts:  # first, because the frames wait for them
+            runner.prefill(prompts)
         if len(plan.codec) and not runner.decode_blocks:
             audio = runner.decode(plan.codec, first_frames, plan.codec_frames)
-        if prompts:
-            runner.prefill(prompts)
         if len(plan.frame):
             flags = runner.frame(plan.frame, plan.frame_counts, contexts)
+        if first:
+            first_audio = runner.decode(first.codec, np.zeros_like(first.codec), first.codec_frames, after_frames=True)
         if len(plan.codec) and runner.decode_blocks:  # the generator's GPU computes meanwhile
             audio = runner.decode(plan.codec, first_frames, plan.codec_frames)
         with self.lock:
@@ -385,12 +404,15 @@ class LocalEngine:
                 if not stream.prompt_left:
                     stream.prepared = None
             arrays.last_step[plan.frame] = arrays.last_step[plan.codec] = self._num_started
+            if first:
+                self._num_started += 1
+                self._in_flight.append(InFlightStep(self._num_started, first, None, first_audio, follows=True))
+                arrays.last_step[first.codec] = self._num_started
 
     def _is_pipelined(self, plan: StepPlan[LocalStream]) -> bool:
         """Whether the next step is launched while this one runs: it hides the host's work between two steps."""
-        runner = self._runner
-        enough_live = plan.num_live >= runner.min_live_to_pipeline or not plan.num_live
-        return enough_live and 0 < runner.min_streams_to_pipeline <= len(plan.frame)
+        enough_live = plan.num_live >= self._runner.min_live_to_pipeline or not plan.num_live
+        return enough_live and 0 < self._runner.min_streams_to_pipeline <= len(plan.frame)
 
     def _deliver_audio(self, step: InFlightStep) -> None:
         """Waits for the samples of a step, and hands them to its streams and their readers."""
@@ -404,16 +426,9 @@ class LocalEngine:
             self._manager.end_drained(plan.codec)  # final chunk and result in one notification
         self._notify_readers()
 
-    def _deliver(self, completed: list[CompletedStep]) -> None:
-        """Applies the flags of completed steps, and ends streams that are done."""
+    def _deliver(self) -> None:
+        """Releases the slots of finished streams, and notifies the readers of all streams with news."""
         with self.lock:
-            now = self.clock()
-            for step in completed:
-                for call, flags in enumerate(step.flags):
-                    slots = step.plan.slots_of_call(call)
-                    self._manager.on_frame_results(slots, flags[: len(slots)], now)
-                self._observe(step, now)
-                self._manager.end_drained(step.plan.frame)
             self._manager.release_finished()
         self._notify_readers()
 
@@ -470,15 +485,15 @@ class LocalEngine:
             except Exception:
                 log.exception("trace write failed")
 
-    def _observe(self, step: CompletedStep, now: float) -> None:
-        self.load.observe(step.plan, step.seconds)
-        self._step_times.observe(step.seconds)
-        frames, rows, codec_frames, _, _ = step.plan.sizes()
-        batch = len(step.plan.frame)
+    def _observe(self, plan: StepPlan[LocalStream], seconds: float, now: float) -> None:
+        self.load.observe(plan, seconds)
+        self._step_times.observe(seconds)
+        frames, rows, codec_frames, _, _ = plan.sizes()
+        batch = len(plan.frame)
         self._totals["steps"] += 1
         self._totals["frames"] += frames
         self._totals["prompt_rows"] += rows
-        self._last_step = {"batch": batch, "prefill_rows": rows, "codec_frames": codec_frames, "seconds": step.seconds}
+        self._last_step = {"batch": batch, "prefill_rows": rows, "codec_frames": codec_frames, "seconds": seconds}
         if self._trace:
             leads = self.load.leads(now).tolist()
             self._trace.step(self._last_step, now, len(self.streams[StreamStatus.QUEUED]), leads)

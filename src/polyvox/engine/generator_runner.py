@@ -64,7 +64,7 @@ class GeneratorRunner:
 
     def prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
-        self._upload()
+        self.cache.upload()  # what else changed is sent for the frame call, while the device computes this one
         if self._one_by_one:  # a prompt may be read in any parts
             for slot, start, rows in work:
                 for row in range(len(rows)):
@@ -108,7 +108,8 @@ class GeneratorRunner:
 
     def frame(self, slots: Ints, counts: Ints, contexts: Ints) -> Pending:
         """Generates counts frames of each slot, the slots with most first; their flags [calls, slots]."""
-        self._upload()
+        self.cache.upload()
+        self.state.upload()
         sizes = [int(np.count_nonzero(counts > call)) for call in range(int(counts[0]))]
         if self.graphs is not None:
             return Pending(self.graphs.frame(slots, sizes))
@@ -122,10 +123,6 @@ class GeneratorRunner:
                     max_context = int(contexts[batch].max()) + call
                     flags[call, batch] = self.state.frame(indices[batch], self.cache, max_context)
         return Pending(flags)
-
-    def _upload(self) -> None:
-        self.cache.upload()
-        self.state.upload()
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.generator.device)

@@ -3,9 +3,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from polyvox.engine.pending import Pending, PendingAudio
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_state import StepPlan
@@ -19,12 +16,4 @@ class InFlightStep:
     plan: StepPlan[LocalStream]
     flags: Pending | None  # [calls, slots of plan.frame]
     audio: PendingAudio | None  # of plan.codec
-
-
-@dataclass(slots=True, eq=False)
-class CompletedStep:
-    """A step whose audio was delivered and whose flags are known."""
-
-    plan: StepPlan[LocalStream]
-    flags: NDArray[np.int64]  # [calls, slots of plan.frame]; those of a slot after its last call are undefined
-    seconds: float
+    follows: bool = False  # it decodes the first frames of the step before it, which must complete first

@@ -91,7 +91,6 @@ class ModelRunner:
 
     def prefill(self, work: list[tuple[int, int, PromptRows]]) -> None:
         """Reads prompt rows: of each (slot, start, rows), these rows at the positions from start on."""
-        self.vocoder.upload()
         self.generator.prefill(work)
 
     def frame(self, slots: Ints, counts: Ints, contexts: Ints) -> Pending:
@@ -99,12 +98,13 @@ class ModelRunner:
 
         contexts: prompt rows and frames so far. A slot has no flags after its last frame.
         """
-        self.vocoder.upload()
-        return self.generator.frame(slots, counts, contexts)
+        flags = self.generator.frame(slots, counts, contexts)
+        self.vocoder.upload()  # the device is busy meanwhile
+        return flags
 
-    def decode(self, slots: Ints, first: Ints, frames: Ints) -> PendingAudio:
-        """Samples of each slot: its first frame and number of frames; the frame steps that made them have completed."""
-        return self.vocoder.decode(slots, first, frames)
+    def decode(self, slots: Ints, first: Ints, frames: Ints, after_frames: bool = False) -> PendingAudio:
+        """Samples of each slot: its first frame and number of frames; see VocoderRunner."""
+        return self.vocoder.decode(slots, first, frames, after_frames)
 
     def flush(self, slot: int, frames: int) -> Audio | None:
         """The vocoder's samples after the last frame of a stream with this many frames; None: not finite."""

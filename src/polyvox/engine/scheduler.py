@@ -103,7 +103,10 @@ class Scheduler(Generic[S]):
             counts = np.clip(frames_left[frame], 1, max_calls).astype(np.int64)
             order = np.argsort(-counts, kind="stable")
             frame, counts = frame[order], counts[order]
-        return StepPlan(tuple(prefill), frame, counts, chunks, frames, num_live)
+        first_codec = frame[starting[frame] & (arrays.started[frame] == 0) & (arrays.first_chunk[frame] <= 1)]
+        if not limits.decodes_first_frames:
+            first_codec = first_codec[:0]
+        return StepPlan(tuple(prefill), frame, counts, chunks, frames, first_codec, num_live)
 
     def start(self, plan: StepPlan[S], now: float) -> None:
         """Records that a planned step was launched."""
@@ -114,6 +117,7 @@ class Scheduler(Generic[S]):
                 self.streams.transition(stream, StreamStatus.RUNNING, now)
         arrays.started[plan.frame] += plan.frame_counts
         arrays.decoding[plan.codec] += plan.codec_frames
+        arrays.decoding[plan.first_codec] += 1
 
     def on_decoded(self, slots: Ints, frames: Ints) -> None:
         """Records that the codec calls of these slots have completed; their audio is not delivered yet."""

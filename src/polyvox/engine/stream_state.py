@@ -36,6 +36,7 @@ class SchedulerLimits:
     max_chunk: int = MAX_CHUNK_FRAMES  # frames
     max_frames_per_step: int = 1  # of one stream
     frame_sizes: tuple[int, ...] = ()  # numbers of streams to which frame calls are padded; empty: to none
+    decodes_first_frames: bool = False  # a codec call can follow the frame call whose codes it decodes
     # Share of real time that admitted streams may use. On small simulated engines with noise and stalls, at four times
     # their load, 0.9 has four times the underruns and serves 2 % more.
     headroom: float = 0.85
@@ -170,6 +171,7 @@ class StepPlan(Generic[S]):
     frame_counts: Ints = field(default_factory=NO_SLOTS.copy)  # frames of each slot of `frame`, in descending order
     codec: Ints = field(default_factory=NO_SLOTS.copy)  # slots
     codec_frames: Ints = field(default_factory=NO_SLOTS.copy)  # of each slot of `codec`
+    first_codec: Ints = field(default_factory=NO_SLOTS.copy)  # slots of `frame` whose first frame is decoded at once
     num_live: int = 0  # live streams that need frames, in this step or in another one
 
     def __bool__(self) -> bool:
@@ -177,8 +179,10 @@ class StepPlan(Generic[S]):
 
     def sizes(self) -> tuple[int, int, int, int, int]:
         """Frames, prefill rows, codec frames, codec calls, frame calls: the arguments of the cost model."""
-        rows, codec_calls = sum(rows for _, rows in self.prefill), np.count_nonzero(np.bincount(self.codec_frames))
-        return int(self.frame_counts.sum()), rows, int(self.codec_frames.sum()), int(codec_calls), self.num_calls
+        rows, num_first = sum(rows for _, rows in self.prefill), len(self.first_codec)
+        codec_calls = np.count_nonzero(np.bincount(self.codec_frames)) + (num_first > 0)
+        codec_frames = int(self.codec_frames.sum()) + num_first
+        return int(self.frame_counts.sum()), rows, codec_frames, int(codec_calls), self.num_calls
 
     @property
     def num_calls(self) -> int:

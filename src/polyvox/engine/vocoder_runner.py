@@ -64,7 +64,7 @@ class VocoderRunner:
             self.state.assign(slot, context)
 
     def upload(self) -> None:
-        """Applies the assignments; called before each prefill and frame."""
+        """Applies the assignments; called with each frame and before each decode."""
         with self._between_calls():
             self.state.upload()
 
@@ -73,9 +73,14 @@ class VocoderRunner:
             for slot in slots:
                 self.state.poison(slot)
 
-    def decode(self, slots: Ints, first: Ints, frames: Ints) -> PendingAudio:
-        """Samples of each slot: its first frame and number of frames; the frame steps that made them have completed."""
+    def decode(self, slots: Ints, first: Ints, frames: Ints, after_frames: bool = False) -> PendingAudio:
+        """Samples of each slot: its first frame and number of frames; the frame steps that made them have completed.
+
+        after_frames: they have not; the call waits on the device for all frame calls launched so far.
+        """
         self.upload()
+        if after_frames and self._ring.is_cuda and (stream := self._gather_stream or self.stream) is not None:
+            stream.wait_stream(torch.cuda.current_stream(self._ring.device))
         groups = []
         for count in np.unique(frames).tolist():
             indices = np.flatnonzero(frames == count)

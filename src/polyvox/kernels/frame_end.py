@@ -71,7 +71,7 @@ def finish_frame_reference(codes: Tensor, slots: Tensor, record: FrameRecord, en
     recent = record.codes_ring[slots[:, None], (frame[:, None] - lags) % ring, 0]
     repeated = ((recent == first[:, None]) & (frame[:, None] >= lags)).any(1)
     repeats = torch.where(repeated, record.repeats[slots] + 1, 0)
-    # The frame after the end is never decoded, but it must hold valid codes.
+    # A frame after the end must hold valid codes: they may be decoded before the host knows of the end.
     record.codes_ring[slots, frame % ring] = codes.masked_fill(ended[:, None], 0)
     record.seen[slots, first] = first >= 0  # a constant would be copied from the host
     record.repeats[slots] = repeats

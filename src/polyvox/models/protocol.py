@@ -123,7 +123,9 @@ class PagedCache(Protocol):
 class GeneratorState(Protocol):
     """The generator's memory for a fixed number of slots, and its calls."""
 
-    codes: Tensor  # [slots, ring_frames, num_codebooks]: frame f of a slot is codes[slot, f % ring_frames]
+    # [slots, ring_frames, num_codebooks]: frame f of a slot is codes[slot, f % ring_frames]. The codes after the end of
+    # speech are valid, too: they may be decoded, and the samples dropped.
+    codes: Tensor
 
     @property
     def nbytes(self) -> int: ...
@@ -138,7 +140,7 @@ class GeneratorState(Protocol):
         """Marks the text as complete, with its length in bytes; returns the maximum number of frames it can need."""
 
     def upload(self) -> None:
-        """Sends what the methods above changed to the device, in one copy; called before `prefill` and `frame`."""
+        """Sends what the methods above changed to the device, in one copy; called before `frame`."""
 
     def prefill(
         self,
@@ -197,7 +199,7 @@ class VocoderState(Protocol):
         """Resets a slot to the start of a stream, or to the end of a reference recording."""
 
     def upload(self) -> None:
-        """Applies the resets to the device, all at once; called before `decode` and before the frames of the slots."""
+        """Applies the resets to the device, all at once; called before `decode` and with each frame call."""
 
     def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         """The next frames [B, frames, num_codebooks] of each slot to samples [B, frames · samples_per_frame]."""
