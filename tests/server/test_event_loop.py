@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ipc.engine_processes import eventually
+from polyvox.engine.preparation import InlineBudget
 from polyvox.server.api import playground
 from polyvox.server.app import RECORDS, SHARED_FOLDERS
 from polyvox.server.metrics import Metrics
@@ -115,3 +116,38 @@ def test_a_cancelled_response_is_cancelled_and_frees_its_slot(
 
     asyncio.run(run())
     eventually(lambda: engine.streams == 0 and not state.synthesis.active)
+
+
+def test_short_texts_are_prepared_by_the_event_loop_and_all_others_by_a_thread(
+    server: RunningServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of threads takes longer than a short text, but encoders, long texts and voices in files take more."""
+    synthesis, threads = server.state.synthesis, []
+    prepare = synthesis.prepare
+
+    def recorded(options: SynthesisOptions) -> Any:
+        threads.append(threading.current_thread().name.startswith("polyvox-prepare"))
+        return prepare(options)
+
+    monkeypatch.setattr(synthesis, "prepare", recorded)
+    small = {"input": "Hello there.", "voice": "heart", "response_format": "pcm"}
+    others: list[dict[str, Any]] = [
+        {"response_format": "mp3"},
+        {"input": "Hello there. " * 30},
+        {"stream": False},
+        {"pronunciations": {"there": "here"}},
+        {"input": "<speak>Hello.</speak>"},
+        {"voice": "narrator"},
+    ]
+    for body in [small, *(small | other for other in others)]:
+        monkeypatch.setattr(synthesis, "_inline", InlineBudget())  # the machine may be busy
+        client.post("/v1/audio/speech", json=body)
+    assert threads == [False, *[True] * len(others)]
+    monkeypatch.setattr(synthesis, "_inline", NoTime())
+    client.post("/v1/audio/speech", json=small)
+    assert threads[-1], "the event loop has no time left"
+
+
+class NoTime(InlineBudget):
+    def run(self, _: Any) -> None:
+        return None

@@ -26,6 +26,28 @@ MAX_INLINE_SHARE = 0.2
 MAX_INLINE_SECONDS = 0.005  # at once, so that no audio waits for longer
 
 
+class InlineBudget:
+    """The time that an event loop may spend on small work itself."""
+
+    def __init__(self) -> None:
+        self._seconds, self._counted_at = MAX_INLINE_SECONDS, 0.0
+
+    def run(self, work: Callable[[], T]) -> "Future[T] | None":
+        """Does the work in the caller's thread and returns its completed outcome; None if there is no time for it."""
+        began = time.monotonic()
+        left = min(self._seconds + MAX_INLINE_SHARE * (began - self._counted_at), MAX_INLINE_SECONDS)
+        if left <= 0:
+            return None
+        outcome: Future[T] = Future()
+        try:
+            outcome.set_result(work())
+        except Exception as error:
+            outcome.set_exception(error)
+        self._counted_at = time.monotonic()
+        self._seconds = left - (self._counted_at - began)
+        return outcome
+
+
 class PreparationPool:
     """A thread pool with a bounded queue of requests. Text of accepted streams is bounded by `TextWriter` instead."""
 
@@ -34,26 +56,14 @@ class PreparationPool:
         self._max_pending = max_pending
         self._lock = threading.Lock()
         self._pending = 0
-        # Seconds of work that the event loop may do itself, and when they were counted
-        self._inline_seconds, self._inline_at = MAX_INLINE_SECONDS, 0.0
+        self._inline = InlineBudget()
 
     def run_inline(self, work: Callable[[], T]) -> "Future[T] | None":
         """Does small work in the caller's thread and returns its completed outcome; None if it has no time for it.
 
         Only the event loop calls it, while no request waits for a thread.
         """
-        began = time.monotonic()
-        left = min(self._inline_seconds + MAX_INLINE_SHARE * (began - self._inline_at), MAX_INLINE_SECONDS)
-        if self._pending or left <= 0:
-            return None
-        outcome: Future[T] = Future()
-        try:
-            outcome.set_result(work())
-        except Exception as error:
-            outcome.set_exception(error)
-        self._inline_at = time.monotonic()
-        self._inline_seconds = left - (self._inline_at - began)
-        return outcome
+        return None if self._pending else self._inline.run(work)
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Runs the work in a thread; raises Overloaded if too many requests are pending."""

@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 from polyvox.audio.excerpt import fit_recording
 from polyvox.audio.samples import Samples
 from polyvox.engine.interface import AsyncEngine, AsyncStream
+from polyvox.engine.preparation import InlineBudget
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request, ThinkerPrompt
@@ -43,6 +44,11 @@ MAX_REJECTIONS, REJECTION_SECONDS = 10, 0.05
 MAX_REPEATED_DELAY = 2.0  # a repeated rejection has no reserved time; its clients are spread up to this factor
 
 
+MAX_INLINE_CHARS = 300  # of a text that the event loop may prepare itself: a few sentences, 0.5 ms
+INLINE_FORMATS = ("pcm", "wav")  # encoders of the others take up to 0.8 ms to start
+PreparedUtterance = tuple[SegmentQueue, Request, OutputEncoder]
+
+
 class SynthesisService:
     """Starts utterances. Admission is decided by the engine; in a flood its rejections are repeated."""
 
@@ -63,6 +69,7 @@ class SynthesisService:
         self._resolve_voice = resolve_voice
         self._lexicon = load_lexicon(settings.lexicon) if settings.lexicon is not None else Lexicon()
         self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, "polyvox-prepare")
+        self._inline = InlineBudget()
         self._encoding = ThreadPoolExecutor(settings.encoder_threads, "polyvox-encode")
         self._decoding = ThreadPoolExecutor(RECORDING_THREADS, "polyvox-decode")
         self.alignments = AlignmentScheduler()
@@ -96,7 +103,7 @@ class SynthesisService:
             self._num_preparing -= 1
         return utterance
 
-    def prepare(self, options: SynthesisOptions) -> tuple[SegmentQueue, Request, OutputEncoder]:
+    def prepare(self, options: SynthesisOptions) -> PreparedUtterance:
         """Validates everything that does not need the engine. Blocks: long texts take time."""
         lexicon = self._lexicon
         for other in reversed(options.lexicons):
@@ -133,6 +140,34 @@ class SynthesisService:
             utterance_id=secrets.randbelow(2**53) + 1,
         )
         return segments, request, self.new_encoder(options)
+
+    async def prepare_soon(self, options: SynthesisOptions) -> PreparedUtterance:
+        """`prepare` in a thread, or in the event loop while it has time, if it takes less than the change of threads.
+
+        That is a short text without SSML and entries of lexicons, for a voice that is in no file, sent as PCM.
+        """
+        voice = options.voice
+        small = (
+            len(options.text) <= MAX_INLINE_CHARS
+            and options.streaming
+            and options.format.lower() in INLINE_FORMATS
+            and not (options.turns or options.lexicons or options.pronunciations or "<" in options.text)
+            and (isinstance(voice, ClonedVoice) or self._is_in_memory(voice))
+        )
+        if small and (outcome := self._inline.run(lambda: self.prepare(options))) is not None:
+            return outcome.result()
+        preparing = asyncio.ensure_future(self.in_thread(self.prepare, options))
+        try:
+            return await asyncio.shield(preparing)
+        except asyncio.CancelledError:
+            preparing.add_done_callback(_close_encoder)  # the thread cannot be cancelled
+            raise
+
+    def _is_in_memory(self, voice: str | None) -> bool:
+        """Whether a voice is built in, so that no file has to be read for it."""
+        if voice is None:
+            return not self.info.identity.can_clone
+        return voice.lower() in self.info.voices and voice.lower() not in self.settings.voice_aliases
 
     async def validate(self, options: SynthesisOptions) -> None:
         """Raises what `start` would raise for these options, before there is any text."""
@@ -224,3 +259,8 @@ class SynthesisService:
             raise Overloaded(str(rejection), math.ceil(rejection.retry_after * delay), rejection.reason)
         if self._num_preparing >= MAX_PREPARING:
             raise Overloaded(f"{self._num_preparing} requests are being prepared.", 1.0, "queue_full")
+
+
+def _close_encoder(job: "asyncio.Future[PreparedUtterance]") -> None:
+    if not job.cancelled() and job.exception() is None:
+        job.result()[2].close()

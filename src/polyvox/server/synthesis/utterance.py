@@ -100,13 +100,7 @@ class Utterance:
             raise
 
     async def _start(self) -> None:
-        preparing = asyncio.ensure_future(self._service.in_thread(self._service.prepare, self._options))
-        try:
-            prepared = await asyncio.shield(preparing)
-        except asyncio.CancelledError:
-            preparing.add_done_callback(_close_encoder)  # the thread cannot be cancelled
-            raise
-        self._segments, self._request, self._encoder = prepared
+        self._segments, self._request, self._encoder = await self._service.prepare_soon(self._options)
         assert self._request.seed is not None
         self.record.seed, self.record.characters = self._request.seed, self._segments.characters
         if self._options.text and self._options.live:
@@ -463,11 +457,6 @@ class Utterance:
             self.record.language = ",".join(self._segments.languages) or None
         self.record.seconds = time.monotonic() - self._start_time
         self._service.on_finished(self.record)
-
-
-def _close_encoder(job: "asyncio.Future[tuple[SegmentQueue, Request, OutputEncoder]]") -> None:
-    if not job.cancelled() and job.exception() is None:
-        job.result()[2].close()
 
 
 def _fingerprint(options: SynthesisOptions, first_text: str) -> int:
