@@ -39,6 +39,7 @@ MEMORY_INTERVAL = 10  # seconds
 START_TIMEOUT = 600.0  # seconds
 STOP_TIMEOUT = 60.0
 SIMULATED_OPEN_SLOTS = 512  # of the simulated model in an open loop
+MAX_FAILURE_CHARS = 120  # of each kind of failure
 UNDERRUNS = "streams_with_underruns"
 ENGINE_THREADS = ("engine", "io", "prepare", "other")
 
@@ -196,6 +197,8 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
     return {
         "load": load.label,
         "requests, failed": f"{found.requests}, {found.failed}",
+        "failures": "; ".join(sorted({f"{t.error}: {t.detail}"[:MAX_FAILURE_CHARS] for t in traces if t.error})[:3])
+        or "-",
         "underruns (streams)": f"{found.underruns.count} ({found.underruns.streams})",
         "streams with underruns, of the engine": f"{after[UNDERRUNS] - before[UNDERRUNS]:.0f}",
         "TTFP p50 / p95, ms": f"{1e3 * ttfp.p50:.0f} / {1e3 * ttfp.p95:.0f}" if ttfp else "-",
