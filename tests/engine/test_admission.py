@@ -175,6 +175,16 @@ def test_files_leave_half_of_the_slots_and_of_the_queue_to_live_streams() -> Non
     engine.admit_all(new_stream(), new_stream())
 
 
+def test_files_leave_half_of_the_kv_pages_to_live_streams() -> None:
+    engine = build(num_slots=16, num_pages=120, max_queue=16, max_queue_seconds=100.0)
+    for live in (False, False, False, False, False, True):
+        engine.admission.enqueue(new_stream(0.0, 10, 365, live=live, text_bytes=60), 0.0)
+    admitted = engine.admission.admit(0.0)
+    num_pages = [len(one.allocation.pages) for one in admitted if one.allocation is not None]
+    assert num_pages == 5 * [14]
+    assert [one.live for one in admitted] == [True, False, False, False, False]  # of 60 pages, four files have 56
+
+
 def test_a_burst_on_an_idle_engine_is_not_limited_by_the_queue() -> None:
     engine = build(num_slots=64, max_queue=2)
     for _ in range(66):

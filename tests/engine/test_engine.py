@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -22,8 +23,10 @@ from polyvox.engine import page_reservation
 from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.engine.model_runner import MIN_LIVE_TO_PIPELINE, MIN_STREAMS_TO_PIPELINE
 from polyvox.engine.slots import SlotAllocation, SlotLedger
 from polyvox.engine.stream import LocalStream
+from polyvox.engine.stream_state import StepPlan
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.protocol import PreparedRequest
@@ -288,7 +291,7 @@ def test_a_thousand_cancelled_streams_do_not_grow_the_memory(speech: Qwen3TTSMod
 
 
 @pytest.mark.parametrize(
-    ("change", "notified"),
+    ("change", "expected"),
     [
         ({"max_streams": -1}, "at least 0"),
         ({"context": 16}, "256"),
@@ -296,9 +299,22 @@ def test_a_thousand_cancelled_streams_do_not_grow_the_memory(speech: Qwen3TTSMod
         ({"min_streams_to_pipeline": -1}, "non-negative"),
     ],
 )
-def test_an_invalid_configuration_names_the_requirement(change: dict[str, Any], notified: str) -> None:
-    with pytest.raises(InvalidRequest, match=notified):
+def test_an_invalid_configuration_names_the_requirement(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected):
         EngineConfig(**change).check()
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "num_live", "expected"),
+    [(127, 127, False), (128, 128, True), (31, 128, False), (32, 128, True), (31, 0, False), (32, 0, True)],
+)
+def test_steps_are_pipelined_with_many_live_streams_or_with_files_only(
+    num_frames: int, num_live: int, expected: bool
+) -> None:
+    runner = SimpleNamespace(min_streams_to_pipeline=MIN_STREAMS_TO_PIPELINE, min_live_to_pipeline=MIN_LIVE_TO_PIPELINE)
+    engine = cast(LocalEngine, SimpleNamespace(_runner=runner))
+    plan: StepPlan[LocalStream] = StepPlan(frame=np.arange(num_frames), num_live=num_live)
+    assert LocalEngine._is_pipelined(engine, plan) is expected
 
 
 def test_the_memory_of_streams_can_be_limited(speech: Qwen3TTSModel) -> None:

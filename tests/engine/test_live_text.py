@@ -108,6 +108,27 @@ def test_finished_live_text_has_the_frame_limit_of_its_length(speech: Qwen3TTSMo
         engine.close()
 
 
+def test_finished_live_text_frees_the_kv_pages_that_its_length_does_not_need(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    object.__setattr__(engine.config, "buffer_seconds", 20 * engine.frame_seconds)  # it cannot end unread
+    try:
+        live = engine.submit(
+            Request("the other assist", "serena", seed=1, live=True, sampling=Sampling(min_frames=1000))
+        )
+        with engine.lock:
+            assert live._ready.wait_for(lambda: has_delivered_all(live), TIMEOUT)
+            assert live.allocation is not None
+            num_pages, num_free = len(live.allocation.pages), len(engine.ledger.free_pages)
+        live.finish_text()
+        with engine.lock:
+            assert live._ready.wait_for(lambda: live.reader_deadline < inf, TIMEOUT)
+            num_freed = num_pages - len(live.allocation.pages)
+            assert num_freed > 0
+            assert len(engine.ledger.free_pages) == num_free + num_freed
+    finally:
+        engine.close()
+
+
 def test_finished_live_text_has_the_expected_frames_of_whole_text(speech: Qwen3TTSModel) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:

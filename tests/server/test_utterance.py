@@ -4,17 +4,23 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ipc.engine_processes import eventually
-from ipc.fake_engine import LENGTH
+from ipc.fake_engine import LENGTH, FakeStream
 from polyvox.engine.async_engine import AsyncLocalEngine
-from polyvox.errors import InvalidRequest
+from polyvox.engine.interface import OnReady
+from polyvox.errors import InvalidRequest, Overloaded
+from polyvox.models.request import Request
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
+from polyvox.server.synthesis import utterance as utterance_module
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.segments import Segment, SegmentQueue
 from polyvox.server.synthesis.service import SynthesisService
@@ -37,13 +43,13 @@ def spoken(engine: PausableEngine, test: Callable[[SynthesisService], Awaitable[
     ended: list[RequestRecord] = []
 
     async def run() -> None:
-        speaker = SynthesisService(AsyncLocalEngine(engine), CUSTOM, lambda voice: voice, Settings())
-        speaker.on_finished = ended.append
+        service = SynthesisService(AsyncLocalEngine(engine), CUSTOM, lambda voice: voice, Settings())
+        service.on_finished = ended.append
         try:
-            await test(speaker)
-            assert not speaker.active
+            await test(service)
+            assert not service.active
         finally:
-            speaker.close()
+            service.close()
 
     asyncio.run(run())
     return ended
@@ -53,9 +59,9 @@ async def all_of(utterance: Utterance) -> bytes:
     return b"".join([part async for part in utterance.audio()])
 
 
-async def drained(script: SegmentQueue) -> list[Segment]:
+async def drained(queue: SegmentQueue) -> list[Segment]:
     found = []
-    while (sentence := await script.next()) is not None:
+    while (sentence := await queue.next()) is not None:
         found.append(sentence)
     return found
 
@@ -63,13 +69,13 @@ async def drained(script: SegmentQueue) -> list[Segment]:
 @given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6))
 def test_text_in_any_pieces_gives_the_same_segments(cuts: list[int]) -> None:
     async def grow() -> list[Segment]:
-        script = SegmentQueue(TextRules())
+        queue = SegmentQueue(TextRules())
         positions = [0, *sorted(cuts), len(TEXT)]
         for start, end in itertools.pairwise(positions):
-            script.append(TEXT[start:end])
-        script.finish()
-        script.finish()
-        return await drained(script)
+            queue.append(TEXT[start:end])
+        queue.finish()
+        queue.finish()
+        return await drained(queue)
 
     assert asyncio.run(grow()) == SENTENCES
 
@@ -82,8 +88,8 @@ def test_a_complete_text_gives_the_same_segments() -> None:
 
 
 def test_live_text_is_synthesised_as_it_arrives(engine: PausableEngine) -> None:
-    async def test(speaker: SynthesisService) -> None:
-        utterance = await speaker.start(SynthesisOptions(live=True, format="pcm", seed=1), "live")
+    async def test(service: SynthesisService) -> None:
+        utterance = await service.start(SynthesisOptions(live=True, format="pcm", seed=1), "live")
         parts = utterance.audio()
         for piece in ("Hel", "lo there. How ", "are"):
             utterance.append(piece)
@@ -101,8 +107,8 @@ def test_live_text_is_synthesised_as_it_arrives(engine: PausableEngine) -> None:
 
 
 def test_live_text_without_words_finishes_at_once(engine: PausableEngine) -> None:
-    async def test(speaker: SynthesisService) -> None:
-        utterance = await speaker.start(SynthesisOptions(live=True, format="pcm"), "empty")
+    async def test(service: SynthesisService) -> None:
+        utterance = await service.start(SynthesisOptions(live=True, format="pcm"), "empty")
         utterance.finish()
         assert await all_of(utterance) == b""
 
@@ -112,9 +118,9 @@ def test_live_text_without_words_finishes_at_once(engine: PausableEngine) -> Non
 
 @pytest.mark.parametrize("text", ["Hello there.", "One. Two. Three."])
 def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_slot(text: str, engine: PausableEngine) -> None:
-    async def test(speaker: SynthesisService) -> None:
+    async def test(service: SynthesisService) -> None:
         engine.resume(3)
-        utterance = await speaker.start(SynthesisOptions(text, format="pcm"), "cancelled")
+        utterance = await service.start(SynthesisOptions(text, format="pcm"), "cancelled")
         parts = utterance.audio()
         assert len(await anext(parts)) == CHUNK
         utterance.cancel()
@@ -128,8 +134,8 @@ def test_a_cancelled_utterance_ends_without_an_error_and_frees_its_slot(text: st
 
 
 def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: PausableEngine) -> None:
-    async def test(speaker: SynthesisService) -> None:
-        utterance = await speaker.start(SynthesisOptions(live=True, format="mp3"), "waits")
+    async def test(service: SynthesisService) -> None:
+        utterance = await service.start(SynthesisOptions(live=True, format="mp3"), "waits")
         reading = asyncio.create_task(all_of(utterance))
         await asyncio.sleep(0)
         utterance.cancel()
@@ -140,9 +146,9 @@ def test_a_live_utterance_can_be_cancelled_while_it_waits_for_text(engine: Pausa
 
 
 def test_cancelling_the_reader_frees_everything(engine: PausableEngine) -> None:
-    async def test(speaker: SynthesisService) -> None:
+    async def test(service: SynthesisService) -> None:
         engine.resume(3)
-        utterance = await speaker.start(SynthesisOptions("One. Two.", format="opus"), "reader")
+        utterance = await service.start(SynthesisOptions("One. Two.", format="opus"), "reader")
         reading = asyncio.create_task(all_of(utterance))
         while not utterance.record.audio_seconds:
             await asyncio.sleep(0.01)
@@ -156,9 +162,9 @@ def test_cancelling_the_reader_frees_everything(engine: PausableEngine) -> None:
 
 
 def test_cancelling_the_start_frees_everything(engine: PausableEngine) -> None:
-    async def test(speaker: SynthesisService) -> None:
+    async def test(service: SynthesisService) -> None:
         for turns in range(8):
-            starting = asyncio.create_task(speaker.start(SynthesisOptions("Hello.", format="pcm"), "start"))
+            starting = asyncio.create_task(service.start(SynthesisOptions("Hello.", format="pcm"), "start"))
             for _ in range(turns):
                 await asyncio.sleep(0)
             starting.cancel()
@@ -166,18 +172,57 @@ def test_cancelling_the_start_frees_everything(engine: PausableEngine) -> None:
                 await starting
         for _ in range(100):  # what was on its way comes back and is cancelled
             await asyncio.sleep(0.01)
-            if not engine.streams and not speaker._num_preparing:
+            if not engine.streams and not service._num_preparing:
                 break
         assert not engine.streams
 
     assert {outcome.finish_reason for outcome in spoken(engine, test)} == {"cancelled"}
 
 
+def test_a_request_is_recognised_when_it_is_sent_again_and_not_if_it_is_another_one(engine: PausableEngine) -> None:
+    first = SynthesisOptions("Hello.", "heart", seed=1, format="pcm")
+    others: list[dict[str, Any]] = [{"text": "Hi."}, {"voice": "michael"}, {"seed": 2}, {"format": "wav"}]
+
+    async def test(service: SynthesisService) -> None:
+        for options in (first, first, *(replace(first, **change) for change in others)):
+            await all_of(await service.start(options, "one"))
+
+    spoken(engine, test)
+    fingerprints = [request.fingerprint for request in engine.requests]
+    assert fingerprints[0] == fingerprints[1] != 0
+    assert len(set(fingerprints)) == 1 + len(others)
+
+
+class RejectingEngine(PausableEngine):
+    """Rejects a later sentence twice."""
+
+    num_rejections = 0
+
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
+        if request.segment and self.num_rejections < 2:
+            self.num_rejections += 1
+            raise Overloaded("all streams are taken", retry_after=2.5)
+        return super().submit(request, on_ready)
+
+
+def test_a_later_sentence_is_submitted_again_until_the_engine_accepts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utterance_module, "RETRY_INTERVAL", 0.01)
+
+    async def test(service: SynthesisService) -> None:
+        utterance = await service.start(SynthesisOptions("One. Two.", format="pcm"), "again")
+        await all_of(utterance)
+
+    with closing(RejectingEngine()) as engine:
+        (record,) = spoken(engine, test)
+        assert [request.text for request in engine.requests] == ["One.", "Two."]
+    assert (record.finish_reason, engine.num_rejections) == ("stop", 2)
+
+
 def test_text_without_words_is_rejected_before_the_engine_is_called(engine: PausableEngine) -> None:
-    async def test(speaker: SynthesisService) -> None:
+    async def test(service: SynthesisService) -> None:
         for text in ("", "  ", "<think>hm</think>"):
             with pytest.raises(InvalidRequest, match="must have something to say"):
-                await speaker.start(SynthesisOptions(text), "nothing")
+                await service.start(SynthesisOptions(text), "nothing")
 
     assert spoken(engine, test) == []
     assert engine.requests == []

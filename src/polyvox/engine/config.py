@@ -17,18 +17,24 @@ MAX_BATCH = 1024
 class EngineConfig:
     """Configuration of an engine.
 
-    max_streams: concurrent streams; 0 means 8 on a CPU, and on a GPU as many as fit, at most 2,048. context: average
-    positions (prompt rows and frames) per stream, 0 means as many as fit, at most the model's default; one stream may
-    use more. max_queue, max_queue_seconds: queue length and the longest expected wait for a slot. buffer_seconds: audio
-    buffered for a slow reader; a stream that fits keeps no slot once it is generated. reader_timeout: seconds that a
-    full buffer waits for its reader. text_timeout: seconds that a live stream waits for text.
-    min_streams_to_pipeline: number of streams from which a step is launched before the previous one has completed;
-    0 disables it; by default chosen by device. cuda_graphs: fixed-size calls that a GPU captures and replays; by
-    default on a GPU. deterministic: every call has the same size, so that a seed gives bit-identical samples in any
-    batch, on a GPU too; slow. memory_gb: memory of each device that the engine may use, weights included; by default
-    all that is free. poison_freed: fill freed memory with NaN to expose stale reads. pcm: chunks have 16-bit PCM,
-    converted on the vocoder's device, instead of float samples, and a stream whose samples are not finite ends with an
-    error; for servers. trace: path of a Perfetto trace, written on close.
+    - max_streams: concurrent streams; 0 means 8 on a CPU, and on a GPU as many as fit, at most 2,048.
+    - context: average positions (prompt rows and frames) per stream; one stream may use more. 0 means as many as fit,
+      at most the model's default.
+    - max_queue: maximum number of queued requests.
+    - max_queue_seconds: longest expected wait for a slot.
+    - buffer_seconds: audio buffered for a slow reader; a stream that fits keeps no slot once it is generated.
+    - reader_timeout: seconds that a full buffer waits for its reader.
+    - text_timeout: seconds that a live stream waits for text.
+    - min_streams_to_pipeline: streams from which a step is launched before the previous one has completed; 0 disables
+      it; by default chosen by device.
+    - cuda_graphs: fixed-size calls that a GPU captures and replays; by default on a GPU.
+    - deterministic: every call has the same size, so that a seed gives bit-identical samples in any batch, on a GPU
+      too; slow.
+    - memory_gb: memory of each device that the engine may use, weights included; by default all that is free.
+    - poison_freed: fill freed memory with NaN to expose stale reads.
+    - pcm: for servers: chunks have 16-bit PCM, converted on the vocoder's device, instead of float samples, and a
+      stream whose samples are not finite ends with an error.
+    - trace: path of a Perfetto trace, written on close.
     """
 
     max_streams: int = 8
