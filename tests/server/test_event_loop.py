@@ -2,8 +2,10 @@
 """The event loop of a server never waits for a file, and a cancelled response ends."""
 
 import asyncio
+import re
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import httpx
 import pytest
 
 from ipc.engine_processes import eventually
+from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.preparation import InlineBudget
+from polyvox.server import health
 from polyvox.server.api import playground
 from polyvox.server.app import RECORDS, SHARED_FOLDERS
 from polyvox.server.metrics import Metrics
@@ -21,9 +25,10 @@ from polyvox.server.server_process import create_server
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis import spool
 from polyvox.server.synthesis.options import SynthesisOptions
+from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.synthesis.streaming import SpeechResponse
 from server import live_server
-from server.fakes import PausableEngine
+from server.fakes import CUSTOM, PausableEngine
 from server.live_server import RunningServer, serving
 from server.websocket_clients import connect_websocket
 
@@ -151,3 +156,31 @@ def test_short_texts_are_prepared_by_the_event_loop_and_all_others_by_a_thread(
 class NoTime(InlineBudget):
     def run(self, _: Any) -> None:
         return None
+
+
+def test_the_lag_of_the_event_loop_is_reported_and_forgotten_after_a_while(
+    engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "LAG_INTERVAL", 0.001)
+    monkeypatch.setattr(health, "LAG_WINDOW", 0.1)
+    metrics = Metrics(multiprocess=False)
+
+    def is_late() -> bool:
+        found = re.search(rb"^polyvox_event_loop_lag_seconds (\S+)$", metrics.render(), re.MULTILINE)
+        return found is not None and float(found[1]) > 0.2
+
+    async def block_the_loop() -> None:
+        service = SynthesisService(AsyncLocalEngine(engine), CUSTOM, lambda voice: voice, Settings())
+        measuring = asyncio.create_task(health.HealthMonitor(service, CUSTOM, metrics)._measure_lag())
+        try:
+            async with asyncio.timeout(60):
+                await asyncio.sleep(0)  # the first measurement begins
+                time.sleep(0.3)
+                for expected in (True, False):
+                    while is_late() is not expected:
+                        await asyncio.sleep(0)
+        finally:
+            measuring.cancel()
+            service.close()
+
+    asyncio.run(block_the_loop())
