@@ -167,6 +167,13 @@ def test_requests_of_an_address_are_counted_over_all_processes(workers: RunningW
     eventually(lambda: workers.num_streams() == 0)
 
 
+def test_the_counts_of_key_and_address_are_both_released(engine: PausableEngine) -> None:
+    settings = Settings(max_streams_per_key=1, max_streams_per_address=1)
+    with serving(engine, settings) as server, server.client() as client:
+        for _ in range(3):
+            eventually(lambda: server.speak(client).status_code == 200)
+
+
 def record(client: httpx.Client, key: str, request_id: str) -> httpx.Response:
     return client.get(f"/v1/audio/speech/{request_id}", headers={"authorization": f"Bearer {key}"})
 
