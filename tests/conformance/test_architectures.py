@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kernel launch of every published model compiles for each GPU architecture, and fits it; no GPU is needed.
 
-All calls of an engine with MAX_STREAMS slots, with each type of the KV cache, also deterministic. About 2,400 distinct
+All calls of an engine with MAX_STREAMS slots, with each type of the KV cache, also deterministic. About 2,200 distinct
 launches; Triton's cache keeps those whose kernel does not change.
 """
 
