@@ -12,8 +12,11 @@ from torch import Tensor
 from conftest import Loaded
 from engine.schedulers import build, new_stream, playing
 from engine.synthesis import read_all, request, solo_samples
+from polyvox.engine import generator_runner
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.engine.pending import Pending
+from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.kernels.flags import FRAME_ENDED
 from polyvox.models.request import Sampling
 
@@ -43,6 +46,53 @@ def test_a_vocoder_that_cannot_follow_decodes_first_frames_in_the_next_step() ->
     fixture = build()
     fixture.admit_all(new_stream(10.0, prompt_rows=30, first_chunk=1), now=10.0)
     assert not len(fixture.scheduler.plan(10.0).first_codec)
+
+
+@pytest.mark.parametrize("first_chunk", [1, 2])
+def test_the_vocoder_is_reset_before_the_flags_and_first_frames_are_decoded_after_them(
+    loaded: Loaded, first_chunk: int
+) -> None:
+    """The host may launch a decode as soon as it has the flags, on a CUDA stream that does not wait for the reset."""
+    engine = LocalEngine(loaded("custom_voice", "float64").model, EngineConfig(max_streams=1))
+    vocoder: VocoderRunner = engine._runner.vocoder
+    state: Any = vocoder.state
+    calls: list[str] = []
+
+    def recorded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any) -> Any:
+            if name != "reset" or state._to_reset:
+                calls.append(name)
+            return call(*args)
+
+        return record
+
+    try:
+        with (
+            mock.patch.object(
+                engine._runner.generator, "prefill", recorded("prefill", engine._runner.generator.prefill)
+            ),
+            mock.patch.object(state, "upload", recorded("reset", state.upload)),
+            mock.patch.object(generator_runner, "Pending", recorded("flags", Pending)),
+            mock.patch.object(vocoder, "_wait_for_frames", recorded("wait", vocoder._wait_for_frames)),
+            mock.patch.object(vocoder, "_decode", recorded("decode", vocoder._decode)),
+        ):
+            read_all(engine.submit(request(frames=4, sampling=Sampling(min_frames=4), first_chunk=first_chunk)))
+    finally:
+        engine.close()
+    at_once = ["wait", "decode"] if first_chunk == 1 else []
+    assert calls[: 4 + len(at_once)] == ["prefill", "reset", "flags", *at_once, "flags"]
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["on the same GPU", "on another device"])
+def test_the_stream_that_reads_the_codes_waits_for_the_frame_calls(copies: bool) -> None:
+    runner = object.__new__(VocoderRunner)
+    runner._ring, runner.stream = mock.Mock(is_cuda=True), mock.Mock()
+    runner._gather_stream = mock.Mock() if copies else None
+    with mock.patch("torch.cuda.current_stream") as current_stream:
+        runner._wait_for_frames()
+    waits, other = (runner._gather_stream, runner.stream) if copies else (runner.stream, None)
+    waits.wait_stream.assert_called_once_with(current_stream(runner._ring.device))
+    assert other is None or not other.wait_stream.called  # it waits for the copy
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
@@ -79,6 +129,7 @@ def test_the_audio_of_a_stream_that_ends_with_its_first_frame_is_dropped(loaded:
             assert not len(read_all(stream))
         assert stream.result is not None
         assert (stream.result.finish_reason, stream.result.frames, stream.result.seconds) == ("stop", 0, 0.0)
+        assert stream.generated == 0  # estimates of later requests learn from it
         asked = request(frames=4, sampling=Sampling(min_frames=4), first_chunk=1)  # in the same slot
         np.testing.assert_allclose(read_all(engine.submit(asked)), solo_samples(speech, asked), atol=1e-6)
         assert not engine._in_flight

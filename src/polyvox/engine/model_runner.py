@@ -98,9 +98,8 @@ class ModelRunner:
 
         contexts: prompt rows and frames so far. A slot has no flags after its last frame.
         """
-        flags = self.generator.frame(slots, counts, contexts)
-        self.vocoder.upload()  # the device is busy meanwhile
-        return flags
+        self.vocoder.upload()  # before the flags: once the host has them, the vocoder's slots are reset
+        return self.generator.frame(slots, counts, contexts)
 
     def decode(self, slots: Ints, first: Ints, frames: Ints, after_frames: bool = False) -> PendingAudio:
         """Samples of each slot: its first frame and number of frames; see VocoderRunner."""

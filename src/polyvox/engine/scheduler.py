@@ -144,7 +144,7 @@ class Scheduler(Generic[S]):
 
     def discard_rest(self, stream: S) -> None:
         """Drops the frames of a stopped stream that are not in a codec call yet."""
-        stream.generated = stream.decoded + stream.decoding
+        stream.generated = min(stream.generated, stream.decoded + stream.decoding)  # a first frame may be no speech
         self.load.invalidate()
 
     def is_due(self, now: float) -> Bools:

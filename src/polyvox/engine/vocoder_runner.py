@@ -46,7 +46,7 @@ class VocoderRunner:
         self.state = vocoder.new_state(max_streams + fixed_sizes)
         cuda = vocoder.device.type == "cuda"
         self.stream = torch.cuda.Stream(vocoder.device) if cuda else None  # of all calls
-        # Frames are decoded after the host has seen their flags, so this stream need not wait for the frame steps.
+        # A decode waits for frame steps only if the host has not seen their flags.
         self._gather_stream = torch.cuda.Stream(ring.device) if ring.is_cuda and self._copies else None
         self.graphs: VocoderGraphs | None = None
         if fixed_sizes:
@@ -64,7 +64,7 @@ class VocoderRunner:
             self.state.assign(slot, context)
 
     def upload(self) -> None:
-        """Applies the assignments; called with each frame and before each decode."""
+        """Applies the assignments; called before each frame call and each decode."""
         with self._between_calls():
             self.state.upload()
 
@@ -79,8 +79,8 @@ class VocoderRunner:
         after_frames: they have not; the call waits on the device for all frame calls launched so far.
         """
         self.upload()
-        if after_frames and self._ring.is_cuda and (stream := self._gather_stream or self.stream) is not None:
-            stream.wait_stream(torch.cuda.current_stream(self._ring.device))
+        if after_frames:
+            self._wait_for_frames()
         groups = []
         for count in np.unique(frames).tolist():
             indices = np.flatnonzero(frames == count)
@@ -139,6 +139,12 @@ class VocoderRunner:
         with self._on_stream():
             return codes.to(self.vocoder.device, non_blocking=True)
 
+    def _wait_for_frames(self) -> None:
+        """Orders the calls that follow after all frame calls launched so far, on the device."""
+        stream = self._gather_stream or self.stream
+        if stream is not None and self._ring.is_cuda:
+            stream.wait_stream(torch.cuda.current_stream(self._ring.device))
+
     def _delay_left(self, start: int, size: int) -> int:
         """Samples to drop from a chunk of this size that starts at this sample."""
         return min(max(self.vocoder.delay_samples - start, 0), size)
@@ -149,9 +155,9 @@ class VocoderRunner:
     def _between_calls(self) -> AbstractContextManager[object]:
         """Orders a change of a free slot with the vocoder's calls.
 
-        On the generator's device the change runs on the current stream, before the frame steps whose flags the host
-        sees before it decodes. On another device it runs on the vocoder's stream, after the contexts that other
-        threads computed on the default stream.
+        On the generator's device the change runs on the current stream, before the frame steps that a decode follows:
+        the host has seen their flags, or the vocoder's stream waits for them. On another device it runs on the
+        vocoder's stream, after the contexts that other threads computed on the default stream.
         """
         if self.stream is None or not self._copies:
             return nullcontext()

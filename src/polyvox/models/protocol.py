@@ -199,7 +199,7 @@ class VocoderState(Protocol):
         """Resets a slot to the start of a stream, or to the end of a reference recording."""
 
     def upload(self) -> None:
-        """Applies the resets to the device, all at once; called before `decode` and with each frame call."""
+        """Applies the resets to the device, all at once; called before each `decode` and each frame call."""
 
     def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         """The next frames [B, frames, num_codebooks] of each slot to samples [B, frames · samples_per_frame]."""
