@@ -27,6 +27,7 @@ from polyvox.server.synthesis import spool
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.synthesis.streaming import SpeechResponse
+from polyvox.text import languages
 from server import live_server
 from server.fakes import CUSTOM, PausableEngine
 from server.live_server import RunningServer, serving
@@ -121,6 +122,13 @@ def test_a_cancelled_response_is_cancelled_and_frees_its_slot(
 
     asyncio.run(run())
     eventually(lambda: engine.streams == 0 and not state.synthesis.active)
+
+
+def test_a_server_loads_the_rules_of_all_languages_before_its_first_request(engine: PausableEngine) -> None:
+    """An import takes 10 ms and more, in which the event loop would send no audio."""
+    languages._load.cache_clear()
+    with serving(engine):
+        assert languages._load.cache_info().currsize == len(languages.LANGUAGES)
 
 
 def test_short_texts_are_prepared_by_the_event_loop_and_all_others_by_a_thread(

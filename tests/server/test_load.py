@@ -150,16 +150,16 @@ def test_requests_beyond_capacity_are_rejected_and_admitted_ones_finish() -> Non
         eventually(lambda: engine.streams == 0)
 
 
-def test_requests_beyond_the_preparation_limit_are_rejected(
+def test_requests_beyond_those_that_the_engine_could_accept_are_rejected_before_their_preparation(
     engine: PausableEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(engine) as server, server.client() as client:
-        monkeypatch.setattr(service, "MAX_PREPARING", 0)
+    monkeypatch.setattr(service, "MIN_PREPARING", 0)
+    with serving(engine, Settings(max_queue=0)) as server, server.client() as client:
+        assert server.speak(client).status_code == 200
+        monkeypatch.setattr(server.state.synthesis, "num_slots", lambda: 0)
         rejected = server.speak(client)
         assert rejected.status_code == 503
         assert "are being prepared" in rejected.json()["error"]["message"]
-        monkeypatch.undo()
-        assert server.speak(client).status_code == 200
 
 
 def test_in_a_flood_a_rejection_of_the_engine_is_repeated_without_asking_it_again(

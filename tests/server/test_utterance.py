@@ -23,7 +23,7 @@ from polyvox.server.settings import Settings
 from polyvox.server.synthesis import utterance as utterance_module
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.segments import Segment, SegmentQueue
-from polyvox.server.synthesis.service import SynthesisService
+from polyvox.server.synthesis.service import MIN_PREPARING, PreparedUtterance, SynthesisService
 from polyvox.server.synthesis.utterance import Utterance
 from polyvox.text import TextRules
 from server.fakes import CUSTOM, PausableEngine
@@ -177,6 +177,29 @@ def test_cancelling_the_start_frees_everything(engine: PausableEngine) -> None:
         assert not engine.streams
 
     assert {outcome.finish_reason for outcome in spoken(engine, test)} == {"cancelled"}
+
+
+def test_a_burst_that_the_engine_accepts_is_not_rejected_while_it_is_prepared(engine: PausableEngine) -> None:
+    num_slots = 2 * MIN_PREPARING
+    num_accepted = num_slots + Settings().max_queue
+
+    async def test(service: SynthesisService) -> None:
+        service.num_slots, prepare_soon, arrived = lambda: num_slots, service.prepare_soon, asyncio.Event()
+
+        async def prepare_together(options: SynthesisOptions) -> PreparedUtterance:
+            await arrived.wait()
+            return await prepare_soon(options)
+
+        service.prepare_soon = prepare_together  # type: ignore[method-assign]
+        options = SynthesisOptions("Hello.", "heart", format="pcm")
+        starting = [asyncio.create_task(service.start(options, "burst")) for _ in range(num_accepted)]
+        await asyncio.sleep(0)  # all of them wait
+        with pytest.raises(Overloaded, match=f"{num_accepted} requests are being prepared"):
+            await service.start(options, "one more")
+        arrived.set()
+        await asyncio.gather(*(all_of(utterance) for utterance in await asyncio.gather(*starting)))
+
+    assert [record.finish_reason for record in spoken(engine, test)] == ["stop"] * num_accepted
 
 
 def test_a_request_is_recognised_when_it_is_sent_again_and_not_if_it_is_another_one(engine: PausableEngine) -> None:

@@ -23,6 +23,7 @@ from polyvox.server.settings import Settings
 from polyvox.server.synthesis.service import SynthesisService
 from polyvox.server.voice_catalog import VoiceCatalog
 from polyvox.text.dictionary_library import DictionaryLibrary
+from polyvox.text.languages import load_all_rules
 from polyvox.voices import VoiceLibrary
 
 DICTIONARIES = "dictionaries"  # the folder of pronunciation dictionaries in the store of the voice library
@@ -52,6 +53,7 @@ class AppState:
         voices = VoiceCatalog(library, info, settings.voice_aliases)
         metrics = Metrics(info.identity.name)
         synthesis = SynthesisService(engine, info, voices.resolve, settings)
+        await synthesis.in_thread(load_all_rules)  # before the first request, which the event loop may prepare itself
         state = cls(
             settings,
             engine,
@@ -65,6 +67,7 @@ class AppState:
             HealthMonitor(synthesis, info, metrics),
             Conversation.create(settings, shared_dir, metrics),
         )
+        synthesis.num_slots = lambda: state.max_streams
         synthesis.on_finished = state.record_finished
         synthesis.on_chunk = metrics.record_chunk
         return state

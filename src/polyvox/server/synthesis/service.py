@@ -35,15 +35,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PREPARATION_THREADS = 2  # text normalisation, files of the voice library and of responses
-MAX_PREPARING = 64  # utterances that wait for a preparation thread or for the engine's decision
+# Utterances that wait for a preparation thread or for the engine's decision: at least this many may, and with a large
+# engine as many as it could accept at once, so that it is the engine that decides over a burst.
+MIN_PREPARING = 64
 # Decoding a recording takes a third of a second and more.
 RECORDING_THREADS, MAX_PENDING_RECORDINGS = 2, 16
 # A flood must not occupy the engine's process: after this many rejections within the time in seconds, the last one is
 # repeated without asking the engine.
 MAX_REJECTIONS, REJECTION_SECONDS = 10, 0.05
 MAX_REPEATED_DELAY = 2.0  # a repeated rejection has no reserved time; its clients are spread up to this factor
-
-
 MAX_INLINE_CHARS = 300  # of a text that the event loop may prepare itself: a few sentences, 0.5 ms
 INLINE_FORMATS = ("pcm", "wav")  # encoders of the others take up to 0.8 ms to start
 PreparedUtterance = tuple[SegmentQueue, Request, OutputEncoder]
@@ -63,6 +63,7 @@ class SynthesisService:
         self.active: set[Utterance] = set()
         self.draining = False
         self.drain_expired = False  # drain_timeout has passed, and unfinished requests are aborted
+        self.num_slots: Callable[[], int] = lambda: 0  # of all engines that run, as far as they are known
         self.on_finished: Callable[[RequestRecord], None] = lambda _: None
         self.on_chunk: OnChunk = lambda _gap, _lead: None
         self.new_trace: Callable[[str], UtteranceTrace] = lambda _: NO_TRACE
@@ -257,8 +258,12 @@ class SynthesisService:
             rejection = recent[-1][1]
             delay = random.uniform(1.0, MAX_REPEATED_DELAY)
             raise Overloaded(str(rejection), math.ceil(rejection.retry_after * delay), rejection.reason)
-        if self._num_preparing >= MAX_PREPARING:
+        if self._num_preparing >= MIN_PREPARING and self._num_preparing >= self._max_accepted():
             raise Overloaded(f"{self._num_preparing} requests are being prepared.", 1.0, "queue_full")
+
+    def _max_accepted(self) -> int:
+        """Requests that all engines together could accept at once."""
+        return self.num_slots() + self.settings.max_queue * len(self.engine.replicas)
 
 
 def _close_encoder(job: "asyncio.Future[PreparedUtterance]") -> None:
