@@ -85,14 +85,14 @@ def test_the_vocoder_is_reset_before_the_flags_and_first_frames_are_decoded_afte
 
 @pytest.mark.parametrize("copies", [False, True], ids=["on the same GPU", "on another device"])
 def test_the_stream_that_reads_the_codes_waits_for_the_frame_calls(copies: bool) -> None:
-    runner = object.__new__(VocoderRunner)
-    runner._ring, runner.stream = mock.Mock(is_cuda=True), mock.Mock()
-    runner._gather_stream = mock.Mock() if copies else None
+    runner, vocoder_stream, gather_stream = object.__new__(VocoderRunner), mock.Mock(), mock.Mock()
+    runner._ring, runner.stream = mock.Mock(is_cuda=True), vocoder_stream
+    runner._gather_stream = gather_stream if copies else None
     with mock.patch("torch.cuda.current_stream") as current_stream:
         runner._wait_for_frames()
-    waits, other = (runner._gather_stream, runner.stream) if copies else (runner.stream, None)
-    waits.wait_stream.assert_called_once_with(current_stream(runner._ring.device))
-    assert other is None or not other.wait_stream.called  # it waits for the copy
+    reads, other = (gather_stream, vocoder_stream) if copies else (vocoder_stream, gather_stream)
+    reads.wait_stream.assert_called_once_with(current_stream(runner._ring.device))
+    assert not other.wait_stream.called  # on another device it waits for the copy
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
