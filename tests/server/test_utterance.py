@@ -184,13 +184,13 @@ def test_a_burst_that_the_engine_accepts_is_not_rejected_while_it_is_prepared(en
     num_accepted = num_slots + Settings().max_queue
 
     async def test(service: SynthesisService) -> None:
-        service.num_slots, prepare_soon, arrived = lambda: num_slots, service.prepare_soon, asyncio.Event()
+        service.num_slots, prepare_async, arrived = lambda: num_slots, service.prepare_async, asyncio.Event()
 
         async def prepare_together(options: SynthesisOptions) -> PreparedUtterance:
             await arrived.wait()
-            return await prepare_soon(options)
+            return await prepare_async(options)
 
-        service.prepare_soon = prepare_together  # type: ignore[method-assign]
+        service.prepare_async = prepare_together  # type: ignore[method-assign]
         options = SynthesisOptions("Hello.", "heart", format="pcm")
         starting = [asyncio.create_task(service.start(options, "burst")) for _ in range(num_accepted)]
         await asyncio.sleep(0)  # all of them wait

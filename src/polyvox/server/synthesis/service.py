@@ -142,7 +142,7 @@ class SynthesisService:
         )
         return segments, request, self.new_encoder(options)
 
-    async def prepare_soon(self, options: SynthesisOptions) -> PreparedUtterance:
+    async def prepare_async(self, options: SynthesisOptions) -> PreparedUtterance:
         """`prepare` in a thread, or in the event loop while it has time, if it takes less than the change of threads.
 
         That is a short text without SSML and entries of lexicons, for a voice that is in no file, sent as PCM.

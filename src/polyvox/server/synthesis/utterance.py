@@ -100,7 +100,7 @@ class Utterance:
             raise
 
     async def _start(self) -> None:
-        self._segments, self._request, self._encoder = await self._service.prepare_soon(self._options)
+        self._segments, self._request, self._encoder = await self._service.prepare_async(self._options)
         assert self._request.seed is not None
         self.record.seed, self.record.characters = self._request.seed, self._segments.characters
         if self._options.text and self._options.live:
