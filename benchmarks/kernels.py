@@ -23,15 +23,16 @@ from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
-from polyvox.kernels.kv_quantize import KVScales, dequantize_rows, is_quantized, quantize_rows
+from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.next_inputs import NextText, next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.prefill_attention import prompt_attention
+from polyvox.kernels.quantized_rows import dequantize_rows, is_quantized, quantize_rows
 from polyvox.kernels.rotary import rotary_store
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed
 from polyvox.kernels.silu_mul import silu_mul
 from polyvox.models.paged_kv import KVShape
-from polyvox.tts import KV_DTYPES
+from polyvox.tts import QUANTIZED_DTYPES
 
 CALLS, REPLAYS = 10, 30
 PAGE, FRAME = 16, 16
@@ -209,7 +210,7 @@ def lines(context: int) -> dict[str, Callable[[int], Case]]:
         "fused decode, one frame": lambda b: decode(b, FRAME, FRAME),
         **{
             f"KV cache {name}: {what}": partial(make, context=context, page=PAGE, kv_dtype=kv_dtype)
-            for name, kv_dtype in KV_DTYPES.items()
+            for name, kv_dtype in QUANTIZED_DTYPES.items()
             for what, make in {
                 "attention": attention,
                 "rotary and store": rotary,

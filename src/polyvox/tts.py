@@ -27,7 +27,7 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Result
 from polyvox.engine.stream import LocalStream
 from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest
-from polyvox.kernels.kv_quantize import supports
+from polyvox.kernels.quantized_rows import supports
 from polyvox.long_form import LongFormReader, ResumeStore, split_text
 from polyvox.models.info import ModelIdentity
 from polyvox.models.protocol import SpeechModel
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 EMBEDDED_VOICE = Path(__file__).parent / "assets/voice"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float32", "float64")}
-KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+QUANTIZED_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def load(
@@ -53,16 +53,17 @@ def load(
     voices: VoiceLibrary | None = None,
     vocoder_device: str = "auto",
     kv_dtype: str = "auto",
+    weight_dtype: str = "auto",
 ) -> "TTS":
     """Load a checkpoint from a folder or a hub id; without one, the embedded voice.
 
     device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or float64.
     progress: show a progress bar on stderr. config: of the engine. voices: the voice library, by default the user's.
     vocoder_device: auto (the same device), cpu, cuda or cuda:N. kv_dtype: type of the KV cache, auto (dtype), int8 or
-    fp8; both need half the memory of bfloat16.
+    fp8; both need half the memory of bfloat16. weight_dtype: the same for the matrices of talker and code predictor.
     """
     # Before the checkpoint is downloaded.
-    options = load_options(device, dtype, vocoder_device, kv_dtype)
+    options = load_options(device, dtype, vocoder_device, kv_dtype, weight_dtype)
     with showing_progress(progress):
         if path_or_id is None:
             model = load_model(EMBEDDED_VOICE, options, name="embedded")
@@ -329,25 +330,31 @@ def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     return target, DTYPES[dtype]
 
 
-def load_options(device: str, dtype: str, vocoder_device: str = "auto", kv_dtype: str = "auto") -> LoadOptions:
+def load_options(
+    device: str, dtype: str, vocoder_device: str = "auto", kv_dtype: str = "auto", weight_dtype: str = "auto"
+) -> LoadOptions:
     """The arguments of `load` for the model registry; a vocoder_device of auto is the generator's device."""
     target, torch_dtype = placement(device, dtype)
     vocoder = target if vocoder_device == "auto" else _parse_device(vocoder_device, "vocoder_device")
-    return LoadOptions(target, torch_dtype, vocoder, parse_kv_dtype(kv_dtype, target))
+    kv_type, weight_type = (
+        parse_quantized_dtype(field, name, target)
+        for field, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype))
+    )
+    return LoadOptions(target, torch_dtype, vocoder, kv_type, weight_type)
 
 
-def parse_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
-    """The type of the KV cache; None for auto. Raises InvalidRequest if the device's kernels cannot read it."""
+def parse_quantized_dtype(field: str, name: str, device: torch.device) -> torch.dtype | None:
+    """The type of kv_dtype or weight_dtype; None for auto. Raises InvalidRequest if the device's kernels lack it."""
     if name == "auto":
         return None
-    if name not in KV_DTYPES:
-        raise InvalidRequest("kv_dtype", name, ["auto", *KV_DTYPES])
+    if name not in QUANTIZED_DTYPES:
+        raise InvalidRequest(field, name, ["auto", *QUANTIZED_DTYPES])
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        if not supports(KV_DTYPES[name], 10 * major + minor):
+        if not supports(QUANTIZED_DTYPES[name], 10 * major + minor):
             requirement = f"must be auto or int8 on a GPU of compute capability {major}.{minor}"
-            raise InvalidRequest("kv_dtype", name, requirement)
-    return KV_DTYPES[name]
+            raise InvalidRequest(field, name, requirement)
+    return QUANTIZED_DTYPES[name]
 
 
 def _parse_device(name: str, field: str = "device") -> torch.device:

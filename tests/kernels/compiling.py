@@ -27,8 +27,8 @@ from polyvox.engine.graphs import GraphedSizes, largest_first
 from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.kernels.compiler_pool import CompilerPool
 from polyvox.kernels.gpu import GPUS, Gpu
-from polyvox.kernels.kv_quantize import LARGEST, supports
 from polyvox.kernels.launches import META, Launch, absent_gpu, compile_launch, record_launches
+from polyvox.kernels.quantized_rows import LARGEST, supports
 from polyvox.models.registry import random_model
 
 REGISTERS = 1 << 16  # per multiprocessor

@@ -9,8 +9,8 @@ from polyvox.kernels.experts import (
     combine,
     combine_reference,
     expert_tile,
-    multiply,
-    multiply_reference,
+    multiply_experts,
+    multiply_experts_reference,
     route,
     route_reference,
 )
@@ -60,8 +60,8 @@ def test_the_products_equal_their_reference(rows: int, experts: int, chosen: int
     gate_up = random(experts, 2 * inner, hidden, dtype=dtype, seed=1) / hidden**0.5
     down = random(experts, hidden, inner, dtype=dtype, seed=2) / inner**0.5
     routing = route(random(rows, experts, dtype=dtype, seed=3), chosen, True)
-    ours = multiply(x, routing, gate_up, down)
-    theirs = multiply_reference(x, routing.chosen.long(), routing.weights, gate_up, down)
+    ours = multiply_experts(x, routing, gate_up, down)
+    theirs = multiply_experts_reference(x, routing.chosen.long(), routing.weights, gate_up, down)
     torch.testing.assert_close(ours, theirs, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
@@ -75,8 +75,10 @@ def test_all_rows_may_choose_the_same_experts(dtype: torch.dtype) -> None:
     down = random(experts, hidden, inner, dtype=dtype, seed=2) / inner**0.5
     routing = route(logits, 3, True)
     assert routing.counts.tolist() == [0] * 13 + [rows] * 3
-    theirs = multiply_reference(x, routing.chosen.long(), routing.weights, gate_up, down)
-    torch.testing.assert_close(multiply(x, routing, gate_up, down), theirs, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    theirs = multiply_experts_reference(x, routing.chosen.long(), routing.weights, gate_up, down)
+    torch.testing.assert_close(
+        multiply_experts(x, routing, gate_up, down), theirs, atol=CLOSE[dtype], rtol=CLOSE[dtype]
+    )
 
 
 def test_a_row_has_the_same_output_alone_and_in_a_batch() -> None:
@@ -84,8 +86,8 @@ def test_a_row_has_the_same_output_alone_and_in_a_batch() -> None:
     x, logits = random(12, hidden, dtype=torch.float32), random(12, experts, dtype=torch.float32, seed=3)
     gate_up = random(experts, 2 * inner, hidden, dtype=torch.float32, seed=1)
     down = random(experts, hidden, inner, dtype=torch.float32, seed=2)
-    together = multiply(x, route(logits, 2, True), gate_up, down)
-    alone = multiply(x[5:6], route(logits[5:6], 2, True), gate_up, down)
+    together = multiply_experts(x, route(logits, 2, True), gate_up, down)
+    alone = multiply_experts(x[5:6], route(logits[5:6], 2, True), gate_up, down)
     assert torch.equal(together[5:6], alone)
 
 

@@ -27,8 +27,8 @@ REFERENCES = {
     ),
     "depthwise.depthwise_kernel": ("depthwise_norm", "depthwise_norm_reference", "test_codec_kernels.py"),
     "experts.combine_kernel": ("combine", "combine_reference", "test_experts_kernel.py"),
-    "experts.down_kernel": ("multiply", "multiply_reference", "test_experts_kernel.py"),
-    "experts.gate_up_kernel": ("multiply", "multiply_reference", "test_experts_kernel.py"),
+    "experts.down_kernel": ("multiply_experts", "multiply_experts_reference", "test_experts_kernel.py"),
+    "experts.gate_up_kernel": ("multiply_experts", "multiply_experts_reference", "test_experts_kernel.py"),
     "experts.route_kernel": ("route", "route_reference", "test_experts_kernel.py"),
     "frame_end.finish_kernel": ("finish_frame", "finish_frame_reference", "test_frame_end_kernel.py"),
     "large_batch_attention.large_batch_kernel": (

@@ -13,7 +13,8 @@ from kernels.test_layer_kernels import rotary_case, with_a_past
 from polyvox.kernels.attention import paged_attention, paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
 from polyvox.kernels.gpu import GPUS
-from polyvox.kernels.kv_quantize import KVScales, dequantize_rows, quantize_rows, supports
+from polyvox.kernels.kv_quantize import KVScales
+from polyvox.kernels.quantized_rows import dequantize_rows, quantize_rows, supports
 from polyvox.kernels.rotary import rotary_store, rotary_store_reference
 
 TYPES = (torch.int8, torch.float8_e4m3fn)

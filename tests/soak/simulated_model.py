@@ -83,7 +83,8 @@ class SimulatedGeneratorState:
 
 
 class SimulatedGenerator:
-    device, dtype, kv_dtype = torch.device("cpu"), torch.float32, torch.float32
+    device, dtype = torch.device("cpu"), torch.float32
+    weight_dtype = kv_dtype = torch.float32
     kv_shape = KVShape(1, 1, 4)
     max_positions, default_context, num_codebooks, nbytes, text_table_nbytes = 4096, 1024, 1, 0, 0
     given_rows = 16
@@ -93,6 +94,9 @@ class SimulatedGenerator:
 
     def parameters(self) -> Iterable[Tensor]:
         return ()
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        raise NotImplementedError("the simulated model has no weights")
 
     def new_state(self, num_slots: int, text_ids: int, ring_frames: int) -> SimulatedGeneratorState:  # noqa: ARG002
         return SimulatedGeneratorState(num_slots, ring_frames)

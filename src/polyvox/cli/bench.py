@@ -211,6 +211,7 @@ def engine(
     device: Device = "auto",
     dtype: Dtype = "auto",
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto, int8 or fp8.")] = "auto",
+    weights: Annotated[str, typer.Option(help="Type of the generator's matrices: auto, int8 or fp8.")] = "auto",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     context: Annotated[str, typer.Option(help="Context lengths in the KV cache, comma-separated.")] = "64",
     repeats: Annotated[int, typer.Option(min=2, help="Timed calls of each.")] = 30,
@@ -232,7 +233,7 @@ def engine(
         from polyvox.bench import model_calls, render
     timings: list[model_calls.CallTiming] = []
     with ExitStack() as stack:
-        loaded = _load_model(model, device, dtype, kv_dtype, stack)
+        loaded = _load_model(model, device, dtype, kv_dtype, weights, stack)
         with console.status("Measuring the device …"):
             peaks = model_calls.model_peaks(loaded)
         title = f"{model or 'embedded voice'}, torch {torch.__version__}, {peaks}"
@@ -248,7 +249,7 @@ def engine(
         memory = torch.cuda.max_memory_allocated(loaded.generator.device) if on_gpu else None
     written = model_calls.to_json(timings, peaks)
     written |= {"model": model, "conditions": machine() | {"torch": torch.__version__}}
-    written |= {"codec_frames": codec_frames, "kv_dtype": kv_dtype, "peak_memory": memory}
+    written |= {"codec_frames": codec_frames, "kv_dtype": kv_dtype, "weight_dtype": weights, "peak_memory": memory}
     rows = [model_calls.row(timing) for timing in timings]
     if output is not None:
         output.write_text(json.dumps(written, indent=1), encoding="utf-8")
@@ -266,15 +267,19 @@ def engine(
         console.print(f"Plots written to {path}", soft_wrap=True)
 
 
-def _load_model(model: str | None, device: str, dtype: str, kv_dtype: str, stack: ExitStack) -> "SpeechModel":
+def _load_model(
+    model: str | None, device: str, dtype: str, kv_dtype: str, weight_dtype: str, stack: ExitStack
+) -> "SpeechModel":
     """A checkpoint, or random weights of a published size."""
     from polyvox.models.registry import published_sizes, random_model
     from polyvox.tts import load_options
 
     if model in published_sizes():
-        options = load_options(device, dtype, kv_dtype=kv_dtype)
-        return random_model(str(model), options.device, options.dtype, kv_dtype=options.kv_dtype)
-    return stack.enter_context(load(model, device, dtype, kv_dtype=kv_dtype)).model
+        given = load_options(device, dtype, kv_dtype=kv_dtype, weight_dtype=weight_dtype)
+        return random_model(
+            str(model), given.device, given.dtype, kv_dtype=given.kv_dtype, weight_dtype=given.weight_dtype
+        )
+    return stack.enter_context(load(model, device, dtype, kv_dtype=kv_dtype, weight_dtype=weight_dtype)).model
 
 
 def _parse_numbers(name: str, text: str | None) -> list[float]:

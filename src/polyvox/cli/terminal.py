@@ -38,13 +38,16 @@ def load(
     config: "EngineConfig | None" = None,
     vocoder_device: str = "auto",
     kv_dtype: str = "auto",
+    weight_dtype: str = "auto",
 ) -> "TTS":
     """Load a checkpoint and print how long it took."""
     with console.status("Starting …"):
         from polyvox import tts
     start = time.perf_counter()
     shown = console.is_terminal
-    loaded = tts.load(model, device, dtype, shown, config, vocoder_device=vocoder_device, kv_dtype=kv_dtype)
+    loaded = tts.load(
+        model, device, dtype, shown, config, vocoder_device=vocoder_device, kv_dtype=kv_dtype, weight_dtype=weight_dtype
+    )
     generator, vocoder = loaded.model.generator, loaded.model.vocoder
     placed = f"{generator.device.type}, {str(generator.dtype).removeprefix('torch.')}"
     if vocoder.device != generator.device:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.engine.config import PAGE
-from polyvox.kernels.kv_quantize import SCALE_TYPE, dequantize_rows, is_quantized, quantize_rows
+from polyvox.kernels.quantized_rows import SCALE_TYPE, dequantize_rows, is_quantized, quantize_rows
 from polyvox.models.paged_kv import KVShape, PagedKVView
 from polyvox.models.protocol import Attend, PrefillMetadata
 

@@ -133,8 +133,11 @@ class ModelRunner:
         same = generator.device == vocoder.device
         weights = generator.nbytes + (vocoder.nbytes if same else 0)
         slots = self.generator.state.nbytes + (self.vocoder.state.nbytes if same else 0)
+        types = _name(generator.dtype)
+        if generator.weight_dtype != generator.dtype:
+            types = f"{_name(generator.weight_dtype)} (weight_dtype) and {types}"
         found = [
-            MemoryUsage("weights", weights, f"{_name(generator.dtype)} on {generator.device} (model, dtype)"),
+            MemoryUsage("weights", weights, f"{types} on {generator.device} (model, dtype)"),
             MemoryUsage("text table", generator.text_table_nbytes, "one row per text id (model, dtype)"),
             MemoryUsage("keys and values", self.generator.cache.nbytes, f"{_name(generator.kv_dtype)}, {pages}"),
             MemoryUsage("slots", slots, streams),

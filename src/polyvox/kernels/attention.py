@@ -27,9 +27,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels.kv_quantize import KVScales, dequantize_rows
+from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
+from polyvox.kernels.quantized_rows import dequantize_rows
 
 if TYPE_CHECKING:
     import triton.language as tl

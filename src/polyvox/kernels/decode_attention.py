@@ -29,9 +29,10 @@ from polyvox import kernels
 from polyvox.kernels import large_batch_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
 from polyvox.kernels.gpu import gpu_of
-from polyvox.kernels.kv_quantize import LARGEST, KVScales, quantize_heads
+from polyvox.kernels.kv_quantize import KVScales, quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
+from polyvox.kernels.quantized_rows import LARGEST
 from polyvox.kernels.rotary import rotary_store_reference
 
 if TYPE_CHECKING:

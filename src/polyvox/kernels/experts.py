@@ -2,7 +2,8 @@
 """A sparse mixture of experts without a host read of the routing, so that it can be captured in a CUDA graph.
 
     route:    logits [N,E] -> experts [N,K] int32 by descending score, weights [N,K] float32, rows grouped by expert
-    multiply: rows [N,H], gate_up [E,2I,H], down [E,H,I] -> [N,K,H], each times its weight
+    multiply: rows [N,H], gate_up [E,2I,H], down [E,H,I], both quantised (quantized_matrix.py) or not -> [N,K,H],
+              each times its weight
     combine:  [N,K,H] + sigmoid(shared gate [N,1]) · shared [N,H] (+ residual [N,H]) -> [N,H]
 
 Pair n·K + k is choice k of row n. Each expert has a list of its pairs, filled with an atomic counter; the order of a
@@ -11,9 +12,10 @@ to BLOCK_M pairs of one expert. The grid has as many tiles as any routing of N r
 from the counts, and ends at once if there are fewer tiles.
 
 Types: bfloat16, float16, float32; logits likewise.
-Roundings: softmax and weights in float32, the weights rounded to the type of the rows; products summed in float32 and
-rounded; silu rounded, then gate · up rounded; the weighted outputs are added in float32 in the order of the choices,
-and the sum with the shared expert and the residual is rounded once each, as in the reference implementation.
+Roundings: softmax and weights in float32, the weights rounded to the type of the rows; products summed in float32,
+multiplied by the scales of quantised experts, and rounded; silu rounded, then gate · up rounded; the weighted outputs
+are added in float32 in the order of the choices, and the sum with the shared expert and the residual is rounded once
+each, as in the reference implementation.
 Bytes: the weights of every chosen expert once per BLOCK_M of its pairs; rows from cache.
 """
 
@@ -28,6 +30,7 @@ from torch.nn import functional as F
 
 from polyvox.kernels.gpu import GPUS, Gpu, gpu_of
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
+from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, multiply_reference, select
 from polyvox.kernels.silu_mul import silu_mul_reference
 from polyvox.kernels.tiles import SPARE
 
@@ -110,10 +113,11 @@ def route_reference(logits: Tensor, num_chosen: int, normalize: bool) -> tuple[T
     return chosen, weights.to(logits.dtype)
 
 
-def multiply(rows: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> Tensor:
+def multiply_experts(rows: Tensor, routing: Routing, gate_up: Matrix, down: Matrix) -> Tensor:
     """The outputs of the chosen experts [N,K,H], each times its weight."""
     count, hidden = rows.shape
-    experts, inner = len(gate_up), down.shape[2]
+    (gate_up_values, gate_up_scales), (down_values, down_scales) = _parts(gate_up), _parts(down)
+    experts, inner = len(gate_up_values), down_values.shape[2]
     num_chosen = routing.chosen.shape[1]
     activated = torch.empty(count * num_chosen, inner, dtype=rows.dtype, device=rows.device)
     out = torch.empty(count, num_chosen, hidden, dtype=rows.dtype, device=rows.device)
@@ -123,26 +127,33 @@ def multiply(rows: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> T
     precision = "ieee" if rows.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32 else "tf32"
     common = {
         "EXPERTS": experts, "EXPERTS_BLOCK": power_of_2(experts), "BLOCK_M": tile.rows, "BLOCK_N": tile.columns,
-        "PRECISION": precision, "num_warps": tile.warps, "num_stages": tile.stages,
+        "QUANTIZED": isinstance(gate_up, QuantizedMatrix), "PRECISION": precision, "num_warps": tile.warps,
+        "num_stages": tile.stages,
     }  # fmt: skip
     gate_up_kernel[(tiles, -(-inner // tile.columns))](
-        rows.contiguous(), gate_up, routing.counts, routing.pairs, activated, count, hidden, inner,
+        rows.contiguous(), gate_up_values, gate_up_scales, routing.counts, routing.pairs, activated,
+        count, hidden, inner,
         CHOSEN=num_chosen, BLOCK_K=min(tile.depth, max(MIN_TILE, power_of_2(hidden))), **common,
     )  # fmt: skip
     down_kernel[(tiles, -(-hidden // tile.columns))](
-        activated, down, routing.counts, routing.pairs, routing.weights, out, count, hidden, inner,
+        activated, down_values, down_scales, routing.counts, routing.pairs, routing.weights, out, count, hidden, inner,
         BLOCK_K=min(tile.depth, max(MIN_TILE, power_of_2(inner))), **common,
     )  # fmt: skip
     return out
 
 
-def multiply_reference(rows: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def _parts(matrix: Matrix) -> tuple[Tensor, Tensor]:
+    """Values and scales; the scales of a matrix without them are not read."""
+    return matrix if isinstance(matrix, QuantizedMatrix) else (matrix, matrix)
+
+
+def multiply_experts_reference(rows: Tensor, chosen: Tensor, weights: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
     """Reference implementation."""
     out = rows.new_empty(*chosen.shape, rows.shape[1])
     for expert in chosen.unique().tolist():
         row, choice = (chosen == expert).nonzero(as_tuple=True)
-        inner = silu_mul_reference(F.linear(rows[row], gate_up[expert]))
-        out[row, choice] = F.linear(inner, down[expert]) * weights[row, choice, None]
+        inner = silu_mul_reference(multiply_reference(rows[row], select(gate_up, expert)))
+        out[row, choice] = multiply_reference(inner, select(down, expert)) * weights[row, choice, None]
     return out
 
 
@@ -209,9 +220,9 @@ def find_tile(counts, tile, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, 
 
 @Kernel
 def gate_up_kernel(
-    x, weight, counts, pairs, out, rows, hidden, inner,
+    x, weight, channels, counts, pairs, out, rows, hidden, inner,
     EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert, count, first = find_tile(counts, tl.program_id(0), EXPERTS, EXPERTS_BLOCK, BLOCK_M)
     m = first + tl.arange(0, BLOCK_M)
@@ -228,12 +239,14 @@ def gate_up_kernel(
             k = start + tl.arange(0, BLOCK_K)
             values = tl.load(source[:, None] + k[None, :], mask=present[:, None] & (k < hidden)[None, :], other=0.0)
             mask = (n < inner)[None, :] & (k < hidden)[:, None]
-            gates = tl.dot(
-                values, tl.load(gate_rows[None, :] + k[:, None], mask=mask, other=0.0), gates, input_precision=PRECISION
-            )
-            ups = tl.dot(
-                values, tl.load(up_rows[None, :] + k[:, None], mask=mask, other=0.0), ups, input_precision=PRECISION
-            )
+            gate_part = tl.load(gate_rows[None, :] + k[:, None], mask=mask, other=0.0).to(values.dtype)
+            gates = tl.dot(values, gate_part, gates, input_precision=PRECISION)
+            up_part = tl.load(up_rows[None, :] + k[:, None], mask=mask, other=0.0).to(values.dtype)
+            ups = tl.dot(values, up_part, ups, input_precision=PRECISION)
+        if QUANTIZED:
+            channel = channels + expert.to(tl.int64) * (2 * inner) + n
+            gates *= tl.load(channel, mask=n < inner, other=0.0)[None, :]
+            ups *= tl.load(channel + inner, mask=n < inner, other=0.0)[None, :]
         dtype = out.dtype.element_ty
         gate = gates.to(dtype).to(tl.float32)
         opened = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
@@ -244,9 +257,9 @@ def gate_up_kernel(
 
 @Kernel
 def down_kernel(
-    x, weight, counts, pairs, scales, out, rows, hidden, inner,
+    x, weight, channels, counts, pairs, scales, out, rows, hidden, inner,
     EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert, count, first = find_tile(counts, tl.program_id(0), EXPERTS, EXPERTS_BLOCK, BLOCK_M)
     m = first + tl.arange(0, BLOCK_M)
@@ -261,8 +274,10 @@ def down_kernel(
             at = pair[:, None] * inner + k[None, :]
             values = tl.load(x + at, mask=present[:, None] & (k < inner)[None, :], other=0.0)
             mask = (n < hidden)[None, :] & (k < inner)[:, None]
-            matrix = tl.load(lines[None, :] + k[:, None], mask=mask, other=0.0)
+            matrix = tl.load(lines[None, :] + k[:, None], mask=mask, other=0.0).to(values.dtype)
             sums = tl.dot(values, matrix, sums, input_precision=PRECISION)
+        if QUANTIZED:
+            sums *= tl.load(channels + expert.to(tl.int64) * hidden + n, mask=n < hidden, other=0.0)[None, :]
         dtype = out.dtype.element_ty
         scale = tl.load(scales + pair, mask=present, other=0.0).to(tl.float32)
         made = (sums.to(dtype).to(tl.float32) * scale[:, None]).to(dtype)

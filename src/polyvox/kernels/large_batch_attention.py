@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from polyvox.kernels.attention import LOG2_E
-from polyvox.kernels.kv_quantize import LARGEST, KVScales, is_quantized, quantize_heads
+from polyvox.kernels.kv_quantize import KVScales, quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel
+from polyvox.kernels.quantized_rows import LARGEST, is_quantized
 
 if TYPE_CHECKING:
     import triton.language as tl

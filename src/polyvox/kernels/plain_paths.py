@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyvox.kernels import kv_quantize, wgmma_conv
+from polyvox.kernels import quantized_rows, wgmma_conv
 from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 
@@ -35,10 +35,10 @@ FAST_PATHS = (
         lambda architecture: architecture >= MIN_OVERLAP_ARCHITECTURE,
     ),
     FastPath(
-        "KV cache in fp8",
+        "KV cache and weights in fp8",
         "compute capability 8.9",
         "fp8 is rejected; int8 takes as little memory",
-        lambda architecture: kv_quantize.supports(torch.float8_e4m3fn, architecture),
+        lambda architecture: quantized_rows.supports(torch.float8_e4m3fn, architecture),
     ),
     FastPath(
         "vocoder's CUDA kernels",

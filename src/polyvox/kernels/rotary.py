@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels.kv_quantize import LARGEST, KVScales, quantize_heads, quantize_rows
+from polyvox.kernels.kv_quantize import KVScales, quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.norm import rms_norm_reference
+from polyvox.kernels.quantized_rows import LARGEST, quantize_rows
 
 if TYPE_CHECKING:
     import triton.language as tl

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers for small batches: norm before the product, gate or residual after it.
 
-    x [M,K], any row stride, or rows before a norm (pre_norm.py) · weight [N,K] · add [M,N], or none
+    x [M,K], any row stride, or rows before a norm (pre_norm.py) · weight [N,K], of x's type or quantised
+    (quantized_matrix.py) · add [M,N], or none
 
     x @ weightᵀ -> [M,N], silu(first half) · second half -> [M,N/2], or add + x @ weightᵀ and its `PreNorm`
 
@@ -11,14 +12,19 @@ program loads its first matrix columns before the previous launch has ended (lau
 cores, with the matrix as left operand, so that few rows waste little. A matrix with few rows is also divided by
 columns (`splits`), so that every multiprocessor reads a part of it, and a second launch adds up the splits.
 
+Quantised weights are converted to the type of x after they are loaded, which is exact, and the sum of a channel is
+multiplied by its scale. Each byte costs less than two of bfloat16 and a large product needs its matrix in 16 bits, so
+batches of up to MAX_QUANTIZED_ROWS rows are computed here, in tiles of MAX_ROWS.
+
 The RMS norm between two products is divided between them: the first one, which adds the residual, also stores the sum
 times the norm's gain and the squares of its outputs, summed per program; the second one multiplies the rows with gain
 and scales its result by 1 / sqrt(mean of squares + eps). No program reads a whole row to normalise it.
 
 Types: bfloat16, float16; float32 up to VECTOR_ROWS rows.
 Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K and
-`row_block(M)`; the sum is scaled, then rounded, then residual or gate as add_rms_norm and silu_mul round.
-Bytes: weight once; x, add and the result once from memory.
+`row_block(M)`; the sum is multiplied by the channel's scale, if any, then by that of the norm, then rounded, then
+residual or gate as add_rms_norm and silu_mul round.
+Bytes: weight once, from cache for all tiles but the first; x, add and the result once from memory.
 """
 
 from __future__ import annotations
@@ -29,13 +35,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.kernels.gpu import Gpu, gpu_of
 from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
 from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
+from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, multiply_reference
 from polyvox.kernels.silu_mul import silu_mul_reference
 from polyvox.kernels.tiles import SPARE
 
@@ -43,8 +49,10 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 MAX_ROWS = 64
+MAX_QUANTIZED_ROWS = 256
 VECTOR_ROWS = 4
 LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
+QUANTIZED_LANES = 512
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
 SPLIT_PROGRAMS = 128  # programs of a product that is divided by columns
 EARLY_START_ROWS = 33  # from here on, tensor core products let the next launch start before they wait
@@ -66,70 +74,88 @@ class LaunchPlan:
 VECTOR_PLANS = ((6144, LaunchPlan(8, 1024, 4)), (4096, LaunchPlan(4, 1024, 4)), (0, LaunchPlan(8, 2048, 8)))
 MATRIX_PLANS = ((8192, LaunchPlan(64, 64, 4, 6)), (0, LaunchPlan(64, 128, 4, 4)))
 SPLIT_PLAN = LaunchPlan(64, 64, 4, 6)
+# Of quantised weights, as many bytes in flight need more stages.
+QUANTIZED_PLAN = LaunchPlan(64, 128, 4, 8)
 
 
-def is_small_batch(x: Tensor) -> bool:
+def is_small_batch(x: Tensor, weight: Matrix) -> bool:
     """Whether rows x [..., K] are few enough for `project` to be faster than separate launches."""
+    max_rows = MAX_QUANTIZED_ROWS if isinstance(weight, QuantizedMatrix) else MAX_ROWS
     rows = x.numel() // x.shape[-1]
-    return kernels.active(x) and 0 < rows <= (VECTOR_ROWS if x.dtype == torch.float32 else MAX_ROWS)
+    return kernels.active(x) and 0 < rows <= (VECTOR_ROWS if x.dtype == torch.float32 else max_rows)
 
 
-def project(x: Tensor | PreNorm, weight: Tensor, gated: bool = False) -> Tensor:
+def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
     """Compute x @ weightᵀ, or norm(x) @ weightᵀ, gated or not."""
     given = x.gained if isinstance(x, PreNorm) else x
-    if not is_small_batch(given):
+    if not is_small_batch(given, weight):
         return project_reference(x, weight, gated)
-    plan = choose_plan(given.numel() // given.shape[-1], len(weight), given.shape[-1], gpu=gpu_of(given.device))
+    plan = choose_plan(given.numel() // given.shape[-1], weight, gpu=gpu_of(given.device))
     return launch(x, weight, gated, plan).view(*given.shape[:-1], -1)
 
 
-def project_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+def project_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
     """Compute add + x @ weightᵀ, and what the products after the norm read of it."""
-    if not is_small_batch(x):
+    if not is_small_batch(x, weight):
         return project_add_reference(x, weight, add, norm)
-    plan = choose_plan(x.numel() // x.shape[-1], len(weight), x.shape[-1], add=True, gpu=gpu_of(x.device))
+    plan = choose_plan(x.numel() // x.shape[-1], weight, add=True, gpu=gpu_of(x.device))
     return launch_add(x, weight, add, norm, plan)
 
 
-def project_reference(x: Tensor | PreNorm, weight: Tensor, gated: bool = False) -> Tensor:
+def project_reference(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
     """Reference implementation."""
     if isinstance(x, PreNorm):
-        wide = x.squares.dtype
-        scale = torch.rsqrt(x.squares.sum(-1, keepdim=True) / weight.shape[1] + x.norm.eps)
-        made = (F.linear(x.gained.to(wide), weight.to(wide)) * scale).to(weight.dtype)
+        wide, dtype = x.squares.dtype, x.gained.dtype
+        scale = torch.rsqrt(x.squares.sum(-1, keepdim=True) / x.gained.shape[-1] + x.norm.eps)
+        given = weight.to(wide) if isinstance(weight, Tensor) else weight
+        made = (multiply_reference(x.gained.to(wide), given) * scale).to(dtype)
     else:
-        made = F.linear(x, weight)
+        made = multiply_reference(x, weight)
     return silu_mul_reference(made) if gated else made
 
 
-def project_add_reference(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+def project_add_reference(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
     """Reference implementation."""
-    return pre_norm_reference(add + F.linear(x, weight), norm)
+    return pre_norm_reference(add + multiply_reference(x, weight), norm)
 
 
 def row_block(rows: int) -> int:
     """The rows of a tile: 1, 2 or 4 without tensor cores, 16, 32 or 64 with them."""
-    return power_of_2(rows if rows <= VECTOR_ROWS else max(rows, MIN_TILE))
+    return power_of_2(rows if rows <= VECTOR_ROWS else min(max(rows, MIN_TILE), MAX_ROWS))
 
 
-def choose_plan(rows: int, height: int, inputs: int, add: bool = False, *, gpu: Gpu) -> LaunchPlan:
+def choose_plan(rows: int, weight: Matrix, add: bool = False, *, gpu: Gpu) -> LaunchPlan:
     """The launch plan, from the shapes of rows and matrix; the GPU changes only the number of stages."""
+    quantized = isinstance(weight, QuantizedMatrix)
+    height, inputs = _values(weight).shape
     if rows <= VECTOR_ROWS:
         plan = next(plan for min_height, plan in VECTOR_PLANS if height >= min_height)
-        return replace(plan, depth=min(plan.depth, max(LANES, power_of_2(inputs))))
+        return replace(plan, depth=min(plan.depth, max(_lanes(weight), power_of_2(inputs))))
     plan = next(plan for min_height, plan in MATRIX_PLANS if height >= min_height)
+    if quantized or add:
+        plan = QUANTIZED_PLAN if quantized else SPLIT_PLAN
     if add:
-        programs, iterations = -(-height // SPLIT_PLAN.height), -(-inputs // SPLIT_PLAN.depth)
-        splits = largest_power_of_2(min(SPLIT_PROGRAMS // programs, iterations // 2))
-        plan = replace(SPLIT_PLAN, splits=splits)
-    stage = plan.depth * (plan.height + row_block(rows)) * 2
-    return replace(plan, stages=min(plan.stages, (gpu.shared - SPARE) // stage))
+        programs = -(-height // plan.height) * -(-rows // row_block(rows))
+        splits = largest_power_of_2(min(SPLIT_PROGRAMS // programs, -(-inputs // plan.depth) // 2))
+        plan = replace(plan, splits=splits)
+    stage = plan.depth * (plan.height * _values(weight).itemsize + row_block(rows) * 2)
+    # Some architectures read converted weights from shared memory.
+    spare = SPARE + (plan.depth * plan.height * 2 if quantized else 0)
+    return replace(plan, stages=min(plan.stages, (gpu.shared - spare) // stage))
 
 
-def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, plan: LaunchPlan) -> Tensor:
+def _values(weight: Matrix) -> Tensor:
+    return weight.values if isinstance(weight, QuantizedMatrix) else weight
+
+
+def _lanes(weight: Matrix) -> int:
+    return QUANTIZED_LANES if isinstance(weight, QuantizedMatrix) else LANES
+
+
+def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool, plan: LaunchPlan) -> Tensor:
     """Launch the kernel with this plan; returns rows [M, outputs]."""
     given = _flat(x.gained if isinstance(x, PreNorm) else x)
-    out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
+    out = given.new_empty(len(given), len(_values(weight)) // (2 if gated else 1))
     if isinstance(x, PreNorm):
         _launch(given, weight, out, plan, squares=_flat(x.squares), eps=x.norm.eps, gated=gated)
     else:
@@ -137,18 +163,18 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, plan: LaunchPlan) -
     return out
 
 
-def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, plan: LaunchPlan) -> PreNorm:
+def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, plan: LaunchPlan) -> PreNorm:
     """Launch the kernels with this plan; the result has the shape of `add`."""
-    given, added = _flat(x), _flat(add)
+    given, added, size = _flat(x), _flat(add), add.shape[-1]
     out, gained = (given.new_empty(added.shape) for _ in range(2))
-    parts = 1 if plan.splits > 1 else -(-len(weight) // plan.height)
+    parts = 1 if plan.splits > 1 else -(-size // plan.height)
     squares = torch.empty(len(given), parts, dtype=torch.float32, device=x.device)
     if plan.splits > 1:
         sums = torch.empty(plan.splits, *added.shape, dtype=torch.float32, device=x.device)
         _launch(given, weight, sums[0], plan)
         add_splits_kernel[(len(added),)](
             sums, added, norm.gain, out, gained, squares, added.stride(0), len(added), SPLITS=plan.splits,
-            SPLITS_BLOCK=power_of_2(plan.splits), SIZE=len(weight), BLOCK=power_of_2(len(weight)), **overlap(given),
+            SPLITS_BLOCK=power_of_2(plan.splits), SIZE=size, BLOCK=power_of_2(size), **overlap(given),
             num_warps=8,
         )  # fmt: skip
     else:
@@ -162,7 +188,7 @@ def _flat(x: Tensor) -> Tensor:
 
 def _launch(
     x: Tensor,
-    weight: Tensor,
+    weight: Matrix,
     out: Tensor,
     plan: LaunchPlan,
     squares: Tensor | None = None,
@@ -176,21 +202,26 @@ def _launch(
     parts, parts_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
     assert x.stride(1) == added.stride(1) == 1
     assert squares is None or parts == 1 or squares.stride(1) == 1
-    assert weight.is_contiguous()
-    assert weight.numel() < 1 << 31, weight.shape
+    values = _values(weight)
+    channels = weight.scales if isinstance(weight, QuantizedMatrix) else None
+    assert values.is_contiguous()
+    assert channels is None or channels.is_contiguous()
+    assert values.numel() < 1 << 31, values.shape
     given = (
-        x, weight, out if squares is None else squares, added, gain, out, gained, out_squares,
-        x.stride(0), parts_row, added.stride(0), eps,
+        x, values, out if channels is None else channels, out if squares is None else squares, added, gain, out,
+        gained, out_squares, x.stride(0), parts_row, added.stride(0), eps,
     )  # fmt: skip
     shape = {
-        "INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block, "ROW_BLOCK": row_block(rows),
-        "SQUARES": parts, "SQUARES_BLOCK": power_of_2(max(1, parts)), "ADD": add is not None, "GATED": gated,
+        "INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block, "ROW_BLOCK": row_block(rows), "SQUARES": parts,
+        "SQUARES_BLOCK": power_of_2(max(1, parts)), "QUANTIZED": channels is not None, "ADD": add is not None,
+        "GATED": gated,
     }  # fmt: skip
-    grid = (-(-outputs // block), plan.splits)
+    grid = (-(-outputs // block), plan.splits, -(-rows // row_block(rows)))
     if rows <= VECTOR_ROWS:
         vector_kernel[grid](
-            *given, ROWS=rows, **shape, PARTS=plan.depth // LANES, DEPTH=LANES, **overlap(x), num_warps=plan.warps
-        )
+            *given, ROWS=rows, **shape, PARTS=plan.depth // _lanes(weight), DEPTH=_lanes(weight), **overlap(x),
+            num_warps=plan.warps,
+        )  # fmt: skip
     else:
         matrix_kernel[grid](
             *given, rows, **shape, DEPTH=plan.depth, STAGES=plan.stages, SPLITS=plan.splits,
@@ -200,9 +231,9 @@ def _launch(
 
 @Kernel
 def vector_kernel(
-    x, weight, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps,
-    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
-    SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
+    x, weight, channels, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps,
+    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,
+    SQUARES_BLOCK: tl.constexpr, QUANTIZED: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A warp owns whole matrix rows, PARTS · DEPTH columns per iteration: [BLOCK, PARTS, DEPTH]."""
@@ -218,6 +249,7 @@ def vector_kernel(
     if GATED:
         up = load_weights(start + OUTPUTS * INPUTS, part[None, :, :], in_range, INPUTS, EVEN)
     factor = load_gain(gain, output, OUTPUTS, ADD)
+    channel, up_channel = load_channels(channels, output, OUTPUTS, QUANTIZED, GATED)
     if OVERLAP:
         wait_for_previous()
 
@@ -243,6 +275,9 @@ def vector_kernel(
             gate = next_gate
             if GATED:
                 up = next_up
+    if QUANTIZED:
+        sums *= channel
+        ups *= up_channel
     store_output(
         sums * scale, ups * scale, residual, factor, out, gained, out_squares, row, output, ROWS,
         OUTPUTS, BLOCK, ADD, GATED,
@@ -251,9 +286,9 @@ def vector_kernel(
 
 @partial(Kernel, do_not_specialize=("rows",))
 def matrix_kernel(
-    x, weight, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps, rows,
-    ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
-    SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
+    x, weight, channels, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps, rows,
+    ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,
+    SQUARES_BLOCK: tl.constexpr, QUANTIZED: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
     EARLY_START: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -272,6 +307,7 @@ def matrix_kernel(
     column = tl.program_id(1) * (STEPS * DEPTH) + tl.arange(0, DEPTH)
     start = weight + line[:, None] * INPUTS
     factor = load_gain(gain, output, OUTPUTS, ADD)
+    channel, up_channel = load_channels(channels, output, OUTPUTS, QUANTIZED, GATED)
     if STEPS == 1:
         only = tl.load(start + column[None, :], mask=(column < INPUTS)[None, :], other=0.0)
     if OVERLAP:
@@ -280,7 +316,7 @@ def matrix_kernel(
         else:
             wait()
 
-    row = tl.arange(0, ROW_BLOCK)
+    row = tl.program_id(2) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     in_range = (row < rows)[:, None]
     begin = x + row[:, None] * x_row
     scale = load_scale(squares, squares_row, row, rows, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
@@ -288,22 +324,29 @@ def matrix_kernel(
     sums = tl.zeros([HEIGHT, ROW_BLOCK], tl.float32)
     if STEPS == 1:
         value = tl.load(begin + column[None, :], mask=in_range & (column < INPUTS)[None, :], other=0.0)
-        sums = tl.dot(only, tl.trans(value), sums, input_precision="ieee")
+        sums = tl.dot(only.to(value.dtype), tl.trans(value), sums, input_precision="ieee")
     else:
         for step in tl.range(0, STEPS, num_stages=STAGES):
             at = (column + step * DEPTH)[None, :]
             inside = in_range if EVEN else in_range & (at < INPUTS)
             matrix = tl.load(start + at, mask=None if EVEN else at < INPUTS, other=None if EVEN else 0.0)
-            sums = tl.dot(matrix, tl.trans(tl.load(begin + at, mask=inside, other=0.0)), sums, input_precision="ieee")
+            value = tl.load(begin + at, mask=inside, other=0.0)
+            sums = tl.dot(matrix.to(value.dtype), tl.trans(value), sums, input_precision="ieee")
     if SPLITS > 1:
         at = (tl.program_id(1) * rows + row[:, None]) * OUTPUTS + output[None, :]
-        tl.store(out + at, tl.trans(sums), mask=in_range & (output < OUTPUTS)[None, :])
+        made = tl.trans(sums)
+        if QUANTIZED:
+            made *= channel
+        tl.store(out + at, made, mask=in_range & (output < OUTPUTS)[None, :])
     else:
         if GATED:
             made, up = tl.split(tl.permute(tl.reshape(sums, [2, BLOCK, ROW_BLOCK]), [2, 1, 0]))
         else:
             made = tl.trans(sums)
             up = made
+        if QUANTIZED:
+            made *= channel
+            up *= up_channel
         store_output(
             made * scale, up * scale, residual, factor, out, gained, out_squares, row, output, rows,
             OUTPUTS, BLOCK, ADD, GATED,
@@ -367,6 +410,19 @@ def load_gain(gain, output, OUTPUTS: tl.constexpr, ADD: tl.constexpr):
     if ADD:
         factor = tl.load(gain + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
     return factor
+
+
+@Kernel
+def load_channels(channels, output, OUTPUTS: tl.constexpr, QUANTIZED: tl.constexpr, GATED: tl.constexpr):
+    """The scales of the outputs' matrix rows, and of those in the second half of a gated product."""
+    channel = 0.0
+    up_channel = 0.0
+    if QUANTIZED:
+        channel = tl.load(channels + output, mask=output < OUTPUTS, other=0.0)[None, :]
+        up_channel = channel
+        if GATED:
+            up_channel = tl.load(channels + OUTPUTS + output, mask=output < OUTPUTS, other=0.0)[None, :]
+    return channel, up_channel
 
 
 @Kernel

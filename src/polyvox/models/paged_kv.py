@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyvox.kernels.kv_quantize import SCALE_TYPE, KVScales, is_quantized
+from polyvox.kernels.kv_quantize import KVScales
+from polyvox.kernels.quantized_rows import SCALE_TYPE, is_quantized
 
 
 class KVShape(NamedTuple):

@@ -172,6 +172,7 @@ class Generator(Protocol):
 
     device: torch.device
     dtype: torch.dtype
+    weight_dtype: torch.dtype  # of the matrices: dtype, or a quantised one
     kv_dtype: torch.dtype  # of the KV cache
     kv_shape: KVShape
     hidden_size: int
@@ -184,6 +185,9 @@ class Generator(Protocol):
 
     def parameters(self) -> Iterable[Tensor]:
         """The weights."""
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Stores the matrices in this type (kernels/quantized_matrix.py); before `new_state`, and at most once."""
 
     def new_state(self, num_slots: int, text_ids: int, ring_frames: int) -> GeneratorState:
         """State for num_slots streams, each with text_ids ids of text ahead and ring_frames frames of codes."""

@@ -23,12 +23,16 @@ CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Where a model is loaded. vocoder_device: by default the generator's. kv_dtype: by default dtype."""
+    """Where a model is loaded, and in which types.
+
+    vocoder_device: by default the generator's. kv_dtype, weight_dtype: by default dtype.
+    """
 
     device: torch.device
     dtype: torch.dtype
     vocoder_device: torch.device | None = None
     kv_dtype: torch.dtype | None = None
+    weight_dtype: torch.dtype | None = None
 
 
 class ModelFamily(Protocol):
@@ -115,7 +119,8 @@ def read_info(path_or_id: str | Path) -> ModelInfo:
 def load_model(path_or_id: str | Path, options: LoadOptions, name: str | Path | None = None) -> SpeechModel:
     """Loads the checkpoint of a folder or hub id. name: how its identity is shown, by default path_or_id."""
     folder = find_checkpoint(path_or_id, needed_weights)
-    return _with_kv_dtype(family_of(folder).load(folder, name or path_or_id, options), options.kv_dtype)
+    model = family_of(folder).load(folder, name or path_or_id, options)
+    return _with_types(model, options.kv_dtype, options.weight_dtype)
 
 
 def random_model(
@@ -126,17 +131,20 @@ def random_model(
     frames: int | None = None,
     vocoder_device: torch.device | None = None,
     kv_dtype: torch.dtype | None = None,
+    weight_dtype: torch.dtype | None = None,
 ) -> SpeechModel:
     """A model with random weights; see `ModelFamily.random_model`."""
     for family in map(get_family, _FAMILIES):
         if size in family.sizes:
             model = family.random_model(size, device, dtype, num_tokens, frames, vocoder_device)
-            return _with_kv_dtype(model, kv_dtype)
+            return _with_types(model, kv_dtype, weight_dtype)
     raise InvalidRequest("size", size, published_sizes())
 
 
-def _with_kv_dtype(model: SpeechModel, kv_dtype: torch.dtype | None) -> SpeechModel:
-    """The model with this type of its KV cache, if it is not the default."""
+def _with_types(model: SpeechModel, kv_dtype: torch.dtype | None, weight_dtype: torch.dtype | None) -> SpeechModel:
+    """The model with these types of its KV cache and its matrices, if they are not the default."""
     if kv_dtype is not None:
         model.generator.kv_dtype = kv_dtype
+    if weight_dtype is not None:
+        model.generator.quantize(weight_dtype)
     return model

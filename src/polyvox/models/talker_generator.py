@@ -74,21 +74,30 @@ class TalkerGenerator:
         default_context: int = DEFAULT_CONTEXT,
     ) -> None:
         self.talker, self.config, self.text_pad_id = talker, config, text_pad_id
-        weight, shape = talker.codec_head.weight, config.transformer
-        self.device, self.dtype = weight.device, weight.dtype
-        self.kv_dtype = weight.dtype
+        shape = config.transformer
+        self.device, self.dtype = talker.device, talker.dtype
+        self.kv_dtype = self.weight_dtype = talker.dtype
         self.kv_shape = KVShape(shape.layers, shape.kv_heads, shape.head_dim)
         self.hidden_size, self.max_positions = shape.hidden_size, config.max_positions
         self.default_context, self.num_codebooks = default_context, config.code_groups
-        # The text embeddings may be outside of the talker, and on a GPU they stay on the host.
-        weights = {*talker.parameters(), talker.text_table}
-        self.nbytes = sum(tensor.nbytes for tensor in weights if tensor.device == self.device)
+        self.nbytes = self._weight_bytes()
         self.text_table = TextTable(talker)
         self.text_table.require(np.array([text_pad_id]))
         self.text_table_nbytes, self.given_rows = self.text_table.nbytes, GIVEN_ROWS
 
     def parameters(self) -> Iterable[Tensor]:
         return self.talker.parameters()
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        self.talker.quantize(dtype)
+        self.weight_dtype, self.nbytes = dtype, self._weight_bytes()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the memory plan counts what is free
+
+    def _weight_bytes(self) -> int:
+        """The text embeddings may be outside of the talker, and on a GPU they stay on the host."""
+        weights = {*self.talker.parameters(), self.talker.text_table}
+        return sum(tensor.nbytes for tensor in weights if tensor.device == self.device)
 
     def new_state(self, num_slots: int, text_ids: int, ring_frames: int) -> "TalkerGeneratorState":
         return TalkerGeneratorState(self, num_slots, text_ids, ring_frames)

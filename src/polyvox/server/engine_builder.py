@@ -38,6 +38,7 @@ def load_model(settings: Settings, replica: int | None = None, gpu: str | None =
         config=config,
         vocoder_device=settings.vocoder_device,
         kv_dtype=settings.kv_dtype,
+        weight_dtype=settings.weight_dtype,
     )
 
 

@@ -93,6 +93,11 @@ class CodePredictor(nn.Module):
         self.small_to_mtp_projection = Linear(input_size, size, bias=True) if input_size != size else nn.Identity()
         self.precomputed: PrecomputedRows | None = None
 
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Stores the matrices of layers and heads in this type; the projection of the inputs keeps its own."""
+        self.model.quantize(dtype)
+        self.lm_head.quantize(dtype)
+
     @torch.no_grad()
     def precompute(self) -> None:
         """Computes what is the same in every frame; required before frames that use kernels."""

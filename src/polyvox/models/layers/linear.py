@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear projections. All weights of a generator are multiplied here, so a quantised weight is another class."""
+"""Linear projections: all weights of a generator but those of experts are multiplied here."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, multiply, quantize_matrix, select
 from polyvox.kernels.small_batch_linear import is_small_batch, project, project_add
 
 
@@ -27,25 +28,63 @@ class Projection(Protocol):
         """residual + the projection of x, and what projections after the norm need."""
 
 
-class Linear(nn.Module):
-    """A projection with a dense weight [outputs, inputs]."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MatrixProjection:
+    """A projection without a bias."""
+
+    matrix: Matrix
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return multiply(x, self.matrix)
+
+    def supports_fused(self, x: Tensor) -> bool:
+        return is_small_batch(x, self.matrix)
+
+    def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
+        return project(x, self.matrix, gated)
+
+    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
+        return project_add(x, self.matrix, residual, norm)
+
+
+class QuantizableWeights(nn.Module):
+    """Weights [..., outputs, inputs] in the model's type; after `quantize` in one byte each, with scales."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(*shape))
+        self.register_parameter("scales", None)
+        self.scales: nn.Parameter | None
+
+    @torch.no_grad()
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Replaces the weights; those of a checkpoint must be loaded before."""
+        values, scales = quantize_matrix(self.weight, dtype)
+        self.weight, self.scales = (nn.Parameter(part, requires_grad=False) for part in (values, scales))
+
+    @property
+    def matrix(self) -> Matrix:
+        return self.weight if self.scales is None else QuantizedMatrix(self.weight, self.scales)
+
+
+class Linear(QuantizableWeights):
+    """A projection with weights [outputs, inputs]."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        super().__init__(outputs, inputs)
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return multiply(x, self.matrix) if self.bias is None else F.linear(x, self.weight, self.bias)
 
     def supports_fused(self, x: Tensor) -> bool:
-        return self.bias is None and is_small_batch(x)
+        return self.bias is None and is_small_batch(x, self.matrix)
 
     def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
-        return project(x, self.weight, gated)
+        return project(x, self.matrix, gated)
 
     def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
-        return project_add(x, self.weight, residual, norm)
+        return project_add(x, self.matrix, residual, norm)
 
 
 class PackedLinear(Linear):
@@ -56,12 +95,8 @@ class PackedLinear(Linear):
         self.outputs = outputs
 
 
-class StackedWeights(nn.Module):
+class StackedWeights(QuantizableWeights):
     """Matrices of one shape, stored as one tensor [count, rows, columns]; a checkpoint numbers them."""
-
-    def __init__(self, count: int, rows: int, columns: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(count, rows, columns))
 
 
 class StackedEmbedding(StackedWeights):
@@ -72,28 +107,9 @@ class StackedEmbedding(StackedWeights):
         return F.embedding(ids + offsets, self.weight.view(count * rows, columns))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DenseProjection:
-    """One matrix of a stack as a projection."""
-
-    weight: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
-
-    def supports_fused(self, x: Tensor) -> bool:
-        return is_small_batch(x)
-
-    def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
-        return project(x, self.weight, gated)
-
-    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
-        return project_add(x, self.weight, residual, norm)
-
-
 class StackedLinear(StackedWeights):
     def __getitem__(self, index: int) -> Projection:
-        return DenseProjection(self.weight[index])
+        return MatrixProjection(select(self.matrix, index))
 
 
 @runtime_checkable

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gated MLP of a transformer layer."""
 
+import torch
 from torch import Tensor, nn
 
 from polyvox.kernels.pre_norm import Norm, PreNorm
@@ -13,6 +14,11 @@ class MLP(nn.Module):
         super().__init__()
         self.gate_up = PackedLinear(hidden_size, gate_proj=intermediate_size, up_proj=intermediate_size)
         self.down_proj = Linear(intermediate_size, hidden_size)
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Stores the weights in this type."""
+        self.gate_up.quantize(dtype)
+        self.down_proj.quantize(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(silu_mul(self.gate_up(x)))

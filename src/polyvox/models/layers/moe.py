@@ -8,14 +8,14 @@ from polyvox import kernels
 from polyvox.kernels.experts import (
     combine,
     combine_reference,
-    multiply,
-    multiply_reference,
+    multiply_experts,
+    multiply_experts_reference,
     route,
     route_reference,
 )
 from polyvox.kernels.norm import rms_norm
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm
-from polyvox.models.layers.linear import PackedLinear
+from polyvox.models.layers.linear import PackedLinear, QuantizableWeights
 from polyvox.models.layers.mlp import MLP
 from polyvox.models.layers.transformer_config import ExpertsConfig
 
@@ -25,13 +25,15 @@ class Experts(nn.Module):
 
     def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(config.num_experts, 2 * config.intermediate_size, hidden_size))
-        self.down_proj = nn.Parameter(torch.empty(config.num_experts, hidden_size, config.intermediate_size))
+        count, inner = config.num_experts, config.intermediate_size
+        self.gate_up = QuantizableWeights(count, 2 * inner, hidden_size)
+        self.down = QuantizableWeights(count, hidden_size, inner)
 
     def checkpoint_views(self, prefix: str) -> dict[str, Tensor]:
         """Each expert's matrices under their names in a checkpoint."""
         views: dict[str, Tensor] = {}
-        for index, (gate_up, down) in enumerate(zip(self.gate_up_proj.detach(), self.down_proj.detach(), strict=True)):
+        stacks = (self.gate_up.weight.detach(), self.down.weight.detach())
+        for index, (gate_up, down) in enumerate(zip(*stacks, strict=True)):
             gate, up = gate_up.chunk(2)
             names = {"gate_proj": gate, "up_proj": up, "down_proj": down}
             views |= {f"{prefix}{index}.{name}.weight": tensor for name, tensor in names.items()}
@@ -48,6 +50,12 @@ class SparseMLP(nn.Module):
         self.experts = Experts(hidden_size, config)
         self.shared_expert = MLP(hidden_size, config.shared_size)
 
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Stores the weights of all experts in this type. The router, on which all else depends, keeps its own."""
+        self.experts.gate_up.quantize(dtype)
+        self.experts.down.quantize(dtype)
+        self.shared_expert.quantize(dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
         return self._combine(rows, self.router(rows), self.shared_expert(rows), None).view_as(x)
@@ -62,11 +70,11 @@ class SparseMLP(nn.Module):
 
     def _combine(self, rows: Tensor, scores: Tensor, shared: Tensor, residual: Tensor | None) -> Tensor:
         """The output for rows [N,hidden] with these scores of the router, plus residual."""
-        gate_up, down = self.experts.gate_up_proj, self.experts.down_proj
-        logits, shared_gate = scores.split([len(gate_up), 1], dim=1)
+        gate_up, down = self.experts.gate_up.matrix, self.experts.down.matrix
+        logits, shared_gate = scores.split([scores.shape[1] - 1, 1], dim=1)
         if kernels.active(rows):
             routing = route(logits, self.num_chosen, self.normalize)
-            return combine(multiply(rows, routing, gate_up, down), shared, shared_gate, residual)
+            return combine(multiply_experts(rows, routing, gate_up, down), shared, shared_gate, residual)
         chosen, weights = route_reference(logits, self.num_chosen, self.normalize)
-        outputs = multiply_reference(rows, chosen, weights, gate_up, down)
+        outputs = multiply_experts_reference(rows, chosen, weights, gate_up, down)
         return combine_reference(outputs, shared, shared_gate, residual)

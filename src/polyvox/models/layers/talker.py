@@ -54,11 +54,25 @@ class BaseTalker(nn.Module, ABC):
     def text_table(self) -> Tensor:
         """Text embeddings [text_vocab_size, text_hidden_size]; on a GPU model they may be on the host."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows; that of the weights unless they are quantised."""
+        return self.model.codec_embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.codec_head.weight.device
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Stores the matrices of talker and code predictor in this type; those that only make rows keep their own."""
+        self.model.quantize(dtype)
+        self.codec_head.quantize(dtype)
+        self.code_predictor.quantize(dtype)
+
     def precompute(self) -> None:
         """Computes from the loaded weights what every pass with kernels needs."""
-        weight = self.codec_head.weight
-        positions = torch.arange(self.max_positions, device=weight.device)[None]
-        self.rotary = RotaryEmbedding(positions, self.config, weight.dtype)
+        positions = torch.arange(self.max_positions, device=self.device)[None]
+        self.rotary = RotaryEmbedding(positions, self.config, self.dtype)
         self.code_predictor.precompute()
 
     def text_rows(self, ids: Tensor) -> Tensor:

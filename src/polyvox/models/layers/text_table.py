@@ -21,13 +21,13 @@ class TextTable:
     """
 
     def __init__(self, talker: BaseTalker) -> None:
-        weight, (vocab_size, _) = talker.codec_head.weight, talker.text_table.shape
-        self.rows = torch.empty(vocab_size, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        vocab_size, hidden_size = len(talker.text_table), talker.config.hidden_size
+        self.rows = torch.empty(vocab_size, hidden_size, dtype=talker.dtype, device=talker.device)
         self._talker = talker
         self._computed: NDArray[np.bool_] | None = None  # None: all of them
-        if weight.device.type == "cpu":
+        if talker.device.type == "cpu":
             self._computed = np.zeros(vocab_size, np.bool_)
-        elif not weight.is_meta:
+        elif talker.device.type != "meta":
             self._compute_all()
 
     @property

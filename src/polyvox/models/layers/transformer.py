@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pre-norm decoder layer that generators and vocoders share. Attributes have the names of checkpoint files."""
 
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -112,6 +113,13 @@ class Transformer(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(TransformerLayer(config, qk_norm, layer_scale) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Stores the matrices of all layers in this type."""
+        for layer in cast(Iterable[TransformerLayer], self.layers):
+            layer.self_attn.qkv.quantize(dtype)
+            layer.self_attn.o_proj.quantize(dtype)
+            layer.mlp.quantize(dtype)
 
     def run(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] to rows after the final norm. Each layer computes the input norm of the next one."""

@@ -34,11 +34,11 @@ class Qwen3TTS(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.talker.codec_head.weight.device
+        return self.talker.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.talker.codec_head.weight.dtype
+        return self.talker.dtype
 
     def files(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors of a checkpoint's two files by name, as views of the parameters that store them."""
