@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small-batch linear kernel on a GPU in bfloat16: checked against its reference, timed against separate kernels.
 
-    python benchmarks/small_batch_linear.py [--rows 1,2,4,8,16,32,64] [--only talker] [--tune]
+    python benchmarks/small_batch_linear.py [--rows 1,2,4,8,16,32,64] [--only talker] [--weights int8] [--tune]
 
 Shapes are those of the 1.7B model. Each line is a product with the norm before it, or with the gate or the sum after
 it. A cell is the time of the fused kernel / of the separate ones (F.linear, and norm, gate or sum with norm) in µs: the
 median of CUDA graph replays over enough matrices to exceed the GPU's cache. `error` is the largest difference from the
-reference, relative to the reference's largest value. --tune tries other launch plans for each line and number of rows,
-which are compiled in parallel before, and prints the time of the current plan and the best three as
+reference, relative to the reference's largest value. With --weights the matrices are quantised, and the separate
+kernels include the conversion of the matrix. --tune tries other launch plans for each line and number of rows, which
+are compiled in parallel before, and prints the time of the current plan and the best three as
 height × depth × warps × stages × splits.
 """
 
@@ -20,7 +21,6 @@ from itertools import product
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.engine.memory import machine_memory
@@ -30,9 +30,11 @@ from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launches import record_launches
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.pre_norm import Norm, pre_norm
+from polyvox.kernels.quantized_matrix import Matrix, multiply, quantize_matrix
 from polyvox.kernels.silu_mul import silu_mul
 from polyvox.kernels.small_batch_linear import (
     LANES,
+    QUANTIZED_LANES,
     VECTOR_ROWS,
     LaunchPlan,
     choose_plan,
@@ -42,12 +44,13 @@ from polyvox.kernels.small_batch_linear import (
     project_reference,
     row_block,
 )
+from polyvox.tts import QUANTIZED_DTYPES
 
 REPLAYS = 30
 MIN_BYTES = 256 << 20  # of matrices in one graph: several times the GPU's cache
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda", 0)
 VECTOR_HEIGHTS, VECTOR_DEPTHS, VECTOR_WARPS = (4, 8, 16), (512, 1024, 2048), (4, 8)
-MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS = (64, 128), (64, 128), (3, 4, 6), (1, 2, 4, 8)
+MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS = (64, 128), (64, 128, 256), (3, 4, 6, 8), (1, 2, 4, 8)
 MAX_SHARED = 200 << 10  # bytes of all stages
 
 
@@ -77,10 +80,14 @@ SHAPES = {
 class Case:
     """One product, with enough matrices of its shape to exceed the cache."""
 
-    def __init__(self, shape: Shape, rows: int, min_bytes: int = MIN_BYTES) -> None:
+    def __init__(self, shape: Shape, rows: int, weights: str, min_bytes: int = MIN_BYTES) -> None:
         self.shape, self.rows = shape, rows
-        count = max(1, min_bytes // (shape.height * shape.inputs * DTYPE.itemsize))
-        self.matrices = [normal(shape.height, shape.inputs) / shape.inputs**0.5 for _ in range(count)]
+        stored = QUANTIZED_DTYPES.get(weights, DTYPE)
+        count = max(1, min_bytes // (shape.height * shape.inputs * stored.itemsize))
+        self.matrices: list[Matrix] = []
+        for _ in range(count):
+            matrix = normal(shape.height, shape.inputs) / shape.inputs**0.5
+            self.matrices.append(matrix if stored == DTYPE else quantize_matrix(matrix, stored))
         x = normal(rows, shape.inputs)
         self.x = pre_norm(x, self.norm(shape.inputs)) if shape.norm else x
         self.add = normal(rows, shape.height) if shape.add else None
@@ -90,7 +97,7 @@ class Case:
     def norm(size: int) -> Norm:
         return Norm(1 + normal(size) / 4, 1e-6)
 
-    def fused(self, plan: LaunchPlan, matrix: Tensor) -> Tensor:
+    def fused(self, plan: LaunchPlan, matrix: Matrix) -> Tensor:
         if self.add is not None:
             return launch_add(self.rows_in, matrix, self.add, self.next_norm, plan).rows
         return launch(self.x, matrix, self.shape.gated, plan)
@@ -99,9 +106,9 @@ class Case:
     def rows_in(self) -> Tensor:
         return self.x if isinstance(self.x, Tensor) else self.x.rows
 
-    def separate(self, matrix: Tensor) -> Tensor:
+    def separate(self, matrix: Matrix) -> Tensor:
         x = self.rows_in if isinstance(self.x, Tensor) else rms_norm(self.x.rows, self.x.norm.gain, self.x.norm.eps)
-        projected = F.linear(x, matrix)
+        projected = multiply(x, matrix)
         if self.shape.gated:
             return silu_mul(projected)
         if self.add is None:
@@ -117,7 +124,7 @@ class Case:
         wide = reference.float()
         return float((self.fused(plan, matrix).float() - wide).abs().max() / wide.abs().max())
 
-    def microseconds(self, call: Callable[[Tensor], Tensor]) -> float:
+    def microseconds(self, call: Callable[[Matrix], Tensor]) -> float:
         """Time of one call, in a CUDA graph with one call per matrix."""
 
         def call_all() -> None:
@@ -131,37 +138,44 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE).to(DTYPE)
 
 
-def compare(shape: Shape, counts: list[int]) -> str:
+def compare(shape: Shape, counts: list[int], weights: str) -> str:
     cells, errors = [], []
     for rows in counts:
-        case = Case(shape, rows)
-        plan = choose_plan(rows, shape.height, shape.inputs, shape.add, gpu=gpu_of(DEVICE))
+        case = Case(shape, rows, weights)
+        plan = choose_plan(rows, case.matrices[0], shape.add, gpu=gpu_of(DEVICE))
         errors.append(case.error(plan))
         fused = case.microseconds(partial(case.fused, plan))
         cells.append(f"{fused:6.1f} /{case.microseconds(case.separate):5.1f}")
     return " ".join(cells) + f"  {max(errors):.0e}"
 
 
-def plans(rows: int, shape: Shape) -> Iterator[LaunchPlan]:
+def plans(rows: int, shape: Shape, quantized: bool) -> Iterator[LaunchPlan]:
     """Plans of at most 64 matrix elements per thread without tensor cores, or that fit the shared memory with them."""
+    lanes = QUANTIZED_LANES if quantized else LANES
+    max_elements, bytes_each = (128, 1) if quantized else (64, DTYPE.itemsize)
     if rows <= VECTOR_ROWS:
         for height, depth, warps in product(VECTOR_HEIGHTS, VECTOR_DEPTHS, VECTOR_WARPS):
-            if height * depth <= 64 * 32 * warps and depth <= max(LANES, shape.inputs):
+            if height * depth <= max_elements * 32 * warps and depth <= max(lanes, shape.inputs):
                 yield LaunchPlan(height, depth, warps)
         return
     for height, depth, stages, splits in product(MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS if shape.add else (1,)):
-        if stages * depth * (row_block(rows) + height) * DTYPE.itemsize <= MAX_SHARED:
+        if stages * depth * (row_block(rows) * DTYPE.itemsize + height * bytes_each) <= MAX_SHARED:
             yield LaunchPlan(height, depth, 4, stages, splits)
 
 
-def compile_plans(shapes: Iterable[Shape], counts: list[int]) -> None:
+def compile_plans(shapes: Iterable[Shape], counts: list[int], weights: str) -> None:
     """Compiles all plans of these shapes and numbers of rows in parallel, into Triton's cache."""
 
     def call(shape: Shape, rows: int, plan: LaunchPlan) -> None:
-        case = Case(shape, rows, min_bytes=0)
+        case = Case(shape, rows, weights, min_bytes=0)
         case.fused(plan, case.matrices[0])
 
-    calls = [partial(call, shape, rows, plan) for shape in shapes for rows in counts for plan in plans(rows, shape)]
+    calls = [
+        partial(call, shape, rows, plan)
+        for shape in shapes
+        for rows in counts
+        for plan in plans(rows, shape, weights in QUANTIZED_DTYPES)
+    ]
     launches = record_launches(calls, gpu_of(DEVICE))
     pool = CompilerPool(max_compilers(machine_memory()))
     try:
@@ -171,11 +185,11 @@ def compile_plans(shapes: Iterable[Shape], counts: list[int]) -> None:
     sys.stdout.write(f"{len(calls)} plans, {len(launches)} launches compiled, {len(errors)} errors\n")
 
 
-def tune(shape: Shape, rows: int) -> str:
-    case = Case(shape, rows)
-    current = choose_plan(rows, shape.height, shape.inputs, shape.add, gpu=gpu_of(DEVICE))
+def tune(shape: Shape, rows: int, weights: str) -> str:
+    case = Case(shape, rows, weights)
+    current = choose_plan(rows, case.matrices[0], shape.add, gpu=gpu_of(DEVICE))
     found = {}
-    for plan in dict.fromkeys((current, *plans(rows, shape))):
+    for plan in dict.fromkeys((current, *plans(rows, shape, weights in QUANTIZED_DTYPES))):
         try:
             found[plan] = case.microseconds(partial(case.fused, plan))
         except Exception as error:
@@ -193,21 +207,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,2,4,8,16,32,64", help="comma-separated numbers of rows")
     parser.add_argument("--only", default="", help="comma-separated prefixes of the lines to run")
+    parser.add_argument("--weights", default="auto", choices=["auto", *QUANTIZED_DTYPES])
     parser.add_argument("--tune", action="store_true", help="search for the best launch plans")
     options = parser.parse_args()
     counts = [int(rows) for rows in options.rows.split(",")]
     failed = 0
-    sys.stdout.write(f"{torch.cuda.get_device_name()}, {DTYPE}\n")
+    sys.stdout.write(f"{torch.cuda.get_device_name()}, {DTYPE}, weights {options.weights}\n")
     if not options.tune:
         sys.stdout.write(f"{'':<22}" + " ".join(f"{f'M={rows}':>13}" for rows in counts) + "  error\n")
     chosen_shapes = {name: shape for name, shape in SHAPES.items() if name.startswith(tuple(options.only.split(",")))}
     if options.tune:
-        compile_plans(chosen_shapes.values(), counts)
+        compile_plans(chosen_shapes.values(), counts, options.weights)
     for name, shape in chosen_shapes.items():
         for chosen in [[rows] for rows in counts] if options.tune else [counts]:
             torch.manual_seed(0)
             try:
-                line = f"M={chosen[0]:<3} {tune(shape, chosen[0])}" if options.tune else compare(shape, chosen)
+                if options.tune:
+                    line = f"M={chosen[0]:<3} {tune(shape, chosen[0], options.weights)}"
+                else:
+                    line = compare(shape, chosen, options.weights)
             except Exception as error:
                 failed += 1
                 line = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0][:120]}"

@@ -31,6 +31,7 @@ from polyvox.kernels.launches import META, Launch, absent_gpu, compile_launch, r
 from polyvox.kernels.quantized_rows import LARGEST, supports
 from polyvox.models.registry import random_model
 
+MODEL_DTYPE = torch.bfloat16
 REGISTERS = 1 << 16  # per multiprocessor
 MAX_SPILLED = 256  # bytes per thread
 # Multiprocessors of small GPUs, and of parts of large ones, for which other tiles of the vocoder's convolutions are
@@ -39,21 +40,27 @@ SMALL_GPUS = (14, 20, 28)
 
 
 def engine_launches(
-    gpu: Gpu, model: str, streams: int, kv_dtypes: Sequence[torch.dtype], all_calls: bool = True
+    gpu: Gpu, model: str, streams: int, dtypes: Sequence[torch.dtype], all_calls: bool = True
 ) -> list[Launch]:
-    """The distinct launches of engines with a model of this size, with each type of the KV cache.
+    """The distinct launches of engines with a model of this size: with matrices of each of these types.
 
-    all_calls: also those of a deterministic engine, and the vocoder's of GPUs with fewer multiprocessors.
+    all_calls: also with a KV cache of each type, those of a deterministic engine, and the vocoder's of GPUs with fewer
+    multiprocessors.
     """
     launches: dict[Launch, None] = {}
     with torch.inference_mode(), absent_gpu(gpu.architecture):
-        speech = random_model(model, META, torch.bfloat16)
-        for kv_dtype, deterministic in product(kv_dtypes, (False, True) if all_calls else (False,)):
-            speech.generator.kv_dtype = kv_dtype
-            config = EngineConfig(streams, speech.generator.default_context, deterministic=deterministic)
-            generator = GeneratorRunner(speech.generator, config, fixed_sizes=True)
-            assert generator.graphs is not None
-            launches.update(dict.fromkeys(_recorded(generator.graphs.families, gpu)))
+        for weight_dtype in dtypes:
+            speech = random_model(model, META, MODEL_DTYPE)
+            if weight_dtype != MODEL_DTYPE:
+                speech.generator.quantize(weight_dtype)
+            # A quantised KV cache has launches of its own, whatever the type of the matrices.
+            kv_dtypes = dtypes if all_calls and weight_dtype == MODEL_DTYPE else [MODEL_DTYPE]
+            for kv_dtype, deterministic in product(kv_dtypes, (False, True) if all_calls else (False,)):
+                speech.generator.kv_dtype = kv_dtype
+                config = EngineConfig(streams, speech.generator.default_context, deterministic=deterministic)
+                generator = GeneratorRunner(speech.generator, config, fixed_sizes=True)
+                assert generator.graphs is not None
+                launches.update(dict.fromkeys(_recorded(generator.graphs.families, gpu)))
         for deterministic in (False, True) if all_calls else (False,):
             vocoder = VocoderRunner(
                 speech.vocoder,
@@ -127,13 +134,13 @@ def main() -> None:
     arguments = parser.parse_args()
     failed = False
     for gpu in (GPUS[int(name)] for name in arguments.gpu.split(",")):
-        kv_dtypes = [dtype for dtype in (*LARGEST, torch.bfloat16) if supports(dtype, gpu.architecture)]
+        dtypes = [dtype for dtype in (*LARGEST, MODEL_DTYPE) if supports(dtype, gpu.architecture)]
+        if arguments.first:
+            dtypes = [torch.int8, MODEL_DTYPE]
         launches = [
             launch
             for model in arguments.model.split(",")
-            for launch in engine_launches(
-                gpu, model, arguments.streams, kv_dtypes[-1 if arguments.first else 0 :], not arguments.first
-            )
+            for launch in engine_launches(gpu, model, arguments.streams, dtypes, not arguments.first)
         ]
         if arguments.first:
             launches = list({launch.name: launch for launch in launches}.values())

@@ -15,6 +15,8 @@ from polyvox.kernels.experts import (
     route_reference,
 )
 from polyvox.kernels.gpu import GPUS, Gpu
+from polyvox.kernels.quantized_matrix import quantize_matrix
+from polyvox.kernels.quantized_rows import LARGEST
 from polyvox.kernels.tiles import SPARE
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -63,6 +65,23 @@ def test_the_products_equal_their_reference(rows: int, experts: int, chosen: int
     ours = multiply_experts(x, routing, gate_up, down)
     theirs = multiply_experts_reference(x, routing.chosen.long(), routing.weights, gate_up, down)
     torch.testing.assert_close(ours, theirs, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("quantized", LARGEST)
+def test_the_products_of_quantised_experts_equal_their_reference(quantized: torch.dtype) -> None:
+    rows, experts, hidden, inner = 9, 4, 48, 20
+    x = random(rows, hidden, dtype=torch.float16)
+    gate_up = random(experts, 2 * inner, hidden, dtype=torch.float16, seed=1) / hidden**0.5
+    gate_up *= torch.logspace(-0.5, 0.5, 2 * inner)[:, None]  # channels of different size have different scales
+    down = random(experts, hidden, inner, dtype=torch.float16, seed=2) / inner**0.5
+    routing = route(random(rows, experts, dtype=torch.float16, seed=3), 2, True)
+    matrices = quantize_matrix(gate_up, quantized), quantize_matrix(down, quantized)
+    ours = multiply_experts(x, routing, *matrices)
+    chosen = routing.chosen.long()
+    theirs = multiply_experts_reference(x, chosen, routing.weights, *matrices)
+    torch.testing.assert_close(ours, theirs, atol=CLOSE[torch.float16], rtol=CLOSE[torch.float16])
+    exact = multiply_experts_reference(x, chosen, routing.weights, gate_up, down)
+    assert (ours - exact).square().mean() < 0.01 * exact.square().mean()
 
 
 @types

@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from polyvox import kernels
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.norm import rms_norm_reference
 from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pre_norm, pre_norm_reference
+from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, quantize_matrix
+from polyvox.kernels.quantized_rows import LARGEST
 from polyvox.kernels.small_batch_linear import (
+    MAX_QUANTIZED_ROWS,
     MAX_ROWS,
     VECTOR_ROWS,
     choose_plan,
@@ -53,8 +57,39 @@ CASES = [(rows, *shape, dtype) for rows in BOTH for shape in SHAPES for dtype in
 def test_it_equals_its_reference_with_every_fused_operation(
     rows: int, inputs: int, height: int, dtype: torch.dtype
 ) -> None:
+    assert_equals_reference(*case(rows, inputs, height, dtype))
+
+
+# Tiles of rows, and shapes of one and several iterations.
+QUANTIZED_CASES = [
+    (1, 48, 20, torch.float32), (3, 1200, 24, torch.float32), (VECTOR_ROWS, 2304, 18, torch.float16),
+    (VECTOR_ROWS + 1, 48, 20, torch.float16), (MAX_ROWS, 1200, 24, torch.float16), (70, 520, 24, torch.float16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("quantized", LARGEST)
+@pytest.mark.parametrize(("rows", "inputs", "height", "dtype"), QUANTIZED_CASES)
+def test_quantised_weights_equal_their_reference(
+    rows: int, inputs: int, height: int, dtype: torch.dtype, quantized: torch.dtype
+) -> None:
     x, weight, norm = case(rows, inputs, height, dtype)
-    assert is_small_batch(x)
+    # Channels of different size have different scales.
+    weight *= torch.logspace(-1, 1, height)[:, None].to(dtype)
+    matrix = quantize_matrix(weight, quantized)
+    assert_equals_reference(x, matrix, norm)
+    error = (project(x, matrix) - project(x, matrix_of(matrix, dtype))).abs().max() / project_reference(x, weight).std()
+    assert error < 10 * CLOSE[dtype]
+
+
+def matrix_of(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
+    return (matrix.values.float() * matrix.scales[:, None]).to(dtype)
+
+
+def assert_equals_reference(x: Tensor, weight: Matrix, norm: Norm) -> None:
+    """With every fused operation."""
+    rows, dtype = len(x), x.dtype
+    height = len(weight) if isinstance(weight, Tensor) else len(weight.scales)
+    assert is_small_batch(x, weight)
     close = partial(torch.testing.assert_close, atol=CLOSE[dtype], rtol=CLOSE[dtype])
     close(project(x, weight), project_reference(x, weight))
     before = pre_norm(x, norm)
@@ -95,14 +130,15 @@ def test_the_product_is_rounded_before_the_residual_is_added(rows: int) -> None:
     assert (found == 1).all()
 
 
-@pytest.mark.parametrize("rows", [2, VECTOR_ROWS, 16, MAX_ROWS])
+@pytest.mark.parametrize("rows", [2, VECTOR_ROWS, 16, MAX_ROWS, 130])
 def test_a_row_has_the_same_bits_at_any_index_of_any_batch(rows: int) -> None:
-    x, weight, norm = case(rows, 320, 24, torch.float16)
+    x, dense, norm = case(rows, 320, 24, torch.float16)
+    weight: Matrix = dense if rows <= MAX_ROWS else quantize_matrix(dense, torch.int8)
+    dense_down = dense.T[:, : len(dense) // 2].contiguous()
+    down: Matrix = dense_down if rows <= MAX_ROWS else quantize_matrix(dense_down, torch.int8)
 
     def run(rows: Tensor) -> PreNorm:
-        made = project(pre_norm(rows, norm), weight, gated=True)
-        down = weight.T[:, : made.shape[1]].contiguous()
-        return project_add(made, down, rows, norm)
+        return project_add(project(pre_norm(rows, norm), weight, gated=True), down, rows, norm)
 
     among = run(x)
     flipped = run(x.flip(0))
@@ -125,28 +161,41 @@ def test_rows_may_be_strided_and_keep_their_shape() -> None:
 
 def test_large_and_empty_batches_use_separate_launches() -> None:
     x, weight, norm = case(MAX_ROWS + 1, 64, 16, torch.float16)
-    assert is_small_batch(x[:1])
-    assert not any(is_small_batch(rows) for rows in (x, x[:0], x[: VECTOR_ROWS + 1].float()))
+    assert is_small_batch(x[:1], weight)
+    assert not any(is_small_batch(rows, weight) for rows in (x, x[:0], x[: VECTOR_ROWS + 1].float()))
     before = pre_norm(x, norm)
     assert torch.equal(project(before, weight), project_reference(before, weight))
     with kernels.disabled():
-        assert not is_small_batch(x[:1])
+        assert not is_small_batch(x[:1], weight)
+    quantized = quantize_matrix(weight, torch.int8)
+    assert is_small_batch(x, quantized)
+    assert not is_small_batch(x[:1].expand(MAX_QUANTIZED_ROWS + 1, -1), quantized)
 
 
 @pytest.mark.parametrize("architecture", GPUS)
 def test_the_gpu_changes_only_how_many_loads_are_in_flight(architecture: int) -> None:
     gpu = GPUS[architecture]
-    for rows in (1, 5, 17, MAX_ROWS):
-        for height, inputs, add in ((4096, 1024, False), (12288, 2048, False), (1024, 3072, True), (2048, 6144, True)):
-            plan = choose_plan(rows, height, inputs, add, gpu=gpu)
-            assert replace(plan, stages=0) == replace(choose_plan(rows, height, inputs, add, gpu=GPUS[90]), stages=0)
-            if rows > VECTOR_ROWS:
-                assert plan.stages >= 2
-                assert plan.stages * plan.depth * (plan.height + row_block(rows)) * 2 <= gpu.shared
+    shapes = ((4096, 1024, False), (12288, 2048, False), (1024, 3072, True), (2048, 6144, True))
+    for rows, (height, inputs, add), bytes_each in product((1, 5, 17, MAX_ROWS, 200), shapes, (2, 1)):
+        weight = absent_matrix(height, inputs, quantized=bytes_each == 1)
+        if rows > MAX_ROWS and bytes_each == 2:
+            continue
+        plan = choose_plan(rows, weight, add, gpu=gpu)
+        assert replace(plan, stages=0) == replace(choose_plan(rows, weight, add, gpu=GPUS[90]), stages=0)
+        if rows > VECTOR_ROWS:
+            assert plan.stages >= 2
+            assert plan.stages * plan.depth * (plan.height * bytes_each + row_block(rows) * 2) <= gpu.shared
 
 
 def test_a_matrix_with_few_rows_is_divided_by_columns() -> None:
-    splits = [choose_plan(16, height, 2048, add=True, gpu=GPUS[90]).splits for height in (512, 1024, 2048, 8192)]
+    matrices = {height: absent_matrix(height, 2048) for height in (512, 1024, 2048, 8192)}
+    splits = [choose_plan(16, matrix, add=True, gpu=GPUS[90]).splits for matrix in matrices.values()]
     assert splits == [16, 8, 4, 1]
-    assert choose_plan(16, 1024, 2048, gpu=GPUS[90]).splits == 1
-    assert choose_plan(VECTOR_ROWS, 1024, 2048, add=True, gpu=GPUS[90]).splits == 1
+    assert choose_plan(16, matrices[1024], gpu=GPUS[90]).splits == 1
+    assert choose_plan(VECTOR_ROWS, matrices[1024], add=True, gpu=GPUS[90]).splits == 1
+
+
+def absent_matrix(height: int, inputs: int, quantized: bool = False) -> Matrix:
+    """A matrix without memory."""
+    weight = torch.empty(height, inputs, dtype=torch.bfloat16, device="meta")
+    return quantize_matrix(weight, torch.int8) if quantized else weight
