@@ -50,7 +50,8 @@ REPLAYS = 30
 MIN_BYTES = 256 << 20  # of matrices in one graph: several times the GPU's cache
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda", 0)
 VECTOR_HEIGHTS, VECTOR_DEPTHS, VECTOR_WARPS = (4, 8, 16), (512, 1024, 2048), (4, 8)
-MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS = (64, 128), (64, 128, 256), (3, 4, 6, 8), (1, 2, 4, 8)
+MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS = (32, 64, 128), (64, 128, 256), (4, 6, 8), (1, 2, 4, 8)
+MATRIX_WARPS = (2, 4)
 MAX_SHARED = 200 << 10  # bytes of all stages
 
 
@@ -158,9 +159,10 @@ def plans(rows: int, shape: Shape, quantized: bool) -> Iterator[LaunchPlan]:
             if height * depth <= max_elements * 32 * warps and depth <= max(lanes, shape.inputs):
                 yield LaunchPlan(height, depth, warps)
         return
-    for height, depth, stages, splits in product(MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS if shape.add else (1,)):
+    splits = SPLITS if shape.add else (1,)
+    for height, depth, warps, stages, parts in product(MATRIX_HEIGHTS, MATRIX_DEPTHS, MATRIX_WARPS, STAGES, splits):
         if stages * depth * (row_block(rows) * DTYPE.itemsize + height * bytes_each) <= MAX_SHARED:
-            yield LaunchPlan(height, depth, 4, stages, splits)
+            yield LaunchPlan(height, depth, warps, stages, parts)
 
 
 def compile_plans(shapes: Iterable[Shape], counts: list[int], weights: str) -> None:

@@ -24,6 +24,7 @@ from polyvox.bench.model_calls import (
 from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import EngineConfig
+from polyvox.kernels.quantized_matrix import multiply_reference, quantize_matrix
 from polyvox.models.hashing_tokenizer import HashingTokenizer
 from polyvox.models.info import ModelIdentity
 from polyvox.models.qwen3_tts import family, synthetic
@@ -80,6 +81,13 @@ def test_activations_are_the_rows_and_the_results_of_products() -> None:
         work = count_work(lambda: torch.nn.functional.linear(rows, weight).relu(), [weight], 0)
     assert work.bytes == weight.nbytes
     assert work.activations == rows.nbytes + 7 * 3 * 4
+
+
+def test_quantised_weights_are_read_as_bytes() -> None:
+    rows, matrix = torch.zeros(3, 8), quantize_matrix(torch.ones(5, 8), torch.int8)
+    with torch.inference_mode():
+        work = count_work(lambda: multiply_reference(rows, matrix), matrix, 0)
+    assert (work.bytes, work.activations) == (5 * 8, (3 * 8 + 3 * 5) * 4)
 
 
 def test_the_dtype_of_a_codec_is_its_compute_dtype_not_that_of_its_codebooks() -> None:

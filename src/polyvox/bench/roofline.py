@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyvox.kernels.quantized_rows import is_quantized
+
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 128 << 20}  # much larger than any cache
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 REPEATS = 20
@@ -90,24 +92,37 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 class _WeightReads(TorchDispatchMode):
-    """Counts the bytes of weights that operations read, those of products' other operands, and all but views."""
+    """Counts the bytes of weights that operations read, those of products' other operands, and all but views.
+
+    Quantised weights are read when they are converted for the product that follows.
+    """
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.operations = self.activations = 0
-        self._weights = {parameter.untyped_storage().data_ptr() for parameter in weights}
+        self._weights = {_storage(parameter): parameter.dtype for parameter in weights}
+        self._converted: torch.Tensor | None = None  # kept, so that no other tensor gets its memory
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         self.operations += not func.is_view
-        if func.overloadpacket.__name__ in WEIGHT_OPERATIONS:
-            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            read = sum(t.nbytes for t in tensors if t.untyped_storage().data_ptr() in self._weights)
+        name = func.overloadpacket.__name__
+        if name == "_to_copy" and is_quantized(self._weights.get(_storage(args[0]), out.dtype)):
+            self.bytes += args[0].nbytes
+            self._converted = out
+        if name in WEIGHT_OPERATIONS:
+            converted = None if self._converted is None else _storage(self._converted)
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and _storage(arg) != converted]
+            read = sum(t.nbytes for t in tensors if _storage(t) in self._weights)
             self.bytes += read
             self.activations += sum(t.nbytes for t in (*tensors, out)) - read
         return out
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _attention_flops(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any) -> int:
