@@ -122,7 +122,7 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     device.major, device.minor = 8, 6
     message = one("gpus").message
     assert "plain paths: overlap of kernel launches (needs compute capability 9.0; instead: a launch starts" in message
-    assert "KV cache in fp8 (needs compute capability 8.9; instead: fp8 is rejected; int8" in message
+    assert "KV cache and weights in fp8 (needs compute capability 8.9; instead: fp8 is rejected; int8" in message
     assert "not checked" not in message
     device.minor = 7
     assert "the kernels are not checked for sm_87" in one("gpus").message
