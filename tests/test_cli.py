@@ -136,6 +136,8 @@ def test_say_plays_the_audio(
         (["serve", "--lexicon", "nowhere.txt", "--port", "0"], 2, "Invalid value for 'lexicon'"),
         (["serve", "--host", "256.0.0.1"], 2, "Invalid value for 'host'"),
         (["serve", "--memory", "0"], 2, "Invalid value for 'memory_gb'"),
+        (["serve", "--weights", "int4"], 2, "Invalid value for 'weight_dtype'"),
+        (["bench", "engine", "--weights", "int4"], 2, "Invalid value for 'weight_dtype'"),
         (["serve", "--host", "192.0.2.1"], 2, "got '192.0.2.1:8000'"),
         (["say", "hi", "--model", "a--b/c"], 1, "neither a folder nor a hub id"),
         (["say", "hi", "--model", "~nobody123/x"], 1, "neither a folder nor a hub id"),

@@ -11,7 +11,7 @@ from polyvox.cli.doctor import model_needs
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.memory import ModelNeeds
 from polyvox.errors import InvalidRequest
-from polyvox.kernels import kv_quantize, prefill_attention, wgmma_conv
+from polyvox.kernels import prefill_attention, quantized_rows, wgmma_conv
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.plain_paths import FAST_PATHS
 from polyvox.models.registry import published_sizes
@@ -44,9 +44,9 @@ def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: p
         path.name: [*marks([path.supports(architecture) for architecture in GPUS]), path.otherwise]
         for path in FAST_PATHS
     }
-    int8 = [kv_quantize.supports(torch.int8, architecture) for architecture in GPUS]
+    int8 = [quantized_rows.supports(torch.int8, architecture) for architecture in GPUS]
     expected["Triton kernels"] = [*marks([True] * len(GPUS)), "PyTorch"]
-    expected["KV cache in int8"] = [*marks(int8), ""]
+    expected["KV cache and weights in int8"] = [*marks(int8), ""]
     expected["shared memory per program, KB"] = [*(str(gpu.shared >> 10) for gpu in GPUS.values()), ""]
     blocks = [prefill_attention.BLOCKS.get(architecture, prefill_attention.OTHER_BLOCK) for architecture in GPUS]
     expected["positions per block in prefill attention"] = [*map(str, blocks), ""]

@@ -5,7 +5,12 @@
 
 The similarity of a recording is the cosine between its embedding and the mean embedding of the base's other recordings
 of the same voice. Both folders must have the same sentences, so that their difference has its own standard error.
-Resemblyzer 0.1.4 has its weights in the package; no other is downloaded.
+
+Resemblyzer 0.1.4 has its weights in the package; nothing else is downloaded. It is installed by hand into an
+environment with training/requirements.txt, because it requires `webrtcvad`, which has no wheels:
+
+    pip install librosa==0.11.0 webrtcvad-wheels==2.0.14.post1
+    pip install --no-deps Resemblyzer==0.1.4
 """
 
 import argparse

@@ -14,6 +14,8 @@ import torch
 
 from bench.fake_server import FakeServer, Script, serving, tone
 from polyvox import tts
+from polyvox.bench import model_calls
+from polyvox.bench.roofline import DevicePeaks
 from polyvox.cli.main import main
 from polyvox.engine.memory import MAX_CPU_STREAMS
 from polyvox.models.qwen3_tts import family, synthetic
@@ -109,6 +111,21 @@ def test_engine_measures_the_peak_of_every_dtype_of_the_model(
     status = bench("engine", "--model", "0.6B", "--batch", "1", "--context", "16", "--repeats", "2", "-o", "e.json")
     assert status == 0, capsys.readouterr().err
     assert set(json.loads(Path("e.json").read_text())["device"]["rates"]) == {"float32", "bfloat16"}
+
+
+def test_engine_measures_a_model_with_quantised_weights(
+    bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = synthetic.random_model(synthetic.tiny_files("custom_voice"), torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(family, "random_model", lambda *_, **__: model)
+    monkeypatch.setattr(model_calls, "model_peaks", lambda _: DevicePeaks("test", 1e9, {torch.float32: 1e9}))
+    written = []
+    for weights in ("auto", "int8"):
+        status = bench("engine", "--model", "0.6B", "--weights", weights, "--repeats", "2", "-o", "e.json")
+        assert status == 0, capsys.readouterr().err
+        written.append(json.loads(Path("e.json").read_text()))
+    assert model.talker.codec_head.weight.dtype == torch.int8
+    assert [each["weight_dtype"] for each in written] == ["auto", "int8"]
 
 
 def test_a_report_contains_the_scripted_measurements(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kernel launch of every published model compiles for each GPU architecture, and fits it; no GPU is needed.
 
-All calls of an engine with MAX_STREAMS slots, with each type of the KV cache, also deterministic. About 2,200 distinct
-launches; Triton's cache keeps those whose kernel does not change.
+All calls of an engine with MAX_STREAMS slots, with each type of the KV cache and of the weights, also deterministic.
+Triton's cache keeps the launches whose kernel does not change.
 """
 
 import json

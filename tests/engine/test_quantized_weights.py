@@ -87,8 +87,8 @@ def test_the_memory_plan_counts_the_quantised_weights(checkpoints: Path, loaded:
 
 def test_quantised_weights_of_a_published_model_leave_memory_for_more_streams() -> None:
     plans = []
-    for types in ({}, {"weight_dtype": torch.int8}):
-        model = random_model("1.7B", META, torch.bfloat16, **types)
+    for weight_dtype in (None, torch.int8):
+        model = random_model("1.7B", META, torch.bfloat16, weight_dtype=weight_dtype)
         host = model.model.talker.text_embedding.weight.nbytes  # type: ignore[attr-defined]
         needs = ModelNeeds.of(model, gpu=True, host_bytes=host)
         plans.append((needs.weights, needs.plan(8 << 30).config.max_streams))

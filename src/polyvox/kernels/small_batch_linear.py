@@ -21,8 +21,8 @@ times the norm's gain and the squares of its outputs, summed per program; the se
 and scales its result by 1 / sqrt(mean of squares + eps). No program reads a whole row to normalise it.
 
 Types: bfloat16, float16; float32 up to VECTOR_ROWS rows.
-Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K and
-`row_block(M)`; the sum is multiplied by the channel's scale, if any, then by that of the norm, then rounded, then
+Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K,
+`row_block(M)` and the number of tiles of rows; the sum is multiplied by the channel's scale, if any, then by that of the norm, then rounded, then
 residual or gate as add_rms_norm and silu_mul round.
 Bytes: weight once, from cache for all tiles but the first; x, add and the result once from memory.
 """
