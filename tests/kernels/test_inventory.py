@@ -88,6 +88,7 @@ PARTS = {
     "launch_overlap.wait": "small_batch_linear.vector_kernel",
     "ring_attention.attend_block": "ring_attention.ring_kernel",
     "ring_attention.rotated": "ring_attention.ring_kernel",
+    "quantized_matrix.convert": "small_batch_linear.matrix_kernel",
     "sampler.rank_of_largest": "sampler.draw_kernel",
     "sampler.rank_of_mass": "sampler.draw_kernel",
     "small_batch_linear.store_output": "small_batch_linear.vector_kernel",

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from polyvox.kernels.gpu import GPUS, Gpu, gpu_of
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
-from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, multiply_reference, select
+from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, convert, multiply_reference, select
 from polyvox.kernels.silu_mul import silu_mul_reference
 from polyvox.kernels.tiles import SPARE
 
@@ -239,10 +239,10 @@ def gate_up_kernel(
             k = start + tl.arange(0, BLOCK_K)
             values = tl.load(source[:, None] + k[None, :], mask=present[:, None] & (k < hidden)[None, :], other=0.0)
             mask = (n < inner)[None, :] & (k < hidden)[:, None]
-            gate_part = tl.load(gate_rows[None, :] + k[:, None], mask=mask, other=0.0).to(values.dtype)
-            gates = tl.dot(values, gate_part, gates, input_precision=PRECISION)
-            up_part = tl.load(up_rows[None, :] + k[:, None], mask=mask, other=0.0).to(values.dtype)
-            ups = tl.dot(values, up_part, ups, input_precision=PRECISION)
+            gate_part = tl.load(gate_rows[None, :] + k[:, None], mask=mask, other=0.0)
+            gates = tl.dot(values, convert(gate_part, values.dtype), gates, input_precision=PRECISION)
+            up_part = tl.load(up_rows[None, :] + k[:, None], mask=mask, other=0.0)
+            ups = tl.dot(values, convert(up_part, values.dtype), ups, input_precision=PRECISION)
         if QUANTIZED:
             channel = channels + expert.to(tl.int64) * (2 * inner) + n
             gates *= tl.load(channel, mask=n < inner, other=0.0)[None, :]
@@ -274,8 +274,8 @@ def down_kernel(
             at = pair[:, None] * inner + k[None, :]
             values = tl.load(x + at, mask=present[:, None] & (k < inner)[None, :], other=0.0)
             mask = (n < hidden)[None, :] & (k < inner)[:, None]
-            matrix = tl.load(lines[None, :] + k[:, None], mask=mask, other=0.0).to(values.dtype)
-            sums = tl.dot(values, matrix, sums, input_precision=PRECISION)
+            matrix = tl.load(lines[None, :] + k[:, None], mask=mask, other=0.0)
+            sums = tl.dot(values, convert(matrix, values.dtype), sums, input_precision=PRECISION)
         if QUANTIZED:
             sums *= tl.load(channels + expert.to(tl.int64) * hidden + n, mask=n < hidden, other=0.0)[None, :]
         dtype = out.dtype.element_ty

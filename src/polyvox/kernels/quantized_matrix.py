@@ -99,3 +99,13 @@ def dequantize_kernel(values, scales, out, COLUMNS: tl.constexpr, BLOCK: tl.cons
     at = row.to(tl.int64) * COLUMNS + column
     value = tl.load(values + at, mask=column < COLUMNS, other=0.0).to(tl.float32)
     tl.store(out + at, (value * tl.load(scales + row)).to(out.dtype.element_ty), mask=column < COLUMNS)
+
+
+@Kernel
+def convert(weights, dtype: tl.constexpr):
+    """Loaded weights in the type of the rows, which is exact. float8 is converted by way of float32: the direct way to
+    bfloat16 has instructions that sm_89 lacks.
+    """
+    if weights.dtype == tl.float8e4nv:
+        return weights.to(tl.float32).to(dtype)
+    return weights.to(dtype)

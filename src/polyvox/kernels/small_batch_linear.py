@@ -22,8 +22,8 @@ and scales its result by 1 / sqrt(mean of squares + eps). No program reads a who
 
 Types: bfloat16, float16; float32 up to VECTOR_ROWS rows.
 Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K,
-`row_block(M)` and the number of tiles of rows; the sum is multiplied by the channel's scale, if any, then by that of the norm, then rounded, then
-residual or gate as add_rms_norm and silu_mul round.
+`row_block(M)` and the number of tiles of rows; the sum is multiplied by the channel's scale, if any, then by that of
+the norm, then rounded, then residual or gate as add_rms_norm and silu_mul round.
 Bytes: weight once, from cache for all tiles but the first; x, add and the result once from memory.
 """
 
@@ -41,7 +41,7 @@ from polyvox.kernels.gpu import Gpu, gpu_of
 from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
 from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
-from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, multiply_reference
+from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, convert, multiply_reference
 from polyvox.kernels.silu_mul import silu_mul_reference
 from polyvox.kernels.tiles import SPARE
 
@@ -327,14 +327,14 @@ def matrix_kernel(
     sums = tl.zeros([HEIGHT, ROW_BLOCK], tl.float32)
     if STEPS == 1:
         value = tl.load(begin + column[None, :], mask=in_range & (column < INPUTS)[None, :], other=0.0)
-        sums = tl.dot(only.to(value.dtype), tl.trans(value), sums, input_precision="ieee")
+        sums = tl.dot(convert(only, value.dtype), tl.trans(value), sums, input_precision="ieee")
     else:
         for step in tl.range(0, STEPS, num_stages=STAGES):
             at = (column + step * DEPTH)[None, :]
             inside = in_range if EVEN else in_range & (at < INPUTS)
             matrix = tl.load(start + at, mask=None if EVEN else at < INPUTS, other=None if EVEN else 0.0)
             value = tl.load(begin + at, mask=inside, other=0.0)
-            sums = tl.dot(matrix.to(value.dtype), tl.trans(value), sums, input_precision="ieee")
+            sums = tl.dot(convert(matrix, value.dtype), tl.trans(value), sums, input_precision="ieee")
     if SPLITS > 1:
         at = (tl.program_id(1) * rows + row[:, None]) * OUTPUTS + output[None, :]
         made = tl.trans(sums)
