@@ -119,13 +119,10 @@ def test_engine_measures_a_model_with_quantised_weights(
     model = synthetic.random_model(synthetic.tiny_files("custom_voice"), torch.device("cpu"), torch.float32)
     monkeypatch.setattr(family, "random_model", lambda *_, **__: model)
     monkeypatch.setattr(model_calls, "model_peaks", lambda _: DevicePeaks("test", 1e9, {torch.float32: 1e9}))
-    written = []
-    for weights in ("auto", "int8"):
-        status = bench("engine", "--model", "0.6B", "--weights", weights, "--repeats", "2", "-o", "e.json")
-        assert status == 0, capsys.readouterr().err
-        written.append(json.loads(Path("e.json").read_text()))
+    arguments = ("--model", "0.6B", "--weights", "int8", "--batch", "1", "--context", "16", "--repeats", "2")
+    assert bench("engine", *arguments, "-o", "e.json") == 0, capsys.readouterr().err
+    assert json.loads(Path("e.json").read_text())["weight_dtype"] == "int8"
     assert model.talker.codec_head.weight.dtype == torch.int8
-    assert [each["weight_dtype"] for each in written] == ["auto", "int8"]
 
 
 def test_a_report_contains_the_scripted_measurements(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
