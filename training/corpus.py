@@ -79,13 +79,14 @@ def main() -> None:
 
 def write_texts(wordnet: Path, out: Path, count: int) -> None:
     """Write texts.txt, one per line, and phonemes.npz: phoneme ids and a voice for each text."""
+    from polyvox.text import format_parts, normalize_text
     from polyvox.text.phonemes import phonemize
     from training.texts import sentences
 
     pick = np.random.default_rng(1)
     kept, phonemes = [], []
     for text in sentences(wordnet, count):
-        ids = to_ids(phonemize(text))
+        ids = to_ids(phonemize(format_parts(normalize_text(text))))
         if 2 <= len(ids) <= MAX_PHONEMES:
             kept.append(text)
             phonemes.append(ids)

@@ -54,7 +54,16 @@ SLOTS = {
     "worried confused relieved embarrassed disappointed grateful jealous curious hopeful",
     "color": "red blue green yellow white black brown gray purple pink orange silver golden",
     "body": "head arm leg hand foot back knee shoulder stomach throat tooth finger ear eye neck ankle elbow wrist",
+    "person": "Einstein Newton Darwin Shakespeare Mozart Beethoven Picasso Napoleon Cleopatra Lincoln Washington Obama "
+    "Churchill Gandhi Mandela Galileo Columbus Leonardo Rembrandt Tolstoy Dickens Hemingway Tesla Edison Curie Hawking "
+    "Aristotle Plato Socrates Caesar Johnson Williams Brown Jones Garcia Miller Davis Rodriguez Martinez Anderson "
+    "Taylor Thompson Nguyen Robinson Kowalski Schmidt Ivanov Tanaka Singh Patel O'Brien McDonald Fitzgerald Kennedy",
+    "acronym": "NASA FBI CIA USA UK UN EU NATO UNESCO BBC CNN CEO CFO HR IT TV DVD PDF GPS USB CPU GPU API URL HTML AI "
+    "DNA ATM PIN ID FAQ VIP NBA NFL FIFA MIT UCLA IBM NHS GDP VAT SUV RSVP ASAP DIY OK PhD HIV MRI",
     "unit": "minutes hours days weeks months years dollars miles people pounds degrees meters pages seconds kilometers",
+    "list": "things",
+    "time": "numbers",
+    "amount": "numbers",
     "digits": "numbers",
     "count": "numbers",
     "small": "numbers",
@@ -197,6 +206,53 @@ What a {adj} {thing}!
 Where is {name}?
 Who is your {who}?
 I know.
+The {where} opens at {time} and closes at {time}.
+Our flight to {place} leaves at {time} on {day}.
+The call is at {time}, not at {time}.
+Please be at the {where} before {time}.
+Is {time} on {day} too early for you?
+It was {time} when the {who} came home.
+{person} was born in {year}.
+Did {person} really meet {person} in {place}?
+Doctor {person} and Professor {person} work for {acronym}.
+Mr. {person} will see you in the {where} at {time}.
+Have you read the letter from {person} to {person}?
+{name} {person} lives in {place}.
+My name is {name} {person}.
+The {acronym} opened an office in {place} in {year}.
+She works for the {acronym} in {place}.
+Does the {acronym} know about the {thing}?
+Send the {acronym} to {name} {person}.
+First {acronym}, then {acronym}, and finally {acronym}.
+You need three things: {list}.
+We have to buy the following: {list}.
+There is one problem: the {thing} is {adj}.
+Remember this: never {do} the {thing} in the {where}.
+Her answer was short: {feel}.
+On the menu: {food}, {food}, and {food}.
+I asked {name}, {name}, {person}, and {name}.
+One, {thing}. Two, {thing}. Three, {thing}.
+{Adj}.
+{Feel}.
+{Thing}.
+{Adv}.
+{day}.
+{name}?
+{small}.
+{time}.
+{acronym}.
+Yes, {adv}.
+No, on {day}.
+{Adj} or {adj}?
+Do you mean {person}?
+Is it {adj} or {adj}?
+Will {name} be there at {time}?
+It costs {amount}.
+The bill was {amount}, so we paid {amount} each.
+On {month} {ordinal}, {year}, the {who} {did} the {thing}.
+The speed limit is {small} miles per hour.
+It is {small} degrees, {small} percent humidity, and the wind is {small} miles per hour.
+Take the {ordinal} door on the left, room {small}.
 """.strip().splitlines()
 
 PHRASES = (
@@ -241,7 +297,12 @@ class Everyday:
     def sentence(self) -> str:
         template = self._random.choice(TEMPLATES)
         text = re.sub(r"\{(\w+)\}", lambda slot: self.fill(slot[1]), template)
+        text = text.replace(".m..", ".m.")
         return text[0].upper() + text[1:]
+
+    def paragraph(self) -> str:
+        """Two to four sentences."""
+        return " ".join(self.sentence() for _ in range(self._random.randrange(2, 5)))
 
     def phrase(self) -> str:
         return self._random.choice(PHRASES)
@@ -258,6 +319,15 @@ class Everyday:
             if pick.random() < 0.3:
                 return f"{hour}:{pick.randrange(10, 60)}"
             return f"{spell_out(hour)} {pick.choice(['thirty', 'fifteen', 'forty five', 'ten', 'twenty', 'o clock'])}"
+        if slot == "time":
+            minutes = pick.choice(["", "", ":15", ":30", ":45", f":{pick.randrange(10, 60)}"])
+            return f"{pick.randrange(1, 13)}{minutes} {pick.choice(['a.m.', 'p.m.'])}"
+        if slot == "amount":
+            return f"${pick.randrange(1, 400)}" + (f".{pick.randrange(10, 100)}" if pick.random() < 0.5 else "")
+        if slot == "list":
+            kind = pick.choice(["thing", "food", "animal", "name"])
+            items = pick.sample(self._words[kind], pick.randrange(3, 6))
+            return f"{', '.join(items[:-1])} and {items[-1]}"
         if slot == "year":
             year = pick.randrange(1100, 2000)
             return str(year) if pick.random() < 0.4 else f"{spell_out(year // 100)} {spell_out(max(year % 100, 10))}"

@@ -4,11 +4,15 @@
     python -m training.talker --pool pool.npz --out DIR --minutes 6.5
 
 --out receives the best weights so far (talker-*.safetensors) and talker.jsonl. A run that
-finds weights there resumes from them. The learning rate falls to zero over --minutes; a run without improvement
-ends early.
+finds weights there resumes from them. The learning rate falls to zero over --minutes; a run ends early when none of
+codes 0 to 2 improves on held-out speech.
+
+Entries are drawn in proportion to their number, synthesised ones SPOKEN_WEIGHT times as often as ones that were only
+timed, so that little speech is not memorised before the texts are learnt.
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +38,60 @@ from training.word_frequency import classes
 ROWS = 24_576  # per step
 LENGTHS = (64, 96, 144, 256)
 LAYOUTS = {"whole": False, "live": True}
-TIMED = 0.5  # share of a step's entries that have only code 0
+SPOKEN_WEIGHT = 2.0  # how much more often a synthesised entry is drawn than one that has only code 0
 LIVE, AUTO = 0.5, 0.25  # share of entries in the live layout; without a language
 DROPOUT = {"talker": 0.1, "predictor": 0.1}
 # Share of frames, of entries whose codes 2 and up are masked in the input. Code 1 stays: it has the phase.
 MASKED_FRAMES, MASKED_ENTRIES = 0.25, 0.25
 WRONG = (0.02, 0.01, 0.05)  # share of input codes 0, 1 and others that are replaced at random
-OWN = 0.2  # share of input codes 0 that are the talker's own, drawn after the true ones
-PREDICTED = 8_000  # frames per step on which the code predictor is trained
+# In every second entry, this share of the input codes 0 is the talker's own, drawn after the true ones.
+OWN = 0.4
+PREDICTED = 0.5  # frames on which the code predictor is trained, relative to the rows of synthesised entries
+# Codes 3 and 4 are nearly noise: with more weight, the talker memorises them.
+RESIDUAL_WEIGHTS = (1.0, 1.0, *[0.25] * (NUM_CODEBOOKS - 3))
 PEAK_RATE, AVERAGE, CLIP = 1.2e-3, 0.999, 1.0
-BOOK_WEIGHTS = {"first": 1.0, "1": 0.5}  # for model selection: word errors depend on codes 0 and 1
+SELECTION_WEIGHTS = {"first": 1.0, "1": 0.5, "2": 0.25}  # of code 0 (and end of speech), 1 and 2
 MAX_STALE = 0.3  # share of a run without improvement after which it ends
 LOG_SECONDS, CHECK = 20.0, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Training entries of similar length, which share a captured step."""
+
+    length: int  # maximum rows of an entry
+    spoken: np.ndarray  # indices of synthesised entries
+    timed: np.ndarray  # indices of entries that have only code 0
+
+    @property
+    def weight(self) -> float:
+        """Rows of all entries, with SPOKEN_WEIGHT: the probability of the bucket, not scaled."""
+        return self.length * (SPOKEN_WEIGHT * len(self.spoken) + len(self.timed))
+
+    def num_spoken(self, count: int) -> int:
+        """How many of `count` entries of a step are synthesised: at least one, if there are any."""
+        if not len(self.timed) or not len(self.spoken):
+            return count if len(self.spoken) else 0
+        share = SPOKEN_WEIGHT * len(self.spoken) / (SPOKEN_WEIGHT * len(self.spoken) + len(self.timed))
+        return min(count - 1, max(1, round(share * count)))
+
+
+class ModelSelection:
+    """The best validation score so far, and whether any of its codes still improves."""
+
+    def __init__(self, max_stale: float) -> None:
+        self.score = BestValue(max_stale)
+        self._codes = {name: BestValue(max_stale) for name in SELECTION_WEIGHTS}
+
+    def improved(self, valid: dict[str, float], part: float) -> bool:
+        """Record validation losses at this share of the run; true if their score is the best."""
+        for name, best in self._codes.items():
+            best.improved(sum(valid[f"{layout}_{name}"] for layout in LAYOUTS), part)
+        return self.score.improved(compared(valid), part)
+
+    def is_stale(self, part: float) -> bool:
+        """Whether no code has improved for too long; one that is overfitted does not end a run."""
+        return all(best.is_stale(part) for best in self._codes.values())
 
 
 class TalkerTraining:
@@ -61,35 +107,29 @@ class TalkerTraining:
         self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer = adam(self.parameters, PEAK_RATE, device, mean=0.9, decay=0.02)
         self.seen = {name: torch.zeros((), device=device) for name in ("first", "rest", "right")}
+        self.residual_weights = torch.tensor(RESIDUAL_WEIGHTS, device=device)
         self.wrong = torch.tensor([*WRONG[:2], *[WRONG[2]] * (NUM_CODEBOOKS - 2)], device=device)
-        rows, usable = row_count(pool), ~pool.held_out
-        self.choices: list[tuple[int, Tensor, Tensor]] = []
-        shares = []
-        for low, length in zip((0, *LENGTHS), LENGTHS, strict=False):
-            fits = usable & (rows > low) & (rows <= length)
-            spoken, timed = np.nonzero(fits & pool.spoken)[0], np.nonzero(fits & ~pool.spoken)[0]
-            if len(spoken):
-                timed = timed if len(timed) else spoken
-                self.choices.append((length, _on(spoken, device), _on(timed, device)))
-                shares.append(len(spoken) * length)
-        self.shares = np.array(shares) / sum(shares)
+        rows = row_count(pool)
+        self.buckets = buckets(pool, rows)
+        weights = np.array([bucket.weight for bucket in self.buckets])
+        self.shares = weights / weights.sum()
         held_out = np.nonzero(pool.held_out & pool.spoken & (rows <= LENGTHS[2]))[0]
         self.held_out = _on(held_out[: arguments.validation], device)
         self.rare = _on(rare_held_out(pool, rows), device)
         self.word_counts = torch.from_numpy(pool.word_counts).to(device)
 
-    def step(self, length: int, spoken: Tensor, timed: Tensor) -> None:
+    def step(self, length: int, spoken: Tensor, timed: Tensor, num_spoken: int) -> None:
         """One update on entries of up to `length` rows."""
-        count = max(2, self.arguments.rows // length)
-        alone = int(TIMED * count)
-        entry = torch.cat([self._some(spoken, count - alone), self._some(timed, alone)])
+        count = self._count(length)
+        entry = torch.cat([self._some(spoken, num_spoken), self._some(timed, count - num_spoken)])
         live, auto = (torch.rand(count, device=self.device) < part for part in (LIVE, AUTO))
         batch = self.batches.rows(entry, live, auto, length)
         self.optimizer.zero_grad(set_to_none=True)
         with half_precision(self.device):
             hidden = read(self.model, batch, self._disturbed(self._with_own(batch)))
             first, right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
-            rest = residual_loss(self.model, hidden, batch, min(PREDICTED, self.arguments.rows // 2)).sum()
+            predicted = max(1, int(PREDICTED * num_spoken * length))
+            rest = (residual_loss(self.model, hidden, batch, predicted) * self.residual_weights).sum()
         (first + rest).backward()
         nn.utils.clip_grad_norm_(self.parameters, CLIP)
         self.optimizer.step()
@@ -97,17 +137,31 @@ class TalkerTraining:
         for name, value in (("first", first), ("rest", rest), ("right", right)):
             self.seen[name].copy_(value.detach())
 
+    def captured(self, bucket: Bucket) -> CapturedStep:
+        """The step of a bucket."""
+        spoken, timed = _on(bucket.spoken, self.device), _on(bucket.timed, self.device)
+        num_spoken = bucket.num_spoken(self._count(bucket.length))
+        return CapturedStep(lambda: self.step(bucket.length, spoken, timed, num_spoken), self.device)
+
+    def _count(self, length: int) -> int:
+        return max(2, self.arguments.rows // length)
+
     def _some(self, entries: Tensor, count: int) -> Tensor:
+        if not count:
+            return entries[:0]
         return entries[torch.randint(len(entries), (count,), device=self.device)]
 
     @torch.no_grad()
     def _with_own(self, batch: Batch) -> Tensor:
-        """Input frames, some with a code 0 that the talker draws after the true frames."""
-        scores = self.model.codec_head(read(self.model, batch, batch.frames))[..., :CODE_0_SIZE].float()
+        """Input frames; in every second entry, some have a code 0 that the talker draws after the true frames."""
+        some = Batch(batch.text[::2], batch.control[::2], batch.frames[::2], batch.target[::2], batch.following[::2])
+        scores = self.model.codec_head(read(self.model, some, some.frames))[..., :CODE_0_SIZE].float()
         noise = torch.rand_like(scores).clamp(min=1e-9).log().neg().log()  # of a Gumbel distribution, negative
         own = (scores - noise).argmax(-1).roll(1, 1)
-        chosen = (torch.rand(own.shape, device=self.device) < OWN) & (batch.frames[..., 0] >= 0)
-        return torch.cat([torch.where(chosen, own, batch.frames[..., 0])[..., None], batch.frames[..., 1:]], -1)
+        chosen = (torch.rand(own.shape, device=self.device) < OWN) & (some.frames[..., 0] >= 0)
+        frames = batch.frames.clone()
+        frames[::2, :, 0] = torch.where(chosen, own, some.frames[..., 0])
+        return frames
 
     def _disturbed(self, frames: Tensor) -> Tensor:
         """Input frames with the errors of inference: some codes replaced, some masked."""
@@ -179,15 +233,23 @@ class TalkerTraining:
         save_parts(dict(zip(names, self.average, strict=True)), out, "talker")
 
     def run(self, minutes: float, out: Path) -> None:
-        log, best = Log(out / "talker.jsonl"), BestValue(MAX_STALE)
+        log, best = Log(out / "talker.jsonl"), ModelSelection(MAX_STALE)
         if (out / "talker-0.safetensors").exists():
             load_talker(self.model, out)
             self.average = [parameter.detach().clone() for parameter in self.parameters]
-            best = BestValue(max_stale=1.0)  # with a high rate again, the first improvement comes late
-            best.improved(compared(self.validate()), 0.0)
+            best = ModelSelection(max_stale=1.0)  # with a high rate again, the first improvement comes late
+            best.improved(self.validate(), 0.0)
         pick = np.random.default_rng(1)
-        steps = [CapturedStep(lambda c=choice: self.step(*c), self.device) for choice in self.choices]  # type: ignore[misc]
-        log(phase="captured", parameters=str(sum(p.numel() for p in self.parameters)), shares=str(self.shares.round(2)))
+        steps = [self.captured(bucket) for bucket in self.buckets]
+        spoken = [
+            f"{bucket.num_spoken(self._count(bucket.length))}/{self._count(bucket.length)}" for bucket in self.buckets
+        ]
+        log(
+            phase="captured",
+            parameters=str(sum(p.numel() for p in self.parameters)),
+            shares=str(self.shares.round(2)),
+            spoken=" ".join(spoken),
+        )
         clock, number, logged = Clock(minutes), 0, 0.0
         while not clock.over and not best.is_stale(clock.part):
             set_learning_rate(self.optimizer, rate(PEAK_RATE, number, clock.part, floor=0.0))
@@ -200,17 +262,28 @@ class TalkerTraining:
                     seen = {name: float(value) for name, value in self.seen.items()}
                     valid = self.validate()
                     log(phase="talker", step=number, **seen, **valid)
-                    if best.improved(compared(valid), clock.part):
+                    if best.improved(valid, clock.part):
                         self.save(out)
         valid = self.validate()
-        if best.improved(compared(valid), clock.part):
+        if best.improved(valid, clock.part):
             self.save(out)
-        log(phase="done", step=number, best=best.value, **valid, **self.by_frequency())
+        log(phase="done", step=number, best=best.score.value, **valid, **self.by_frequency())
 
 
 def compared(valid: dict[str, float]) -> float:
     """The validation score for model selection; lower is better."""
-    return sum(weight * valid[f"{layout}_{name}"] for layout in LAYOUTS for name, weight in BOOK_WEIGHTS.items())
+    return sum(weight * valid[f"{layout}_{name}"] for layout in LAYOUTS for name, weight in SELECTION_WEIGHTS.items())
+
+
+def buckets(pool: Pool, rows: np.ndarray) -> list[Bucket]:
+    """The training entries by length; longer ones than the last of LENGTHS are left out."""
+    made = []
+    for low, length in zip((0, *LENGTHS), LENGTHS, strict=False):
+        fits = ~pool.held_out & (rows > low) & (rows <= length)
+        spoken, timed = np.nonzero(fits & pool.spoken)[0], np.nonzero(fits & ~pool.spoken)[0]
+        if len(spoken) or len(timed):
+            made.append(Bucket(length, spoken, timed))
+    return made
 
 
 def rare_held_out(pool: Pool, rows: np.ndarray, count: int = 2048) -> np.ndarray:

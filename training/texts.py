@@ -15,7 +15,10 @@ PARTS = ("noun", "verb", "adj", "adv")
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9 ,;:'!?.-]*")
 MAX_CHARACTERS = 130  # about 9 s
 # Percentage of each kind, without carriers of frequent words.
-MIX = {"example": 34, "two examples": 10, "clauses": 8, "definition": 12, "words": 9, "everyday": 24, "phrase": 3}
+MIX = {
+    "example": 32, "two examples": 9, "clauses": 8, "definition": 11, "words": 8, "everyday": 22, "paragraph": 7,
+    "phrase": 3,
+}  # fmt: skip
 CARRIED = 0.3  # carriers of frequent words, relative to the other sentences
 JOINTS = (": ", ": ", "; ", " — ", "… ", ", and ", ", but ")  # between two clauses
 
@@ -52,7 +55,7 @@ def sentences(wordnet: Path, count: int, seed: int = 1) -> list[str]:
             made.append(everyday.phrase())
             continue
         else:
-            text = everyday.sentence()
+            text = everyday.paragraph() if kind == "paragraph" else everyday.sentence()
         if len(text) <= MAX_CHARACTERS and key(text) not in seen:
             seen.add(key(text))
             made.append(text)

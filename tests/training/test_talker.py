@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which entries the talker is trained on, when training ends, and one training step."""
+
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyvox import kernels
+from polyvox.models.qwen3_tts.config import parse_config
+from training.batches import row_count
+from training.layout import NUM_CODEBOOKS, SAMPLING, voice_files
+from training.pool import UNKNOWN, Pool
+from training.talker import MAX_STALE, SPOKEN_WEIGHT, Bucket, ModelSelection, TalkerTraining, buckets, compared
+
+FRAMES = 10
+LOSSES = {f"{layout}_{name}": 1.0 for layout in ("whole", "live") for name in ("first", "1", "2", "3", "4", "right")}
+
+
+def small_pool(spoken: list[bool], held_out: list[bool]) -> Pool:
+    """Entries of 3 tokens and 10 frames."""
+    count = len(spoken)
+    codes = np.random.default_rng(0).integers(0, 512, (count * FRAMES, NUM_CODEBOOKS)).astype(np.uint16)
+    codes[np.repeat(~np.array(spoken), FRAMES), 1:] = UNKNOWN
+    ones, index = np.ones(count, np.int32), np.arange(count, dtype=np.int32)
+    words, flags = np.zeros(len(codes), np.int32), (np.array(spoken), np.array(held_out))
+    tokens = np.arange(300, 300 + 3 * count).astype(np.int16)
+    return Pool(tokens, codes, words, 3 * index, 3 * ones, FRAMES * index, FRAMES * ones, ones, index, *flags)
+
+
+def test_synthesised_entries_have_their_share_of_a_step() -> None:
+    bucket = Bucket(64, np.arange(70), np.arange(930))
+    share = SPOKEN_WEIGHT * 70 / (SPOKEN_WEIGHT * 70 + 930)
+    assert bucket.num_spoken(1000) == round(share * 1000)
+    assert bucket.num_spoken(4) == 1  # the code predictor is trained in each step
+    assert bucket.weight == 64 * (SPOKEN_WEIGHT * 70 + 930)
+    none = np.arange(0)
+    assert Bucket(64, np.arange(5), none).num_spoken(10) == 10
+    assert Bucket(64, none, np.arange(5)).num_spoken(10) == 0
+
+
+def test_held_out_entries_are_in_no_bucket() -> None:
+    pool = small_pool([True, True, False, False], [True, False, False, True])
+    (bucket,) = buckets(pool, row_count(pool))
+    assert (bucket.spoken.tolist(), bucket.timed.tolist()) == ([1], [2])
+
+
+def test_model_selection_depends_on_codes_0_to_2_only() -> None:
+    assert compared(LOSSES | {"whole_3": 9.0, "live_4": 9.0}) == compared(LOSSES)
+    worse = [compared(LOSSES | {f"live_{name}": 1.5}) for name in ("first", "1", "2")]
+    assert worse[0] > worse[1] > worse[2] > compared(LOSSES)
+
+
+def test_training_continues_while_code_0_improves_although_code_1_is_overfitted() -> None:
+    selection = ModelSelection(MAX_STALE)
+    assert selection.improved(LOSSES, 0.0)
+    for step in range(1, 10):
+        overfitted = LOSSES | {"whole_first": 1 - 0.01 * step, "whole_1": 1.0 + step, "live_4": 9.0 * step}
+        assert not selection.improved(overfitted, 0.1 * step)
+        assert not selection.is_stale(0.1 * step)
+    assert selection.score.value == compared(LOSSES)
+    assert selection.is_stale(0.91 + MAX_STALE)
+
+
+@pytest.mark.parametrize("spoken", [True, False])
+def test_a_step_trains_code_0_and_the_codes_that_are_known(spoken: bool) -> None:
+    torch.manual_seed(0)
+    pool = small_pool([spoken] * 4, [False] * 4)
+    arguments = Namespace(rows=192, validation=4)
+    with kernels.disabled(), torch.enable_grad():
+        training = TalkerTraining(pool, parse_config(voice_files(SAMPLING)), torch.device("cpu"), arguments)
+        training.captured(training.buckets[0])()
+    assert training.seen["first"] > 1
+    assert (training.seen["rest"] > 1) == spoken
+    gradient = training.model.code_predictor.lm_head.weight.grad
+    assert gradient is not None
+    assert bool(gradient.any()) == spoken
+    if spoken:  # codes 3 and 4 have less weight
+        assert gradient[3].norm() < 0.5 * gradient[0].norm()
