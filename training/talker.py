@@ -13,6 +13,7 @@ timed, so that little speech is not memorised before the texts are learnt.
 
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.models.layers.mlp import MLP
-from polyvox.models.layers.transformer import TransformerLayer
+from polyvox.models.layers.norm import LayerScale, RMSNorm
+from polyvox.models.layers.transformer import Attention, TransformerLayer
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.batches import Batch, Batches, row_count
@@ -103,6 +105,7 @@ class TalkerTraining:
         scale_for_depth(self.model)
         self.model.to(device)
         add_dropout(self.model)
+        fuse_norms(self.model)
         self.parameters = list(self.model.parameters())
         self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer = adam(self.parameters, PEAK_RATE, device, mean=0.9, decay=0.02)
@@ -316,6 +319,33 @@ def add_dropout(model: Talker) -> None:
             assert isinstance(layer, TransformerLayer)
             layer.self_attn.register_forward_hook(drop)
             layer.mlp.register_forward_hook(drop)
+
+
+def fuse_norms(model: Talker) -> None:
+    """Compute RMS norms by one operation with a backward pass; a training step is limited by memory bandwidth."""
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            module.forward = partial(_norm, module)  # type: ignore[method-assign]
+            module.add_and_norm = partial(_add_and_norm, module)  # type: ignore[method-assign]
+        elif isinstance(module, Attention):
+            module._norm_heads = partial(_norm_heads, module)  # type: ignore[method-assign]
+
+
+def _norm(norm: RMSNorm, x: Tensor) -> Tensor:
+    return F.rms_norm(x.to(norm.weight.dtype), norm.weight.shape, norm.weight, norm.eps)
+
+
+def _add_and_norm(norm: RMSNorm, x: Tensor, residual: Tensor, scale: LayerScale | None = None) -> tuple[Tensor, Tensor]:
+    assert scale is None
+    total = residual + x
+    return total, _norm(norm, total)
+
+
+def _norm_heads(attention: Attention, qk: Tensor, queries: int, keys: int) -> Tensor:
+    q, k = qk.split([queries, keys], dim=-2)
+    assert isinstance(attention.q_norm, RMSNorm)
+    assert isinstance(attention.k_norm, RMSNorm)
+    return torch.cat([_norm(attention.q_norm, q), _norm(attention.k_norm, k)], dim=-2)
 
 
 def load_talker(model: Talker, folder: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from polyvox.text import split_sentences
+from polyvox.text.phonemes import phonemize
 from training.carriers import MIN_COUNTS, MIN_FORM_COUNTS, carriers, frequent_words, spoken_words
-from training.corpus import Phonemes, TimedUtterance, alike, recover
+from training.corpus import Phonemes, TimedUtterance, alike, recover, write_texts
 from training.everyday import PHRASES, Everyday
 from training.pool import UNKNOWN, Packing, Utterance
 from training.sentences import DEVELOPMENT, PROSE, TEST
@@ -87,6 +88,20 @@ def test_every_template_is_filled() -> None:
         assert not re.search(r"[{}]|numbers\b", text), text
         assert text[-1] in ".!?"
     assert all(PHRASES)
+
+
+def test_texts_are_spoken_as_the_front_end_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.texts.sentences", lambda *_: ["It opens at 7:30 a.m.", "It costs $4."])
+    write_texts(tmp_path, tmp_path, 2)
+    phonemes = Phonemes(tmp_path)
+    assert [phonemes.text(index) for index in range(len(phonemes))] == [
+        phonemize("It opens at seven thirty a.m."), phonemize("It costs four dollars."),
+    ]  # fmt: skip
+
+
+def test_a_paragraph_has_several_sentences() -> None:
+    everyday = Everyday(0)
+    assert all(len(split_sentences(everyday.paragraph())) > 1 for _ in range(50))
 
 
 def test_a_sentence_has_a_capital_letter_and_final_punctuation() -> None:

@@ -9,10 +9,21 @@ import torch
 
 from polyvox import kernels
 from polyvox.models.qwen3_tts.config import parse_config
-from training.batches import row_count
-from training.layout import NUM_CODEBOOKS, SAMPLING, voice_files
+from polyvox.models.qwen3_tts.talker import Talker
+from training.batches import Batches, row_count
+from training.layout import NUM_CODEBOOKS, SAMPLING, initialise, voice_files
+from training.losses import read
 from training.pool import UNKNOWN, Pool
-from training.talker import MAX_STALE, SPOKEN_WEIGHT, Bucket, ModelSelection, TalkerTraining, buckets, compared
+from training.talker import (
+    MAX_STALE,
+    SPOKEN_WEIGHT,
+    Bucket,
+    ModelSelection,
+    TalkerTraining,
+    buckets,
+    compared,
+    fuse_norms,
+)
 
 FRAMES = 10
 LOSSES = {f"{layout}_{name}": 1.0 for layout in ("whole", "live") for name in ("first", "1", "2", "3", "4", "right")}
@@ -61,6 +72,27 @@ def test_training_continues_while_code_0_improves_although_code_1_is_overfitted(
         assert not selection.is_stale(0.1 * step)
     assert selection.score.value == compared(LOSSES)
     assert selection.is_stale(0.91 + MAX_STALE)
+
+
+def test_fused_norms_give_the_same_hidden_states_and_gradients() -> None:
+    torch.manual_seed(0)
+    config = parse_config(voice_files(SAMPLING))
+    pool = small_pool([True] * 2, [False] * 2)
+    whole = torch.zeros(2, dtype=torch.bool)
+    batch = Batches(pool, config, torch.device("cpu")).rows(torch.arange(2), whole, whole, 40)
+    model = Talker(config)
+    initialise(model)
+    found = []
+    for change in (lambda _: None, fuse_norms):
+        change(model)
+        model.zero_grad()
+        with kernels.disabled(), torch.enable_grad():
+            hidden = read(model, batch, batch.frames)
+            hidden.square().sum().backward()
+        layer = model.model.layers[0].self_attn
+        found.append((hidden.detach(), layer.q_norm.weight.grad, layer.qkv.weight.grad))  # type: ignore[union-attr]
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))
 
 
 @pytest.mark.parametrize("spoken", [True, False])
