@@ -7,8 +7,8 @@
 finds weights there resumes from them. The learning rate falls to zero over --minutes; a run ends early when none of
 codes 0 to 2 improves on held-out speech.
 
-Entries are drawn in proportion to their number, synthesised ones SPOKEN_WEIGHT times as often as ones that were only
-timed, so that little speech is not memorised before the texts are learnt.
+All entries are drawn equally often, synthesised or only timed, so that little speech is not memorised before the texts
+are learnt.
 """
 
 import argparse
@@ -40,7 +40,6 @@ from training.word_frequency import classes
 ROWS = 24_576  # per step
 LENGTHS = (64, 96, 144, 256)
 LAYOUTS = {"whole": False, "live": True}
-SPOKEN_WEIGHT = 2.0  # how much more often a synthesised entry is drawn than one that has only code 0
 LIVE, AUTO = 0.5, 0.25  # share of entries in the live layout; without a language
 DROPOUT = {"talker": 0.1, "predictor": 0.1}
 # Share of frames, of entries whose codes 2 and up are masked in the input. Code 1 stays: it has the phase.
@@ -67,14 +66,14 @@ class Bucket:
 
     @property
     def weight(self) -> float:
-        """Rows of all entries, with SPOKEN_WEIGHT: the probability of the bucket, not scaled."""
-        return self.length * (SPOKEN_WEIGHT * len(self.spoken) + len(self.timed))
+        """Rows of all entries: the probability of the bucket, not scaled."""
+        return self.length * (len(self.spoken) + len(self.timed))
 
     def num_spoken(self, count: int) -> int:
         """How many of `count` entries of a step are synthesised: at least one, if there are any."""
         if not len(self.timed) or not len(self.spoken):
             return count if len(self.spoken) else 0
-        share = SPOKEN_WEIGHT * len(self.spoken) / (SPOKEN_WEIGHT * len(self.spoken) + len(self.timed))
+        share = len(self.spoken) / (len(self.spoken) + len(self.timed))
         return min(count - 1, max(1, round(share * count)))
 
 
