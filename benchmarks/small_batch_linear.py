@@ -151,7 +151,7 @@ def compare(shape: Shape, counts: list[int], weights: str) -> str:
 
 
 def plans(rows: int, shape: Shape, quantized: bool) -> Iterator[LaunchPlan]:
-    """Plans of at most 64 matrix elements per thread without tensor cores, or that fit the shared memory with them."""
+    """Plans of 64 (quantised: 128) weights or fewer per thread, or with tensor cores those that fit shared memory."""
     lanes = QUANTIZED_LANES if quantized else LANES
     max_elements, bytes_each = (128, 1) if quantized else (64, DTYPE.itemsize)
     if rows <= VECTOR_ROWS:

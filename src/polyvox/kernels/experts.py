@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sparse mixture of experts without a host read of the routing, so that it can be captured in a CUDA graph.
 
-    route:    logits [N,E] -> experts [N,K] int32 by descending score, weights [N,K] float32, rows grouped by expert
-    multiply: rows [N,H], gate_up [E,2I,H], down [E,H,I], both quantised (quantized_matrix.py) or not -> [N,K,H],
-              each times its weight
-    combine:  [N,K,H] + sigmoid(shared gate [N,1]) · shared [N,H] (+ residual [N,H]) -> [N,H]
+    route: logits [N,E] -> experts [N,K] int32 by descending score, weights [N,K] float32, rows grouped by expert
+    multiply_experts: rows [N,H], gate_up [E,2I,H], down [E,H,I], quantised (quantized_matrix.py) or not -> [N,K,H],
+        each times its weight
+    combine: [N,K,H] + sigmoid(shared gate [N,1]) · shared [N,H] (+ residual [N,H]) -> [N,H]
 
 Pair n·K + k is choice k of row n. Each expert has a list of its pairs, filled with an atomic counter; the order of a
 list changes from run to run and affects nothing, because every pair is computed by itself. A tile of a product has up

@@ -22,8 +22,8 @@ and scales its result by 1 / sqrt(mean of squares + eps). No program reads a who
 
 Types: bfloat16, float16; float32 up to VECTOR_ROWS rows.
 Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K,
-`row_block(M)` and the number of tiles of rows; the sum is multiplied by the channel's scale, if any, then by that of
-the norm, then rounded, then residual or gate as add_rms_norm and silu_mul round.
+weight's type, `row_block(M)` and the number of tiles of rows; the sum is multiplied by the channel's scale, if any,
+then by that of the norm, then rounded, then residual or gate as add_rms_norm and silu_mul round.
 Bytes: weight once, from cache for all tiles but the first; x, add and the result once from memory.
 """
 
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 MAX_ROWS = 64
-MAX_QUANTIZED_ROWS = 256
+MAX_QUANTIZED_ROWS = 256  # estimated, not measured
 VECTOR_ROWS = 4
 LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
-QUANTIZED_LANES = 512
+QUANTIZED_LANES = 512  # in a type of one byte
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
 SPLIT_PROGRAMS = 128  # programs of a product that is divided by columns
 EARLY_START_ROWS = 33  # from here on, tensor core products let the next launch start before they wait
@@ -126,7 +126,7 @@ def row_block(rows: int) -> int:
 
 
 def choose_plan(rows: int, weight: Matrix, add: bool = False, *, gpu: Gpu) -> LaunchPlan:
-    """The launch plan, from the shapes of rows and matrix; the GPU changes only the number of stages."""
+    """The launch plan, from rows, shape and type of the matrix; the GPU changes only the number of stages."""
     quantized = isinstance(weight, QuantizedMatrix)
     height, inputs = _values(weight).shape
     if rows <= VECTOR_ROWS:

@@ -64,7 +64,7 @@ class BaseTalker(nn.Module, ABC):
         return self.codec_head.weight.device
 
     def quantize(self, dtype: torch.dtype) -> None:
-        """Stores the matrices of talker and code predictor in this type; those that only make rows keep their own."""
+        """Stores the matrices of layers and heads in this type; embeddings and projections of inputs keep theirs."""
         self.model.quantize(dtype)
         self.codec_head.quantize(dtype)
         self.code_predictor.quantize(dtype)
