@@ -11,6 +11,7 @@ from torch import Tensor
 MAX_RATIO = 1.6  # of the validation distance to the best one; training has diverged above it
 NUM_KEPT = 2  # copies of the weights; the newest may already be damaged when divergence is seen
 RATE_FACTOR = 0.5
+MIN_RATE_FACTOR = 0.5**6  # training that diverges again at this rate has failed
 
 
 class Recovery:
@@ -32,6 +33,8 @@ class Recovery:
             return False
         if not self._kept:
             raise RuntimeError(f"Training has no valid start: its validation distance is {distance}.")
+        if self.rate_factor <= MIN_RATE_FACTOR:
+            raise RuntimeError(f"Training diverges even at {self.rate_factor} of the learning rate.")
         while len(self._kept) > 1:
             self._kept.pop()
         for weight, kept in zip(self._weights, self._kept[0], strict=True):

@@ -6,7 +6,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from training.recovery import MAX_RATIO, Recovery
+from training.recovery import MAX_RATIO, MIN_RATE_FACTOR, Recovery
 
 
 @pytest.mark.parametrize("distance", [nan, inf, 1.01 * MAX_RATIO * 0.5])
@@ -46,3 +46,12 @@ def test_a_distance_slightly_above_the_best_is_no_divergence() -> None:
 def test_invalid_initial_weights_are_an_error() -> None:
     with pytest.raises(RuntimeError, match="validation distance is nan"):
         Recovery([torch.ones(3)]).has_diverged(nan)
+
+
+def test_training_that_diverges_at_every_rate_fails() -> None:
+    recovery = Recovery([torch.ones(3)])
+    assert not recovery.has_diverged(1.0)
+    while recovery.rate_factor > MIN_RATE_FACTOR:
+        assert recovery.has_diverged(nan)
+    with pytest.raises(RuntimeError, match="diverges even at"):
+        recovery.has_diverged(nan)

@@ -28,12 +28,12 @@ class EngineSettings(SettingsSection):
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",
         description="Type of the KV cache: auto (that of the model), int8 or fp8, which need half the memory of "
-        "bfloat16. int8 is more exact; fp8 requires a GPU of compute capability 8.9.",
+        "bfloat16. int8 is more exact; on a GPU, fp8 requires compute capability 8.9.",
     )
     weight_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",
         description="Type of the matrices of talker and code predictor: auto (that of the model), int8 or fp8, with a "
-        "scale for each output channel. int8 is more exact; fp8 requires a GPU of compute capability 8.9.",
+        "scale for each output channel. int8 is more exact; on a GPU, fp8 requires compute capability 8.9.",
     )
     max_streams: int | None = Field(
         default=None,
