@@ -1,11 +1,9 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Write the Grafana dashboard and the table of docs/metrics.md from the definitions of the metrics.
 
-    python tools/monitoring.py [--check]
+    python -m tools.monitoring [--check]
 
-A query names its metric, which must be defined with the right type. With --check nothing is written, and the exit
-status is 1 if a file is not up to date.
+With --check nothing is written, and the exit status is 1 if a file is not up to date.
 """
 
 import argparse
@@ -16,23 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from polyvox.server.metrics import Kind, MetricDefinition, definitions
+from polyvox.server.metrics import MetricDefinition
+from tools.dashboard_queries import DEFINITIONS, Query, gauge, increase, mean, metric, quantile_by, quantiles, rate
 
 ROOT = Path(__file__).resolve().parent.parent
 DASHBOARD = ROOT / "deploy/grafana/dashboards/polyvox.json"
 PAGE = ROOT / "docs/metrics.md"
 TABLE = re.compile(r"(<!-- metrics -->\n).*?(<!-- end -->)", re.DOTALL)
-DEFINITIONS = {definition.name: definition for definition in definitions()}
-SELECTOR = '{job=~"$job",instance=~"$instance"}'
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 GRID_WIDTH, PANEL_WIDTH, PANEL_HEIGHT, STAT_WIDTH, STAT_HEIGHT = 24, 8, 8, 4, 4
 Unit = Literal["short", "s", "percentunit", "reqps", "ops", "bytes", "bool_yes_no", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    expression: str
-    legend: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,50 +35,6 @@ class Panel:
     kind: Literal["timeseries", "stat"] = "timeseries"
     stacked: bool = False
     thresholds: list[tuple[float | None, str]] = field(default_factory=lambda: [(None, "green")])
-
-
-def metric(name: str, kind: Kind) -> str:
-    """The selector of a metric. Raises KeyError or ValueError if it is not defined so."""
-    if DEFINITIONS[name].kind != kind:
-        raise ValueError(f"{name} is a {DEFINITIONS[name].kind}, not a {kind}")
-    return f"{name}{'_bucket' if kind == 'histogram' else ''}{SELECTOR}"
-
-
-def gauge(name: str, aggregation: str, legend: str, by: str = "") -> Query:
-    grouping = f" by ({_label(name, by)}) " if by else ""
-    return Query(f"{aggregation}{grouping}({metric(name, 'gauge')})", legend)
-
-
-def rate(name: str, legend: str, by: str = "") -> Query:
-    grouping = f" by ({_label(name, by)}) " if by else ""
-    return Query(f"sum{grouping}(rate({metric(name, 'counter')}[$__rate_interval]))", legend)
-
-
-def increase(name: str, legend: str) -> Query:
-    return Query(f"sum(increase({metric(name, 'counter')}[$__rate_interval]))", legend)
-
-
-def quantile_by(name: str, percentile: int, label: str) -> Query:
-    grouping = f"le, {_label(name, label)}"
-    buckets = f"sum by ({grouping}) (rate({metric(name, 'histogram')}[$__rate_interval]))"
-    return Query(f"histogram_quantile({percentile / 100:g}, {buckets})", f"{{{{{label}}}}}")
-
-
-def quantiles(name: str, *percentiles: int) -> list[Query]:
-    buckets = f"sum by (le) (rate({metric(name, 'histogram')}[$__rate_interval]))"
-    return [Query(f"histogram_quantile({percent / 100:g}, {buckets})", f"p{percent}") for percent in percentiles]
-
-
-def _label(name: str, label: str) -> str:
-    if label not in DEFINITIONS[name].labels:
-        raise ValueError(f"{name} has no label {label}")
-    return label
-
-
-def mean(name: str) -> Query:
-    metric(name, "histogram")
-    per_second = [f"sum(rate({name}_{part}{SELECTOR}[$__rate_interval]))" for part in ("sum", "count")]
-    return Query(" / ".join(per_second), "mean")
 
 
 SUMMARY = [
@@ -498,7 +445,7 @@ def main() -> int:
         if not arguments.check:
             path.write_text(text, encoding="utf-8")
         elif path.read_text(encoding="utf-8") != text:
-            print(f"{path.relative_to(ROOT)}: not up to date; run tools/monitoring.py")
+            print(f"{path.relative_to(ROOT)}: not up to date; run python -m tools.monitoring")
             status = 1
     return status
 
