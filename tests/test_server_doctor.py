@@ -21,7 +21,8 @@ from ipc.fake_engine import staged
 from polyvox.cli import server_checks
 from polyvox.cli.findings import Finding, counted
 from polyvox.cli.main import main
-from polyvox.cli.server_checks import Download, ServerChecks, parse_metrics, parse_url
+from polyvox.cli.server_checks import ServerChecks
+from polyvox.cli.timed_client import Download, parse_metrics, parse_url
 from polyvox.errors import InvalidRequest
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.server.server_process import connect_remote

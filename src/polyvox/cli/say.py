@@ -75,46 +75,52 @@ def say(
         _print_notes(normalizer.notes, hint="Use --as-is to disable normalisation.")
         _print_text(sentences)
         return
-    with load(model, device, dtype, vocoder_device=vocoder_device) as tts, ExitStack() as stack:
-        start = time.perf_counter()
+    with load(model, device, dtype, vocoder_device=vocoder_device) as tts:
         resumable = output not in (None, "-") and len(sentences) > 1
         keep = Path(f"{output}.parts") if resumable else None
         reader = tts.read(content, voice, language, instructions, seed, None, speed, rules, keep, word_times)
         _print_resumed(reader)
         _print_notes(reader.notes, hint="Use --show-text to see the spoken text, --as-is to disable normalisation.")
+        _speak(reader, output, rate, play, subtitles)
+        others = [name for name in tts.voices if name.lower() != (voice or tts.voices[0]).lower()]
+        next_voice = f"Try another voice with --voice {others[0]}, or start" if others else "Start"
+        console.print(f"{next_voice} a server with: polyvox serve")
+
+
+def _speak(reader: LongFormReader, output: str | None, rate: int | None, play: bool, subtitles: Path | None) -> None:
+    """Speaks all sentences to the outputs, and prints a summary."""
+    start, sample_rate = time.perf_counter(), reader.engine.sample_rate
+    cues: list[Cue] = []
+    subtitle_format = None if subtitles is None else SUBTITLES[subtitles.suffix.lower()]
+    num_sentences = num_cut = end = 0
+    with ExitStack() as stack:
         sinks: list[AudioSink] = []
         if output is not None:
-            sinks.append(stack.enter_context(FileOutput(output, tts.sample_rate, rate)))
+            sinks.append(stack.enter_context(FileOutput(output, sample_rate, rate)))
         if play:
-            sinks.append(stack.enter_context(Player(tts.sample_rate)))
-        cues: list[Cue] = []
-        subtitle_format = None if subtitles is None else SUBTITLES[subtitles.suffix.lower()]
-        num_sentences = num_cut = end = 0
+            sinks.append(stack.enter_context(Player(sample_rate)))
         for spoken in _with_progress(reader):
             for sink in sinks:
                 sink.push(np.concatenate([spoken.samples, np.zeros(spoken.pause, np.float32)]))
             num_sentences += bool(spoken.text)
             if spoken.text and subtitle_format is not None:
                 cue = (spoken.start, spoken.end, spoken.text)
-                cues += word_cues(cue, spoken.words, tts.sample_rate, subtitle_format)
+                cues += word_cues(cue, spoken.words, sample_rate, subtitle_format)
             num_cut += spoken.finish_reason != "stop"
             end = spoken.end + spoken.pause
         for sink in sinks:
             sink.finish()
-        if subtitles is not None and subtitle_format is not None:
-            write_atomically(subtitles, format_subtitles(cues, tts.sample_rate, subtitle_format).encode())
-        if reader.store is not None:
-            reader.store.clear()
-        elapsed, seconds = time.perf_counter() - start, end / tts.sample_rate
-        written = ", ".join(str(path) for path in (output, subtitles) if path)
-        action = f"Wrote {written}" if written else "Played"
-        speech = f"{seconds:.2f} s of speech in {elapsed:.2f} s ({seconds / elapsed:.1f} × real time)"
-        console.print(f"{action}: {speech}, seed {reader.seed}", soft_wrap=True)
-        if num_cut:
-            console.print(f"warning: {num_cut} of {num_sentences} sentences were cut. Try another --seed.")
-        others = [name for name in tts.voices if name.lower() != (voice or tts.voices[0]).lower()]
-        next_voice = f"Try another voice with --voice {others[0]}, or start" if others else "Start"
-        console.print(f"{next_voice} a server with: polyvox serve")
+    if subtitles is not None and subtitle_format is not None:
+        write_atomically(subtitles, format_subtitles(cues, sample_rate, subtitle_format).encode())
+    if reader.store is not None:
+        reader.store.clear()
+    elapsed, seconds = time.perf_counter() - start, end / sample_rate
+    written = ", ".join(str(path) for path in (output, subtitles) if path)
+    action = f"Wrote {written}" if written else "Played"
+    speech = f"{seconds:.2f} s of speech in {elapsed:.2f} s ({seconds / elapsed:.1f} × real time)"
+    console.print(f"{action}: {speech}, seed {reader.seed}", soft_wrap=True)
+    if num_cut:
+        console.print(f"warning: {num_cut} of {num_sentences} sentences were cut. Try another --seed.")
 
 
 class AudioSink(Protocol):
