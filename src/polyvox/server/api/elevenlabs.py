@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """ElevenLabs' HTTP endpoints, for its SDK and the plugins built on it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from polyvox.server.app_state import AppState, State
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.languages import CODES, parse_language
 from polyvox.server.middleware.limits import LIMITER
-from polyvox.server.requests import JSONRoute, RequestModel, is_strict, request_id_of
+from polyvox.server.requests import STRICT, JSONRoute, RequestModel, is_strict, request_id_of
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import JSON_LINES, JSONLinesSpeechResponse, SpeechResponse
 
@@ -58,6 +58,40 @@ class TextToSpeechRequest(RequestModel):
 
 
 OutputFormat = Annotated[str, Query(json_schema_extra={"enum": list(OUTPUT_FORMATS)})]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechCall:
+    """What the endpoints that return speech have beside their path and body."""
+
+    request: Request
+    state: AppState
+    output_format: str
+    strict: str
+
+    @property
+    def request_id(self) -> str:
+        return request_id_of(self.request)
+
+    @property
+    def owner(self) -> str:
+        return self.request.scope[LIMITER].caller.key
+
+    def ignored_fields(self, body: RequestModel) -> IgnoredFields:
+        """With the unknown fields of the body; raises APIError if the request is strict."""
+        ignored = IgnoredFields(is_strict(self.strict))
+        ignored.add_unknown(body.unknown_fields())
+        return ignored
+
+
+async def speech_call(
+    request: Request, state: State, output_format: OutputFormat = DEFAULT_FORMAT, strict: str = STRICT
+) -> SpeechCall:
+    """Async, because FastAPI runs other dependencies in a thread."""
+    return SpeechCall(request, state, output_format, strict)
+
+
+Call = Annotated[SpeechCall, Depends(speech_call)]
 AUDIO_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {entry.media_type: {} for entry in FORMATS.values()}}
 }
@@ -69,14 +103,8 @@ AUDIO_RESPONSES: dict[int | str, dict[str, Any]] = {
     responses=AUDIO_RESPONSES,
     summary="Synthesise a text; the response is one file.",
 )
-async def convert(
-    request: Request,
-    voice_id: str,
-    body: TextToSpeechRequest,
-    state: State,
-    output_format: OutputFormat = DEFAULT_FORMAT,
-) -> Response:
-    return await _respond(request, body, state, voice_id, output_format, streaming=False)
+async def convert(voice_id: str, body: TextToSpeechRequest, call: Call) -> Response:
+    return await _respond(voice_id, body, call, streaming=False)
 
 
 @router.post(
@@ -85,28 +113,16 @@ async def convert(
     responses=AUDIO_RESPONSES,
     summary="Synthesise a text; audio is streamed as it is generated.",
 )
-async def stream(
-    request: Request,
-    voice_id: str,
-    body: TextToSpeechRequest,
-    state: State,
-    output_format: OutputFormat = DEFAULT_FORMAT,
-) -> Response:
-    return await _respond(request, body, state, voice_id, output_format, streaming=True)
+async def stream(voice_id: str, body: TextToSpeechRequest, call: Call) -> Response:
+    return await _respond(voice_id, body, call, streaming=True)
 
 
 @router.post(
     "/v1/text-to-speech/{voice_id}/with-timestamps",
     summary="Synthesise a text; the response has the file in base64 and the estimated times of its characters.",
 )
-async def convert_with_timestamps(
-    request: Request,
-    voice_id: str,
-    body: TextToSpeechRequest,
-    state: State,
-    output_format: OutputFormat = DEFAULT_FORMAT,
-) -> Response:
-    return await _respond(request, body, state, voice_id, output_format, streaming=False, json_lines=True)
+async def convert_with_timestamps(voice_id: str, body: TextToSpeechRequest, call: Call) -> Response:
+    return await _respond(voice_id, body, call, streaming=False, json_lines=True)
 
 
 @router.post(
@@ -115,40 +131,25 @@ async def convert_with_timestamps(
     response_class=Response,
     summary="Synthesise a text; audio is streamed as JSON objects with times of characters, one per line.",
 )
-async def stream_with_timestamps(
-    request: Request,
-    voice_id: str,
-    body: TextToSpeechRequest,
-    state: State,
-    output_format: OutputFormat = DEFAULT_FORMAT,
-) -> Response:
-    return await _respond(request, body, state, voice_id, output_format, streaming=True, json_lines=True)
+async def stream_with_timestamps(voice_id: str, body: TextToSpeechRequest, call: Call) -> Response:
+    return await _respond(voice_id, body, call, streaming=True, json_lines=True)
 
 
 async def _respond(
-    request: Request,
-    body: TextToSpeechRequest,
-    state: AppState,
-    voice: str,
-    output_format: str,
-    streaming: bool,
-    json_lines: bool = False,
+    voice: str, body: TextToSpeechRequest, call: SpeechCall, streaming: bool, json_lines: bool = False
 ) -> Response:
-    request_id = request_id_of(request)
-    ignored = IgnoredFields(is_strict(request.query_params.get("strict", "")))
-    ignored.add_unknown(body.unknown_fields())
+    state, ignored = call.state, call.ignored_fields(body)
     options = replace(
-        parse_options(voice, output_format, body.language_code, state.info, ignored),
+        parse_options(voice, call.output_format, body.language_code, state.info, ignored),
         text=body.text,
         seed=body.seed,
         speed=parse_speed(body.voice_settings),
         normalize=body.apply_text_normalization != "off",
         streaming=streaming,
-        lexicons=await find_lexicons(
-            state, request.scope[LIMITER].caller.key, body.pronunciation_dictionary_locators, ignored
-        ),
+        lexicons=await find_lexicons(state, call.owner, body.pronunciation_dictionary_locators, ignored),
         timestamps=("character",) if json_lines else (),
     )
+    request_id = call.request_id
     headers = {**ignored.report(request_id), "request-id": request_id}
     response = JSONLinesSpeechResponse if json_lines else SpeechResponse
     return response(state, options, request_id, as_events=json_lines, headers=headers)

@@ -4,16 +4,13 @@
 from dataclasses import replace
 from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import Field
 
-from polyvox.server.api.elevenlabs import AUDIO_RESPONSES, DEFAULT_FORMAT, OutputFormat, parse_options
+from polyvox.server.api.elevenlabs import AUDIO_RESPONSES, Call, SpeechCall, parse_options
 from polyvox.server.api.elevenlabs_dictionaries import DictionaryLocator, find_lexicons
-from polyvox.server.app_state import AppState, State
-from polyvox.server.ignored_fields import IgnoredFields
-from polyvox.server.middleware.limits import LIMITER
-from polyvox.server.requests import STRICT, JSONRoute, RequestModel, is_strict, request_id_of
+from polyvox.server.requests import JSONRoute, RequestModel
 from polyvox.server.synthesis.options import Turn
 from polyvox.server.synthesis.streaming import SpeechResponse
 
@@ -48,14 +45,8 @@ class DialogueRequest(RequestModel):
     responses=AUDIO_RESPONSES,
     summary="Synthesise texts of several voices; the response is one file.",
 )
-async def convert_dialogue(
-    request: Request,
-    body: DialogueRequest,
-    state: State,
-    output_format: OutputFormat = DEFAULT_FORMAT,
-    strict: str = STRICT,
-) -> Response:
-    return await _respond(request, body, state, output_format, strict, streaming=False)
+async def convert_dialogue(body: DialogueRequest, call: Call) -> Response:
+    return await _respond(body, call, streaming=False)
 
 
 @router.post(
@@ -64,31 +55,22 @@ async def convert_dialogue(
     responses=AUDIO_RESPONSES,
     summary="Synthesise texts of several voices; audio is streamed as it is generated.",
 )
-async def stream_dialogue(
-    request: Request,
-    body: DialogueRequest,
-    state: State,
-    output_format: OutputFormat = DEFAULT_FORMAT,
-    strict: str = STRICT,
-) -> Response:
-    return await _respond(request, body, state, output_format, strict, streaming=True)
+async def stream_dialogue(body: DialogueRequest, call: Call) -> Response:
+    return await _respond(body, call, streaming=True)
 
 
-async def _respond(
-    request: Request, body: DialogueRequest, state: AppState, output_format: str, strict: str, streaming: bool
-) -> Response:
-    request_id, ignored = request_id_of(request), IgnoredFields(is_strict(strict))
-    ignored.add_unknown(body.unknown_fields())
+async def _respond(body: DialogueRequest, call: SpeechCall, streaming: bool) -> Response:
+    state, ignored = call.state, call.ignored_fields(body)
     turns = tuple(Turn(turn.text, turn.voice_id) for turn in body.inputs)
-    owner = request.scope[LIMITER].caller.key
     options = replace(
-        parse_options(turns[0].voice, output_format, body.language_code, state.info, ignored),
+        parse_options(turns[0].voice, call.output_format, body.language_code, state.info, ignored),
         text="\n\n".join(turn.text for turn in turns),
         turns=turns,
         seed=body.seed,
         normalize=body.apply_text_normalization != "off",
         streaming=streaming,
-        lexicons=await find_lexicons(state, owner, body.pronunciation_dictionary_locators, ignored),
+        lexicons=await find_lexicons(state, call.owner, body.pronunciation_dictionary_locators, ignored),
     )
+    request_id = call.request_id
     headers = {**ignored.report(request_id), "request-id": request_id}
     return SpeechResponse(state, options, request_id, headers=headers)
