@@ -243,8 +243,9 @@ def test_the_unread_rest_of_a_failed_response_is_reset_after_the_reader_timeout(
         monkeypatch.setattr(Utterance, "_add_result", fail)
         engine.resume(num_chunks + 1)
         for utterance in server.state.synthesis.active:
-            assert utterance._stream is not None
-            utterance._stream.cancel()
+            assert utterance._streams is not None
+            assert utterance._streams.current is not None
+            utterance._streams.current.cancel()
         eventually(lambda: not server.state.synthesis.active)
         eventually(lambda: not server.server.server_state.connections)
         with pytest.raises(ConnectionResetError):

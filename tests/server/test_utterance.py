@@ -20,7 +20,7 @@ from polyvox.errors import InvalidRequest, Overloaded
 from polyvox.models.request import Request
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
-from polyvox.server.synthesis import utterance as utterance_module
+from polyvox.server.synthesis import segment_streams
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.segments import Segment, SegmentQueue
 from polyvox.server.synthesis.service import MIN_PREPARING, PreparedUtterance, SynthesisService
@@ -233,7 +233,7 @@ class RejectingEngine(PausableEngine):
 
 
 def test_a_later_sentence_is_submitted_again_until_the_engine_accepts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utterance_module, "RETRY_INTERVAL", 0.01)
+    monkeypatch.setattr(segment_streams, "RETRY_INTERVAL", 0.01)
 
     async def test(service: SynthesisService) -> None:
         utterance = await service.start(SynthesisOptions("One. Two.", format="pcm"), "again")

@@ -2,12 +2,9 @@
 """An utterance: segments of text, each synthesised by one stream of the engine, encoded to bytes."""
 
 import asyncio
-import hashlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING, ParamSpec
 
 import numpy as np
@@ -16,15 +13,15 @@ from polyvox.alignment import SpeechTimeline, TimedText
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.pcm import Audio, Pcm
 from polyvox.engine.interface import AsyncStream
-from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
-from polyvox.models.request import Request, ThinkerPrompt
+from polyvox.errors import Overloaded, StreamFailed
+from polyvox.models.request import ThinkerPrompt
 from polyvox.server.logs import arrival_of
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.synthesis.chunk_timing import ChunkTiming
-from polyvox.server.synthesis.first_packet import FirstPacketTimer
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.output import OutputEncoder
-from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingSegment, StreamingTokens
+from polyvox.server.synthesis.segment_streams import SegmentStreams
+from polyvox.server.synthesis.segments import Segment, SegmentQueue
 from polyvox.server.synthesis.speech_recording import SpeechRecording
 from polyvox.server.synthesis.spool import SpooledFile
 from polyvox.server.synthesis.utterance_trace import UtteranceTrace
@@ -32,12 +29,9 @@ from polyvox.server.synthesis.utterance_trace import UtteranceTrace
 if TYPE_CHECKING:
     from polyvox.server.synthesis.service import SynthesisService
 
-log = logging.getLogger(__name__)
-
 P = ParamSpec("P")
 
 APPEND_CHARS = 1000  # characters that are normalised at once: a long text must not block the event loop
-RETRY_INTERVAL = 0.2  # seconds between submissions of a later segment that was rejected
 # The next segment is submitted when this fraction of the current one is generated, estimated from its bytes of text:
 # early enough to avoid a gap, late enough that an utterance rarely uses two slots.
 PREFETCH_FRACTION, SECONDS_PER_BYTE = 0.6, 0.072
@@ -55,16 +49,11 @@ class Utterance:
         self.record = RequestRecord(request_id, model, time.time(), seed=options.seed or 0, owner=owner)
         self._segments: SegmentQueue | None = None
         self._encoder: OutputEncoder | None = None
-        self._request: Request | None = None
-        self._segment_index = 0
+        self._streams: SegmentStreams | None = None
         self._rate = 1.0  # of speaking, of the current segment
-        self._next: tuple[Segment, asyncio.Task[AsyncStream]] | None = None  # submitted ahead of its turn
-        self._stream: AsyncStream | None = None  # of the current segment
         self._encoding: asyncio.Future[bytes] | None = None
-        self._appending: asyncio.Task[None] | None = None  # text of a streaming segment
         self._finish_reason: FinishReason = "stop"  # the most severe of all segments
         self._cancelled = self._closed = False
-        self._prechecked = False  # the engine had capacity before there was any text
         self.failure: str | None = None  # why its text cannot be completed; for the record of a cancelled utterance
         self.awaiting_text = False  # all text so far is synthesised
         self.playing_seconds = 0.0  # playing time of the audio so far
@@ -72,7 +61,6 @@ class Utterance:
         self._trace: UtteranceTrace = service.new_trace(request_id)
         self._chunk_timing = ChunkTiming(service.on_chunk)
         self._arrived_at = None if options.live else arrival_of(request_id)
-        self._first_packet = FirstPacketTimer()
         self._timeline: SpeechTimeline | None = None
         if options.timestamps:
             self._timeline = SpeechTimeline(service.engine.sample_rate, options.streaming, options.speed)
@@ -100,30 +88,18 @@ class Utterance:
             raise
 
     async def _start(self) -> None:
-        self._segments, self._request, self._encoder = await self._service.prepare_async(self._options)
-        assert self._request.seed is not None
-        self.record.seed, self.record.characters = self._request.seed, self._segments.characters
+        self._segments, request, self._encoder = await self._service.prepare_async(self._options)
+        assert request.seed is not None
+        self.record.seed, self.record.characters = request.seed, self._segments.characters
+        self._streams = SegmentStreams(self._service, self._options, self.record, self._segments, request, self._trace)
         if self._options.text and self._options.live:
             self.append(self._options.text)
-        if (first := self._segments.next_ready()) is not None:
-            self._next = first, asyncio.create_task(self._submit(first))
-            await asyncio.shield(self._next[1])
+        await self._streams.submit_first()
 
     async def precheck(self, content: object) -> None:
-        """Raises Overloaded if the engine would reject a live utterance now, before there is any text.
-
-        content: equal when the client sends the request again. After the check the first segment is retried like a
-        later one: the client has been promised an answer.
-        """
-        assert self._request is not None
-        self._request = replace(self._request, fingerprint=_hash(content), owner=self.record.owner)
-        try:
-            trial = await self._service.submit(replace(self._request, live=True, layout="streaming"))
-            trial.cancel()
-        except InvalidRequest as error:  # the engine checks its capacity first; a model may speak by tokens only
-            if not (self._service.info.takes_conversations and error.field == "text"):
-                raise
-        self._prechecked = True
+        """Raises Overloaded if the engine would reject a live utterance now, before there is any text."""
+        assert self._streams is not None
+        await self._streams.precheck(content)
 
     def append(self, text: str) -> None:
         """More text for a live utterance."""
@@ -161,10 +137,8 @@ class Utterance:
     def cancel(self) -> None:
         """Ends the utterance at once; its audio ends without an error. Idempotent."""
         self._cancelled = True
-        if self._stream is not None:
-            self._stream.cancel()
-        if self._next is not None:
-            self._next[1].cancel()
+        if self._streams is not None:
+            self._streams.cancel()
         if self._segments is not None:
             self._segments.close()
 
@@ -261,15 +235,8 @@ class Utterance:
         self._closed = True
         self._service.active.discard(self)
         self._trace.on_finished(self.record)
-        if self._stream is not None:
-            self._stream.cancel()
-        if self._appending is not None:
-            self._appending.cancel()
-        if self._next is not None:
-            task = self._next[1]
-            task.cancel()
-            task.add_done_callback(_cancel_stream)
-        self._next = self._appending = None  # their tracebacks refer to this object
+        if self._streams is not None:
+            self._streams.close()
         if self._encoder is not None:
             if self._encoding is None or self._encoding.done():
                 self._encoder.close()
@@ -280,20 +247,22 @@ class Utterance:
     async def _samples(self) -> AsyncGenerator[Segment | TimedText | Audio]:
         """Each segment, then its audio, with the silence between segments. The text of audio comes before it."""
         assert self._segments is not None
+        assert self._streams is not None
         while (segment := await self._next_segment()) is not None:
             silence = segment.silence
             prefetch_after = (
                 PREFETCH_FRACTION * SECONDS_PER_BYTE * len(segment.written_text.encode(errors="surrogatepass"))
             )
             seconds = 0.0
-            assert self._stream is not None
+            stream = self._streams.current
+            assert stream is not None
             yield segment
             timeline = self._timeline if segment.source is not None else None
             if timeline is not None and segment.source is not None:
                 timeline.begin(segment.source, segment.rate)
-            async for chunk in self._stream:
-                if chunk.times is not None and self._segment_index == 1:
-                    self._first_packet.chunk = chunk.times
+            async for chunk in stream:
+                if chunk.times is not None and self._streams.num_submitted == 1:
+                    self._streams.first_packet.chunk = chunk.times
                 if silence:
                     quiet = self._silence(silence * segment.rate)  # the rate of speaking does not shorten it
                     silence = 0.0
@@ -302,8 +271,8 @@ class Utterance:
                     yield quiet
                 chunk_seconds = len(chunk.audio) / self._service.engine.sample_rate
                 seconds += chunk_seconds
-                if (seconds >= prefetch_after or chunk.final) and self._next is None and not self._cancelled:
-                    self._prefetch()
+                if (seconds >= prefetch_after or chunk.final) and not self._streams.has_next and not self._cancelled:
+                    self._streams.submit_ready()
                 if chunk_seconds:
                     self.record.audio_seconds += chunk_seconds
                     if timeline is not None:
@@ -312,7 +281,7 @@ class Utterance:
                     yield chunk.audio
                 if chunk.final and self.recording is not None:
                     self.recording.finish()
-            self._add_result(self._stream)
+            self._add_result(stream)
             if self._cancelled:
                 return
             if timeline is not None:
@@ -332,7 +301,8 @@ class Utterance:
     async def _next_segment(self) -> Segment | None:
         """Makes the next segment the current one; None after the last."""
         assert self._segments is not None
-        if self._next is None:
+        assert self._streams is not None
+        if not self._streams.has_next:
             self.awaiting_text, since = True, time.monotonic()
             segment = await self._segments.next()
             self.awaiting_text = False
@@ -340,78 +310,19 @@ class Utterance:
             self._chunk_timing.on_text_awaited()
             if segment is None or self._cancelled:
                 return None
-            self._next = segment, asyncio.create_task(self._submit(segment))
-        segment, task = self._next
+            self._streams.submit(segment)
         try:
-            self._stream = await task
+            segment = await self._streams.advance()
         except asyncio.CancelledError:
             if self._cancelled:
                 return None
             raise
-        self._next = None
-        self.record.replica = self._stream.replica
         if self._cancelled:  # after the engine accepted the segment
-            self._stream.cancel()
+            self._streams.cancel()
             return None
-        if segment.streaming is not None:
-            self._appending = asyncio.create_task(self._append_text(self._stream, segment.streaming))
+        assert self._streams.current is not None
+        self.record.replica = self._streams.current.replica
         return segment
-
-    def _prefetch(self) -> None:
-        assert self._segments is not None
-        if (following := self._segments.next_ready()) is not None:
-            self._next = following, asyncio.create_task(self._submit(following))
-
-    async def _append_text(self, stream: AsyncStream, segment: StreamingSegment | StreamingTokens) -> None:
-        """Forwards the remaining text or tokens of a streaming segment to its stream."""
-        try:
-            if isinstance(segment, StreamingTokens):
-                async for ids in segment.remaining_ids():
-                    stream.append_tokens(ids)
-            else:
-                async for text in segment.remaining_text():
-                    stream.append(text)
-            stream.finish_text()
-        except PolyvoxError as error:  # the stream has ended; its result says why
-            log.info("text rejected", extra={"request_id": self.record.request_id, "error": str(error)})
-            stream.cancel()
-
-    async def _submit(self, segment: Segment) -> AsyncStream:
-        """Submits a segment. A later segment is retried when the engine has no capacity."""
-        assert self._request is not None
-        assert self._segments is not None
-        request = replace(
-            self._request,
-            text=segment.text,
-            segment=self._segment_index,
-            following_bytes=self._segments.num_ready_bytes,
-            owner=self.record.owner,
-        )
-        if segment.voice is not None:
-            request = replace(request, voice=segment.voice)
-        if self._segment_index == 0 and not self._prechecked:
-            request = replace(request, fingerprint=_fingerprint(self._options, segment.text))
-        if segment.streaming is not None:
-            request = replace(request, live=True, layout="streaming")
-        if isinstance(segment.streaming, StreamingTokens):
-            request = replace(request, thinker_prompt=segment.streaming.prompt)
-        is_first, may_retry = self._segment_index == 0, self._segment_index > 0 or self._prechecked
-        self._segment_index += 1
-        deadline = time.monotonic() + self._service.settings.max_queue_seconds
-        while True:
-            start = time.time()
-            if is_first:
-                self._first_packet.submitted_at = time.monotonic()
-            try:
-                stream = await self._service.submit(request)
-                self._trace.on_submitted(stream, start)
-                return stream
-            except EngineDown:
-                raise
-            except Overloaded:
-                if not may_retry or time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(RETRY_INTERVAL)
 
     def _add_result(self, stream: AsyncStream) -> None:
         result = stream.result
@@ -445,8 +356,8 @@ class Utterance:
         if self.record.first_audio is None:
             now = time.monotonic()
             self.record.first_audio = now - self._start_time
-            if self._options.streaming:
-                self.record.stages = self._first_packet.stages(self._arrived_at, self._start_time, now)
+            if self._options.streaming and self._streams is not None:
+                self.record.stages = self._streams.first_packet.stages(self._arrived_at, self._start_time, now)
             self._trace.on_first_packet(self.record.stages)
 
     def _record_finished(self, reason: FinishReason, error: str | None = None) -> None:
@@ -457,20 +368,3 @@ class Utterance:
             self.record.language = ",".join(self._segments.languages) or None
         self.record.seconds = time.monotonic() - self._start_time
         self._service.on_finished(self.record)
-
-
-def _fingerprint(options: SynthesisOptions, first_text: str) -> int:
-    """The same in every server process when a client sends a request again."""
-    voice = options.voice if isinstance(options.voice, str) else None
-    content = (options.text, first_text, voice, options.language, options.instructions, options.seed, options.format)
-    return _hash(content)
-
-
-def _hash(content: object) -> int:
-    digest = hashlib.blake2b(repr(content).encode(errors="surrogatepass"), digest_size=7).digest()
-    return int.from_bytes(digest, "big") + 1
-
-
-def _cancel_stream(job: "asyncio.Future[AsyncStream]") -> None:
-    if not job.cancelled() and job.exception() is None:
-        job.result().cancel()
