@@ -75,7 +75,7 @@ REQUESTS = st.builds(
 OUTCOMES = st.sampled_from(["read", "read late", "cancel at once", "cancel after a chunk", "fail"])
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(batch=st.lists(st.tuples(REQUESTS, OUTCOMES), min_size=1, max_size=10))
 def test_concurrent_streams_equal_their_solo_runs_and_free_everything(
     batch: list[tuple[Request, str]], engine: LocalEngine, speech: Qwen3TTSModel
@@ -116,7 +116,7 @@ def test_concurrent_streams_equal_their_solo_runs_and_free_everything(
     assert_idle(engine)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=st.sampled_from(TEXTS[:3]), cuts=st.lists(st.integers(0, 27), max_size=6))
 def test_text_in_any_pieces_gives_the_same_samples(
     text: str, cuts: list[int], engine: LocalEngine, speech: Qwen3TTSModel

@@ -29,12 +29,10 @@ SECONDS = 60.0
 
 
 @cache
-def outcome(
-    sentences: str, load: float, retries: bool = True, neighbour: float = 1.0, seconds: float = SECONDS
-) -> OverloadOutcome:
+def outcome(sentences: str, load: float, retries: bool = True, neighbour: float = 1.0) -> OverloadOutcome:
     limits, cost = DEVICES["cpu"]
     capacity = capacity_of(limits, cost)
-    arriving = clients(load, capacity, seconds, SENTENCES[sentences], seed=7)
+    arriving = clients(load, capacity, SECONDS, SENTENCES[sentences], seed=7)
     device = Device(cost, random.Random(7), neighbour)
     return measure_overload(limits, replace(cost), device, arriving, capacity, retries)
 
@@ -76,7 +74,7 @@ def test_fewer_than_one_utterance_in_two_hundred_has_a_gap() -> None:
 
 def test_a_machine_with_neighbours_keeps_its_promise_and_has_few_gaps() -> None:
     """Steps take one and a half times as long for 2 s of every 10 s."""
-    outcomes = [outcome(sentences, 4.0, neighbour=1.5, seconds=120.0) for sentences in KINDS]
+    outcomes = [outcome(sentences, 4.0, neighbour=1.5) for sentences in KINDS]
     served = sum(one.served for one in outcomes)
     assert sum(one.in_time * one.served for one in outcomes) >= 0.99 * served
     assert sum(one.broken * one.served for one in outcomes) <= 0.02 * served

@@ -25,7 +25,7 @@ def cuts(sizes: list[int]) -> list[tuple[int, int]]:
     return borders
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=CHUNKS, dtype=st.sampled_from(["float32", "float64"]))
 def test_any_chunking_gives_the_samples_of_the_reference(sizes: list[int], dtype: str, loaded: Loaded) -> None:
     expected, codec = golden("codec", dtype), loaded("custom_voice", dtype).model.model.codec

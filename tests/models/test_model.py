@@ -41,7 +41,7 @@ def speak(tts: LoadedTTS, requests: list[tuple[Prompt, int, Sampling]], num_fram
     return spoken
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(REQUEST, min_size=2, max_size=5))
 def test_a_stream_in_a_batch_generates_the_codes_that_it_generates_alone(requests: Requests, loaded: Loaded) -> None:
     compare_batch_with_solo_runs(loaded("custom_voice", "float64"), requests, num_frames=10)
