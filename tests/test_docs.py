@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-# By tests/voices/test_command.py, tests/bench/test_bench_command.py, tests/server/test_conversation_docs.py and
+# By tests/voices/test_voice_command.py, tests/bench/test_bench_command.py, tests/server/test_conversation_docs.py and
 # tests/test_deployment.py
 RUN_ELSEWHERE = ("voices.md", "benchmark.md", "performance.md", "conversation.md", "deployment.md")
 CLIENT_PAGES = "clients"  # a folder, by tests/conformance/test_client_pages.py

@@ -20,7 +20,8 @@ Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 for any free one.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.")]
-StopWithStdin = Annotated[bool, typer.Option("--stop-with-stdin", help="Stop when standard input is closed.")]
+# For the process that `polyvox serve` starts.
+StopWithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
 
 
 def think(
