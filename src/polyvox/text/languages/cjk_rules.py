@@ -111,9 +111,28 @@ class CjkGrammar(ABC):
 
 def build_language(grammar: CjkGrammar, magnitudes: str, own: Rules | None = None) -> LanguageRules:
     """The rules of a language. magnitudes: characters such as 万. own: rules that are tried first."""
+    rules = _address_rules()
+    rules += own or []
+    rules += _time_rules(grammar)
+    rules += _phone_rules(grammar)
+    rules += _amount_rules(grammar, magnitudes)
+    rules += _number_rules(grammar)
+    return LanguageRules(
+        grammar.name,
+        rules,
+        joins_next=_joins_next,
+        cardinal=grammar.cardinal,
+        signs=grammar.signs,
+        say_as=grammar.say_as,
+    )
+
+
+def _joins_next(text: str, start: int, end: int) -> bool:
+    return _DIGIT.search(text, start, end) is not None
+
+
+def _address_rules() -> Rules:
     rules = Rules()
-    signs = "|".join(re.escape(sign) for sign in sorted(grammar.money, key=len, reverse=True))
-    units = "|".join(re.escape(unit) for unit in sorted(grammar.units, key=len, reverse=True))
 
     @rules("address", r"(?<![\w.])[\w.+-]{1,64}@(?:[\w-]+\.)+[A-Za-z]{2,}(?!\w)", re.ASCII)
     @rules(
@@ -122,7 +141,12 @@ def build_language(grammar: CjkGrammar, magnitudes: str, own: Rules | None = Non
     def _address(match: re.Match[str]) -> str:
         return match[0]
 
-    rules += own or []
+    return rules
+
+
+def _time_rules(grammar: CjkGrammar) -> Rules:
+    """Dates, times and scores, which look like times."""
+    rules = Rules()
 
     @rules("date", _LEFT + r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?![\w-]*\d)" + _RIGHT)
     def _date(match: re.Match[str]) -> str | None:
@@ -142,6 +166,12 @@ def build_language(grammar: CjkGrammar, magnitudes: str, own: Rules | None = Non
     def _score(match: re.Match[str]) -> str:
         return f"{grammar.cardinal(match[1])}{grammar.versus}{grammar.cardinal(match[2])}"
 
+    return rules
+
+
+def _phone_rules(grammar: CjkGrammar) -> Rules:
+    rules = Rules()
+
     @rules("telephone", r"(?<![A-Za-z0-9])\+\d{1,3}(?:[ -]?\d{2,5}){2,4}" + _RIGHT)
     @rules(
         "telephone",
@@ -151,6 +181,15 @@ def build_language(grammar: CjkGrammar, magnitudes: str, own: Rules | None = Non
     )
     def _phone(match: re.Match[str]) -> str:
         return (grammar.signs["+"] if match[0][0] == "+" else "") + grammar.phone(match[0])
+
+    return rules
+
+
+def _amount_rules(grammar: CjkGrammar, magnitudes: str) -> Rules:
+    """Money, percentages, temperatures and measures."""
+    rules = Rules()
+    signs = "|".join(re.escape(sign) for sign in sorted(grammar.money, key=len, reverse=True))
+    units = "|".join(re.escape(unit) for unit in sorted(grammar.units, key=len, reverse=True))
 
     @rules("money", rf"(?P<sign>{signs}) ?(?P<amount>{NUM})(?: ?(?P<large>[{magnitudes}]))?" + _RIGHT)
     @rules("money", _LEFT + rf"(?P<amount>{NUM})(?P<large>) ?(?P<sign>{signs})" + _RIGHT)
@@ -179,6 +218,13 @@ def build_language(grammar: CjkGrammar, magnitudes: str, own: Rules | None = Non
         spoken = grammar.measure(match["amount"], match["unit"])
         return grammar.span(grammar.number(match["first"]), spoken) if match["first"] else spoken
 
+    return rules
+
+
+def _number_rules(grammar: CjkGrammar) -> Rules:
+    """Fractions, versions, ranges, numbers and signs between numbers."""
+    rules = Rules()
+
     @rules("fraction", _LEFT + r"(\d{1,3})/(\d{1,3})(?!/)" + _RIGHT)
     def _fraction(match: re.Match[str]) -> str:
         return grammar.fraction(match[1], match[2])
@@ -199,14 +245,4 @@ def build_language(grammar: CjkGrammar, magnitudes: str, own: Rules | None = Non
     def _sign(match: re.Match[str]) -> str | None:
         return grammar.signs.get(match[0])
 
-    def joins_next(text: str, start: int, end: int) -> bool:
-        return _DIGIT.search(text, start, end) is not None
-
-    return LanguageRules(
-        grammar.name,
-        rules,
-        joins_next=joins_next,
-        cardinal=grammar.cardinal,
-        signs=grammar.signs,
-        say_as=grammar.say_as,
-    )
+    return rules
