@@ -22,6 +22,7 @@ from polyvox.audio.pcm import Pcm
 from polyvox.audio.samples import Samples
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.interface import Chunk, OnReady, Result, Stream
+from polyvox.errors import NOT_SHOWN
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.supervisor import EngineProcess
 from polyvox.models.info import ModelIdentity, ModelInfo
@@ -97,8 +98,8 @@ class PacedEngine:
     def info(self) -> ModelInfo:
         return INFO
 
-    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
-        raise NotImplementedError
+    def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:  # noqa: ARG002
+        raise INFO.unsupported("recording", NOT_SHOWN, "can_clone")
 
     def close(self) -> None:
         pass

@@ -6,13 +6,16 @@ import sys
 import time
 import wave
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from rich.markup import render
 from safetensors.torch import load_file, save_file
 
 from polyvox import __version__
 from polyvox.audio import read_audio
-from polyvox.cli.main import main
+from polyvox.cli.main import build_app, main
 
 pytestmark = pytest.mark.slow
 
@@ -201,6 +204,16 @@ def test_help_lists_the_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     output = capsys.readouterr().out
     assert "say" in output
     assert "serve" in output
+
+
+def test_no_help_text_is_changed_by_markup() -> None:
+    def check(command: Any) -> None:
+        for text in (command.help, *(getattr(each, "help", None) for each in command.params)):
+            assert render(text or "").plain == (text or "")
+        for each in getattr(command, "commands", {}).values():
+            check(each)
+
+    check(typer.main.get_command(build_app()))
 
 
 def test_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from polyvox.cli.main import build_app
-from polyvox.cli.serve import _print_summary
+from polyvox.cli.serve import _parameter, _print_summary
 from polyvox.engine.config import EngineConfig
 from polyvox.errors import InvalidRequest
 from polyvox.server import setting_types
@@ -196,6 +196,27 @@ def test_every_setting_has_a_description_in_the_help_of_serve() -> None:
         assert field.description is not None
         assert field.description in text
         assert field.description.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "metavar", "default"),
+    [
+        ("log_level", "debug|info|warning|error", " Default: info."),
+        ("chat_format", "openai|vllm-omni", " Default: openai."),
+        ("trusted_proxies", "TEXT,…", " Default: 127.0.0.1,::1."),
+        ("voice_aliases", "NAME=NAME,…", ""),
+        ("drain_timeout", "NUMBER", " Default: 30."),
+        ("max_body_bytes", "INTEGER", " Default: 16000000."),
+        ("ray", None, ""),
+    ],
+)
+def test_the_help_of_serve_shows_the_form_of_the_values_and_the_default(
+    name: str, metavar: str | None, default: str
+) -> None:
+    field = Settings.model_fields[name]
+    (option,) = _parameter(name, field).annotation.__metadata__
+    assert option.metavar == metavar
+    assert option.help == f"{field.description}{default}"
 
 
 def test_the_help_and_the_printed_file_have_the_settings_in_the_order_of_the_sections() -> None:

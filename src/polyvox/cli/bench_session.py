@@ -23,7 +23,9 @@ from polyvox.cli.terminal import Json, console
 from polyvox.errors import InvalidRequest
 
 OutputFile = Annotated[Path | None, typer.Option("--output", "-o", help="JSON file for all measurements.")]
-PlotFiles = Annotated[list[Path] | None, typer.Option("--plot", help="File for plots, .html or .png; may be repeated.")]
+PlotFiles = Annotated[
+    list[Path] | None, typer.Option("--plot", metavar="PATH", help="File for plots, .html or .png; may be repeated.")
+]
 
 
 @dataclass(frozen=True, slots=True)

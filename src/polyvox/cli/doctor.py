@@ -161,10 +161,10 @@ def gpus() -> Iterator[Finding]:
 def processor() -> Iterator[Finding]:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = f"{counted(torch.get_num_threads(), 'thread')} for torch"
     free, total = _memory()
-    message = f"{cores} cores, {torch.get_num_threads()} threads for torch, {_gb(free)} of {_gb(total)} memory free"
-    yield Finding("CPU", "ok", message)
+    yield Finding("CPU", "ok", f"{counted(cores, 'core')}, {threads}, {_gb(free)} of {_gb(total)} memory free")
 
 
 def embedded_voice() -> Iterator[Finding]:
@@ -280,7 +280,7 @@ def voice_library() -> Iterator[Finding]:
     except PolyvoxError as error:
         yield Finding("voice library", "warn", str(error), "set POLYVOX_HOME to a writable folder")
         return
-    message = f"{len(voices)} voices in {library.store.location}"
+    message = f"{counted(len(voices), 'voice')} in {library.store.location}"
     if damaged:
         yield Finding("voice library", "warn", f"{message}; {len(damaged)} damaged", "run: polyvox voice list")
     else:

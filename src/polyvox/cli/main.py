@@ -40,7 +40,7 @@ def polyvox(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Streaming text to speech with Qwen3-TTS checkpoints."""
+    """Streaming text to speech with the embedded voice, or with Qwen3-TTS and Qwen3-Omni checkpoints."""
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -40,7 +40,7 @@ OTHER_FLAGS = {"model": ("-m",), "memory_gb": ("--memory",), "weight_dtype": ("-
 def serve(config: Config = None, **flags: Any) -> None:
     """Start the server. It implements the speech APIs of OpenAI, ElevenLabs and vLLM-Omni.
 
-    Every option can also be set as POLYVOX_… in the environment or in a YAML file.
+    Every option can also be set in the environment (POLYVOX_PORT for --port) or in a YAML file (--config).
     """
     try:
         _run(flags, config)
@@ -90,21 +90,38 @@ def _run(flags: dict[str, Any], config: Path | None) -> None:
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     """The option of a setting. Values stay strings, which the settings validate; a list is separated by commas."""
-    types = {field.annotation, *get_args(field.annotation)}
-    is_bool = bool in types
-    metavar = None if is_bool else "INTEGER" if int in types else "NUMBER" if float in types else "TEXT"
+    is_bool = bool in {field.annotation, *get_args(field.annotation)}
     flag = "--" + name.replace("_", "-")
     names = [f"{flag}/--no-{flag.removeprefix('--')}" if is_bool else flag, *OTHER_FLAGS.get(name, ())]
-    default = "" if field.default in (None, [], {}, "") else f" Default: {field.default}."
     option = typer.Option(
         *names,
-        help=f"{field.description}{default}",
-        metavar=metavar,
+        help=f"{field.description}{_describe_default(field.default)}",
+        metavar=None if is_bool else _metavar(field.annotation),
         rich_help_panel=section_of(name),
         show_default=False,
     )
     kind: Any = Annotated[bool | None if is_bool else str | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def _metavar(annotation: Any) -> str:
+    """The values of a setting in the help: the allowed ones where they are few, else their type."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return "|".join(get_args(annotation))
+    if origin in (list, dict):
+        return "TEXT,…" if origin is list else "NAME=NAME,…"
+    types = {annotation, *get_args(annotation)}
+    return "INTEGER" if int in types else "NUMBER" if float in types else "TEXT"
+
+
+def _describe_default(default: Any) -> str:
+    if default is False or default in (None, [], {}, ""):
+        return ""
+    shown = (
+        ",".join(default) if isinstance(default, list) else f"{default:g}" if isinstance(default, float) else default
+    )
+    return f" Default: {shown}."
 
 
 # Typer reads the options from the signature: one for each setting.

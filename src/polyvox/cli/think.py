@@ -34,7 +34,8 @@ def think(
 ) -> None:
     """Serve the thinker of a Qwen3-Omni checkpoint with transformers, for one user at a time.
 
-    It hears and sees what it is sent, and returns the hidden states that the talker reads. Needs polyvox[omni].
+    It hears and sees what it is sent, and returns the hidden states that the talker reads. Needs the packages of
+    the extra omni.
     """
     try:
         import transformers  # noqa: F401
