@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DIFFERENT = {"soxr"}  # pipecat-ai requires an older version
+DIFFERENT = {"protobuf", "soxr"}  # pipecat-ai requires older versions
 
 
 def pins(file: Path) -> dict[str, str]:
