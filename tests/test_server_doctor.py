@@ -102,6 +102,7 @@ def test_a_server_that_works_has_no_problems(server: RunningServer) -> None:
     for subject in ("address", "connection", "server", "key", "version", "speech", "WebSocket"):
         assert found[subject].state == "ok", found[subject]
     assert found["key"].message == "accepted"
+    assert "0 requests rejected for lack of capacity" in found["history"].message  # not the checks' own requests
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 streams"), (1.0, "1 stream"), (1_234_567.0, "1234567 streams")])
@@ -224,7 +225,7 @@ def test_pauses_of_a_player_are_counted() -> None:
 
 def test_metrics_are_added_over_their_labels() -> None:
     text = '# TYPE a gauge\na{replica="0"} 1\na{replica="1"} 2.5\nb 3\n'
-    assert parse_metrics(text) == {"a": 3.5, "b": 3.0}
+    assert parse_metrics(text) == {"a": 3.5, 'a{replica="0"}': 1.0, 'a{replica="1"}': 2.5, "b": 3.0}
 
 
 @pytest.mark.parametrize("url", ["ftp://example.com", "http://", "http://host:port", "http://host:99999"])

@@ -233,13 +233,13 @@ class ServerChecks:
             metrics.get("polyvox_playback_underruns_total", 0.0),
             metrics.get("polyvox_audio_seconds_total", 0.0),
         )
-        rejected, restarts = (
-            metrics.get("polyvox_rejections_total", 0.0),
+        overloaded, restarts = (
+            metrics.get('polyvox_requests_total{outcome="overloaded"}', 0.0),
             metrics.get("polyvox_engine_restarts_total", 0.0),
         )
         message = (
-            f"{counted(underruns, 'underrun')} in {audio:.0f} s of audio, {counted(rejected, 'rejected request')}, "
-            f"{counted(restarts, 'restart')}"
+            f"{counted(underruns, 'underrun')} in {audio:.0f} s of audio, "
+            f"{counted(overloaded, 'request')} rejected for lack of capacity, {counted(restarts, 'restart')}"
         )
         if underruns:
             yield Finding("history", "warn", message, "lower max_streams, or use a faster device")

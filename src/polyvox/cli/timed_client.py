@@ -186,11 +186,11 @@ def parse_url(url: str) -> SplitResult:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """The sum of each metric over its labels, from Prometheus's text format."""
+    """Each metric with its labels, and the sum over them by the name alone, from Prometheus's text format."""
     found: dict[str, float] = {}
     for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        if name and not line.startswith("#"):
-            name = name.partition("{")[0]
-            found[name] = found.get(name, 0.0) + float(value)
+        series, _, value = line.rpartition(" ")
+        if series and not line.startswith("#"):
+            for name in {series, series.partition("{")[0]}:
+                found[name] = found.get(name, 0.0) + float(value)
     return found
