@@ -9,15 +9,14 @@ from typing import Any, Literal
 
 from polyvox.alignment import TimedText
 from polyvox.errors import PolyvoxError
-from polyvox.server.app_state import AppState
 from polyvox.server.conversation.chat_format import usage_of
 from polyvox.server.conversation.chat_response import outcome_of, record_answer
 from polyvox.server.conversation.spoken_answer import SpokenAnswer, start_utterance
 from polyvox.server.logs import log_request
-from polyvox.server.middleware.limits import ConcurrencyLimiter
-from polyvox.server.realtime.events import EventSender, error_fields, new_id
-from polyvox.server.realtime.output import AddItem, ResponseOutput, ResponseStatus
+from polyvox.server.realtime.events import error_fields, new_id
+from polyvox.server.realtime.output import ResponseOutput, ResponseStatus
 from polyvox.server.realtime.session_config import RealtimeConfig
+from polyvox.server.realtime.session_context import SessionContext
 from polyvox.server.realtime.spoken_transcript import PlaybackClock
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.synthesis.reader import ReaderTimer
@@ -44,32 +43,33 @@ class ResponseProgress:
 class RealtimeResponse:
     """Runs once. A failure ends the response only, not the session.
 
-    get_messages: the messages for the LLM, when all transcripts are known. add_item: None for a response that is not
-    part of the conversation.
+    get_messages: the messages for the LLM, when all transcripts are known.
     """
 
     def __init__(
         self,
-        state: AppState,
-        limiter: ConcurrencyLimiter,
-        sender: EventSender,
-        clock: PlaybackClock,
+        context: SessionContext,
         config: RealtimeConfig,
         request_id: str,
         get_messages: Callable[[], Awaitable[list[dict[str, Any]]]],
-        add_item: AddItem | None,
-        conversation_id: str,
+        in_conversation: bool,
         metadata: dict[str, str] | None = None,
     ) -> None:
-        self._state, self._limiter, self._sender = state, limiter, sender
+        self._state, self._limiter, self._sender = context.state, context.limiter, context.sender
         self._config, self._request_id, self._get_messages = config, request_id, get_messages
-        self._conversation_id = None if add_item is None else conversation_id
+        self._conversation_id = context.conversation.id if in_conversation else None
         self._metadata = metadata
         self.id = new_id("resp")
-        self._progress = progress = ResponseProgress(state.settings.reader_timeout)
-        granularities = tuple(config.fields.audio.output.timestamp_granularities or ())
-        spoken = config.fields.is_spoken
-        self._output = ResponseOutput(self.id, sender, progress, clock, add_item, spoken, granularities)
+        self._progress = ResponseProgress(context.state.settings.reader_timeout)
+        self._output = ResponseOutput(
+            self.id,
+            context.sender,
+            self._progress,
+            context.clock if in_conversation else PlaybackClock(),
+            context.conversation.add if in_conversation else None,
+            config.fields.is_spoken,
+            tuple(config.fields.audio.output.timestamp_granularities or ()),
+        )
         self._status: ResponseStatus = "in_progress"
         self._details: dict[str, Any] | None = None
         self._answer: SpokenAnswer | None = None

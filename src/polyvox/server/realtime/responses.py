@@ -5,15 +5,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from polyvox.server.app_state import AppState
-from polyvox.server.middleware.limits import ConcurrencyLimiter
-from polyvox.server.realtime.conversation import RealtimeConversation
-from polyvox.server.realtime.events import EventSender
 from polyvox.server.realtime.items import ConversationItem
 from polyvox.server.realtime.response import CancelReason, RealtimeResponse
 from polyvox.server.realtime.session_config import RealtimeConfig
-from polyvox.server.realtime.spoken_transcript import PlaybackClock
-from polyvox.server.realtime.tasks import SessionTasks
+from polyvox.server.realtime.session_context import SessionContext
 from polyvox.server.responses import APIError
 
 MAX_RESPONSES = 4  # at once
@@ -22,18 +17,8 @@ MAX_RESPONSES = 4  # at once
 class ResponseRunner:
     """Starts and cancels responses. on_done: called when a response of the conversation has ended by itself."""
 
-    def __init__(
-        self,
-        state: AppState,
-        limiter: ConcurrencyLimiter,
-        sender: EventSender,
-        conversation: RealtimeConversation,
-        clock: PlaybackClock,
-        tasks: SessionTasks,
-        request_id: str,
-    ) -> None:
-        self._state, self._limiter, self._sender = state, limiter, sender
-        self._conversation, self._clock, self._tasks, self._request_id = conversation, clock, tasks, request_id
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
         self._running: dict[RealtimeResponse, asyncio.Task[None]] = {}
         self._num_started = 0
         self.has_audio = False  # a response with audio was started
@@ -59,24 +44,15 @@ class ResponseRunner:
             raise APIError(429, "too_many_responses", f"At most {MAX_RESPONSES} responses may run at once.")
 
         async def get_messages() -> list[dict[str, Any]]:
-            read = self._conversation.items if items is None else items
-            return await self._conversation.messages(config.fields.instructions, read)
+            conversation = self._context.conversation
+            read = conversation.items if items is None else items
+            return await conversation.messages(config.fields.instructions, read)
 
-        response = RealtimeResponse(
-            self._state,
-            self._limiter,
-            self._sender,
-            self._clock if in_conversation else PlaybackClock(),
-            config,
-            f"{self._request_id}.{self._num_started}",
-            get_messages,
-            self._conversation.add if in_conversation else None,
-            self._conversation.id,
-            metadata,
-        )
+        request_id = f"{self._context.request_id}.{self._num_started}"
+        response = RealtimeResponse(self._context, config, request_id, get_messages, in_conversation, metadata)
         self._num_started += 1
         self.has_audio = self.has_audio or config.fields.is_spoken
-        self._running[response] = self._tasks.start(self._run(response), response)
+        self._running[response] = self._context.tasks.start(self._run(response), response)
 
     async def cancel(self, response_id: str | None, reason: CancelReason) -> bool:
         """Cancels a response, by default that of the conversation, and waits for its end; False if it has ended."""

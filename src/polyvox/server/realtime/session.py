@@ -33,6 +33,7 @@ from polyvox.server.realtime.events import EventSender, new_id
 from polyvox.server.realtime.items import ConversationItem
 from polyvox.server.realtime.responses import ResponseRunner
 from polyvox.server.realtime.session_config import DEFAULTS, RealtimeConfig
+from polyvox.server.realtime.session_context import SessionContext
 from polyvox.server.realtime.spoken_transcript import PlaybackClock
 from polyvox.server.realtime.tasks import SessionTasks
 from polyvox.server.realtime.user_turns import UserTurns
@@ -84,12 +85,11 @@ class RealtimeSession:
         assert limiter is not None, "not authenticated"
         model = self._connection.query.get("model") or state.settings.llm_model
         self._config = await RealtimeConfig.create(state, {**DEFAULTS, "model": model}, strict=False, prefix="")
-        self._responses = ResponseRunner(
-            state, limiter, self._sender, self._conversation, self._clock, self._tasks, self._connection.request_id
+        context = SessionContext(
+            state, limiter, self._connection.request_id, self._sender, self._conversation, self._clock, self._tasks
         )
-        self._turns = UserTurns(
-            state, self._sender, self._conversation, self._responses, self._clock, self._tasks, self._config
-        )
+        self._responses = ResponseRunner(context)
+        self._turns = UserTurns(context, self._responses, self._config)
         self._responses.on_done = self._turns.watch_idle
 
     async def _serve(self) -> None:

@@ -6,16 +6,13 @@ from typing import Any
 
 from polyvox.audio.voice_activity import SpeechStarted, SpeechStopped
 from polyvox.errors import PolyvoxError
-from polyvox.server.app_state import AppState
 from polyvox.server.realtime.chat_messages import SILENCE
-from polyvox.server.realtime.conversation import RealtimeConversation
-from polyvox.server.realtime.events import EventSender, error_fields, new_id
+from polyvox.server.realtime.events import error_fields, new_id
 from polyvox.server.realtime.input_audio import InputAudioBuffer, decode_audio
 from polyvox.server.realtime.items import ContentPart, ConversationItem, InputAudio, MessageItem
 from polyvox.server.realtime.responses import ResponseRunner
 from polyvox.server.realtime.session_config import InputTranscription, RealtimeConfig
-from polyvox.server.realtime.spoken_transcript import PlaybackClock
-from polyvox.server.realtime.tasks import SessionTasks
+from polyvox.server.realtime.session_context import SessionContext
 from polyvox.server.responses import APIError
 
 MAX_TRANSCRIPTIONS = 8  # of one session at once
@@ -24,18 +21,10 @@ MAX_TRANSCRIPTIONS = 8  # of one session at once
 class UserTurns:
     """The audio input of one session. Speech of the user interrupts the assistant."""
 
-    def __init__(
-        self,
-        state: AppState,
-        sender: EventSender,
-        conversation: RealtimeConversation,
-        responses: ResponseRunner,
-        clock: PlaybackClock,
-        tasks: SessionTasks,
-        config: RealtimeConfig,
-    ) -> None:
-        self._state, self._sender, self._conversation = state, sender, conversation
-        self._responses, self._clock, self._tasks, self._config = responses, clock, tasks, config
+    def __init__(self, context: SessionContext, responses: ResponseRunner, config: RealtimeConfig) -> None:
+        self._state, self._sender, self._conversation = context.state, context.sender, context.conversation
+        self._clock, self._tasks = context.clock, context.tasks
+        self._responses, self._config = responses, config
         self._buffer = InputAudioBuffer(config.fields.audio.input.format, config.fields.audio.input.turn_detection)
         self._item_id = new_id("item")  # of the next message
         self._speech_start_ms = 0
