@@ -16,8 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 
-from benchmarks.scheduling import (
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.engine_simulation import (
     FRAME,
     LIMITS,
     POLYVOX,

@@ -5,7 +5,7 @@ python benchmarks/kv_pages.py [--seconds 6] [--seed 1] [--pages 3000]
 
 Three ways to reserve: the longest possible speech of each stream; the initial figure by the length of the text; and
 what the engine has learned after 10,000 sentences of the same kind. Scheduler and admission control are those of the
-engine; see scheduling.py for the simulated GPU. The last rows are adversarial: every stream runs to its limit.
+engine; see engine_simulation.py for the simulated GPU. The last rows are adversarial: every stream runs to its limit.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from scheduling import LIMITS, POLYVOX, Gpu, Simulation, Utterance, calibrated  # type: ignore[import-not-found]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.engine_simulation import LIMITS, POLYVOX, Gpu, Simulation, Utterance, calibrated
 
 from polyvox.engine import page_reservation
 from polyvox.engine.page_reservation import PageReservation
-from polyvox.engine.stream_state import StreamState
+from polyvox.engine.stream_state import StepPlan, StreamState
 
 PROMPT_ROWS = (10, 60)
 TEXT_BYTES, MEDIAN_BYTES, SPREAD = (2, 300), 60, 0.7  # of a sentence: lognormal
@@ -45,27 +45,35 @@ def sentence(draw: random.Random, arrived_at: float, overlong: float) -> Utteran
     return Utterance(arrived_at, draw.randint(*PROMPT_ROWS), max(frames, 2), text_bytes=text_bytes)
 
 
-class PageSimulation(Simulation):  # type: ignore[misc]
+class LongestReservation(PageReservation[StreamState]):
+    """Reserves the longest possible speech."""
+
+    def frames(self, stream: StreamState, text_is_open: bool) -> int:  # noqa: ARG002
+        return stream.max_frames
+
+
+class PageSimulation(Simulation):
     """Counts pages and streams in every step."""
 
     def __init__(self, pages: int, utterances: Sequence[Utterance], seed: int, by_limit: bool) -> None:
         limits = replace(LIMITS, num_pages=pages, max_queue=4096, max_queue_seconds=20.0)
         super().__init__(POLYVOX, limits, calibrated(), Gpu(random.Random(seed)), utterances)
         if by_limit:
-            self.admission.reservation.frames = lambda stream, text_is_open: stream.max_frames  # noqa: ARG005
+            self.admission.reservation = LongestReservation(limits.page_size)
         self.samples: list[tuple[float, int, int, int]] = []  # time, streams, pages reserved, pages used
 
     def max_frames(self, one: Utterance) -> int:
         return max_frames(one.text_bytes)
 
-    def step(self) -> None:
-        super().step()
+    def step(self) -> StepPlan[StreamState]:
+        plan = super().step()
         arrays = self.streams.used()
         active = arrays.active
         used = -(-(arrays.prompt_rows + arrays.started)[active] // self.load.limits.page_size)
         reserved = self.load.limits.num_pages - len(self.admission.ledger.free_pages)
         self.samples.append((self.now, int(active.sum()), reserved, int(used.sum())))
         assert (arrays.started[active] <= arrays.paged_frames[active]).all()
+        return plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from math import ceil, inf
+from pathlib import Path
 
-from benchmarks.scheduling import FRAME, POLYVOX, Simulation, Utterance, quantile
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.engine_simulation import FRAME, POLYVOX, Simulation, Utterance, quantile
 
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.load import LoadModel
@@ -140,7 +142,7 @@ class OverloadSimulation(Simulation):
     def __init__(
         self, limits: SchedulerLimits, cost: CostModel, device: Device, arriving: Sequence[Client], retries: bool
     ) -> None:
-        super().__init__(POLYVOX, limits, cost, device, ())  # type: ignore[arg-type]
+        super().__init__(POLYVOX, limits, cost, device, ())
         self.clients, self.retries = arriving, retries
         self.playing: dict[Client, None] = {}
         self._resubmitting: set[Client] = set()  # those whose next sentence was rejected

@@ -3,7 +3,7 @@
 
 python benchmarks/replica_routing.py [--replicas 3] [--streams 1500] [--seed 1]
 
-A discrete-event simulation with the engine's own admission and scheduler (benchmarks/scheduling.py) and the server's
+A discrete-event simulation with the engine's own admission and scheduler (engine_simulation.py) and the server's
 router (`ReplicaSet`), which sees reports that are up to 20 ms old. Each GPU runs about 200 streams in real time.
 """
 
@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
+from pathlib import Path
 from typing import cast
 
-from benchmarks.scheduling import (
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.engine_simulation import (
     CODEC_CALL,
     FRAME,
     FRAME_STEP,

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation names every option and every endpoint, and no others."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -61,6 +64,30 @@ def test_every_option_that_the_documentation_names_exists() -> None:
             known |= set(re.findall(r'"(--[a-z][a-z0-9-]*)"', script.read_text()))
     named = {name for name in OPTION.findall(documentation()) if name.startswith("--")}
     assert named - known == set()
+
+
+def test_benchmarks_that_share_code_run_as_scripts(tmp_path: Path) -> None:
+    """From any folder, without the repository on Python's path."""
+    sharing = [path for path in (ROOT / "benchmarks").glob("*.py") if "from benchmarks." in path.read_text()]
+    code = """if True:
+        import runpy, sys
+        paths, search_path = sys.argv[1:], sys.path[1:]
+        for path in paths:
+            sys.argv, sys.path[:] = [path, "--help"], search_path
+            for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+                del sys.modules[name]
+            try:
+                runpy.run_path(path, run_name="__main__")
+            except SystemExit as stopped:
+                assert not stopped.code
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", code, *map(str, sharing)]
+    ran = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ran.returncode, ran.stdout.count("usage:")) == (0, len(sharing)), ran.stderr
+    assert len(sharing) > 3
 
 
 def test_the_table_of_endpoints_is_complete() -> None:
