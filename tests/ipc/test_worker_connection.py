@@ -321,6 +321,36 @@ async def test_a_reply_does_not_wait_for_a_full_ring() -> None:
             replies |= {reply.id for reply in (await next_update(server)).replies}
 
 
+async def test_a_stream_that_is_cancelled_before_the_engine_accepts_it_is_cancelled_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_connection, "MAX_INLINE_BYTES", 0)  # a thread submits it
+    proceed, accepted = threading.Event(), threading.Event()
+
+    class SlowEngine(SteppedEngine):
+        def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
+            assert proceed.wait(TIMEOUT)
+            stream = super().submit(request, on_ready)
+            accepted.set()
+            return stream
+
+    engine = SlowEngine()
+    async with connected(engine, RING_SAMPLES) as (connection, server):
+        server.send(submit(0, request(1, chunks=3), credit=8))
+        server.send(messages.Cancel(0))
+        server.send(messages.GetStats(1))
+        await next_update(server)  # the cancel was received
+        proceed.set()
+        assert await asyncio.to_thread(accepted.wait, TIMEOUT)
+
+        async def cancelled() -> bool:
+            return engine.stepped[0].cancelled
+
+        await becomes_true(cancelled)
+        assert not connection._deliveries
+        assert not connection._ids
+
+
 async def test_requests_beyond_the_preparation_queue_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     proceed = threading.Event()
     engine = FakeEngine()
