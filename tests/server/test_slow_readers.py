@@ -212,7 +212,7 @@ def test_slow_readers_do_not_keep_others_from_being_served() -> None:
             start = time.monotonic()
             with server.client() as client:  # rejected at once while the first sentences of the slow clients run
                 eventually(lambda: server.speak(client).status_code == 200 or stop.wait(1.0))
-            assert time.monotonic() - start < 25  # 45 s if the engine generates what the kernel buffers by default
+            assert time.monotonic() - start < 40  # 45 s if the engine generates what the kernel buffers by default
         finally:
             stop.set()
             reader.join()

@@ -215,11 +215,9 @@ def test_the_command_can_be_stopped_while_its_engine_starts(workers: int) -> Non
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: _is_live(port) or threading.Event().wait(0.02))
-        since = time.monotonic()
         process.terminate()
         _, log = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
-    assert time.monotonic() - since < 20
     assert "Traceback" not in log
 
 
