@@ -73,7 +73,8 @@ async def stat_becomes(engine: AsyncRemoteEngine, name: str, value: float) -> No
 
 
 async def read(stream: AsyncStream) -> list[Chunk]:
-    return [chunk async for chunk in stream]
+    async with asyncio.timeout(TIMEOUT):
+        return [chunk async for chunk in stream]
 
 
 async def read_samples(stream: AsyncStream) -> Samples:
