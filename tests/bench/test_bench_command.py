@@ -225,7 +225,7 @@ def test_serve_and_capacity_share_their_options(bench: Bench, capsys: pytest.Cap
         assert bench(command, "--help") == 0
         found.append(set(re.findall(r"--[a-z-]+", capsys.readouterr().out)))
     serve, capacity = found
-    assert serve - capacity == {"--concurrency", "--rate"}
+    assert serve - capacity == {"--concurrency", "--listeners", "--rate"}
     assert capacity - serve == {"--slo", "--by", "--initial-load", "--max-load", "--precision"}
     assert {"--wer", "--plot", "--output", "--request-seeds"} <= serve
 
@@ -263,7 +263,7 @@ def test_an_unreachable_server_gives_an_exit_status_and_a_reason(
         (("serve", "--in-process", "--model", "0.6B"), "frames"),
         (("serve", "--in-process", "--tokens", "5"), "tokenizer"),
         (("capacity", "--base-url", "http://h", "--slo", "speed=1"), "ttfa"),
-        (("capacity", "--base-url", "http://h", "--by", "hand"), "concurrency, rate"),
+        (("capacity", "--base-url", "http://h", "--by", "hand"), "concurrency, listeners, rate"),
         (
             ("capacity", "--base-url", "http://h", "--initial-load", "8", "--max-load", "4"),
             "--initial-load, which is 8",

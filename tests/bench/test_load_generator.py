@@ -46,6 +46,21 @@ def test_a_closed_loop_backs_off_after_a_rejection() -> None:
     assert len(server.bodies) == len(found)
 
 
+def test_a_listener_sends_its_next_request_when_it_has_played_the_last_one() -> None:
+    script = Script([(0.1, tone(300)), (0.3, tone(700))])  # received in 0.4 s, played until 1.1 s
+    summary, found = simulated(script, Load("listeners", 2, seconds=2.0, warmup=0.5))
+    assert [trace.sent for trace in found] == pytest.approx([0, 0, 1.1, 1.1, 2.2, 2.2], abs=0.01)
+    assert (summary.requests, summary.peak, summary.underruns.count) == (4, 2, 0)
+
+
+def test_a_listener_plays_on_after_an_underrun_and_backs_off_after_a_rejection() -> None:
+    late = Script([(0.1, tone(100)), (0.5, tone(400))])  # 0.4 s late: played until 1 s
+    _, found = simulated(late, Load("listeners", 1, seconds=0.6, warmup=0.5))
+    assert [trace.sent for trace in found] == pytest.approx([0, 1.0], abs=0.01)
+    found, _ = scripted_traces(Script(status=503), "http", Load("listeners", 1, seconds=2, warmup=0.5, timeout=2))
+    assert [trace.sent for trace in found] == pytest.approx([0, 1, 2], abs=0.05)
+
+
 def test_a_ramp_staggers_the_streams_and_the_number_of_prompts_ends_the_run() -> None:
     _, found = simulated(Script([(3.0, tone(100))]), Load("closed", 4, seconds=60, warmup=2.0, ramp=2.0, num_prompts=6))
     first = sorted(trace.sent for trace in found)[:4]

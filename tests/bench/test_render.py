@@ -47,6 +47,7 @@ def test_the_report_has_the_layout_of_serving_benchmarks_and_the_metrics() -> No
     assert values["Maximum request concurrency:"] == "2"
     assert len(row(run(2))) == len(HEADINGS)
     assert "Request rate configured (RPS):" in serving_report(run(2, "open"))
+    assert "Listeners:" in serving_report(run(2, "listeners"))
 
 
 def test_plots_are_grouped_by_mode_and_show_metrics_by_load() -> None:

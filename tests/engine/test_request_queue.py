@@ -2,6 +2,7 @@
 """The index of queued streams and the estimates over arrays agree with a visit to each stream."""
 
 import random
+from heapq import heapreplace
 from math import inf
 from unittest import mock
 
@@ -106,15 +107,23 @@ def test_more_utterances_than_rows_grow_the_arrays() -> None:
     assert len(table.remaining(True)) == table.between_segments(1.0)[0] + 50
 
 
-def test_the_wait_after_the_whole_queue_is_that_after_each_of_its_streams() -> None:
+def test_the_wait_is_that_after_each_of_the_queued_streams_that_go_first() -> None:
     for seed in range(0, 8, 2):  # one owner
         engine, now = draw_engine(seed)
         estimate, count = engine.admission.estimate, engine.admission._max_utterances(True)
-        ahead = engine.streams.queue.new_utterances(True)
+        queued = engine.streams.queue.new_utterances(True)
         estimate.invalidate()
-        assert estimate.wait(True, count, ahead, now) == estimate.wait_for_all(True, count, now)
+        waits = [estimate.wait(True, count, now, num_behind) for num_behind in range(len(queued), -1, -1)]
+        timeline = estimate._timelines[True]
+        free_at = (np.sort(engine.admission.utterances.remaining(True)) / timeline.speed).tolist()
+        free_at = ([0.0] * max(0, count - len(free_at)) + free_at)[-count:]
+        expected = [free_at[0]]
+        for stream in queued:
+            heapreplace(free_at, free_at[0] + engine.admission.utterances.total(stream) / timeline.speed)
+            expected.append(free_at[0])
+        np.testing.assert_allclose(waits, expected)
         demand = Demand(live=True, owner="a", num_pages=10**9)
-        assert engine.admission.estimate_wait(demand, now) == estimate.wait_for_all(True, count, now) < inf
+        assert engine.admission.estimate_wait(demand, now) == waits[-1] < inf
 
 
 def test_streams_that_end_as_expected_cost_no_new_estimate() -> None:

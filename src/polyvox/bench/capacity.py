@@ -113,8 +113,8 @@ class Capacity:
 class CapacitySearch:
     """Doubles the load from `initial` until one fails or `max_load` passes, then bisects the bracket.
 
-    Bisection ends when the bracket is narrower than `precision`, a share of the load; a concurrency has a resolution
-    of 1. A load passes if all of its `repeats` runs pass, each with another seed; it fails with the first that fails.
+    Bisection ends when the bracket is narrower than `precision`, a share of the load; streams and listeners have a
+    resolution of 1. A load passes if all of its `repeats` runs pass, each with another seed; it fails with the first that fails.
     """
 
     mode: Mode
@@ -156,7 +156,7 @@ class CapacitySearch:
                 level = above
             return level, None
         while level > self.min_load:
-            below = max(math.floor(level / 2) if self.mode == "closed" else level / 2, self.min_load)
+            below = max(level / 2 if self.mode == "open" else math.floor(level / 2), self.min_load)
             if passes(below):
                 return below, level
             level = below

@@ -12,18 +12,24 @@ from polyvox.bench.prompts import Phase, prompt_order
 from polyvox.bench.summary import Distribution
 from polyvox.errors import InvalidRequest
 
-Mode = Literal["closed", "open"]
+Mode = Literal["closed", "listeners", "open"]
 
 STREAMS_PER_PROCESS = 64  # concurrent streams that one client process reads without lag
 STREAMS_PER_RATE = 4  # concurrent streams assumed for each request per second of an open loop
 WARMUP_INDEX = -1  # warm-up requests count down from here, so the indices of measured ones do not depend on them
 
-LOAD_UNITS: dict[Mode, str] = {"closed": "concurrent streams", "open": "requests per second"}
+LOAD_UNITS: dict[Mode, str] = {
+    "closed": "concurrent streams",
+    "listeners": "listeners",
+    "open": "requests per second",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """One run. Closed loop: `level` concurrent streams, each replaced when it ends; open loop: requests per second.
+
+    Listeners are a closed loop in real time: each sends its next request when it has played the audio of the last one.
 
     warmup, seconds: how long unmeasured and measured requests are started; each stream of a closed loop has at least
     one measured request. num_prompts: the number of measured requests, instead of `seconds`. ramp: seconds of the
@@ -42,8 +48,8 @@ class Load:
     record: int = 0  # number of measured requests, first in the sequence, whose audio is kept
 
     def check(self) -> None:
-        if not 0 < self.level < inf or (self.mode == "closed" and self.level != int(self.level)):
-            requirement = "must be a positive integer" if self.mode == "closed" else "must be above 0"
+        if not 0 < self.level < inf or (self.is_closed and self.level != int(self.level)):
+            requirement = "must be a positive integer" if self.is_closed else "must be above 0"
             raise InvalidRequest("level", self.level, requirement)
         for name in ("seconds", "timeout"):
             if not 0 < getattr(self, name) < inf:
@@ -60,12 +66,18 @@ class Load:
             raise InvalidRequest("record", self.record, "must be at least 0")
 
     @property
+    def is_closed(self) -> bool:
+        """Whether the number of streams is limited, not their rate."""
+        return self.mode != "open"
+
+    @property
     def label(self) -> str:
-        return f"concurrency {self.level:g}" if self.mode == "closed" else f"{self.level:g} req/s"
+        labels = {"closed": "concurrency {:g}", "listeners": "{:g} listeners", "open": "{:g} req/s"}
+        return labels[self.mode].format(self.level)
 
     def num_processes(self, cores: int, streams_per_process: int = STREAMS_PER_PROCESS) -> int:
         """The client processes needed to read the streams, at most one per core."""
-        streams = self.level if self.mode == "closed" else STREAMS_PER_RATE * self.level
+        streams = self.level if self.is_closed else STREAMS_PER_RATE * self.level
         return max(1, min(cores, -(-int(streams) // streams_per_process)))
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from polyvox.bench.clients import Client, ServerTarget, connect, synthesise_with_timeout
 from polyvox.bench.load import ClientLag, Load, LoadShard
-from polyvox.bench.metrics import DROPPED, RequestTrace
+from polyvox.bench.metrics import DROPPED, RequestTrace, play
 from polyvox.bench.prompts import Phase, poisson_arrivals, request_seed
 from polyvox.bench.receiver import Clock, RequestFailed
 from polyvox.bench.summary import distribution
@@ -67,7 +67,7 @@ class _ShardRunner:
         monitor = asyncio.create_task(self._measure_lag())
         cpu = time.thread_time()
         try:
-            await (self._closed_loop() if self.load.mode == "closed" else self._open_loop())
+            await (self._closed_loop() if self.load.is_closed else self._open_loop())
         finally:
             monitor.cancel()
         self.result.cpu = (time.thread_time() - cpu) / max(self.now(), 1e-9)
@@ -84,11 +84,11 @@ class _ShardRunner:
             nonlocal remaining
             await self._sleep_until(load.ramp * number / streams)
             while (now := self.now()) < load.warmup:
-                await self._send_and_back_off(shard.new_trace(next(warmup), False, now))
+                await self._send_and_wait(shard.new_trace(next(warmup), False, now))
             started = False
             while remaining != 0 and ((now := self.now()) < end or not started):
                 remaining, started = None if remaining is None else remaining - 1, True
-                await self._send_and_back_off(shard.new_trace(next(measured), True, now))
+                await self._send_and_wait(shard.new_trace(next(measured), True, now))
 
         await asyncio.gather(*(stream(number) for number in range(shard.number, streams, shard.of)))
 
@@ -130,11 +130,13 @@ class _ShardRunner:
         self.counters[IN_FLIGHT] -= 1
         self.counters[COMPLETED] += 1
 
-    async def _send_and_back_off(self, trace: RequestTrace) -> None:
-        """Waits after a failure: retrying a fast rejection at once would flood the server."""
+    async def _send_and_wait(self, trace: RequestTrace) -> None:
+        """Waits after a failure: retrying a fast rejection at once would flood the server. A listener plays the audio."""
         await self._send(trace)
         if trace.error is not None:
             await self._sleep_until(trace.sent + FAILURE_INTERVAL)
+        elif self.load.mode == "listeners" and (playback := play(trace.arrivals, trace.sample_rate, trace.ended)):
+            await self._sleep_until(playback.played_at(trace.samples))
 
     async def _measure_lag(self) -> None:
         """Repeatedly measures how late the event loop wakes up."""
@@ -196,7 +198,7 @@ def run_in_processes(
 ) -> tuple[list[RequestTrace], ClientLag]:
     """Runs a load with any client whose factory can be pickled."""
     load.check()
-    if load.mode == "closed":
+    if load.is_closed:
         processes = min(processes, int(load.level))
     if processes == 1:
         results = [run_in_process(new_client, load, texts, progress)]
@@ -223,7 +225,7 @@ class _ServerClientFactory:
     processes: int
 
     def __call__(self) -> AbstractAsyncContextManager[Client]:
-        streams = self.load.level if self.load.mode == "closed" else self.load.max_in_flight
+        streams = self.load.level if self.load.is_closed else self.load.max_in_flight
         connections = -(-int(streams) // self.processes) + SPARE_CONNECTIONS
         _raise_file_limit(connections)
         return connect(self.target, connections)

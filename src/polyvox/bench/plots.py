@@ -57,7 +57,7 @@ def run_plots(runs: Sequence[Run]) -> list[Plot]:
     """TTFA, continuity and throughput by load, and the timeline of the last run."""
     runs = [run for run in runs if run.summary.succeeded]
     plots: list[Plot] = []
-    for mode in ("closed", "open"):
+    for mode in LOAD_UNITS:
         if chosen := [run for run in runs if run.load.mode == mode]:
             plots += [_ttfa_plot(chosen), _continuity_plot(chosen), _throughput_plot(chosen)]
     if runs:
@@ -136,7 +136,7 @@ def _continuity_plot(runs: Sequence[Run]) -> Plot:
 
 def _throughput_plot(runs: Sequence[Run]) -> Plot:
     series = [_by_load("audio", runs, [run.summary.throughput for run in runs])]
-    if runs[0].load.mode == "closed":
+    if runs[0].load.is_closed:
         series.append(_by_load("real time", runs, [run.load.level for run in runs], dashed=True))
     return _load_plot("Audio throughput", runs, "audio seconds per second", series)
 

@@ -37,8 +37,9 @@ def serving_report(run: Run) -> str:
         *(_line(f"  {kind}:", count) for kind, count in sorted(s.errors.items())),
         _line("Silent requests:", s.silent),
     ]
-    if run.load.mode == "closed":
-        lines.append(_line("Maximum request concurrency:", f"{run.load.level:g}"))
+    if run.load.is_closed:
+        name = "Maximum request concurrency:" if run.load.mode == "closed" else "Listeners:"
+        lines.append(_line(name, f"{run.load.level:g}"))
     else:
         lines += [_line("Request rate configured (RPS):", run.load.level), _line("Dropped requests:", s.dropped)]
     lines += [

@@ -32,6 +32,7 @@ MIN_EXPECTED_REQUESTS = 5  # in a run at the lowest rate of a search
 DEFAULT_SLO = "underrun=0,ttfa_p95=1s"  # without a bound on latency, a server that queues without limit always passes
 MAX_LOAD, MAX_LOAD_IN_PROCESS = 1024, 64  # defaults of --max-load
 LEVELS = "1,4,8,16,32,48,64,96,128"
+MODES: dict[str, Mode] = {"concurrency": "closed", "listeners": "listeners", "rate": "open"}  # by option
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs per load, each with another seed.")]
 
@@ -43,14 +44,21 @@ def serve(
     concurrency: Annotated[
         str | None, typer.Option(help=f"Closed loop: concurrent streams, comma-separated, such as {LEVELS}.")
     ] = None,
+    listeners: Annotated[
+        str | None,
+        typer.Option(
+            help="Closed loop in real time: listeners, comma-separated, each of which sends its next request when it "
+            "has played the audio of the last one."
+        ),
+    ] = None,
     rate: Annotated[
         str | None, typer.Option(help="Open loop: requests per second, comma-separated, such as 1,2,4,8.")
     ] = None,
     repeats: Repeats = 1,
 ) -> None:
     """Measure latency, continuity and throughput at one or more loads."""
-    loads = [options.load("closed", level) for level in _parse_numbers("concurrency", concurrency)]
-    loads += [options.load("open", level) for level in _parse_numbers("rate", rate)]
+    given: dict[str, str | None] = {"concurrency": concurrency, "listeners": listeners, "rate": rate}
+    loads = [options.load(MODES[name], level) for name in MODES for level in _parse_numbers(name, given[name])]
     loads = loads or [options.load("closed", 1)]
     with ExitStack() as stack:
         session = BenchSession(options, loads, stack)
@@ -78,7 +86,7 @@ def serve(
 def capacity(
     options: BenchOptions,
     slo: Annotated[str, typer.Option(help="Service-level objective, such as underrun=0,ttfa_p95=100ms.")] = DEFAULT_SLO,
-    by: Annotated[str, typer.Option(help="What the search raises: concurrency or rate.")] = "concurrency",
+    by: Annotated[str, typer.Option(help=f"What the search raises: {', '.join(MODES)}.")] = "concurrency",
     initial_load: Annotated[float, typer.Option(help="First load of the search.")] = 1.0,
     max_load: Annotated[
         float | None, typer.Option(help="Highest load of the search; by default 1024, in process 64.")
@@ -88,15 +96,15 @@ def capacity(
 ) -> None:
     """Find the highest load that meets a service-level objective, and what fails above it."""
     objectives = parse_slo(slo)
-    if by not in ("concurrency", "rate"):
-        raise InvalidRequest("by", by, ("concurrency", "rate"))
-    mode: Mode = "closed" if by == "concurrency" else "open"
+    if by not in MODES:
+        raise InvalidRequest("by", by, tuple(MODES))
+    mode = MODES[by]
     if max_load is None:  # in process, the engine allocates memory for the highest load at start
         max_load = max(initial_load, MAX_LOAD_IN_PROCESS if options.in_process else MAX_LOAD)
     first, highest = options.load(mode, initial_load), options.load(mode, max_load)
     if max_load < initial_load:
         raise InvalidRequest("max-load", max_load, f"must be at least --initial-load, which is {initial_load:g}")
-    min_load = 1.0 if mode == "closed" else min(initial_load, MIN_EXPECTED_REQUESTS / options.seconds)
+    min_load = 1.0 if first.is_closed else min(initial_load, MIN_EXPECTED_REQUESTS / options.seconds)
     with ExitStack() as stack:
         session = BenchSession(options, [highest], stack, slo)
 

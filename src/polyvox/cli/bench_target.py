@@ -153,7 +153,7 @@ class TargetOptions:
     ) -> BenchTarget:
         from polyvox.tts import placement
 
-        concurrencies = [int(each.level) for each in loads if each.mode == "closed"]
+        concurrencies = [int(each.level) for each in loads if each.is_closed]
         max_streams = self.max_streams or max(concurrencies, default=0)  # 0: the engine's default
         timeout = max(each.timeout for each in loads)
         device, dtype = placement(self.device, self.dtype)

@@ -193,11 +193,13 @@ class Admission(Generic[S]):
         utterance = self.utterances.get(stream)
         return stream.continues and utterance is not None and bool(utterance.active)
 
-    def _ahead(self, live: bool, owner: str, now: float) -> list[S]:
-        """Queued new utterances that go before a new one of this owner if it is still queued at this time."""
-        queue = self.streams.queue
-        rank = 3, self.utterances.num_by_owner[owner] + queue.num_of(owner, live)
-        return [one for one in queue.new_utterances(live) if one.owner == owner or self._rank(one, now) <= rank]
+    def _num_ahead(self, live: bool, owner: str, now: float) -> int:
+        """The number of queued new utterances that go before a new one of this owner if it is still queued at this time."""
+        queue, num_by_owner = self.streams.queue, self.utterances.num_by_owner
+        num_own = num_by_owner[owner] + queue.num_of(owner, live)
+        owners = {each for each in queue.owners(live) if each == owner or num_by_owner[each] <= num_own}
+        late = now - TURN_SHARE * self.load.limits.max_queue_seconds  # as in `_rank`, without a call for each stream
+        return sum(one.owner in owners or one.arrived_at <= late for one in queue.new_utterances(live))
 
     def shrink(self, stream: S) -> Sequence[int]:
         """Frees the pages that a stream is not expected to need now that its text is complete, and returns them."""
@@ -284,19 +286,17 @@ class Admission(Generic[S]):
         """Seconds until a new utterance that arrives now gets a slot."""
         live, owner, queue = demand.live, demand.owner, self.streams.queue
         others = queue.has_other_owners(owner, live)
-        ahead = self._ahead(live, owner, now) if others else []
-        num_ahead = len(ahead) if others else queue.num_new(live)
+        num_ahead = self._num_ahead(live, owner, now) if others else queue.num_new(live)
         num_pages = demand.num_pages + num_ahead * self._mean_pages() if demand.num_pages else 0
         if num_ahead < self._free_slots(live, now) and num_pages <= self._free_pages(now):
             return 0.0
         num_concurrent = self._num_concurrent(live, now)
-        if not others:
-            return self.estimate.wait_for_all(live, num_concurrent, now)
-        while True:  # more of the queued ones go before it the longer it waits
-            wait = self.estimate.wait(live, num_concurrent, ahead, now)
-            num_ahead, ahead = len(ahead), self._ahead(live, owner, now + wait)
-            if len(ahead) <= num_ahead:
+        while True:
+            wait = self.estimate.wait(live, num_concurrent, now, queue.num_new(live) - num_ahead)
+            # More of the queued ones go before it the longer it waits.
+            if not others or (later := self._num_ahead(live, owner, now + wait)) <= num_ahead:
                 return wait
+            num_ahead = later
 
     def current_load(self, now: float) -> EngineLoad:
         """The load and the spare capacity. It uses snapshots, so it may be asked often."""

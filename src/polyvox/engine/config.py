@@ -11,6 +11,17 @@ MIN_CONTEXT = 256  # positions: enough for a prompt and a sentence
 # Streams of the largest call. From here on a larger call takes longer in proportion, so more streams are several calls,
 # and neither the graphs nor the time to capture them grow with the slots.
 MAX_BATCH = 1024
+# Queued requests that are allowed at least, by default: a small engine serves short requests quickly.
+MIN_QUEUE = 32
+
+
+def queue_length(max_queue: int | None, max_streams: int) -> int:
+    """Requests that may be queued; by default one for each stream.
+
+    The expected wait decides over requests: a full queue takes as long as the running streams. The length bounds memory
+    and the time of a decision.
+    """
+    return max(max_streams, MIN_QUEUE) if max_queue is None else max_queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +31,7 @@ class EngineConfig:
     - max_streams: concurrent streams; 0 means 8 on a CPU, and on a GPU as many as fit, at most 2,048.
     - context: average positions (prompt rows and frames) per stream; one stream may use more. 0 means as many as fit,
       at most the model's default.
-    - max_queue: maximum number of queued requests.
+    - max_queue: maximum number of queued requests; by default as many as streams, at least MIN_QUEUE.
     - max_queue_seconds: longest expected wait for a slot.
     - buffer_seconds: audio buffered for a slow reader; a stream that fits keeps no slot once it is generated.
     - reader_timeout: seconds that a full buffer waits for its reader.
@@ -39,7 +50,7 @@ class EngineConfig:
 
     max_streams: int = 8
     context: int = 0
-    max_queue: int = 32
+    max_queue: int | None = None
     max_queue_seconds: float = 10.0
     buffer_seconds: float = 90.0
     reader_timeout: float = 30.0
@@ -70,17 +81,20 @@ class EngineConfig:
             raise InvalidRequest(
                 "buffer_seconds", self.buffer_seconds, "must be at least 2, because the largest chunk is 1.3 s"
             )
-        if self.min_streams_to_pipeline is not None and (
-            not isinstance(self.min_streams_to_pipeline, int) or self.min_streams_to_pipeline < 0
-        ):
-            raise InvalidRequest(
-                "min_streams_to_pipeline", self.min_streams_to_pipeline, "must be a non-negative integer"
-            )
+        for name in ("max_queue", "min_streams_to_pipeline"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise InvalidRequest(name, value, "must be a non-negative integer")
 
     @property
     def max_batch(self) -> int:
         """Streams of the largest frame call, and frames of the largest codec call."""
         return min(self.max_streams, MAX_BATCH)
+
+    @property
+    def queue_length(self) -> int:
+        """Requests that may be queued."""
+        return queue_length(self.max_queue, self.max_streams)
 
     @property
     def pages(self) -> int:

@@ -275,7 +275,7 @@ class LocalEngine:
             num_pages=self.config.pages,
             page_size=PAGE,
             ring_frames=RING_FRAMES,
-            max_queue=self.config.max_queue,
+            max_queue=self.config.queue_length,
             max_queue_seconds=self.config.max_queue_seconds,
             max_prefill_rows=int(prefill_rows),
             max_batch=self.config.max_batch,

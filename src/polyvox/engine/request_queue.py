@@ -51,6 +51,10 @@ class RequestQueue(Generic[S]):
         """New utterances of this owner."""
         return self._num_by_owner[live][owner]
 
+    def owners(self, live: bool) -> list[str]:
+        """The owners of new utterances."""
+        return list(self._num_by_owner[live])
+
     def has_other_owners(self, owner: str, live: bool) -> bool:
         """Whether a new utterance of another owner is queued."""
         return len(self._new[live]) > self._num_by_owner[live][owner]

@@ -83,7 +83,7 @@ class StreamManager:
 
     def await_text(self, stream: LocalStream) -> None:
         """Keeps a live stream without text; raises Overloaded if there are too many."""
-        max_waiting = self.config.max_queue + self.config.max_streams
+        max_waiting = self.config.queue_length + self.config.max_streams
         if len(self._streams[StreamStatus.AWAITING_TEXT]) >= max_waiting:
             raise Overloaded("too many streams wait for their first text", 1.0, "queue_full")
         stream.text_deadline = self.clock() + self.config.text_timeout

@@ -6,7 +6,6 @@ The estimate plays it through: utterances in progress occupy a server for what i
 ones, then those that are expected to be sent again.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapreplace
 from math import inf
@@ -35,13 +34,14 @@ class Timeline:
 
     taken_at: float
     speed: float  # audio seconds per second of each server
-    running: list[float]  # after the utterances in progress
-    queued: list[float]  # also after the queued ones
+    queued: list[float]  # after the utterances in progress and the queued ones
     reserved: list[float]  # also after the reserved ones
+    waits: list[float]  # until the first server is free, after this many queued ones in order of arrival
 
     def enqueue(self, seconds: float) -> None:
         for free_at in (self.queued, self.reserved):
             heapreplace(free_at, free_at[0] + seconds / self.speed)
+        self.waits.append(self.queued[0])
 
     def reserve(self, seconds: float, at: float) -> None:
         heapreplace(self.reserved, max(self.reserved[0], at - self.taken_at) + seconds / self.speed)
@@ -59,18 +59,13 @@ class WaitEstimate(Generic[S]):
     deviation: float = INITIAL_DEVIATION
     _timelines: dict[bool, Timeline] = field(default_factory=dict)  # by live
 
-    def wait(self, live: bool, num_concurrent: int, ahead: Iterable[S], now: float) -> float:
-        """Seconds until a new utterance gets a slot, after these ones in the queue."""
-        timeline = self._timeline(live, num_concurrent, now)
-        free_at = list(timeline.running)
-        for stream in ahead:
-            heapreplace(free_at, free_at[0] + self.utterances.total(stream) / timeline.speed)
-        return max(0.0, free_at[0] - (now - timeline.taken_at))
+    def wait(self, live: bool, num_concurrent: int, now: float, num_behind: int = 0) -> float:
+        """Seconds until a new utterance gets a slot, after the queued ones but for this many of them.
 
-    def wait_for_all(self, live: bool, num_concurrent: int, now: float) -> float:
-        """Seconds until a new utterance gets a slot, after all that are queued."""
+        Those that it goes before are taken to be the last ones: lengths are similar, and a look at each takes too long.
+        """
         timeline = self._timeline(live, num_concurrent, now)
-        return max(0.0, timeline.queued[0] - (now - timeline.taken_at))
+        return max(0.0, timeline.waits[max(0, len(timeline.waits) - 1 - num_behind)] - (now - timeline.taken_at))
 
     def turn(self, live: bool, num_concurrent: int, now: float) -> float:
         """Seconds until it is the turn of a new utterance, after all that are queued or reserved."""
@@ -128,10 +123,11 @@ class WaitEstimate(Generic[S]):
         free_at = (np.sort(self.utterances.remaining(live)) / speed).tolist()
         missing = num_concurrent - len(free_at)
         free_at = free_at[-missing:] if missing < 0 else [0.0] * missing + free_at
-        queued = list(free_at)
+        queued, waits = list(free_at), [free_at[0]]
         for seconds in self.utterances.totals(self.streams.queue.new_utterances(live)):
             heapreplace(queued, queued[0] + seconds / speed)
-        timeline = Timeline(now, speed, free_at, queued, list(queued))
+            waits.append(queued[0])
+        timeline = Timeline(now, speed, queued, list(queued), waits)
         if live:
             for one in self.reservations:
                 timeline.reserve(self.reservations.claimed_share * one.seconds, one.at)

@@ -40,7 +40,11 @@ class EngineSettings(SettingsSection):
         ge=1,
         description="Maximum concurrent streams; by default 8 on a CPU, on a GPU as many as fit, at most 2048.",
     )
-    max_queue: int = Field(default=32, ge=0, description="Maximum number of queued requests.")
+    max_queue: int | None = Field(
+        default=None,
+        ge=0,
+        description="Maximum number of queued requests; by default as many as streams, at least 32.",
+    )
     max_queue_seconds: float = Field(
         default=10.0,
         gt=0,

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from polyvox.audio.excerpt import fit_recording
 from polyvox.audio.samples import Samples
+from polyvox.engine.config import queue_length
 from polyvox.engine.interface import AsyncEngine, AsyncStream
 from polyvox.engine.preparation import InlineBudget
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
@@ -263,7 +264,8 @@ class SynthesisService:
 
     def _max_accepted(self) -> int:
         """Requests that all engines together could accept at once."""
-        return self.num_slots() + self.settings.max_queue * len(self.engine.replicas)
+        num_slots, num_engines = self.num_slots(), len(self.engine.replicas)
+        return num_slots + num_engines * queue_length(self.settings.max_queue, num_slots // num_engines)
 
 
 def _close_encoder(job: "asyncio.Future[PreparedUtterance]") -> None:
