@@ -2,17 +2,19 @@
 """Load over HTTP on `polyvox serve` with its default settings, at several levels; prints one table.
 
     python benchmarks/http_load.py --model 1.7B --streams 256,512,1024,1536,2048 --seconds 60     # on a GPU
+    python benchmarks/http_load.py --model 1.7B --listeners 2048 --seconds 480                    # in real time
     python benchmarks/http_load.py --model 1.7B --rates 1,64,128 --frames 56                      # open loop
     python benchmarks/http_load.py --model 1.7B --streams 1024 --text-rate 15                     # live text
     python benchmarks/http_load.py --model simulated --streams 64,256 --seconds 10                # the host alone
 
 The server has random weights, or a model that computes nothing and takes the time of a GPU (see closed_loop.py). Its
 settings are the defaults; POLYVOX_ environment variables change them. The clients are those of `polyvox bench serve`,
-in processes of their own. Live text is sent over a WebSocket. A frame reads one token of text, 12.5 a second, until the
-text is complete; so the underruns of the clients are those of the server only if the text arrives faster than that.
+in processes of their own: a stream is replaced when its last byte was received, a listener sends its next request when
+it has played the last one. Live text is sent over a WebSocket. A frame reads one token of text, 12.5 a second, until
+the text is complete; so the underruns of the clients are those of the server only if the text arrives faster than that.
 With slower text a client waits for it, and the column of the engine counts: a gap is an underrun of the engine only if
-the text had arrived in time. CPU time is given in microseconds per frame: of the
-threads of the engine's process, of all server processes together, and of all client processes together.
+the text had arrived in time. CPU time is given in microseconds per frame: of the threads of the engine's process, of
+all server processes together, and of all client processes together.
 """
 
 import argparse
@@ -36,6 +38,7 @@ if TYPE_CHECKING:  # all processes of the server import this module
 
 SAMPLE_INTERVAL = 0.5  # seconds between two reports of the engine's process
 MEMORY_INTERVAL = 10  # seconds
+PROGRESS_INTERVAL = 30.0  # seconds
 START_TIMEOUT = 600.0  # seconds
 STOP_TIMEOUT = 60.0
 SIMULATED_OPEN_SLOTS = 512  # of the simulated model in an open loop
@@ -114,6 +117,28 @@ def wait_until_ready(port: int) -> float:
     raise TimeoutError("the server is not ready")
 
 
+class Progress:
+    """Prints a line every PROGRESS_INTERVAL seconds, so that a run that is cut off has figures too."""
+
+    def __init__(self, label: str, report: Path, before: dict[str, float]) -> None:
+        self._label, self._report, self._before, self._printed_at = label, report, before, 0.0
+
+    def __call__(self, elapsed: float, completed: int, in_flight: int) -> None:
+        if elapsed - self._printed_at < PROGRESS_INTERVAL:
+            return
+        self._printed_at = elapsed
+        after, before = json.loads(self._report.read_text()), self._before
+        frames = max(1.0, after["frames"] - before["frames"])
+        seconds = sum(after[f"cpu_{name}"] - before[f"cpu_{name}"] for name in ENGINE_THREADS)
+        sys.stdout.write(
+            f"{self._label} after {elapsed:.0f} s: {completed} requests completed, {in_flight} in flight, engine: "
+            f"{frames / elapsed:.0f} frames/s, {after['streams']:.0f} streams, {after['waiting']:.0f} queued, "
+            f"capacity {after['capacity']:.0f}, {after[UNDERRUNS] - before[UNDERRUNS]:.0f} streams with underruns, "
+            f"{1e6 * seconds / frames:.1f} us/frame, {after['memory'] / 1e9:.2f} GB\n"
+        )
+        sys.stdout.flush()
+
+
 class Monitor(threading.Thread):
     """Samples the connections of each server process, and the memory of all processes and the GPU, until stopped.
 
@@ -177,7 +202,8 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
     before, server_before = json.loads(report.read_text()), [process_seconds(pid) for pid in servers]
     client_before, began = sum(os.times()[:4]), time.monotonic()
     processes = args.processes or load.num_processes(os.cpu_count() or 1)
-    traces, lag = run_on_server(target, load, prompts(), processes)
+    progress = Progress(load.label, report, before)
+    traces, lag = run_on_server(target, load, prompts(), processes, progress)
     time.sleep(SAMPLE_INTERVAL)
     after, elapsed = json.loads(report.read_text()), time.monotonic() - began
     server_times = [process_seconds(pid) - then for pid, then in zip(servers, server_before, strict=True)]
@@ -199,7 +225,9 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
         "requests, failed": f"{found.requests}, {found.failed}",
         "failures": "; ".join(sorted({f"{t.error}: {t.detail}"[:MAX_FAILURE_CHARS] for t in traces if t.error})[:3])
         or "-",
-        "underruns (streams)": f"{found.underruns.count} ({found.underruns.streams})",
+        "underruns (streams), longest, ms": (
+            f"{found.underruns.count} ({found.underruns.streams}), {1e3 * found.underruns.longest:.0f}"
+        ),
         "streams with underruns, of the engine": f"{after[UNDERRUNS] - before[UNDERRUNS]:.0f}",
         "TTFP p50 / p95, ms": f"{1e3 * ttfp.p50:.0f} / {1e3 * ttfp.p95:.0f}" if ttfp else "-",
         "TTFP by stage, p50 / p95, ms": ", ".join(
@@ -231,6 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="1.7B", choices=["0.6B", "1.7B", "simulated"])
     parser.add_argument("--streams", help="closed loop: streams of each level, comma-separated")
+    parser.add_argument("--listeners", help="closed loop in real time: listeners of each level, comma-separated")
     parser.add_argument("--rates", help="open loop: requests per second of each level, comma-separated")
     parser.add_argument("--text-rate", type=float, help="live text: tokens per second; by default the whole text")
     parser.add_argument("--frames", type=int, default=125, help="per utterance")
@@ -245,14 +274,14 @@ def main() -> None:
     from polyvox.bench.load import Load
 
     def levels(mode: "Mode", given: str | None) -> list[Load]:
-        ramp = args.ramp if mode == "closed" else 0.0
+        ramp = args.ramp if mode != "open" else 0.0
         values = [float(each) for each in given.split(",")] if given else []
         return [Load(mode, level, args.seconds, args.ramp, ramp=ramp, seed=args.seed) for level in values]
 
-    loads = levels("closed", args.streams) + levels("open", args.rates)
+    loads = levels("closed", args.streams) + levels("listeners", args.listeners) + levels("open", args.rates)
     if not loads:
-        parser.error("--streams or --rates is required")
-    slots = max(int(load.level) if load.mode == "closed" else SIMULATED_OPEN_SLOTS for load in loads)
+        parser.error("--streams, --listeners or --rates is required")
+    slots = max(int(load.level) if load.is_closed else SIMULATED_OPEN_SLOTS for load in loads)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = {"port": str(port), "log_level": "warning"} | ({"workers": args.workers} if args.workers else {})

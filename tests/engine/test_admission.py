@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.schedulers import FRAME, GPU, LIMITS, SLOW, Fixture, build, new_stream, playing, running
 from polyvox.engine.admission import QUEUE_GRACE_SECONDS, RETRY_WAIT_SHARE, Demand
+from polyvox.engine.config import MIN_QUEUE, EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.load import LoadSnapshot
 from polyvox.engine.stream_state import StreamState
@@ -192,6 +193,33 @@ def test_a_burst_on_an_idle_engine_is_not_limited_by_the_queue() -> None:
     with pytest.raises(Overloaded):
         engine.admission.enqueue(new_stream(), 0.0)
     assert len(engine.admission.admit(0.0)) == 64
+
+
+def test_the_queue_has_as_many_requests_as_streams_by_default() -> None:
+    assert EngineConfig(max_streams=2048).queue_length == 2048
+    assert EngineConfig(max_streams=8).queue_length == MIN_QUEUE
+    assert EngineConfig(max_streams=2048, max_queue=0).queue_length == 0
+
+
+def test_by_default_as_many_clients_as_slots_wait_instead_of_being_rejected() -> None:
+    """The capacity is below the number of slots: the others wait for less than an utterance."""
+    num_slots = 512
+    max_queue = EngineConfig(max_streams=num_slots).queue_length
+    engine = build(
+        replace(GPU, growing=2.5), num_slots=num_slots, num_pages=1 << 20, max_queue=max_queue, max_queue_seconds=10.0
+    )
+    clients = [new_stream(text_bytes=bytes_of(engine, 5.0)) for _ in range(num_slots)]
+    for client in clients:
+        engine.admission.enqueue(client, 0.0)
+        engine.admission.admit(0.0)
+    assert 0 < len(engine.queued) < num_slots / 2
+    engine.finish(clients[0], 1.0)
+    assert engine.admission.admit(1.0) == [clients[engine.load.capacity()]]
+    while engine.wait(1.0) < 9.0:
+        engine.admission.streams.add(new_stream(1.0, text_bytes=bytes_of(engine, 5.0)))
+        engine.admission.estimate.invalidate()
+    with pytest.raises(Overloaded, match="within 10 s"):  # the wait decides
+        engine.admission.enqueue(new_stream(1.0, text_bytes=bytes_of(engine, 5.0)), 1.0)
 
 
 def test_a_stream_is_not_admitted_while_others_are_close_to_an_underrun() -> None:

@@ -297,6 +297,7 @@ def test_a_thousand_cancelled_streams_do_not_grow_the_memory(speech: Qwen3TTSMod
         ({"context": 16}, "256"),
         ({"buffer_seconds": 0.1}, "at least 2"),
         ({"min_streams_to_pipeline": -1}, "non-negative"),
+        ({"max_queue": -1}, "non-negative"),
     ],
 )
 def test_an_invalid_configuration_names_the_requirement(change: dict[str, Any], expected: str) -> None:

@@ -241,7 +241,13 @@ def test_pages_that_a_finished_text_cannot_need_are_freed(speech: Qwen3TTSModel)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_streams", "4"), ("max_streams", 2.5), ("max_streams", True), ("max_queue_seconds", np.nan)],
+    [
+        ("max_streams", "4"),
+        ("max_streams", 2.5),
+        ("max_streams", True),
+        ("max_queue", True),
+        ("max_queue_seconds", np.nan),
+    ],
 )
 def test_a_configuration_of_the_wrong_type_is_invalid(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=field):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ipc.engine_processes import eventually
 from ipc.fake_engine import LENGTH, FakeStream
 from polyvox.engine.async_engine import AsyncLocalEngine
+from polyvox.engine.config import queue_length
 from polyvox.engine.interface import OnReady
 from polyvox.errors import InvalidRequest, Overloaded
 from polyvox.models.request import Request
@@ -185,7 +186,7 @@ def test_cancelling_the_start_frees_everything(engine: PausableEngine) -> None:
 
 def test_a_burst_that_the_engine_accepts_is_not_rejected_while_it_is_prepared(engine: PausableEngine) -> None:
     num_slots = 2 * MIN_PREPARING
-    num_accepted = num_slots + Settings().max_queue
+    num_accepted = num_slots + queue_length(None, num_slots)
 
     async def test(service: SynthesisService) -> None:
         service.num_slots, prepare_async, arrived = lambda: num_slots, service.prepare_async, asyncio.Event()

@@ -20,14 +20,15 @@ RUNS, SECONDS = 10, 60
 MAX_SHARE_WITH_UNDERRUNS = 1 / 200  # of the streams
 REJECTED_WITHIN = 0.1  # seconds
 STREAMS = 8
-SETTINGS = Settings(device="cpu", workers=2, max_streams=STREAMS, max_queue=64)
+MAX_QUEUE = 64
+SETTINGS = Settings(device="cpu", workers=2, max_streams=STREAMS, max_queue=MAX_QUEUE)
 
 
 # The embedded voice is as fast as the machine, which has to be idle; the other only waits.
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param(partial(PacedEngine, STREAMS, SETTINGS.max_queue, SETTINGS.max_queue_seconds), id="paced"),
+        pytest.param(partial(PacedEngine, STREAMS, MAX_QUEUE, SETTINGS.max_queue_seconds), id="paced"),
         pytest.param(partial(build_engine, SETTINGS), id="embedded voice"),
     ],
 )
@@ -67,7 +68,7 @@ def test_at_four_times_the_load_admitted_requests_have_no_underruns_and_others_a
 @pytest.mark.parametrize("num_sentences", [1, 2, 8, 20])
 def test_at_twice_the_load_the_promised_wait_is_kept_and_retries_are_admitted(num_sentences: int) -> None:
     texts = texts_of(num_sentences)
-    engine = partial(PacedEngine, STREAMS, SETTINGS.max_queue, SETTINGS.max_queue_seconds)
+    engine = partial(PacedEngine, STREAMS, MAX_QUEUE, SETTINGS.max_queue_seconds)
     with running_workers(engine, SETTINGS) as server:
         capacity = engine_stats(server.engine_process.endpoint)["capacity"]
         rate = rate_of(capacity, 2, texts)

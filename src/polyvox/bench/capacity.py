@@ -114,7 +114,8 @@ class CapacitySearch:
     """Doubles the load from `initial` until one fails or `max_load` passes, then bisects the bracket.
 
     Bisection ends when the bracket is narrower than `precision`, a share of the load; streams and listeners have a
-    resolution of 1. A load passes if all of its `repeats` runs pass, each with another seed; it fails with the first that fails.
+    resolution of 1. A load passes if all of its `repeats` runs pass, each with another seed; it fails with the first
+    that fails.
     """
 
     mode: Mode

@@ -84,11 +84,11 @@ class _ShardRunner:
             nonlocal remaining
             await self._sleep_until(load.ramp * number / streams)
             while (now := self.now()) < load.warmup:
-                await self._send_and_wait(shard.new_trace(next(warmup), False, now))
+                await self._send_and_wait(shard.new_trace(next(warmup), False, now), end)
             started = False
             while remaining != 0 and ((now := self.now()) < end or not started):
                 remaining, started = None if remaining is None else remaining - 1, True
-                await self._send_and_wait(shard.new_trace(next(measured), True, now))
+                await self._send_and_wait(shard.new_trace(next(measured), True, now), end)
 
         await asyncio.gather(*(stream(number) for number in range(shard.number, streams, shard.of)))
 
@@ -130,13 +130,15 @@ class _ShardRunner:
         self.counters[IN_FLIGHT] -= 1
         self.counters[COMPLETED] += 1
 
-    async def _send_and_wait(self, trace: RequestTrace) -> None:
-        """Waits after a failure: retrying a fast rejection at once would flood the server. A listener plays the audio."""
+    async def _send_and_wait(self, trace: RequestTrace, end: float) -> None:
+        """Waits after a failure: retrying a fast rejection at once would flood the server. A listener plays the audio,
+        until the end of the run.
+        """
         await self._send(trace)
         if trace.error is not None:
             await self._sleep_until(trace.sent + FAILURE_INTERVAL)
         elif self.load.mode == "listeners" and (playback := play(trace.arrivals, trace.sample_rate, trace.ended)):
-            await self._sleep_until(playback.played_at(trace.samples))
+            await self._sleep_until(min(playback.played_at(trace.samples), end))
 
     async def _measure_lag(self) -> None:
         """Repeatedly measures how late the event loop wakes up."""

@@ -194,7 +194,7 @@ class Admission(Generic[S]):
         return stream.continues and utterance is not None and bool(utterance.active)
 
     def _num_ahead(self, live: bool, owner: str, now: float) -> int:
-        """The number of queued new utterances that go before a new one of this owner if it is still queued at this time."""
+        """Queued new utterances that go before a new one of this owner if it is still queued at this time."""
         queue, num_by_owner = self.streams.queue, self.utterances.num_by_owner
         num_own = num_by_owner[owner] + queue.num_of(owner, live)
         owners = {each for each in queue.owners(live) if each == owner or num_by_owner[each] <= num_own}

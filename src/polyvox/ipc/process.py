@@ -23,6 +23,7 @@ from polyvox.engine.interface import InProcessEngine
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.lifecycle import RestartPolicy, start_error
 from polyvox.engine.preparation import PreparationPool
+from polyvox.garbage_collection import FullCollections
 from polyvox.ipc.endpoint import accept, socket_path
 from polyvox.ipc.status_file import LoadFile
 from polyvox.ipc.worker_connection import WorkerConnection
@@ -109,7 +110,8 @@ def run_engine_process(
                 engine = factory()
             gc.collect()
             gc.enable()
-            gc.freeze()  # the collector skips what the start allocated; scanning it paused every stream for 130 ms
+            collections = FullCollections()
+            collections.start()
             load_file = LoadFile(folder)
             load_file.write(engine.current_load())
             listener.listen()
@@ -121,7 +123,7 @@ def run_engine_process(
                 supervisor.send(start_error(error))
             os._exit(1)  # as below
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_serve(engine, listener, stop, supervisor, config, load_file))
+            runner.run(_serve(engine, listener, stop, supervisor, config, load_file, collections))
     engine.close()
     os._exit(0)  # all is closed; a regular exit of a process with torch takes most of the shutdown timeout
 
@@ -142,6 +144,7 @@ async def _serve(
     supervisor: Connection,
     config: EngineProcessConfig,
     load_file: LoadFile,
+    collections: FullCollections,
 ) -> None:
     """Serves all servers in this event loop until `stop` becomes readable. DRAIN_SIGNAL starts a drain."""
     stopped, draining = asyncio.Event(), asyncio.Event()
@@ -153,7 +156,7 @@ async def _serve(
     tasks = [
         asyncio.create_task(_send_heartbeats(engine, supervisor, config.hang_timeout / HEARTBEATS)),
         asyncio.create_task(_accept_servers(engine, listener, pool, connections, config)),
-        asyncio.create_task(_report_load(engine, load_file, draining)),
+        asyncio.create_task(_report_load(engine, load_file, draining, collections)),
     ]
     drain = asyncio.create_task(_drain(engine, draining, supervisor, config.drain_timeout))
     stopping = asyncio.create_task(stopped.wait())
@@ -210,12 +213,15 @@ async def _send_heartbeats(engine: InProcessEngine, supervisor: Connection, inte
         await asyncio.sleep(interval)
 
 
-async def _report_load(engine: InProcessEngine, file: LoadFile, draining: asyncio.Event) -> None:
-    """Writes the load for all servers, which choose a replica by it."""
+async def _report_load(
+    engine: InProcessEngine, file: LoadFile, draining: asyncio.Event, collections: FullCollections
+) -> None:
+    """Writes the load for all servers, which choose a replica by it; collects garbage while there are no streams."""
     while True:
         started_at = time.thread_time()
         load = engine.current_load()
         file.write(replace(load, draining=draining.is_set()))
+        collections.collect_if_due(load.num_streams)
         interval = LOAD_INTERVAL if load.num_streams else IDLE_LOAD_INTERVAL
         await asyncio.sleep(max(interval, (time.thread_time() - started_at) / MAX_LOAD_SHARE))
 

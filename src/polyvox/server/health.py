@@ -16,6 +16,7 @@ from polyvox.engine.engine_status import EngineState, EngineStatus
 from polyvox.engine.interface import AsyncEngine
 from polyvox.engine.replica_set import merge_stats
 from polyvox.errors import EngineDown, PolyvoxError
+from polyvox.garbage_collection import FullCollections
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
 from polyvox.server.metrics import Metrics
@@ -139,12 +140,16 @@ class EngineHealth:
 
 
 class HealthMonitor:
-    """Checks each engine and the event loop in background tasks. The server is ready while one engine is."""
+    """Checks each engine and the event loop, and collects garbage, in background tasks.
+
+    The server is ready while one engine is.
+    """
 
     def __init__(self, synthesis: SynthesisService, info: ModelInfo, metrics: Metrics) -> None:
         self._synthesis, self._metrics = synthesis, metrics
         self.engines = [EngineHealth(engine, synthesis, info) for engine in synthesis.engine.replicas]
         self._tasks: list[asyncio.Task[None]] = []
+        self._collections = FullCollections()
 
     @property
     def problem(self) -> str | None:
@@ -163,13 +168,20 @@ class HealthMonitor:
 
     def start(self) -> None:
         checks = [engine.check_forever() for engine in self.engines]
-        self._tasks = [asyncio.create_task(each) for each in (*checks, self._measure_lag())]
+        self._collections.start()
+        self._tasks = [asyncio.create_task(each) for each in (*checks, self._measure_lag(), self._collect_garbage())]
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        self._collections.stop()
+
+    async def _collect_garbage(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            self._collections.collect_if_due(len(self._synthesis.active))
 
     async def _measure_lag(self) -> None:
         largest, since = 0.0, time.monotonic()

@@ -2,7 +2,6 @@
 """The server while its engine starts for the first time: it accepts connections and reports the progress."""
 
 import asyncio
-import gc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -76,7 +75,6 @@ class Startup:
             return
         if self._tracing is not None:
             self.state.synthesis.new_trace = self._tracing.new_utterance
-        gc.freeze()  # objects of the start are excluded from garbage collection, which stalls all streams
         self.state.health.start()
         self._created.set()
         self._on_set_up(None)
