@@ -185,8 +185,10 @@ def test_every_setting_is_read() -> None:
 
 def test_every_field_of_the_engine_configuration_is_read() -> None:
     used = attributes_read({"config"}, *(SOURCE / "engine").glob("*.py"))
-    assert {field.name for field in fields(EngineConfig)} <= used | {"context"}  # from which pages are computed
-    assert "context" in attributes_read({"self"}, SOURCE / "engine/config.py")
+    derived = {"context": "pages", "max_queue": "queue_length"}  # properties that are computed from a field
+    assert {field.name for field in fields(EngineConfig)} <= used | set(derived)
+    assert set(derived.values()) <= used
+    assert set(derived) <= attributes_read({"self"}, SOURCE / "engine/config.py")
 
 
 def test_every_setting_has_a_description_in_the_help_of_serve() -> None:
