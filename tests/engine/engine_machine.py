@@ -279,9 +279,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(call=st.sampled_from(["prefill", "frame", "decode", "audio", "write"]), after=st.booleans(), chosen=RARELY)
     def fail_once(self, call: str, after: bool, chosen: bool) -> None:
         """The next call fails, before or after its work; never so often in a row that the engine stops."""
-        if not chosen or self.closed or self.engine._totals["steps"] <= self.steps_of_last_failure:
+        if not chosen or self.closed or self.engine.stats()["steps"] <= self.steps_of_last_failure:
             return
-        self.steps_of_last_failure = self.engine._totals["steps"]
+        self.steps_of_last_failure = self.engine.stats()["steps"]
         self.engine.armed = {call: after}
 
     @rule(frames=st.sampled_from([1, 5, 30]))

@@ -31,7 +31,7 @@ from polyvox.engine.memory import usage_table
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
-from polyvox.engine.step_histogram import StepHistogram
+from polyvox.engine.step_counters import StepCounters
 from polyvox.engine.stream import LocalStream, StopRequest
 from polyvox.engine.stream_manager import StreamManager
 from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP, RING_FRAMES, SchedulerLimits, StepPlan
@@ -78,9 +78,7 @@ class LocalEngine:
         # A step counts from here on, with the time in which the host plans it and delivers the one before it.
         self._last_completed_at = 0.0  # or when the engine was last idle
         self._num_streams = 0  # since the start: the last stream's id
-        self._totals = dict.fromkeys(("steps", "frames", "prompt_rows"), 0.0)
-        self._last_step: dict[str, float] = {}  # sizes
-        self._step_times = StepHistogram()
+        self._step_counters = StepCounters()
         self._num_failures = 0  # consecutive
         self._busy_since: float | None = None  # start of the current iteration; None while idle
         self._trace = TraceWriter(self.config.trace) if self.config.trace else None
@@ -155,11 +153,9 @@ class LocalEngine:
                 "lead_p10": float(leads[len(leads) // 10]) if len(leads) else inf,
                 **{f"{STATS_PREFIX}{status}": float(count) for status, count in self.streams.counts().items()},
                 **self._manager.counts(),
-                **self._totals,
                 "stuck_seconds": now - busy_since if busy_since is not None else 0.0,
                 "broken": float(self.broken is not None),
-                **{f"step_{name}": value for name, value in self._last_step.items()},
-                **self._step_times.stats(),
+                **self._step_counters.stats(),
             }
 
     def _capacity_limits(self) -> dict[str, float]:
@@ -487,13 +483,7 @@ class LocalEngine:
 
     def _observe(self, plan: StepPlan[LocalStream], seconds: float, now: float) -> None:
         self.load.observe(plan, seconds)
-        self._step_times.observe(seconds)
-        frames, rows, codec_frames, _, _ = plan.sizes()
-        batch = len(plan.frame)
-        self._totals["steps"] += 1
-        self._totals["frames"] += frames
-        self._totals["prompt_rows"] += rows
-        self._last_step = {"batch": batch, "prefill_rows": rows, "codec_frames": codec_frames, "seconds": seconds}
+        self._step_counters.observe(plan, seconds)
         if self._trace:
             leads = self.load.leads(now).tolist()
-            self._trace.step(self._last_step, now, len(self.streams[StreamStatus.QUEUED]), leads)
+            self._trace.step(self._step_counters.last, now, len(self.streams[StreamStatus.QUEUED]), leads)
