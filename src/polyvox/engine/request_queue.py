@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queued streams by kind and owner: what admission control asks with each request, without a visit to each."""
+"""The queued streams by kind and owner, so that admission control need not visit each for every request."""
 
 from collections import Counter
 from typing import Generic

@@ -30,7 +30,7 @@ TOKEN_BYTES = 4  # bytes of text that a token of a thinker, or a row of another 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """An end that a reader or writer asks for; the engine's thread ends the stream."""
+    """A requested end of a stream, with its reason; the engine's thread ends the stream."""
 
     reason: FinishReason
     error: str | None = None

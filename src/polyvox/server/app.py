@@ -38,7 +38,7 @@ from polyvox.server.api import (
     websocket,
 )
 from polyvox.server.app_state import get_state
-from polyvox.server.conversation.conversation import TRANSCRIPTS
+from polyvox.server.conversation.services import TRANSCRIPTS
 from polyvox.server.middleware.access_log import AccessLogMiddleware
 from polyvox.server.middleware.auth import AuthMiddleware
 from polyvox.server.middleware.cross_site import CrossSiteMiddleware

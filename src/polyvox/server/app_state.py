@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from polyvox.engine.interface import AsyncEngine
 from polyvox.errors import Overloaded, PolyvoxError
 from polyvox.models.info import ModelInfo
-from polyvox.server.conversation.conversation import Conversation
+from polyvox.server.conversation.services import ConversationServices
 from polyvox.server.health import HealthMonitor
 from polyvox.server.logs import log_request
 from polyvox.server.metrics import Metrics
@@ -31,6 +31,8 @@ DICTIONARIES = "dictionaries"  # the folder of pronunciation dictionaries in the
 
 @dataclass(frozen=True, slots=True)
 class AppState:
+    """Created once, when the engine runs; endpoints get it as the dependency `State`."""
+
     settings: Settings
     engine: AsyncEngine
     info: ModelInfo
@@ -41,7 +43,7 @@ class AppState:
     request_log: RequestLog
     metrics: Metrics
     health: HealthMonitor
-    conversation: Conversation
+    conversation: ConversationServices
 
     @classmethod
     async def create(
@@ -65,7 +67,7 @@ class AppState:
             request_log,
             metrics,
             HealthMonitor(synthesis, info, metrics),
-            Conversation.create(settings, shared_dir, metrics),
+            ConversationServices.create(settings, shared_dir, metrics),
         )
         synthesis.num_slots = lambda: state.max_streams
         synthesis.on_finished = state.record_finished

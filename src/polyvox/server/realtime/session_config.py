@@ -80,7 +80,7 @@ class TurnDetection(RequestModel):
 
 
 class InputTranscription(RequestModel):
-    """What the STT is asked for, and that the client wants the transcripts."""
+    """Options of the STT server. Transcripts of the user are sent to the client only if they are set."""
 
     model: str | None = None
     language: str | None = None

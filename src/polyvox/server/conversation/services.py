@@ -18,14 +18,16 @@ HINT = "Start the server with --llm URL, such as http://localhost:11434/v1, and 
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ConversationServices:
+    """llm and stt: None if the settings have none. transcripts: of spoken answers."""
+
     llm: OpenAIThinker | None
     stt: Transcriber | None
     transcripts: TranscriptStore
     realtime_sessions: SessionLimit
 
     @classmethod
-    def create(cls, settings: Settings, shared_dir: Path | None, metrics: Metrics) -> "Conversation":
+    def create(cls, settings: Settings, shared_dir: Path | None, metrics: Metrics) -> "ConversationServices":
         """Inside the server's event loop. shared_dir: see create_app."""
         folder = None if shared_dir is None else shared_dir / TRANSCRIPTS
         num_processes = max(1, settings.workers)
