@@ -41,7 +41,7 @@ def new_stream(connection: _EngineConnection, id: int) -> AsyncRemoteStream:
     return stream
 
 
-async def test_samples_of_a_stream_that_is_gone_are_not_given_to_another(
+async def test_samples_of_a_removed_stream_are_not_given_to_another(
     connection: _EngineConnection, ring: AudioRing
 ) -> None:
     """A submit that was cancelled may be accepted and send audio until the engine knows of it."""
