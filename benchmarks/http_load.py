@@ -10,11 +10,11 @@
 The server has random weights, or a model that computes nothing and takes the time of a GPU (see closed_loop.py). Its
 settings are the defaults; POLYVOX_ environment variables change them. The clients are those of `polyvox bench serve`,
 in processes of their own: a stream is replaced when its last byte was received, a listener sends its next request when
-it has played the last one. Live text is sent over a WebSocket. A frame reads one token of text, 12.5 a second, until
-the text is complete; so the underruns of the clients are those of the server only if the text arrives faster than that.
-With slower text a client waits for it, and the column of the engine counts: a gap is an underrun of the engine only if
-the text had arrived in time. CPU time is given in microseconds per frame: of the threads of the engine's process, of
-all server processes together, and of all client processes together.
+it has played the last one. Live text is sent over a WebSocket, one token (a word or a mark) in each message. A frame
+reads one token, 12.5 a second, until the text is complete; so the underruns of the clients are those of the server only
+if the text arrives faster than that. With slower text a client waits for it, and the column of the engine counts: a gap
+is an underrun of the engine only if the text had arrived in time. CPU time is given in microseconds per frame: of the
+threads of the engine's process, of all server processes together, and of all client processes together.
 """
 
 import argparse

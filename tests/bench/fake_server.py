@@ -168,7 +168,9 @@ class FakeServer:
             await socket.send_json({"type": "error", "message": "scripted"})
             return
         await socket.send_json({"type": "audio.done", "utterance_index": 0, "sentence_index": 0})
-        await socket.send_json({"type": "session.done", "utterance_index": 0, "total_sentences": 1})
+        await socket.send_json(
+            {"type": "session.done", "utterance_index": 0, "total_sentences": 1, "server_timing": {"words": 250.0}}
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FakeServer"]:

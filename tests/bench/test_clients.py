@@ -209,15 +209,22 @@ def test_live_text_is_sent_in_tokens_at_its_rate() -> None:
     found, server = scripted_traces(Script([(0.0, tone(500))]), "ws", text_rate=4.0)
     tokens = live_tokens(TEXT)
     assert "".join(tokens) == TEXT
-    assert len(tokens) == 2
+    assert len(tokens) == 3
     assert server.bodies[0]["split_granularity"] == "token"
     assert server.texts == [TEXT]
     assert found[0].first_byte is not None
     assert found[0].first_byte - found[0].sent == pytest.approx((len(tokens) - 1) / 4.0, abs=1e-3)
 
 
-def test_long_words_of_live_text_are_several_tokens() -> None:
-    assert live_tokens("An extraordinary day ") == ["An", " extrao", "rdinar", "y", " day", " "]
+def test_stages_over_a_websocket_begin_with_the_connection() -> None:
+    found, _ = scripted_traces(Script([(0.0, tone(500))]), "ws")
+    assert found[0].stages == pytest.approx({"connect": 0.0, "words": 0.25}, abs=1e-3)
+
+
+def test_a_token_of_live_text_is_a_word_or_a_mark() -> None:
+    assert live_tokens("It wasn't extraordinary: a day! ") == [
+        "It", " wasn", "'t", " extraordinary", ":", " a", " day", "!", " "
+    ]  # fmt: skip
     with pytest.raises(InvalidRequest, match="text-rate"):
         ServerTarget("http://h", "http", text_rate=5.0).check()
     with pytest.raises(InvalidRequest, match="text-rate"):

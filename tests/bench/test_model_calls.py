@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from conftest import Loaded
+from polyvox.bench.clients import live_tokens
 from polyvox.bench.engine_client import EngineClient, engine_client
 from polyvox.bench.load import Load
 from polyvox.bench.load_generator import run_in_process
@@ -21,6 +22,7 @@ from polyvox.bench.model_calls import (
     row,
     to_json,
 )
+from polyvox.bench.prompts import prompts
 from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import EngineConfig
@@ -152,13 +154,19 @@ def test_a_hashing_tokenizer_gives_one_id_per_word_or_a_fixed_number(loaded: Loa
     assert len(HashingTokenizer(config, None).role) == 3
 
 
-def test_a_hashing_tokenizer_gives_one_id_per_word_of_live_text_in_any_fragments(loaded: Loaded) -> None:
+def test_a_hashing_tokenizer_gives_one_id_per_word_and_mark_of_live_text_in_any_fragments(loaded: Loaded) -> None:
     tokenizer = HashingTokenizer(loaded("custom_voice", "float32").model.config, 30)
-    whole = tokenizer.pieces("four words are here")[0]
-    assert len(whole) == 4
+    whole = tokenizer.pieces("four words aren't here.")[0]
+    assert len(whole) == 6
     stream = TextStreamTokenizer(tokenizer)
-    ids = [one for piece in ("fo", "ur wor", "ds", " ", "are he", "re") for one in stream.append(piece)]
+    ids = [one for piece in ("fo", "ur wor", "ds", " ", "aren", "'", "t he", "re", ".") for one in stream.append(piece)]
     assert ids + stream.finish() == whole
+
+
+def test_a_hashing_tokenizer_has_the_tokens_in_which_clients_send_live_text(loaded: Loaded) -> None:
+    tokenizer = HashingTokenizer(loaded("custom_voice", "float32").model.config, 30)
+    for text in prompts():
+        assert len(live_tokens(text)) == len(tokenizer.pieces(text)[0])
 
 
 def test_random_weights_generate_utterances_of_a_fixed_length(monkeypatch: pytest.MonkeyPatch) -> None:

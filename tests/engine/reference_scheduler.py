@@ -16,7 +16,7 @@ from polyvox.engine.scheduler import (
     MIN_STREAMS_TO_WITHHOLD,
     STALL_FACTOR,
 )
-from polyvox.engine.stream_state import CHUNK_SIZES, StreamState
+from polyvox.engine.stream_state import CHUNK_SIZES, SchedulerLimits, StreamState
 from polyvox.engine.stream_table import StreamTable
 from polyvox.models.request import MAX_CHUNK_FRAMES
 
@@ -44,6 +44,11 @@ def lead(stream: StreamState, now: float) -> float:
     if not stream.live:
         return inf
     return stream.deadline - now if stream.first_audio_at < inf else max(0.0, stream.plays_at - now)
+
+
+def is_text_limited(stream: StreamState, now: float, limits: SchedulerLimits) -> bool:
+    seconds = limits.frame_seconds * (stream.text_frames - stream.started)
+    return lead(stream, now) + seconds < limits.urgent_lead
 
 
 def urgency(stream: StreamState, now: float) -> float:

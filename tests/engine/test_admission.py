@@ -320,6 +320,22 @@ def test_streams_beyond_capacity_wait() -> None:
     assert len(engine.admission.admit(0.0)) == engine.load.capacity() == 3
 
 
+def test_a_lead_that_only_more_text_can_increase_does_not_delay_a_new_stream() -> None:
+    def admitted(text_frames: float) -> int:
+        engine = build()
+        stream = new_stream(text_frames=text_frames)
+        engine.admit_all(stream)
+        engine.start(engine.plan(0.0), 0.0)
+        stream.generated = 1
+        engine.start(engine.plan(0.0), 0.0)
+        engine.decode(stream, 1, 0.0)
+        engine.admission.enqueue(new_stream(), 0.05)
+        return len(engine.admission.admit(0.05))
+
+    assert admitted(text_frames=inf) == admitted(text_frames=50) == 0  # its lead of 30 ms is the engine's task
+    assert admitted(text_frames=5) == 1
+
+
 def test_a_load_snapshot_answers_for_every_cost_of_a_frame() -> None:
     snapshot = LoadSnapshot(0.0, 3, np.array([0.25, 0.1, 0.2]))
     assert [round(snapshot.slack(each), 6) for each in (0.01, 0.08, 0.01)] == [0.09, 0.01, 0.09]

@@ -16,7 +16,7 @@ from polyvox.engine import preparation
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.interface import AsyncEngine, AsyncStream, Chunk, OnReady
 from polyvox.engine.key_counts import KeyCounts
-from polyvox.engine.preparation import PreparationPool
+from polyvox.engine.preparation import PreparationPool, TextWriter
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError, StreamFailed
 from polyvox.models.request import Request
 
@@ -204,6 +204,25 @@ def test_an_event_loop_does_small_work_itself_for_a_share_of_its_time(monkeypatc
     assert failed is not None
     assert isinstance(failed.exception(0), ValueError)
     pool.close()
+
+
+def test_small_text_is_applied_by_the_event_loop_unless_other_text_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyvox.engine.preparation.time.monotonic", lambda: 100.0)  # work takes no time
+    pool, proceed, done = PreparationPool(num_threads=1), threading.Event(), threading.Event()
+    applied: list[int] = []
+    engine = FakeEngine()
+    writer = TextWriter(pool, engine.submit(request(1, text="one", live=True)))
+    writer.write(partial(applied.append, 1), small=True)
+    assert applied == [1]
+    writer.write(lambda: applied.append(2) if proceed.wait(30) else None)
+    writer.write(partial(applied.append, 3), small=True)
+    writer.write(done.set)
+    assert applied == [1]
+    proceed.set()
+    assert done.wait(30)
+    assert applied == [1, 2, 3]
+    pool.close()
+    engine.close()
 
 
 def test_counts_of_keys_are_limited_and_given_back(runner: asyncio.Runner) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams whose text arrives in pieces."""
 
+from collections.abc import Iterator
 from math import inf
 from typing import cast
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from conftest import Loaded
+from engine.stepped_engine import SteppedEngine
 from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples, wait_for_end
+from polyvox.engine import stream_manager
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.stream import LocalStream
@@ -32,6 +35,55 @@ def speech(loaded: Loaded) -> Qwen3TTSModel:
 def has_delivered_all(stream: LocalStream) -> bool:
     """The stream waits for text, and everything before is delivered."""
     return stream.text_deadline < inf and stream.started == stream.decoded > 0
+
+
+@pytest.fixture
+def stepped(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppedEngine]:
+    """An engine that starts a player with 12 tokens: the words of these tests have several."""
+    monkeypatch.setattr(stream_manager, "MIN_START_TOKENS", 12)
+    engine = SteppedEngine(speech, EngineConfig(max_streams=1), buffer_frames=20, prefill_rows=512)
+    engine.advance()
+    yield engine
+    engine.close()
+
+
+def test_a_player_starts_with_several_tokens_and_then_gets_every_token_at_once(stepped: SteppedEngine) -> None:
+    stream = stepped.submit(request("on ", live=True, guard=False, frames=40))
+    stepped.advance()
+    assert 0 < stream.text_end < 12
+    assert (stream.prompt_left, stream.started) == (0, 0)  # the prompt is read meanwhile
+    while stream.text_end < 12:
+        assert stream.started == 0
+        stream.append("and on ")
+        stepped.advance()
+    assert stream.started == stream.text_end
+    assert stream.lead(stepped.now) > 0
+    stream.append("and on ")
+    stepped.advance()
+    assert stream.started == stream.text_end
+    stream.cancel()
+    stepped.advance()
+
+
+def test_a_player_does_not_wait_long_for_more_tokens(stepped: SteppedEngine) -> None:
+    stream = stepped.submit(request("on ", live=True, guard=False, frames=40))
+    stepped.advance()
+    stepped.advance_clock(stream_manager.MAX_START_DELAY - 0.001)
+    stepped.advance()
+    assert stream.started == 0
+    stepped.advance_clock(0.002)
+    stepped.advance()
+    assert stream.started == stream.text_end > 0
+    stepped.advance_clock(10.0)  # the player has played all of it
+    stream.append("and ")
+    stepped.advance()
+    assert stream.started < stream.text_end < stream.started + 12
+    stream.finish_text()
+    stepped.advance()
+    assert stream.text_frames == inf
+    assert stream.started > stream.text_end
+    stream.cancel()
+    stepped.advance()
 
 
 def test_waiting_for_text_is_not_an_underrun(speech: Qwen3TTSModel) -> None:

@@ -17,7 +17,10 @@ from server.live_server import RunningServer
 pytestmark = pytest.mark.slow
 
 TIMEOUT = 60.0
-TIMES = FirstChunkTimes(queued_at=14.0, admitted_at=14.5, first_frame_at=15.0, decoded_at=17.0)
+TIMES = FirstChunkTimes(
+    received_at=14.0, queued_at=14.0, admitted_at=14.5, text_at=14.5, first_frame_at=15.0, decoded_at=17.0
+)
+WHOLE_TEXT_STAGES = [stage for stage in STAGES if stage != "words"]
 
 
 def stages_of(response: httpx.Response) -> dict[str, float]:
@@ -28,15 +31,26 @@ def stages_of(response: httpx.Response) -> dict[str, float]:
 
 def test_stages_add_up_to_the_time_from_the_request_to_the_packet() -> None:
     stages = FirstPacketTimer(submitted_at=12.0, chunk=TIMES).stages(arrived_at=10.0, started_at=11.0, now=18.0)
-    assert stages == dict(zip(STAGES, [1.0, 1.0, 2.0, 0.5, 0.5, 2.0, 1.0], strict=True))
+    assert stages == dict(zip(WHOLE_TEXT_STAGES, [1.0, 1.0, 2.0, 0.5, 0.5, 2.0, 1.0], strict=True))
     assert server_timing({"queue": 0.0005, "decode": 2.0}) == "queue;dur=0.50, decode;dur=2000.00"
 
 
 def test_without_an_http_request_the_stages_begin_with_the_text() -> None:
     stages = FirstPacketTimer(submitted_at=12.0, chunk=TIMES).stages(arrived_at=None, started_at=11.0, now=18.0)
     assert stages is not None
-    assert list(stages) == list(STAGES[1:])
+    assert list(stages) == WHOLE_TEXT_STAGES[1:]
     assert sum(stages.values()) == pytest.approx(7.0)
+
+
+def test_waits_for_live_text_are_a_stage_of_their_own() -> None:
+    """Two seconds before the submission, three until the first token is known and a quarter until there are enough."""
+    times = FirstChunkTimes(
+        received_at=14.0, queued_at=17.0, admitted_at=17.5, text_at=17.75, first_frame_at=18.0, decoded_at=19.0
+    )
+    timer = FirstPacketTimer(live=True, awaited=2.0, submitted_at=13.0, chunk=times)
+    assert timer.stages(arrived_at=None, started_at=12.0, now=20.0) == {
+        "words": 5.25, "text": 1.0, "submit": 1.0, "queue": 0.5, "generate": 0.25, "decode": 1.0, "deliver": 1.0
+    }  # fmt: skip
 
 
 def test_a_packet_that_is_not_of_the_first_segment_has_no_stages() -> None:
@@ -51,7 +65,7 @@ def test_a_streaming_response_has_its_stages_in_the_header_and_in_its_record(
     response = client.post("/v1/audio/speech", json=body)
     stages = stages_of(response)
     record = client.get(f"/v1/audio/speech/{response.headers['x-request-id']}").json()
-    assert list(stages) == list(record["stages"]) == list(STAGES)
+    assert list(stages) == list(record["stages"]) == WHOLE_TEXT_STAGES
     assert sum(stages.values()) >= record["first_audio"] - 1e-4  # from the arrival on, before the text is prepared
     assert stages == pytest.approx(record["stages"], abs=1e-5)
 
@@ -83,5 +97,6 @@ def test_each_stage_is_counted_once_for_a_request_and_for_live_text(
         websocket.send(json.dumps({"type": "input.done"}))
         while b"session.done" not in (message := websocket.recv(TIMEOUT, decode=False)):
             assert message
-    expected = {stage: count + (1 if stage == "request" else 2) for stage, count in before.items()}
+        assert list(json.loads(message)["server_timing"]) == list(STAGES[1:])
+    expected = {stage: count + (1 if stage in ("request", "words") else 2) for stage, count in before.items()}
     eventually(lambda: counts() == expected)

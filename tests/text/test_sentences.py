@@ -99,10 +99,19 @@ def test_clauses_end_at_commas_unless_they_are_short() -> None:
     ]
 
 
+def test_text_of_a_sentence_is_certain_at_once_up_to_half_of_the_maximum_length() -> None:
+    """Later it waits for the end of its clause, because the last one within the maximum length is a split point."""
+    splitter = SentenceSplitter(40)
+    assert splitter.append("One, two three four") == []
+    assert splitter.certain == "One, two three four"
+    assert splitter.append(" five, six seven") == []
+    assert splitter.certain == "One, two three four five,"
+
+
 def test_a_long_sentence_is_split_at_clauses_then_at_words() -> None:
-    assert split_sentences("One two three, four five six seven eight nine ten.", 30) == [
-        "One two three,",
-        "four five six seven eight",
-        "nine ten.",
+    assert split_sentences("One two three four, five six seven eight nine ten eleven.", 30) == [
+        "One two three four,",
+        "five six seven eight nine ten",
+        "eleven.",
     ]
     assert split_sentences("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]

@@ -35,7 +35,10 @@ NOT_RAW = ("application/json", "text/event-stream", "text/html", "text/plain", "
 MAX_MESSAGE_BYTES = 1 << 20  # of one event or message
 MAX_DETAIL = 200  # characters of an error message that are kept
 KEEPALIVE_SECONDS = 60
-MAX_TOKEN_LETTERS = 6  # of a piece of live text
+CONNECT_STAGE = "connect"  # of a WebSocket: from the start of a request until its text is sent
+# A token of live text: a word or a mark, with the space before it. Most words are one token of a large vocabulary, and
+# the tokenizer of models with random weights has these tokens.
+_TOKEN = re.compile(r"\s*(?:'?\w+|[^\s\w]+)|\s+$")
 
 
 class Client(Protocol):
@@ -217,6 +220,7 @@ class WebSocketClient(_ServerClient):
         url = self.target.url.replace("http", "ws", 1)
         async with self.session.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES) as socket:
             await socket.send_json(self.target.body(text, seed))
+            connect_seconds = clock() - trace.sent
             writing = asyncio.create_task(self._send_text(socket, text))
             try:
                 done = False
@@ -227,7 +231,10 @@ class WebSocketClient(_ServerClient):
                         receiver.push(message.data, now)
                     elif message.type == aiohttp.WSMsgType.TEXT:
                         receiver.on_byte(now)
-                        done = _on_message(_parse_json(message.data), receiver, now)
+                        fields = _parse_json(message.data)
+                        done = _on_message(fields, receiver, now)
+                        if done and (stages := _stages_of(fields)):
+                            trace.stages = {CONNECT_STAGE: connect_seconds, **stages}
                     else:
                         raise RequestFailed(TRUNCATED, f"closed with code {socket.close_code} before session.done")
             finally:
@@ -239,17 +246,18 @@ class WebSocketClient(_ServerClient):
 
     async def _send_text(self, socket: "aiohttp.ClientWebSocketResponse", text: str) -> None:
         """Sends the text, live text one token after the other."""
-        rate = self.target.text_rate
+        rate, clock = self.target.text_rate, asyncio.get_running_loop().time
+        began = clock()
         for number, piece in enumerate([text] if rate is None else live_tokens(text)):
             if number and rate is not None:
-                await asyncio.sleep(1 / rate)
+                await asyncio.sleep(began + number / rate - clock())
             await socket.send_json({"type": "input.text", "text": piece})
         await socket.send_json({"type": "input.done"})
 
 
 def live_tokens(text: str) -> list[str]:
-    """The text in pieces of about a token: words, long ones in parts, with the spaces before them."""
-    return re.findall(rf"\s*\S{{1,{MAX_TOKEN_LETTERS}}}|\s+$", text)
+    """The text in pieces of one token each."""
+    return _TOKEN.findall(text)
 
 
 def _on_message(message: dict[str, Any], receiver: AudioReceiver, now: float) -> bool:
@@ -284,6 +292,14 @@ def _server_timing(header: str) -> dict[str, float]:
             except ValueError:
                 continue
     return found
+
+
+def _stages_of(message: dict[str, Any]) -> dict[str, float]:
+    """Seconds by stage in the last message of an utterance; empty if the server does not report them."""
+    stages = message.get("server_timing")
+    if not isinstance(stages, dict):
+        return {}
+    return {str(name): value / 1e3 for name, value in stages.items() if isinstance(value, int | float)}
 
 
 def _parse_json(data: bytes | str) -> dict[str, Any]:

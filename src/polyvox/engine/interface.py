@@ -22,8 +22,10 @@ from polyvox.models.request import ClonedVoice, Request
 class FirstChunkTimes:
     """When a stream reached each stage before its first chunk, by `time.monotonic` of the machine."""
 
-    queued_at: float  # prepared, and accepted by admission control
+    received_at: float
+    queued_at: float  # prepared, and accepted by admission control; live text with its first token
     admitted_at: float  # has a slot
+    text_at: float  # has a slot and the text of its first frames
     first_frame_at: float
     decoded_at: float  # the chunk is in the reader's buffer
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from polyvox.engine.capacity import CapacityLimits
 from polyvox.engine.cost_model import LEARNING_RATE, CostModel
-from polyvox.engine.stream_arrays import Floats
+from polyvox.engine.stream_arrays import Bools, Floats, StreamArrays
 from polyvox.engine.stream_state import DEFAULT_FIRST_CHUNK, S, SchedulerLimits, StepPlan
 from polyvox.engine.stream_table import StreamTable
 
@@ -59,7 +59,7 @@ class LoadSnapshot:
 
     taken_at: float
     num_live: int  # live streams that need frames
-    leads: Floats  # of playing streams that need frames
+    leads: Floats  # of playing streams that need frames, except those that are limited by their text
     _slack: tuple[float, float] | None = None  # the last answer: seconds per frame, slack
 
     def slack(self, seconds_per_frame: float) -> float:
@@ -153,6 +153,11 @@ class LoadModel(Generic[S]):
         fixed, each = self.frame_cost()
         return STEPS_TO_AUDIO * (fixed + each * min(len(self.streams.active), self.limits.max_batch))
 
+    def is_text_limited(self, arrays: StreamArrays, lead: Floats) -> Bools:
+        """The lead stays short, however fast the engine is, until more text arrives: it says nothing about the load."""
+        frames = arrays.text_frames - arrays.started
+        return lead + self.limits.frame_seconds * frames < self.limits.urgent_lead
+
     def leads(self, now: float) -> Floats:
         """Leads of all live streams that are playing, the shortest first."""
         arrays = self.streams.used()
@@ -164,7 +169,8 @@ class LoadModel(Generic[S]):
             arrays = self.streams.used()
             needy, urgency = arrays.active & arrays.needs_frames(), arrays.urgency(now)
             num_live = int(np.count_nonzero(needy & arrays.live))
-            self._snapshot = LoadSnapshot(now, num_live, urgency[needy & (urgency > -inf)])
+            counted = needy & (urgency > -inf) & ~self.is_text_limited(arrays, arrays.lead(now))
+            self._snapshot = LoadSnapshot(now, num_live, urgency[counted])
         return self._snapshot
 
     def set_snapshot(self, snapshot: LoadSnapshot) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from polyvox.engine.interface import Result, Stream
@@ -100,8 +101,14 @@ class TextWriter:
         self._pending: deque[Callable[[], None]] = deque()
         self._active = False  # a thread applies the pending texts
 
-    def write(self, apply: Callable[[], None]) -> None:
-        """apply: one call of the stream's append, append_rows, append_tokens or finish_text."""
+    def write(self, apply: Callable[[], None], small: bool = False) -> None:
+        """apply: one call of the stream's append, append_rows, append_tokens or finish_text.
+
+        small: the event loop that calls this may apply it itself; see `PreparationPool.run_inline`.
+        """
+        if small and not self._active and (outcome := self._pool.run_inline(partial(self._apply, apply))) is not None:
+            outcome.result()
+            return
         with self._lock:
             accepted = len(self._pending) < MAX_PENDING_TEXTS
             if accepted:
@@ -121,11 +128,14 @@ class TextWriter:
                     self._active = False
                     return
                 apply = self._pending.popleft()
-            if self._stream.result is None and self.failure is None:
-                try:
-                    apply()
-                except Exception as error:
-                    self._fail(error)
+            self._apply(apply)
+
+    def _apply(self, apply: Callable[[], None]) -> None:
+        if self._stream.result is None and self.failure is None:
+            try:
+                apply()
+            except Exception as error:
+                self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         with self._lock:

@@ -61,8 +61,9 @@ class Scheduler(Generic[S]):
         urgency = np.where(starting, -inf, lead)  # sort key, the smallest first: starting, by lead, then files
         needs_frames = arrays.active & arrays.needs_frames()
         num_live = _count(needs_frames & arrays.live)
-        leads = urgency[needs_frames & (urgency > -inf)]
-        self.load.set_snapshot(LoadSnapshot(now, num_live, leads))
+        playing = needs_frames & (urgency > -inf)
+        self.load.set_snapshot(LoadSnapshot(now, num_live, urgency[playing & ~self.load.is_text_limited(arrays, lead)]))
+        leads = urgency[playing]
         min_streams, budget = self._budget(leads[leads < limits.lead_cap], num_live)
 
         has_prompt = arrays.active & (arrays.prompt_left() > 0)

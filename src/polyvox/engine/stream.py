@@ -76,6 +76,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         )
         StreamReader.__init__(self, threading.Condition(engine.lock))
         self._engine, self.request, self.seed, self.on_ready = engine, request, request.seed, on_ready
+        self.received_at = self.arrived_at
         self.prepared: PreparedRequest | None = None  # until the prompt is read
         self.reason: FinishReason = "stop"
         self.guarded = False  # max_frames is an estimate by the text, not the request's own limit
@@ -83,6 +84,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self.text_open = request.live
         self.text = TextBuffer()  # that is not in the slot yet
         self.text_end = 0  # frames whose text was written to the slot
+        self.text_at = -inf  # when the text of the first frames had arrived
         self.text_tokens = 0
         self.text_waits = 0
         self._tokenizer = tokenizer
@@ -177,9 +179,8 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
                 self._engine.add_text(self, self._engine.model.text_ids([], last=True), last=True)
 
     def _check_open(self) -> None:
-        with self._engine.lock:
-            if not self.text_open:
-                raise InvalidRequest("append", NOT_SHOWN, "requires a live request whose text is not finished")
+        if not self.text_open:  # without the lock: if the stream ends meanwhile, its text is dropped
+            raise InvalidRequest("append", NOT_SHOWN, "requires a live request whose text is not finished")
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -235,7 +236,11 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         chunk = self.assembler.take(self._num_chunks, final)
         if not self._num_chunks and chunk.size:
             now = self._engine.clock()
-            chunk.times = FirstChunkTimes(self.arrived_at, self.admitted_at, min(self.first_frame_at, now), now)
+            text_at = max(self.admitted_at, self.text_at)
+            first_frame_at = min(self.first_frame_at, now)
+            chunk.times = FirstChunkTimes(
+                self.received_at, self.arrived_at, self.admitted_at, text_at, first_frame_at, now
+            )
         self._push(chunk)
         return chunk.size
 

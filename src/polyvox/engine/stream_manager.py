@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 
 OUT_OF_PAGES = "The speech is longer than expected, and no KV page is free for the rest."
 NOT_FINITE = "The model returned samples that are not finite numbers."
+# A player without audio starts, or resumes after a wait for text, with the audio of this many tokens, so that words
+# that arrive irregularly leave no gaps. A word takes several frames of speech, but a token is read with each frame.
+MIN_START_TOKENS = 3
+MAX_START_DELAY = 0.25  # seconds from the first of these tokens, if the others do not arrive
 MAX_READER_DELAY = 2.0  # seconds that a reader in real time may be behind: the delay of a network and of its player
 
 
@@ -65,6 +69,8 @@ class StreamManager:
         self.stop_requests: dict[LocalStream, StopRequest] = {}
         self.ready: dict[LocalStream, None] = {}  # with chunks or a result that their readers do not know of
         self._pending_text: dict[LocalStream, None] = {}  # active streams with text that is not in the slot yet
+        # Active streams whose player waits for MIN_START_TOKENS, and until when; in the order of these times.
+        self._awaiting_tokens: dict[LocalStream, float] = {}
         self._num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
         self._audio_seconds, self._underruns, self._streams_with_underruns = 0.0, 0, 0
         self._num_out_of_pages = 0  # streams
@@ -147,7 +153,8 @@ class StreamManager:
                     self._update_pause(stream, now)
                 if stream.status in HOLDS_SLOT and stream.text_frames < inf:
                     with_text.append(stream)
-        self._add_text([*with_text, *self._pending_text], now)
+        expired = takewhile(lambda stream: self._awaiting_tokens[stream] <= now, self._awaiting_tokens)
+        self._add_text([*with_text, *self._pending_text, *expired], now)
         self._await_more_text(now)
         self.release_finished()
 
@@ -183,10 +190,22 @@ class StreamManager:
             self._pending_text.pop(stream, None)
         if complete and stream.text_frames < inf and stream.request.guard:
             self._limit_frames(stream)
-        stream.text_frames = inf if complete else stream.text_end
+        if complete or self._can_continue(stream, now):
+            self._awaiting_tokens.pop(stream, None)
+            stream.text_at = now if stream.text_at == -inf else stream.text_at
+            stream.text_frames = inf if complete else stream.text_end
         if stream.text_deadline < inf and (stream.started < stream.text_frames or stream.ended):
             stream.text_deadline = inf
             self._update_pause(stream, now)
+
+    def _can_continue(self, stream: LocalStream, now: float) -> bool:
+        """Whether the text in the slot is enough to generate frames; see MIN_START_TOKENS."""
+        num_tokens = stream.text_end - stream.started
+        if num_tokens >= MIN_START_TOKENS or stream.started < stream.text_frames or stream.lead(now) > 0:
+            return True
+        if not num_tokens:
+            return False
+        return now >= self._awaiting_tokens.setdefault(stream, now + MAX_START_DELAY)
 
     def _limit_frames(self, stream: LocalStream) -> None:
         """Lowers max_frames to what the complete text can need, and frees the pages beyond."""
@@ -241,7 +260,12 @@ class StreamManager:
         arrays = self._streams.used()
         timeouts = np.minimum(arrays.reader_deadline, arrays.text_deadline)[arrays.active]
         awaiting = islice(self._streams[StreamStatus.AWAITING_TEXT], 1)  # they are in the order of their timeouts
-        first = min(self._admission.next_change(now), timeouts.min(initial=inf), *(s.text_deadline for s in awaiting))
+        first = min(
+            self._admission.next_change(now),
+            timeouts.min(initial=inf),
+            *(stream.text_deadline for stream in awaiting),
+            *islice(self._awaiting_tokens.values(), 1),
+        )
         return max(first - now, 0.0) + 0.001 if first < inf else None
 
     # Audio
@@ -373,6 +397,7 @@ class StreamManager:
             )
         )
         self._pending_text.pop(stream, None)
+        self._awaiting_tokens.pop(stream, None)
         self._num_finished[reason] += 1
         self._underruns += stream.underruns
         self._streams_with_underruns += stream.underruns > 0

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_KEYS = 100_000  # that one server may hold counts of
+MAX_INLINE_CHARS = 100  # of live text that the loop may tokenize itself: a few words
 MAX_INLINE_BYTES = 2048  # of an encoded request that the loop may prepare itself: no recordings, no long texts
 
 
@@ -90,13 +91,14 @@ class WorkerConnection:
             case messages.Consumed():
                 self._on_consumed(message)
             case messages.AppendText(id, text):
-                self._write(id, lambda stream: partial(stream.append, text))
+                small = len(text) <= MAX_INLINE_CHARS
+                self._write(id, lambda stream: partial(stream.append, text), small)
             case messages.AppendRows(id, rows, last):
                 self._write(id, lambda stream: partial(stream.append_rows, rows, last))
             case messages.AppendTokens(id, tokens):
                 self._write(id, lambda stream: partial(stream.append_tokens, tokens))
             case messages.FinishText(id):
-                self._write(id, lambda stream: stream.finish_text)
+                self._write(id, lambda stream: stream.finish_text, small=True)
             case messages.Cancel(id):
                 self._cancel(id)
             case messages.GetStats(id):
@@ -175,13 +177,13 @@ class WorkerConnection:
             self._deliveries.pop(id, None)
             self._reply_error(id, error)
 
-    def _write(self, id: int, bind: Callable[[Stream], Callable[[], None]]) -> None:
+    def _write(self, id: int, bind: Callable[[Stream], Callable[[], None]], small: bool = False) -> None:
         delivery = self._deliveries.get(id)
         if delivery is None:
             return  # the stream has ended
         if delivery.stream is None or delivery.writer is None:
             raise ValueError(f"text for stream {id}, which is not accepted yet")
-        delivery.writer.write(bind(delivery.stream))
+        delivery.writer.write(bind(delivery.stream), small)
 
     def _cancel(self, id: int) -> None:
         if (delivery := self._deliveries.get(id)) is None:

@@ -8,10 +8,11 @@ from polyvox.models.tokenizer import TextTokenizer, TokenizerConfig
 
 MAX_PLAIN_ID = 1000  # ids below this are ordinary text in every published vocabulary
 LINE_BREAK_ID = 198
+_TOKEN = re.compile(r"\s*(?:'?\w+|[^\s\w]+)")  # of live text: a word or a mark, with the space before it
 
 
 class HashingTokenizer(TextTokenizer):
-    """Each word, or each of num_tokens tokens, is a hash. Live text has a token per word."""
+    """Each word, or each of num_tokens tokens, is a hash. Live text has a token per word and mark."""
 
     def __init__(self, config: TokenizerConfig, num_tokens: int | None) -> None:
         self.role = [config.im_start_id, config.assistant_id, LINE_BREAK_ID]
@@ -19,8 +20,8 @@ class HashingTokenizer(TextTokenizer):
         self._vocab_size = min(MAX_PLAIN_ID, config.talker.text_vocab_size // 2)
 
     def pieces(self, text: str) -> tuple[list[int], list[int]]:
-        words = list(re.finditer(r"\s*\S+", text))
-        return [self._id(word[0].strip()) for word in words], [word.end() for word in words]
+        tokens = list(_TOKEN.finditer(text))
+        return [self._id(token[0].strip()) for token in tokens], [token.end() for token in tokens]
 
     def _encode(self, text: str) -> list[int]:
         words = text.split() if self._num_tokens is None else [f"{i}{text}" for i in range(self._num_tokens)]

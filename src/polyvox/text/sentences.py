@@ -50,12 +50,12 @@ class SentenceSplitter:
             if not self._certain(text, stop):
                 text = text[: stop.end()]
                 break
-        if len(text) > self._limit // 4:  # a long sentence is split at the last clause or word
+        if len(text) > self._limit // 2:  # a long sentence is split at the last clause or word
             for pattern in _CLAUSES:
-                ends = [match.end() for match in pattern.finditer(text, self._limit // 4)]
+                ends = [match.end() for match in pattern.finditer(text, self._limit // 2)]
                 if ends:
                     return text[: ends[-1]].rstrip()
-            return text[: self._limit // 4].rstrip()
+            return text[: self._limit // 2].rstrip()
         return text.rstrip()
 
     def append(self, piece: str) -> list[str]:
@@ -100,7 +100,7 @@ class SentenceSplitter:
         if len(text) <= self._limit:
             return len(text) if end else None
         for pattern in _CLAUSES:
-            ends = [match.end() for match in pattern.finditer(text, self._limit // 4, self._limit)]
+            ends = [match.end() for match in pattern.finditer(text, self._limit // 2, self._limit)]
             if ends:
                 return ends[-1]
         return self._limit

@@ -9,6 +9,7 @@ from polyvox.errors import PolyvoxError
 from polyvox.server.api.live_utterance import LiveUtterance
 from polyvox.server.api.websocket_connection import WebSocketConnection
 from polyvox.server.responses import OPENAI_FIELDS, error_body
+from polyvox.server.synthesis.first_packet import milliseconds
 from polyvox.server.synthesis.segments import Segment
 from polyvox.server.synthesis.spool import SpooledFile
 from polyvox.server.synthesis.timestamps import timestamp_messages
@@ -121,6 +122,8 @@ class UtteranceSender:
             record = live.utterance.record
             end |= {"request_id": record.request_id, "seed": record.seed, "finish_reason": record.finish_reason}
             end["usage"] = record.usage()
+            if record.stages:
+                end["server_timing"] = milliseconds(record.stages)
         if live.cancelled:
             self._connection.state.metrics.aborts.labels("cancel").inc()
         await self._connection.send_json({"type": "audio.cancelled" if live.cancelled else "session.done", **end}, live)

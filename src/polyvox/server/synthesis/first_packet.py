@@ -2,13 +2,13 @@
 """Where the time from a request to its first packet goes."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from polyvox.engine.interface import FirstChunkTimes
 
-# The stages in order. Each ends where the next one begins.
+# The stages in order. Together they are the time up to the first packet; "words" interrupts those that follow it.
 STAGES = (
     "request",  # parsing, authentication and limits; only of HTTP requests with the whole text
+    "words",  # all waits for the text of the first frames; only of live text
     "text",  # text preparation, until the first segment is submitted
     "submit",  # to the engine's process: tokens, admission control
     "queue",  # until the stream has a slot: the end of the step in progress, and the wait for capacity
@@ -22,26 +22,42 @@ STAGES = (
 class FirstPacketTimer:
     """The times of the first segment of an utterance, by `time.monotonic`."""
 
+    live: bool = False
+    awaited: float = 0.0  # seconds of waits for live text before the segment was submitted
     submitted_at: float | None = None
     chunk: FirstChunkTimes | None = None
 
     def stages(self, arrived_at: float | None, started_at: float, now: float) -> dict[str, float] | None:
         """Seconds of each stage of a packet that is ready now; None if its audio is not that of the first segment.
 
-        arrived_at: of the HTTP request; None: unknown. started_at: when the text was there.
+        arrived_at: of the HTTP request; None: unknown. started_at: when the text was there; of live text the start of
+        the utterance, later by `awaited`.
         """
         if self.submitted_at is None or self.chunk is None:
             return None
         chunk = self.chunk
-        engine = (chunk.queued_at, chunk.admitted_at, chunk.first_frame_at, chunk.decoded_at)
-        times = [started_at if arrived_at is None else arrived_at, started_at, self.submitted_at, *engine, now]
-        seconds = [max(0.0, after - before) for before, after in pairwise(times)]
-        stages = dict(zip(STAGES, seconds, strict=True))
+        stages = {
+            "request": 0.0 if arrived_at is None else started_at - arrived_at,
+            "words": self.awaited + (chunk.queued_at - chunk.received_at) + (chunk.text_at - chunk.admitted_at),
+            "text": self.submitted_at - started_at,
+            "submit": chunk.received_at - self.submitted_at,
+            "queue": chunk.admitted_at - chunk.queued_at,
+            "generate": chunk.first_frame_at - chunk.text_at,
+            "decode": chunk.decoded_at - chunk.first_frame_at,
+            "deliver": now - chunk.decoded_at,
+        }
         if arrived_at is None:
             del stages["request"]
-        return stages
+        if not self.live:
+            del stages["words"]
+        return {stage: max(0.0, seconds) for stage, seconds in stages.items()}
+
+
+def milliseconds(stages: dict[str, float]) -> dict[str, float]:
+    """Milliseconds by stage, with two decimals."""
+    return {name: round(1e3 * seconds, 2) for name, seconds in stages.items()}
 
 
 def server_timing(stages: dict[str, float]) -> str:
-    """The value of the header Server-Timing: milliseconds by stage."""
-    return ", ".join(f"{name};dur={1e3 * seconds:.2f}" for name, seconds in stages.items())
+    """The value of the header Server-Timing."""
+    return ", ".join(f"{name};dur={duration:.2f}" for name, duration in milliseconds(stages).items())

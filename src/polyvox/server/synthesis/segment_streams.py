@@ -43,7 +43,7 @@ class SegmentStreams:
         self._service, self._options, self._segments, self._trace = service, options, segments, trace
         self._request_id = record.request_id
         self._request = replace(request, owner=record.owner)
-        self.first_packet = FirstPacketTimer()
+        self.first_packet = FirstPacketTimer(options.live)
         self.num_submitted = 0
         self.current: AsyncStream | None = None
         self._next: tuple[Segment, asyncio.Task[AsyncStream]] | None = None

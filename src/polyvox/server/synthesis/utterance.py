@@ -306,7 +306,10 @@ class Utterance:
             self.awaiting_text, since = True, time.monotonic()
             segment = await self._segments.next()
             self.awaiting_text = False
-            self._start_time += time.monotonic() - since
+            awaited = time.monotonic() - since
+            self._start_time += awaited
+            if not self._streams.num_submitted:
+                self._streams.first_packet.awaited += awaited
             self._chunk_timing.on_text_awaited()
             if segment is None or self._cancelled:
                 return None
