@@ -48,7 +48,7 @@ def stepped(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def test_a_player_starts_with_several_tokens_and_then_gets_every_token_at_once(stepped: SteppedEngine) -> None:
-    stream = stepped.submit(request("on ", live=True, guard=False, frames=40))
+    stream = stepped.submit(request("on and on ", live=True, guard=False, frames=40))
     stepped.advance()
     assert 0 < stream.text_end < 12
     assert (stream.prompt_left, stream.started) == (0, 0)  # the prompt is read meanwhile
@@ -66,7 +66,7 @@ def test_a_player_starts_with_several_tokens_and_then_gets_every_token_at_once(s
 
 
 def test_a_player_does_not_wait_long_for_more_tokens(stepped: SteppedEngine) -> None:
-    stream = stepped.submit(request("on ", live=True, guard=False, frames=40))
+    stream = stepped.submit(request("on and on ", live=True, guard=False, frames=40))
     stepped.advance()
     stepped.advance_clock(stream_manager.MAX_START_DELAY - 0.001)
     stepped.advance()

@@ -126,7 +126,8 @@ class FakeStream(StreamReader[Chunk]):
 
     def _push(self, samples: Samples, final: bool) -> None:
         now = time.monotonic()
-        times = None if self.made or not len(samples) else FirstChunkTimes(self.queued_at, self.queued_at, now, now)
+        queued_at, is_first = self.queued_at, not self.made and len(samples) > 0
+        times = FirstChunkTimes(queued_at, queued_at, queued_at, queued_at, now, now) if is_first else None
         self._buffer.append(Chunk(samples, self.made, final, times))
         self._notify()
         self.made += 1

@@ -23,7 +23,7 @@ from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis import segment_streams
 from polyvox.server.synthesis.options import SynthesisOptions
-from polyvox.server.synthesis.segments import Segment, SegmentQueue
+from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingTokens
 from polyvox.server.synthesis.service import MIN_PREPARING, PreparedUtterance, SynthesisService
 from polyvox.server.synthesis.utterance import Utterance
 from polyvox.text import TextRules
@@ -79,6 +79,45 @@ def test_text_in_any_pieces_gives_the_same_segments(cuts: list[int]) -> None:
         return await drained(queue)
 
     assert asyncio.run(grow()) == SENTENCES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Thanks for calling, how can I help you today? It costs $5 or 5 km.",
+        "A | b | c\nHenry VIII and Dr. Smith met at 5 pm on the 3rd of May.\n\n- one *item* here\n- two",
+        "Der Hund lief am 3. Mai 5 km weit. <break time='1s'/> Le chat est là.",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_streamed_segments_have_the_text_of_whole_ones(text: str, size: int) -> None:
+    async def main() -> list[str]:
+        queue, found = SegmentQueue(TextRules(), "token"), list[Segment]()
+        for start in range(0, len(text), size):
+            queue.append(text[start : start + size])
+            while (segment := queue.next_ready()) is not None:
+                found.append(segment)
+        queue.finish()
+        rest = await drained(queue)
+        texts = []
+        for segment in found + rest:
+            assert not isinstance(segment.streaming, StreamingTokens)
+            more = [piece async for piece in segment.streaming.remaining_text()] if segment.streaming else []
+            texts.append("".join([segment.text, *more]).rstrip())
+        return texts
+
+    assert asyncio.run(main()) == [one.text for one in asyncio.run(drained(SegmentQueue.from_text(text, TextRules())))]
+
+
+def test_a_word_of_live_text_is_complete_when_the_next_one_begins() -> None:
+    """The space after it tells the tokenizer so."""
+    queue = SegmentQueue(TextRules(), "token")
+    for piece, expected in (("Hello", None), (" ", None), ("th", "Hello ")):
+        queue.append(piece)
+        segment = queue.next_ready()
+        assert (segment and segment.text) == expected
+    assert segment is not None
+    assert segment.written_text == "Hello"
 
 
 def test_a_complete_text_gives_the_same_segments() -> None:

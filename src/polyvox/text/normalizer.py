@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text normalisation of whole and streamed text, with the same result."""
 
+import re
 from itertools import chain
 
 import numpy as np
@@ -13,10 +14,13 @@ from polyvox.text.markup import FENCE, PREFIX, RULE_LINE, HiddenSpanFilter
 from polyvox.text.part_writer import PartWriter
 from polyvox.text.parts import Note, Part, Words, merge_parts
 from polyvox.text.position_map import PositionMap
+from polyvox.text.rules import LETTER
 from polyvox.text.split_points import MAX_SEGMENT, WINDOW, SplitPointFinder
 from polyvox.text.ssml import SsmlReader
 from polyvox.text.text_rules import TextRules
 from polyvox.text.unicode_cleaner import UnicodeCleaner
+
+_NEXT_WORD = re.compile(rf" +{LETTER}")
 
 
 class TextNormalizer:
@@ -101,6 +105,11 @@ class TextNormalizer:
         """The number of buffered characters."""
         stages = (self._ssml, self._cleaner, self._hidden)
         return len(self._text) - self._at + sum(stage.num_pending for stage in stages)
+
+    @property
+    def is_word_complete(self) -> bool:
+        """Whether the parts so far end with a word after which a space is certain: another word follows it."""
+        return self._writer.is_in_word and _NEXT_WORD.match(self._text, self._at) is not None
 
     def _read(self, text: str, end: bool) -> list[Part]:
         self._text += text

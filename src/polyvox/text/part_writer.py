@@ -109,6 +109,11 @@ class PartWriter:
         self._positions.add(position + len(source), self._num_chars)
         self._unmarked.clear()
 
+    @property
+    def is_in_word(self) -> bool:
+        """Whether nothing follows the last letter or digit so far: a word that follows is separated by a space."""
+        return self._last.isalnum() and not (self._gap or self._comma)
+
     def take(self) -> list[Part]:
         """The parts since the last call."""
         self._flush()

@@ -43,6 +43,11 @@ class SentenceSplitter:
         self._pending = ""
 
     @property
+    def num_pending(self) -> int:
+        """The number of characters of the next sentence so far."""
+        return len(self._pending)
+
+    @property
     def certain(self) -> str:
         """The beginning of the next sentence that later text cannot change."""
         text = self._pending

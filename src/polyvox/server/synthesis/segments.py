@@ -86,8 +86,8 @@ class Segment:
 
     @property
     def written_text(self) -> str:
-        """The text without phonemes."""
-        return unmark_phonemes(self.text)
+        """The text without phonemes and the space after it."""
+        return unmark_phonemes(self.text.rstrip())
 
 
 class SegmentQueue:
@@ -245,7 +245,9 @@ class SegmentQueue:
                 self._default_silence = PARAGRAPH_PAUSE
         self._add_sentences(self._sentences.append(last))
         if self._granularity == "token" and (known := self._sentences.certain):
-            self._extend_streaming(known)
+            is_all = len(known) == self._sentences.num_pending
+            # With the space after it, the last word is complete for the tokenizer too.
+            self._extend_streaming(known + " " if is_all and self._spoken.is_word_complete else known)
 
     def _end_sentence(self) -> None:
         self._add_sentences(self._sentences.finish())
@@ -268,10 +270,10 @@ class SegmentQueue:
     def _extend_streaming(self, known: str) -> None:
         if self._streaming is not None:
             self._streaming.extend(known)
-            self._locate(self._source, known, complete=False)
+            self._locate(self._source, known.rstrip(), complete=False)
         elif any(map(str.isalnum, known)):
             self._streaming = StreamingSegment(known)
-            self._source = self._locate(None, known, complete=False)
+            self._source = self._locate(None, known.rstrip(), complete=False)
             silence = self._requested_silence or self._default_silence
             self._put(Segment(known, silence, self._rate, self._streaming, source=self._source))
 
