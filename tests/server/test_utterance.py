@@ -110,7 +110,7 @@ def test_streamed_segments_have_the_text_of_whole_ones(text: str, size: int) -> 
 
 
 def test_a_word_of_live_text_is_complete_when_the_next_one_begins() -> None:
-    """The space after it tells the tokenizer so."""
+    """It is passed on with the space after it, so that the tokenizer does not wait for another word."""
     queue = SegmentQueue(TextRules(), "token")
     for piece, expected in (("Hello", None), (" ", None), ("th", "Hello ")):
         queue.append(piece)
