@@ -273,6 +273,7 @@ async def test_a_text_that_is_rejected_while_chunks_are_taken_ends_the_stream_wi
 
 async def test_a_flood_of_texts_ends_its_stream_and_not_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "MAX_PENDING_TEXTS", 10)
+    monkeypatch.setattr(worker_connection, "MAX_INLINE_CHARS", 0)  # a thread applies the text
     entered, proceed = threading.Event(), threading.Event()
 
     class SlowTextStream(FakeStream):
