@@ -17,7 +17,7 @@ from ipc.fake_engine import LENGTH, FakeStream
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import queue_length
 from polyvox.engine.interface import OnReady
-from polyvox.errors import InvalidRequest, Overloaded
+from polyvox.errors import InvalidRequest, Overloaded, StreamFailed
 from polyvox.models.request import Request
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
@@ -214,11 +214,9 @@ def test_cancelling_the_start_frees_everything(engine: PausableEngine) -> None:
                 continue
             started.cancel()  # the engine was faster
             await started.close()
-        for _ in range(100):  # what was on its way comes back and is cancelled
-            await asyncio.sleep(0.01)
-            if not engine.streams and not service._num_preparing:
-                break
-        assert not engine.streams
+        async with asyncio.timeout(60):  # what was on its way comes back and is cancelled
+            while engine.streams or service._num_preparing:
+                await asyncio.sleep(0.01)
 
     assert {outcome.finish_reason for outcome in spoken(engine, test)} == {"cancelled"}
 
@@ -283,6 +281,60 @@ def test_a_later_sentence_is_submitted_again_until_the_engine_accepts_it(monkeyp
         (record,) = spoken(engine, test)
         assert [request.text for request in engine.requests] == ["One.", "Two."]
     assert (record.finish_reason, engine.num_rejections) == ("stop", 2)
+
+
+class LimitedStream(FakeStream):
+    """Ends at the maximum length."""
+
+    def step(self) -> None:
+        super().step()
+        if self.result is not None:
+            self.result = replace(self.result, finish_reason="length")
+
+
+class LimitingEngine(PausableEngine):
+    """Its first sentences end at the maximum length."""
+
+    def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
+        if request.segment:
+            return super().submit(request, on_ready)
+        with self.work:
+            stream = LimitedStream(self, request, on_ready)
+            self._streams.append(stream)
+            self.work.notify_all()
+            return stream
+
+
+def test_the_record_has_the_most_severe_end_of_all_sentences() -> None:
+    async def test(service: SynthesisService) -> None:
+        await all_of(await service.start(SynthesisOptions("One. Two.", format="pcm"), "limited"))
+
+    with closing(LimitingEngine()) as engine:
+        (record,) = spoken(engine, test)
+    assert (record.finish_reason, record.sentences) == ("length", 2)
+
+
+def test_each_sentence_is_submitted_with_the_bytes_that_follow_it(engine: PausableEngine) -> None:
+    async def test(service: SynthesisService) -> None:
+        await all_of(await service.start(SynthesisOptions("One. Two two. Three.", format="pcm"), "three"))
+
+    spoken(engine, test)
+    assert [(request.segment, request.following_bytes) for request in engine.requests] == [(0, 14), (1, 6), (2, 0)]
+
+
+def test_a_stream_that_the_engine_cancels_by_itself_is_a_failure(engine: PausableEngine) -> None:
+    async def test(service: SynthesisService) -> None:
+        engine.resume(3)
+        utterance = await service.start(SynthesisOptions("Hello.", format="pcm"), "cancelled")
+        parts = utterance.audio()
+        await anext(parts)
+        for stream in engine._streams:
+            stream.cancel()
+        with pytest.raises(StreamFailed, match="before it was finished"):
+            [part async for part in parts]
+
+    (record,) = spoken(engine, test)
+    assert record.finish_reason == "error"
 
 
 def test_text_without_words_is_rejected_before_the_engine_is_called(engine: PausableEngine) -> None:
