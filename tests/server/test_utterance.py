@@ -259,12 +259,12 @@ def test_a_request_is_recognised_when_it_is_sent_again_and_not_if_it_is_another_
 
 
 class RejectingEngine(PausableEngine):
-    """Rejects a later sentence twice."""
+    """Rejects later sentences, by default twice."""
 
-    num_rejections = 0
+    num_rejections, max_rejections = 0, 2
 
     def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
-        if request.segment and self.num_rejections < 2:
+        if request.segment and self.num_rejections < self.max_rejections:
             self.num_rejections += 1
             raise Overloaded("all streams are taken", retry_after=2.5)
         return super().submit(request, on_ready)
@@ -281,6 +281,26 @@ def test_a_later_sentence_is_submitted_again_until_the_engine_accepts_it(monkeyp
         (record,) = spoken(engine, test)
         assert [request.text for request in engine.requests] == ["One.", "Two."]
     assert (record.finish_reason, engine.num_rejections) == ("stop", 2)
+
+
+def test_an_utterance_can_be_cancelled_while_a_later_sentence_is_submitted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segment_streams, "RETRY_INTERVAL", 0.01)
+    monkeypatch.setattr(RejectingEngine, "max_rejections", 10**9)
+
+    async def test(service: SynthesisService) -> None:
+        utterance = await service.start(SynthesisOptions("One. Two.", format="pcm"), "cancelled")
+        reading = asyncio.create_task(all_of(utterance))
+        async with asyncio.timeout(60):
+            while engine.num_rejections < 2 or engine.streams:
+                await asyncio.sleep(0.01)
+        utterance.cancel()
+        await reading
+
+    with closing(RejectingEngine()) as engine:
+        (record,) = spoken(engine, test)
+    assert record.finish_reason == "cancelled"
 
 
 class LimitedStream(FakeStream):
