@@ -169,7 +169,8 @@ class HiddenSpanFilter:
 
 def _partial(text: str, at: int, tags: tuple[str, ...]) -> int:
     """The length of the suffix that may be the beginning of one of the tags."""
-    for size in range(min(max(map(len, tags)) - 1, len(text) - at), 0, -1):
-        if any(tag.startswith(text[-size:]) for tag in tags):
-            return size
+    size, first = min(max(map(len, tags)) - 1, len(text) - at), {tag[0] for tag in tags}
+    for start in range(len(text) - size, len(text)):
+        if text[start] in first and any(tag.startswith(text[start:]) for tag in tags):
+            return len(text) - start
     return 0
