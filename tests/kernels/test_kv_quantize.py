@@ -4,16 +4,19 @@
 Kernels that write float8 are compared on a GPU only (benchmarks/kernels.py): Triton's interpreter rounds wrongly.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.test_attention_kernel import case
-from kernels.test_layer_kernels import rotary_case, with_a_past
+from kernels.test_layer_kernels import decode_case, rotary_case
 from polyvox.kernels.attention import paged_attention, paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.kv_quantize import KVScales
+from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import dequantize_rows, quantize_rows, supports
 from polyvox.kernels.rotary import rotary_store, rotary_store_reference
 
@@ -21,14 +24,14 @@ TYPES = (torch.int8, torch.float8_e4m3fn)
 types = pytest.mark.parametrize("dtype", TYPES)
 
 
-def quantized(keys: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, KVScales]:
-    """Keys and values [P,PAGE,KVH,D]; what is NaN has a scale of NaN."""
+def quantized(cache: PagedRows, dtype: torch.dtype) -> PagedRows:
+    """A copy of the cache in this type; what is NaN has a scale of NaN."""
     pools, scales = [], []
-    for pool in (keys, values):
+    for pool in (cache.keys, cache.values):
         made, scale = quantize_rows(pool.nan_to_num(1.0), dtype)
         pools.append(made)
         scales.append(scale.masked_fill(pool[..., 0].isnan(), torch.nan).transpose(1, 2).contiguous())
-    return pools[0], pools[1], KVScales(*scales)
+    return replace(cache, keys=pools[0], values=pools[1], scales=KVScales(*scales))
 
 
 def noise_db(x: Tensor, dtype: torch.dtype) -> float:
@@ -65,24 +68,21 @@ def test_only_float8_depends_on_the_gpu() -> None:
 def test_attention_equals_its_reference_and_reads_nothing_unwritten(
     positions: list[int], heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype
 ) -> None:
-    q, keys, values, *where = case(positions, heads, kv_heads, dim, page)
-    keys, values, scales = quantized(keys, values, dtype)
-    found = paged_attention(q, keys, values, *where, scales=scales)
-    plain = paged_attention_reference(q, keys, values, *where, scales=scales)
-    torch.testing.assert_close(found, plain, atol=3e-6, rtol=3e-6)
+    q, cache = case(positions, heads, kv_heads, dim, page)
+    cache = quantized(cache, dtype)
+    torch.testing.assert_close(paged_attention(q, cache), paged_attention_reference(q, cache), atol=3e-6, rtol=3e-6)
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("positions", [[0, 17, 40], [31]])
 def test_rotation_stores_what_its_reference_stores(positions: list[int]) -> None:
-    given, cache = rotary_case(positions, 4, 2, 32, torch.float32)
-    keys, values, scales = quantized(cache[0], cache[1], torch.int8)
-    plain = [pool.clone() for pool in (keys, values, *scales)]
-    q = rotary_store(**given, keys=keys, values=values, scales=scales)
-    plain_q = rotary_store_reference(**given, keys=plain[0], values=plain[1], scales=KVScales(*plain[2:]))
-    torch.testing.assert_close(q, plain_q, atol=2e-6, rtol=2e-6)
-    assert int(scales.keys.isfinite().sum()) == len(positions) * 2
-    assert_same_cache((keys, values, *scales), plain)
+    given = rotary_case(positions, 4, 2, 32, torch.float32)
+    given = given._replace(cache=quantized(given.cache, torch.int8))
+    plain = given.copied()
+    torch.testing.assert_close(rotary_store(*given), rotary_store_reference(*plain), atol=2e-6, rtol=2e-6)
+    assert given.cache.scales is not None
+    assert int(given.cache.scales.keys.isfinite().sum()) == len(positions) * 2
+    assert_same_cache(given.cache, plain.cache)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -91,23 +91,26 @@ def test_rotation_stores_what_its_reference_stores(positions: list[int]) -> None
     [([0, 17, 90], 4, 2, 32), ([128, 300], 2, 1, 32), ([*range(0, 70, 5), 64, 65, 130], 2, 1, 16)],
 )
 def test_a_decoding_step_equals_its_reference(positions: list[int], heads: int, kv_heads: int, dim: int) -> None:
-    given, cache = rotary_case(positions, heads, kv_heads, dim, torch.float32)
-    cache = with_a_past(given, cache)
-    keys, values, scales = quantized(cache[0], cache[1], torch.int8)
-    plain = [pool.clone() for pool in (keys, values, *scales)]
-    found = rotary_attention(**given, keys=keys, values=values, scales=scales)
-    expected = rotary_attention_reference(**given, keys=plain[0], values=plain[1], scales=KVScales(*plain[2:]))
-    # A rounding of the row's own key may differ by one step.
-    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
-    assert (found - expected).square().mean() < 1e-4 * expected.square().mean()
-    assert_same_cache((keys, values, *scales), plain)
+    given = decode_case(positions, heads, kv_heads, dim, torch.float32)
+    given = given._replace(cache=quantized(given.cache, torch.int8))
+    plain = given.copied()
+    assert_close_by_steps(rotary_attention(*given), rotary_attention_reference(*plain))
+    assert_same_cache(given.cache, plain.cache)
 
 
-def assert_same_cache(found: tuple[Tensor, ...], plain: list[Tensor]) -> None:
+def assert_close_by_steps(found: Tensor, plain: Tensor) -> None:
+    """A rounding of the row's own key may differ by one step."""
+    torch.testing.assert_close(found, plain, atol=2e-2, rtol=2e-2)
+    assert (found - plain).square().mean() < 1e-4 * plain.square().mean()
+
+
+def assert_same_cache(found: PagedRows, plain: PagedRows) -> None:
     """The same values but for single steps, and the same scales."""
-    for ours, theirs in zip(found[2:], plain[2:], strict=True):
+    assert found.scales is not None
+    assert plain.scales is not None
+    for ours, theirs in zip(found.scales, plain.scales, strict=True):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
-    for ours, theirs in zip(found[:2], plain[:2], strict=True):
+    for ours, theirs in ((found.keys, plain.keys), (found.values, plain.values)):
         steps = (ours.int() - theirs.int()).abs()
         assert int(steps.max()) <= 1
         assert float((steps > 0).float().mean()) < 0.01

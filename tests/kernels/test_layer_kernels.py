@@ -2,7 +2,7 @@
 """Norm, gate and rotation against their reference implementations, in Triton's interpreter."""
 
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
 from polyvox.kernels.gpu import GPUS, assume
+from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from polyvox.kernels.rotary import rotary_store, rotary_store_reference
+from polyvox.kernels.paged_rows import PagedRows
+from polyvox.kernels.rotary import HeadRotation, rotary_store, rotary_store_reference
 from polyvox.kernels.silu_mul import silu_mul, silu_mul_reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -24,6 +26,11 @@ types = pytest.mark.parametrize("dtype", CLOSE)
 
 def assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+def assert_close_caches(ours: PagedRows, theirs: PagedRows, tolerance: float) -> None:
+    assert_close(ours.keys, theirs.keys, tolerance)
+    assert_close(ours.values, theirs.values, tolerance)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -65,26 +72,48 @@ def test_the_gate_equals_its_reference(shape: tuple[int, ...], dtype: torch.dtyp
     assert_close(silu_mul(gate_up), silu_mul_reference(gate_up), CLOSE[dtype])
 
 
+class RotaryCase(NamedTuple):
+    """The arguments of `rotary_store` and `rotary_attention`."""
+
+    qkv: Tensor
+    rotation: HeadRotation
+    cache: PagedRows
+
+    def copied(self) -> "RotaryCase":
+        """With a copy of the cache, which a call changes."""
+        scales = self.cache.scales
+        cache = replace(
+            self.cache,
+            keys=self.cache.keys.clone(),
+            values=self.cache.values.clone(),
+            scales=None if scales is None else KVScales(scales.keys.clone(), scales.values.clone()),
+        )
+        return self._replace(cache=cache)
+
+    def reversed(self) -> "RotaryCase":
+        """The rows in the opposite order."""
+        slots, positions = (rows.flip(0).contiguous() for rows in (self.cache.slots, self.cache.positions))
+        return RotaryCase(
+            self.qkv.flip(0).contiguous(), self.rotation, replace(self.cache, slots=slots, positions=positions)
+        )
+
+
 def rotary_case(
     positions: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, norm: bool = True, page: int = 16
-) -> tuple[dict[str, Any], Tensor]:
+) -> RotaryCase:
     width = max(positions) // page + 1
     rows = len(positions)
     order = torch.randperm(rows * width, generator=torch.Generator().manual_seed(1)) + 1
     angles = torch.arange(max(positions) + 3)[:, None] / 10 ** (torch.arange(dim) % (dim // 2) / dim)
     sign = torch.where(torch.arange(dim) < dim // 2, -1, 1)
-    cache = torch.full((2, rows * width + 1, page, kv_heads, dim), torch.nan, dtype=dtype)
-    given: dict[str, Any] = {
-        "qkv": random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype),
-        "weights": (random(dim, dtype=dtype, seed=3), random(dim, dtype=dtype, seed=4)) if norm else None,
-        "eps": EPS,
-        "cos": angles.cos().to(dtype),
-        "sin": (angles.sin() * sign).to(dtype),
-        "tables": order.view(rows, width),
-        "slots": torch.arange(rows).flip(0).contiguous(),
-        "positions": torch.tensor(positions),
-    }
-    return given, cache
+    keys, values = torch.full((2, rows * width + 1, page, kv_heads, dim), torch.nan, dtype=dtype)
+    norms = (random(dim, dtype=dtype, seed=3), random(dim, dtype=dtype, seed=4)) if norm else None
+    slots = torch.arange(rows).flip(0).contiguous()
+    return RotaryCase(
+        random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype),
+        HeadRotation(angles.cos().to(dtype), (angles.sin() * sign).to(dtype), norms, EPS),
+        PagedRows(keys, values, order.view(rows, width), slots, torch.tensor(positions)),
+    )
 
 
 @types
@@ -100,46 +129,43 @@ def rotary_case(
 def test_rotation_equals_its_reference_and_writes_only_its_own_rows(
     positions: list[int], heads: int, kv_heads: int, dim: int, norm: bool, page: int, dtype: torch.dtype
 ) -> None:
-    given, cache = rotary_case(positions, heads, kv_heads, dim, dtype, norm, page)
-    plain_cache = cache.clone()
-    q = rotary_store(**given, keys=cache[0], values=cache[1])
-    plain = rotary_store_reference(**given, keys=plain_cache[0], values=plain_cache[1])
-    assert_close(q, plain, 2 * CLOSE[dtype])
-    assert_close(cache, plain_cache, 2 * CLOSE[dtype])
-    assert cache[0].isfinite().sum() == len(positions) * kv_heads * dim
+    given = rotary_case(positions, heads, kv_heads, dim, dtype, norm, page)
+    plain = given.copied()
+    assert_close(rotary_store(*given), rotary_store_reference(*plain), 2 * CLOSE[dtype])
+    assert_close_caches(given.cache, plain.cache, 2 * CLOSE[dtype])
+    assert given.cache.keys.isfinite().sum() == len(positions) * kv_heads * dim
 
 
 def test_rotation_gives_a_row_the_same_bits_at_any_index() -> None:
-    given, cache = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
-    again = cache.clone()
-    q = rotary_store(**given, keys=cache[0], values=cache[1])
-    for name in ("qkv", "slots", "positions"):
-        given[name] = given[name].flip(0).contiguous()
-    turned = rotary_store(**given, keys=again[0], values=again[1])
-    assert torch.equal(turned.flip(0), q)
-    assert torch.equal(again.nan_to_num(), cache.nan_to_num())
+    given = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
+    turned = given.copied().reversed()
+    assert torch.equal(rotary_store(*turned).flip(0), rotary_store(*given))
+    assert_close_caches(turned.cache, given.cache, 0)
 
 
 def test_angles_by_row_rotate_as_those_of_the_rows_positions() -> None:
-    given, cache = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
-    again, plain = cache.clone(), cache.clone()
-    q = rotary_store(**given, keys=cache[0], values=cache[1])
-    for name in ("cos", "sin"):
-        given[name] = given[name][given["positions"]]
-    assert torch.equal(rotary_store(**given, keys=again[0], values=again[1], by_row=True), q)
-    assert torch.equal(again.nan_to_num(), cache.nan_to_num())
-    assert_close(rotary_store_reference(**given, keys=plain[0], values=plain[1], by_row=True), q, CLOSE[torch.float32])
+    given = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
+    cos, sin = (angles[given.cache.positions] for angles in (given.rotation.cos, given.rotation.sin))
+    by_row = given.copied()._replace(rotation=replace(given.rotation, cos=cos, sin=sin, by_row=True))
+    plain = by_row.copied()
+    q = rotary_store(*given)
+    assert torch.equal(rotary_store(*by_row), q)
+    assert_close_caches(by_row.cache, given.cache, 0)
+    assert_close(rotary_store_reference(*plain), q, CLOSE[torch.float32])
 
 
-def with_a_past(given: dict[str, Any], cache: Tensor) -> Tensor:
-    """A cache that is written before each row's position and NaN after it."""
-    page = cache.shape[2]
-    generator = torch.Generator().manual_seed(9)
-    for slot, position in zip(given["slots"].tolist(), given["positions"].tolist(), strict=True):
+def decode_case(
+    positions: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, norm: bool = True, page: int = 16
+) -> RotaryCase:
+    """With a cache that is written before each row's position and NaN after it."""
+    given = rotary_case(positions, heads, kv_heads, dim, dtype, norm, page)
+    cache, generator = given.cache, torch.Generator().manual_seed(9)
+    for slot, position in zip(cache.slots.tolist(), positions, strict=True):
         for p in range(position):
-            written = torch.randn(cache.shape[0], *cache.shape[3:], generator=generator)
-            cache[:, given["tables"][slot, p // page], p % page] = written.to(cache.dtype)
-    return cache
+            key, value = torch.randn(2, kv_heads, dim, generator=generator).to(dtype)
+            cache.keys[cache.tables[slot, p // page], p % page] = key
+            cache.values[cache.tables[slot, p // page], p % page] = value
+    return given
 
 
 @types
@@ -157,31 +183,24 @@ def with_a_past(given: dict[str, Any], cache: Tensor) -> Tensor:
 def test_a_decoding_step_equals_its_reference(
     positions: list[int], heads: int, kv_heads: int, dim: int, norm: bool, page: int, dtype: torch.dtype
 ) -> None:
-    given, cache = rotary_case(positions, heads, kv_heads, dim, dtype, norm, page)
-    cache = with_a_past(given, cache)
-    plain_cache = cache.clone()
-    found = rotary_attention(**given, keys=cache[0], values=cache[1])
-    plain = rotary_attention_reference(**given, keys=plain_cache[0], values=plain_cache[1])
-    assert_close(found, plain, 3 * CLOSE[dtype])
-    assert_close(cache, plain_cache, 2 * CLOSE[dtype])
+    given = decode_case(positions, heads, kv_heads, dim, dtype, norm, page)
+    plain = given.copied()
+    assert_close(rotary_attention(*given), rotary_attention_reference(*plain), 3 * CLOSE[dtype])
+    assert_close_caches(given.cache, plain.cache, 2 * CLOSE[dtype])
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 8])
 def test_programs_divide_the_positions_of_a_row_if_the_gpu_has_idle_multiprocessors(multiprocessors: int) -> None:
     """One program per head, or two, of which the first has two of three blocks; otherwise one for each block."""
-    given, cache = rotary_case([128, 300], 4, 2, 32, torch.float16)
-    cache = with_a_past(given, cache)
-    by_block = rotary_attention(**given, keys=cache[0], values=cache[1])
+    given = decode_case([128, 300], 4, 2, 32, torch.float16)
+    by_block = rotary_attention(*given)
     with assume(replace(GPUS[90], multiprocessors=multiprocessors)):
-        found = rotary_attention(**given, keys=cache[0], values=cache[1])
+        found = rotary_attention(*given)
     assert_close(found, by_block, CLOSE[torch.float16])
     assert not torch.equal(found, by_block)  # the sums are in another order
 
 
 def test_a_decoding_step_gives_a_row_the_same_bits_at_any_index() -> None:
-    given, cache = rotary_case([0, 17, 40], 4, 2, 32, torch.float32)
-    cache = with_a_past(given, cache)
-    found = rotary_attention(**given, keys=cache[0], values=cache[1])
-    for name in ("qkv", "slots", "positions"):
-        given[name] = given[name].flip(0).contiguous()
-    assert torch.equal(rotary_attention(**given, keys=cache[0], values=cache[1]).flip(0), found)
+    given = decode_case([0, 17, 40], 4, 2, 32, torch.float32)
+    found = rotary_attention(*given)
+    assert torch.equal(rotary_attention(*given.reversed()).flip(0), found)

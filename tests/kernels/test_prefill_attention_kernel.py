@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.test_attention_kernel import in_float32, some_rows
 from kernels.test_kv_quantize import quantized
 from polyvox.kernels.attention import paged_attention_reference
+from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.prefill_attention import prompt_attention
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -16,7 +18,7 @@ PAGE = 16
 
 def prompts(
     parts: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32
-) -> list[Tensor]:
+) -> tuple[Tensor, PagedRows]:
     """Rows of one slot for each (start, stop): its positions. Later positions and unowned pages are NaN."""
     generator = torch.Generator().manual_seed(dim)
     width = max(stop for _, stop in parts) // PAGE + 1
@@ -29,7 +31,7 @@ def prompts(
     slots = torch.cat([torch.full((stop - start,), slot) for slot, (start, stop) in enumerate(parts)])
     positions = torch.cat([torch.arange(start, stop) for start, stop in parts])
     q = torch.randn(len(slots), heads, dim, generator=generator).to(dtype)
-    return [q, pool[0], pool[1], tables, slots, positions]
+    return q, PagedRows(pool[0], pool[1], tables, slots, positions)
 
 
 @pytest.mark.parametrize(
@@ -49,39 +51,39 @@ def test_prompt_rows_equal_the_reference_and_read_nothing_unwritten(
 
 
 def test_a_prompt_row_has_the_same_bits_in_another_tile_with_other_slots() -> None:
-    q, keys, values, tables, slots, positions = prompts([(0, 20), (0, 45), (7, 12)], 4, 2, 32)
-    together = prompt_attention(q, keys, values, tables, slots, positions)
+    q, cache = prompts([(0, 20), (0, 45), (7, 12)], 4, 2, 32)
+    together = prompt_attention(q, cache)
     for first, stop in ((0, 20), (20, 65), (33, 40), (65, 70)):
         rows = slice(first, stop)
-        alone = prompt_attention(q[rows], keys, values, tables, slots[rows], positions[rows])
+        alone = prompt_attention(q[rows], some_rows(cache, rows))
         assert torch.equal(alone, together[rows])
 
 
 def test_a_slot_with_nan_does_not_change_the_rows_of_other_slots() -> None:
-    q, keys, values, tables, slots, positions = prompts([(0, 10), (0, 10)], 4, 2, 32)
-    before = prompt_attention(q, keys, values, tables, slots, positions)
-    keys[tables[0, 0]] = torch.nan
-    values[tables[0, 0]] = torch.nan
-    after = prompt_attention(q, keys, values, tables, slots, positions)
+    q, cache = prompts([(0, 10), (0, 10)], 4, 2, 32)
+    before = prompt_attention(q, cache)
+    cache.keys[cache.tables[0, 0]] = torch.nan
+    cache.values[cache.tables[0, 0]] = torch.nan
+    after = prompt_attention(q, cache)
     assert after[:10].isnan().all()
     assert torch.equal(after[10:], before[10:])
 
 
 def test_half_precision_is_rounded_at_the_end() -> None:
     given = prompts([(0, 9), (0, 70)], 4, 2, 32, torch.float16)
-    wide = paged_attention_reference(*(x.float() if x.is_floating_point() else x for x in given))
+    wide = paged_attention_reference(*in_float32(*given))
     torch.testing.assert_close(prompt_attention(*given).float(), wide, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_prompt_rows_over_a_quantised_cache_equal_the_reference(dtype: torch.dtype) -> None:
-    q, keys, values, *where = prompts([(0, 9), (5, 40)], 4, 2, 32)
-    keys, values, scales = quantized(keys, values, dtype)
-    found = prompt_attention(q, keys, values, *where, scales=scales)
-    plain = paged_attention_reference(q, keys, values, *where, scales=scales)
-    torch.testing.assert_close(found, plain, atol=2e-5, rtol=2e-5)
+    q, cache = prompts([(0, 9), (5, 40)], 4, 2, 32)
+    cache = quantized(cache, dtype)
+    torch.testing.assert_close(
+        prompt_attention(q, cache), paged_attention_reference(q, cache), atol=2e-5, rtol=2e-5
+    )
 
 
 def test_an_empty_prefill_launches_nothing() -> None:
-    q, keys, values, tables, slots, positions = prompts([(0, 3)], 4, 2, 32)
-    assert prompt_attention(q[:0], keys, values, tables, slots[:0], positions[:0]).shape == (0, 4, 32)
+    q, cache = prompts([(0, 3)], 4, 2, 32)
+    assert prompt_attention(q[:0], some_rows(cache, slice(0))).shape == (0, 4, 32)

@@ -3,16 +3,16 @@
 
     q [N,H,D] · keys, values [P,PAGE,KVH,D] · tables [S,W] int64 · slots, positions [N] int64 -> [N,H,D]
 
-Row i attends to positions 0 to positions[i] of slot slots[i]; position p is row p % PAGE of page
-tables[slot, p // PAGE]. Later positions are not read. The same launch serves decoding and the code predictor, whose
-page holds a whole frame; prompt rows, which share their slot's past, are in prefill_attention.py.
+Row i attends to positions 0 to positions[i] of slot slots[i] (paged_rows.py). Later positions are not read. The same
+launch serves decoding and the code predictor, whose page holds a whole frame; prompt rows, which share their slot's
+past, are in prefill_attention.py.
 
 Types: bfloat16, float16, float32; keys and values have the type of q, or are quantised (kv_quantize.py).
 Roundings: products and sums in float32 (float32 inputs without TF32); exp(score - running maximum) is rounded to the
 type of q before the product, and the quotient is rounded once at the end. Of a quantised cache, keys and values are
 converted to the type of q, which is exact; the scores are multiplied by the keys' scales, and the exponentials by those
-of the values before they are rounded. The reduction runs over blocks of 64
-positions, a size that depends on the table's width only, so a row's bits depend on nothing but the row.
+of the values before they are rounded. The reduction runs over blocks of 64 positions, a size that depends on the
+table's width only, so a row's bits depend on nothing but the row.
 Bytes: keys and values of all positions once per row, 4·KVH·D a position in bfloat16 and 2·KVH·(D + 4) quantised; q and
 the result once.
 Grid: one program per row and KV head; the H / KVH query heads that share a KV head are processed together.
@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
+from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import dequantize_rows
 
 if TYPE_CHECKING:
@@ -40,61 +40,36 @@ MIN_TILE = 16  # minimum rows and columns of a tensor core operand
 LOG2_E = 1.4426950408889634
 
 
-def paged_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    scales: KVScales | None = None,
-) -> Tensor:
+def paged_attention(q: Tensor, cache: PagedRows) -> Tensor:
     """Attention of rows q [N,H,D] over their slots' positions up to their own; q may have any row stride."""
     if not kernels.active(q):
-        return paged_attention_reference(q, keys, values, tables, slots, positions, scales=scales)
+        return paged_attention_reference(q, cache)
     rows, heads, dim = q.shape
-    page, kv_heads = keys.shape[1:3]
-    group = heads // kv_heads
+    group = heads // cache.kv_heads
     out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
     if not rows:
         return out
     assert q.stride()[1:] == (dim, 1), q.stride()
-    assert keys.stride() == values.stride(), (keys.stride(), values.stride())
-    assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
-    assert scales is None or all(pool.is_contiguous() for pool in scales)
-    block = max(MIN_TILE, min(BLOCK, power_of_2(tables.shape[1] * page)))
-    key_scales, value_scales = scales or (q, q)
-    attention_kernel[(rows, kv_heads)](
-        q, keys, values, key_scales, value_scales, tables, slots, positions, out,
-        q.stride(0), out.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0),
-        dim**-0.5 * LOG2_E,
+    block = max(MIN_TILE, min(BLOCK, power_of_2(cache.max_positions)))
+    attention_kernel[(rows, cache.kv_heads)](
+        q, *cache.launch_tensors(q), out, q.stride(0), out.stride(0), *cache.launch_strides(), dim**-0.5 * LOG2_E,
         GROUP=group, GROUP_BLOCK=max(MIN_TILE, power_of_2(group)), DIM=dim, DIM_BLOCK=max(MIN_TILE, power_of_2(dim)),
-        PAGE=page, BLOCK=block, SCALED=scales is not None, **overlap(q),
+        PAGE=cache.page, BLOCK=block, SCALED=cache.scales is not None, **overlap(q),
         num_warps=4 if block == BLOCK else 1, num_stages=2,
     )  # fmt: skip
     return out
 
 
-def paged_attention_reference(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    scales: KVScales | None = None,
-) -> Tensor:
+def paged_attention_reference(q: Tensor, cache: PagedRows) -> Tensor:
     """Reference implementation: gathers each row's pages and masks later positions."""
-    own = tables[slots]
-    columns = torch.arange(own.shape[1] * keys.shape[1], device=q.device)
-    visible = columns <= positions[:, None]
-    pages = [pool[own] for pool in (keys, values)]
-    if scales is not None:
+    own = cache.tables[cache.slots]
+    columns = torch.arange(cache.max_positions, device=q.device)
+    visible = columns <= cache.positions[:, None]
+    pages = [pool[own] for pool in (cache.keys, cache.values)]
+    if cache.scales is not None:
         pages = [
             dequantize_rows(rows, of_pool[own].transpose(2, 3), q.dtype)
-            for rows, of_pool in zip(pages, scales, strict=True)
+            for rows, of_pool in zip(pages, cache.scales, strict=True)
         ]
     k, v = (rows.flatten(1, 2).masked_fill(~visible[:, :, None, None], 0).transpose(1, 2) for rows in pages)
     return F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=visible[:, None, None], enable_gqa=True)[

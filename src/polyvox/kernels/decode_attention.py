@@ -29,11 +29,12 @@ from polyvox import kernels
 from polyvox.kernels import large_batch_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
 from polyvox.kernels.gpu import gpu_of
-from polyvox.kernels.kv_quantize import KVScales, quantize_heads
+from polyvox.kernels.kv_quantize import quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
+from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import LARGEST
-from polyvox.kernels.rotary import rotary_store_reference
+from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -43,52 +44,28 @@ SMALL_BATCH_ROWS, SMALL_BATCH_BLOCK = 16, 128
 MAX_ROWS = 128  # above, two launches are faster than decode_kernel (H200: 6 % of a frame step at 512 rows)
 
 
-def supports(qkv: Tensor, keys: Tensor, tables: Tensor) -> bool:
+def supports(qkv: Tensor, cache: PagedRows) -> bool:
     """Whether one launch is faster for these rows than rotary.py and attention.py."""
-    return len(qkv) <= MAX_ROWS or large_batch_attention.supports(qkv, keys, tables)
+    return len(qkv) <= MAX_ROWS or large_batch_attention.supports(qkv, cache)
 
 
-def rotary_attention(
-    qkv: Tensor,
-    weights: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    scales: KVScales | None = None,
-) -> Tensor:
-    """Normalise (with the weights of q and k) and rotate each row's heads, store k and v in the cache, and attend."""
+def rotary_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
+    """Normalise and rotate each row's heads, store k and v in the cache, and attend."""
     if not kernels.active(qkv):
-        return rotary_attention_reference(
-            qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales=scales
-        )
-    rows = len(qkv)
-    page, kv_heads, dim = keys.shape[1:]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
+        return rotary_attention_reference(qkv, rotation, cache)
+    rows, heads, kv_heads, dim = len(qkv), cache.num_heads(qkv), cache.kv_heads, cache.dim
     group = heads // kv_heads
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return out
-    assert qkv.stride(1) == cos.stride(1) == sin.stride(1) == keys.stride(3) == 1
-    assert cos.stride(0) == sin.stride(0) == dim
-    assert keys.stride() == values.stride(), (keys.stride(), values.stride())
-    assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
-    assert scales is None or all(pool.is_contiguous() for pool in scales)
-    if large_batch_attention.supports(qkv, keys, tables):
-        return large_batch_attention.launch(
-            qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales=scales
-        )
-    q_weight, k_weight = (qkv, qkv) if weights is None else weights
-    key_scales, value_scales = scales or (qkv, qkv)
+    assert qkv.stride(1) == 1
+    assert not rotation.by_row
+    if large_batch_attention.supports(qkv, cache):
+        return large_batch_attention.launch(qkv, rotation, cache)
     small_batch = rows <= SMALL_BATCH_ROWS
     max_block = SMALL_BATCH_BLOCK if small_batch and qkv.dtype != torch.float32 else BLOCK
-    block = max(MIN_TILE, min(max_block, power_of_2(tables.shape[1] * page)))
-    blocks = -(-tables.shape[1] * page // block)
+    block = max(MIN_TILE, min(max_block, power_of_2(cache.max_positions)))
+    blocks = -(-cache.max_positions // block)
     splits = 1
     if small_batch:
         splits = min(blocks, largest_power_of_2(gpu_of(qkv.device).multiprocessors // (rows * kv_heads)))
@@ -97,14 +74,13 @@ def rotary_attention(
         for size in (dim, 2)
     )
     decode_kernel[(rows, kv_heads, splits)](
-        qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
-        sums, stats,
-        qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps, dim**-0.5 * LOG2_E,
-        NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads,
+        qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), out, sums, stats,
+        qkv.stride(0), *cache.launch_strides(), rotation.eps, dim**-0.5 * LOG2_E,
+        NORM=rotation.norms is not None, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=group, GROUP_BLOCK=max(MIN_TILE, power_of_2(group)),
-        DIM=dim, DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=page, BLOCK=block,
+        DIM=dim, DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=cache.page, BLOCK=block,
         PREFETCH=small_batch, SINGLE_BLOCK=splits == blocks, SPLITS=splits,
-        LARGEST=LARGEST.get(keys.dtype), **overlap(qkv),
+        LARGEST=LARGEST.get(cache.keys.dtype), **overlap(qkv),
         num_warps=max(2, block // 16), num_stages=2,
     )  # fmt: skip
     if splits > 1:
@@ -115,24 +91,9 @@ def rotary_attention(
     return out
 
 
-def rotary_attention_reference(
-    qkv: Tensor,
-    weights: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    scales: KVScales | None = None,
-) -> Tensor:
+def rotary_attention_reference(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     """Reference implementation: the two separate reference implementations in sequence."""
-    where = tables, slots, positions
-    q = rotary_store_reference(qkv, weights, eps, cos, sin, keys, values, *where, scales=scales)
-    return paged_attention_reference(q, keys, values, *where, scales=scales)
+    return paged_attention_reference(rotary_store_reference(qkv, rotation, cache), cache)
 
 
 @Kernel

@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from polyvox.kernels.attention import LOG2_E
-from polyvox.kernels.kv_quantize import KVScales, quantize_heads
+from polyvox.kernels.kv_quantize import quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel
+from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import LARGEST, is_quantized
+from polyvox.kernels.rotary import HeadRotation
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -37,49 +39,29 @@ THREADS, LOAD = 32, 16  # of a warp; bytes per thread and load
 DEPTH, WARPS = 2, 1  # positions per lane and block; warps of a program
 
 
-def supports(qkv: Tensor, keys: Tensor, tables: Tensor) -> bool:
+def supports(qkv: Tensor, cache: PagedRows) -> bool:
     """Whether the kernel runs for these heads, and faster than tensor cores do for these rows.
 
     These wait for shared memory where a slot has one page, and for the conversion of a quantised cache (H200, 512 rows:
     10 instead of 18 µs over 8 positions of one page, 109 instead of 166 µs over 256 positions of int8).
     """
-    kv_heads, dim = keys.shape[2:]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    is_faster = len(qkv) >= MIN_ROWS and (tables.shape[1] == 1 or is_quantized(keys.dtype))
-    return is_faster and heads <= MAX_GROUP * kv_heads and dim & (dim - 1) == 0
+    is_faster = len(qkv) >= MIN_ROWS and (cache.tables.shape[1] == 1 or is_quantized(cache.keys.dtype))
+    return is_faster and cache.num_heads(qkv) <= MAX_GROUP * cache.kv_heads and cache.dim & (cache.dim - 1) == 0
 
 
-def launch(
-    qkv: Tensor,
-    weights: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    scales: KVScales | None = None,
-) -> Tensor:
+def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     """decode_attention.rotary_attention, for inputs that `supports` accepts."""
-    rows = len(qkv)
-    page, kv_heads, dim = keys.shape[1:]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
+    rows, heads, kv_heads, dim = len(qkv), cache.num_heads(qkv), cache.kv_heads, cache.dim
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    q_weight, k_weight = (qkv, qkv) if weights is None else weights
-    key_scales, value_scales = scales or (qkv, qkv)
-    pack = 4 // keys.itemsize
+    pack = 4 // cache.keys.itemsize
     overlapping = overlap(qkv)
     large_batch_kernel[(kv_heads, rows)](
-        qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
-        qkv.stride(0), keys.stride(0) // pack, keys.stride(1) // pack, keys.stride(2) // pack, tables.stride(0), eps,
-        dim**-0.5 * LOG2_E,
-        NORM=weights is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PACK=pack,
-        PAGE=page, LANES=max(1, WARPS * THREADS * LOAD // (dim * keys.itemsize)), DEPTH=DEPTH,
-        PREFETCH=tables.shape[1] > 1 or overlapping["OVERLAP"], LARGEST=LARGEST.get(keys.dtype), **overlapping,
-        num_warps=WARPS,
+        qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), out,
+        qkv.stride(0), *cache.launch_strides(pack), rotation.eps, dim**-0.5 * LOG2_E,
+        NORM=rotation.norms is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PACK=pack,
+        PAGE=cache.page, LANES=max(1, WARPS * THREADS * LOAD // (dim * cache.keys.itemsize)), DEPTH=DEPTH,
+        PREFETCH=cache.tables.shape[1] > 1 or overlapping["OVERLAP"], LARGEST=LARGEST.get(cache.keys.dtype),
+        **overlapping, num_warps=WARPS,
     )  # fmt: skip
     return out
 

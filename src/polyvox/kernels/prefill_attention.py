@@ -25,8 +25,8 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.attention import LOG2_E, MIN_TILE, paged_attention_reference
 from polyvox.kernels.gpu import gpu_of
-from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
+from polyvox.kernels.paged_rows import PagedRows
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -37,38 +37,23 @@ TILE = 64  # query heads of all rows of a tile
 BLOCKS, OTHER_BLOCK = {90: 64, 100: 64}, 32
 
 
-def prompt_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    scales: KVScales | None = None,
-) -> Tensor:
+def prompt_attention(q: Tensor, cache: PagedRows) -> Tensor:
     """Attention of rows q [N,H,D] over their slots' positions up to their own; those of a slot are adjacent."""
     if not kernels.active(q):
-        return paged_attention_reference(q, keys, values, tables, slots, positions, scales=scales)
+        return paged_attention_reference(q, cache)
     rows, heads, dim = q.shape
-    page, kv_heads = keys.shape[1:3]
-    group = heads // kv_heads
+    group = heads // cache.kv_heads
     out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
     if not rows:
         return out
     assert q.stride()[1:] == (dim, 1), q.stride()
-    assert keys.stride() == values.stride(), (keys.stride(), values.stride())
-    assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
-    assert scales is None or all(pool.is_contiguous() for pool in scales)
-    key_scales, value_scales = scales or (q, q)
     group_block = power_of_2(group)
     tile_rows = max(1, TILE // group_block)
     block = BLOCKS.get(gpu_of(q.device).architecture, OTHER_BLOCK)
-    prefill_kernel[(-(-rows // tile_rows), kv_heads)](
-        q, keys, values, key_scales, value_scales, tables, slots, positions, out, rows,
-        q.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), dim**-0.5 * LOG2_E,
+    prefill_kernel[(-(-rows // tile_rows), cache.kv_heads)](
+        q, *cache.launch_tensors(q), out, rows, q.stride(0), *cache.launch_strides(), dim**-0.5 * LOG2_E,
         HEADS=heads, GROUP=group, GROUP_BLOCK=group_block, ROWS=tile_rows, DIM=dim,
-        DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=page, BLOCK=block, SCALED=scales is not None,
+        DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=cache.page, BLOCK=block, SCALED=cache.scales is not None,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out

@@ -18,16 +18,18 @@ Grid: one program per row and HEADS_AT_ONCE heads, or HEADS_OF_MANY_ROWS for MAN
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels.kv_quantize import KVScales, quantize_heads
+from polyvox.kernels.kv_quantize import quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.norm import rms_norm_reference
+from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import LARGEST, quantize_rows
 
 if TYPE_CHECKING:
@@ -37,79 +39,60 @@ HEADS_AT_ONCE = 8
 MANY_ROWS, HEADS_OF_MANY_ROWS = 256, 32  # fewer, larger programs: 11.6 instead of 15.3 µs for 2,048 rows on an H200
 
 
-def rotary_store(
-    qkv: Tensor,
-    weights: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    scales: KVScales | None = None,
-    by_row: bool = False,
-) -> Tensor:
-    """Normalise (with the weights of q and k) and rotate each row's heads, store k and v in the cache, return q."""
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadRotation:
+    """The norm of the heads of q and k, and the rotary angles."""
+
+    cos: Tensor  # [M,D], M > positions, or [N,D] if by_row
+    sin: Tensor  # the same, with the sign
+    norms: tuple[Tensor, Tensor] | None  # weights [D] for q and for k
+    eps: float
+    by_row: bool = False  # row i of cos and sin belongs to row i of the pass, not to position i
+
+    def launch_tensors(self, unused: Tensor) -> tuple[Tensor, ...]:
+        """The weights of the norms, cos and sin; `unused` in place of weights that do not exist."""
+        assert self.cos.stride() == self.sin.stride() == (self.cos.shape[1], 1), (self.cos.stride(), self.sin.stride())
+        return *(self.norms or (unused, unused)), self.cos, self.sin
+
+
+def rotary_store(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
+    """Normalise and rotate each row's heads, store k and v in the cache, return q."""
     if not kernels.active(qkv):
-        return rotary_store_reference(
-            qkv, weights, eps, cos, sin, keys, values, tables, slots, positions, scales=scales, by_row=by_row
-        )
-    rows = len(qkv)
-    page, kv_heads, dim = keys.shape[1:]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
+        return rotary_store_reference(qkv, rotation, cache)
+    rows, heads, kv_heads, dim = len(qkv), cache.num_heads(qkv), cache.kv_heads, cache.dim
     q = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return q
-    assert qkv.stride(1) == cos.stride(1) == sin.stride(1) == keys.stride(3) == 1
-    assert cos.stride(0) == sin.stride(0) == dim
-    assert keys.stride() == values.stride(), (keys.stride(), values.stride())
-    assert tables.stride(1) == slots.stride(0) == positions.stride(0) == 1
-    assert scales is None or all(pool.is_contiguous() for pool in scales)
-    q_weight, k_weight = (qkv, qkv) if weights is None else weights
-    key_scales, value_scales = scales or (qkv, qkv)
+    assert qkv.stride(1) == 1
     heads_at_once = HEADS_AT_ONCE if rows < MANY_ROWS else HEADS_OF_MANY_ROWS
     blocks = -(-(heads + 2 * kv_heads) // heads_at_once)
     rotary_kernel[(rows, blocks)](
-        qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, q,
-        qkv.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), tables.stride(0), eps,
-        NORM=weights is not None, BY_ROW=by_row, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=power_of_2(dim),
-        HEADS_AT_ONCE=heads_at_once, PAGE=page, LARGEST=LARGEST.get(keys.dtype), **overlap(qkv), num_warps=4,
+        qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), q,
+        qkv.stride(0), *cache.launch_strides(), rotation.eps,
+        NORM=rotation.norms is not None, BY_ROW=rotation.by_row, HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
+        DIM_BLOCK=power_of_2(dim), HEADS_AT_ONCE=heads_at_once, PAGE=cache.page, LARGEST=LARGEST.get(cache.keys.dtype),
+        **overlap(qkv), num_warps=4,
     )  # fmt: skip
     return q
 
 
-def rotary_store_reference(
-    qkv: Tensor,
-    weights: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    scales: KVScales | None = None,
-    by_row: bool = False,
-) -> Tensor:
+def rotary_store_reference(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     """Reference implementation."""
-    page, kv_heads, dim = keys.shape[1:]
-    heads = qkv.unflatten(1, (-1, dim))
-    q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    if weights is not None:
-        q, k = (rms_norm_reference(part, weight, eps) for part, weight in zip((q, k), weights, strict=True))
-    by_cos, by_sin = (angles[:, None] if by_row else angles[positions][:, None] for angles in (cos, sin))
+    dim, positions = cache.dim, cache.positions
+    q, k, v = qkv.unflatten(1, (-1, dim)).split([cache.num_heads(qkv), cache.kv_heads, cache.kv_heads], dim=1)
+    if rotation.norms is not None:
+        q, k = (
+            rms_norm_reference(part, weight, rotation.eps) for part, weight in zip((q, k), rotation.norms, strict=True)
+        )
+    angles = (rotation.cos, rotation.sin) if rotation.by_row else (rotation.cos[positions], rotation.sin[positions])
+    by_cos, by_sin = (rows[:, None] for rows in angles)
     q, k = (part * by_cos + part.roll(dim // 2, -1) * by_sin for part in (q, k))
-    offset = tables[slots, positions // page], positions % page
-    if scales is None:
-        keys[offset], values[offset] = k, v
+    page, offset = cache.tables[cache.slots, positions // cache.page], positions % cache.page
+    if cache.scales is None:
+        cache.keys[page, offset], cache.values[page, offset] = k, v
         return q
-    for pool, of_pool, rows in ((keys, scales.keys, k), (values, scales.values, v)):
-        pool[offset], of_pool[offset[0], :, offset[1]] = quantize_rows(rows, pool.dtype)
+    for pool, scales, rows in ((cache.keys, cache.scales.keys, k), (cache.values, cache.scales.values, v)):
+        pool[page, offset], scales[page, :, offset] = quantize_rows(rows, pool.dtype)
     return q
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyvox.kernels.kv_quantize import KVScales
+from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import SCALE_TYPE, is_quantized
 
 
@@ -26,7 +27,7 @@ class KVShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedKVView:
-    """Row i is position positions[i] of slot slots[i]; position p is row p % PAGE of page tables[slot, p // PAGE].
+    """The rows of a pass in the pages of all layers (kernels/paged_rows.py).
 
     A KV cache returns this instead of an attention function where kernels write and read its rows. Earlier positions
     of a slot have been written, and no two rows share a position of a slot.
@@ -45,5 +46,7 @@ class PagedKVView:
         """Whether a slot has one page, as in the code predictor."""
         return self.tables.shape[1] == 1
 
-    def layer_scales(self, layer: int) -> KVScales | None:
-        return None if self.scales is None else KVScales(*self.scales[:, layer])
+    def layer(self, index: int) -> PagedRows:
+        """The rows in one layer's pages."""
+        scales = None if self.scales is None else KVScales(*self.scales[:, index])
+        return PagedRows(self.keys[index], self.values[index], self.tables, self.slots, self.positions, scales)

@@ -14,7 +14,7 @@ from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
 from polyvox.kernels.pre_norm import PreNorm, embed_pre_norm, pre_norm
 from polyvox.kernels.prefill_attention import prompt_attention
-from polyvox.kernels.rotary import rotary_store
+from polyvox.kernels.rotary import HeadRotation, rotary_store
 from polyvox.models.layers.linear import Linear, PackedLinear, Projection
 from polyvox.models.layers.mlp import MLP
 from polyvox.models.layers.moe import SparseMLP
@@ -62,16 +62,12 @@ class Attention(nn.Module):
         norms = None
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             norms = self.q_norm.weight, self.k_norm.weight
-        keys, values = view.keys[layer], view.values[layer]
-        where, scales = (view.tables, view.slots, view.positions), view.layer_scales(layer)
-        if view.decode_only and decode_attention.supports(rows, keys, view.tables):
-            attended = rotary_attention(rows, norms, self.norm_eps, *rotary.table, keys, values, *where, scales=scales)
+        rotation, cache = HeadRotation(*rotary.table, norms, self.norm_eps, rotary.by_row), view.layer(layer)
+        if view.decode_only and decode_attention.supports(rows, cache):
+            attended = rotary_attention(rows, rotation, cache)
         else:
-            q = rotary_store(
-                rows, norms, self.norm_eps, *rotary.table, keys, values, *where, scales=scales, by_row=rotary.by_row
-            )
             attend = paged_attention if view.decode_only or view.is_single_page else prompt_attention
-            attended = attend(q, keys, values, *where, scales=scales)
+            attended = attend(rotary_store(rows, rotation, cache), cache)
         return attended.view(*qkv.shape[:-1], -1)
 
 
