@@ -26,9 +26,10 @@ from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.next_inputs import NextText, next_inputs
 from polyvox.kernels.norm import add_rms_norm, rms_norm
+from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.quantized_rows import dequantize_rows, is_quantized, quantize_rows
-from polyvox.kernels.rotary import rotary_store
+from polyvox.kernels.rotary import HeadRotation, rotary_store
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed
 from polyvox.kernels.silu_mul import silu_mul
 from polyvox.models.paged_kv import KVShape
@@ -74,12 +75,19 @@ class Context:
         self.slots = torch.arange(batch, device=DEVICE)
         self.positions = torch.full((batch,), context - 1, device=DEVICE)
 
+    def rows(self, slots: Tensor, positions: Tensor) -> PagedRows:
+        return PagedRows(self.keys, self.values, self.tables, slots, positions, self.scales)
+
+
+def head_rotation(context: int) -> HeadRotation:
+    return HeadRotation(normal(context, DIM), normal(context, DIM), (normal(DIM), normal(DIM)), 1e-6)
+
 
 def attention(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -> Case:
     past = Context(batch, context, page, kv_dtype)
 
     def call(q: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        return paged_attention(q, past.keys, past.values, past.tables, slots, positions, scales=past.scales)
+        return paged_attention(q, past.rows(slots, positions))
 
     nbytes = batch * (context * past.position_bytes + 2 * HEADS * DIM * 2)
     return Case((normal(batch, HEADS, DIM), past.slots, past.positions), call, nbytes)
@@ -91,7 +99,7 @@ def prompt(batch: int, kv_dtype: torch.dtype = DTYPE) -> Case:
     past = Context(prompts, PROMPT, PAGE, kv_dtype)
 
     def call(q: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        return prompt_attention(q, past.keys, past.values, past.tables, slots, positions, scales=past.scales)
+        return prompt_attention(q, past.rows(slots, positions))
 
     positions = torch.arange(PROMPT, device=DEVICE).repeat(prompts)
     rows = normal(prompts * PROMPT, HEADS, DIM), past.slots.repeat_interleave(PROMPT), positions
@@ -100,11 +108,10 @@ def prompt(batch: int, kv_dtype: torch.dtype = DTYPE) -> Case:
 
 def rotary(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -> Case:
     past = Context(batch, context, page, kv_dtype)
-    weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
+    rotation = head_rotation(context)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        where = past.tables, slots, positions
-        return rotary_store(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where, scales=past.scales)
+        return rotary_store(qkv, rotation, past.rows(slots, positions))
 
     size = (HEADS + 2 * KV_HEADS) * DIM
     nbytes = batch * ((size + HEADS * DIM) * 2 + past.position_bytes)
@@ -114,13 +121,11 @@ def rotary(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -
 def stored(batch: int, context: int, page: int, kv_dtype: torch.dtype) -> Case:
     """The keys and values that the launch above stores in a quantised cache, read back."""
     past = Context(batch, context, page, kv_dtype)
-    weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
+    rotation = head_rotation(context)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         assert past.scales is not None
-        rotary_store(
-            qkv, weights, 1e-6, cos, sin, past.keys, past.values, past.tables, slots, positions, scales=past.scales
-        )
+        rotary_store(qkv, rotation, past.rows(slots, positions))
         own, offset = past.tables[slots, positions // page], positions % page
         pools = ((past.keys, past.scales.keys), (past.values, past.scales.values))
         return torch.cat([dequantize_rows(p[own, offset], s[own, :, offset], torch.float32) for p, s in pools], dim=1)
@@ -132,11 +137,10 @@ def stored(batch: int, context: int, page: int, kv_dtype: torch.dtype) -> Case:
 def decode(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -> Case:
     """Rotary embedding, store and attention in one launch."""
     past = Context(batch, context, page, kv_dtype)
-    weights, cos, sin = (normal(DIM), normal(DIM)), normal(context, DIM), normal(context, DIM)
+    rotation = head_rotation(context)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        where = past.tables, slots, positions
-        return rotary_attention(qkv, weights, 1e-6, cos, sin, past.keys, past.values, *where, scales=past.scales)
+        return rotary_attention(qkv, rotation, past.rows(slots, positions))
 
     rows = normal(batch, (HEADS + 2 * KV_HEADS) * DIM), past.slots, past.positions
     return Case(rows, call, batch * (context * past.position_bytes + (2 * HEADS + 2 * KV_HEADS) * DIM * 2))

@@ -60,6 +60,13 @@ def is_kept(talker: torch.nn.Module, module: QuantizableWeights) -> bool:
     return "embedding" in name or (isinstance(module, Linear) and module.bias is not None)
 
 
+def test_a_projection_with_a_bias_cannot_be_quantised() -> None:
+    projection = Linear(4, 8, bias=True)
+    with pytest.raises(ValueError, match="with a bias"):
+        projection.quantize(torch.int8)
+    assert projection.weight.dtype == torch.float32
+
+
 @weight_dtypes
 def test_the_router_of_experts_keeps_its_weights(name: str, checkpoints: Path, loaded: Loaded) -> None:
     ours, default = (

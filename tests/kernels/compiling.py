@@ -45,7 +45,7 @@ def engine_launches(
     """The distinct launches of engines with a model of this size: with matrices of each of these types.
 
     all_calls: also with a KV cache of each type, those of a deterministic engine, and the vocoder's of GPUs with fewer
-    multiprocessors.
+    multiprocessors. Kernels in CUDA C++ are compiled by test_wgmma_conv.py.
     """
     launches: dict[Launch, None] = {}
     with torch.inference_mode(), absent_gpu(gpu.architecture):
@@ -75,7 +75,7 @@ def engine_launches(
             for multiprocessors in (gpu.multiprocessors, *(SMALL_GPUS if all_calls else ())):
                 smaller = replace(gpu, multiprocessors=multiprocessors)
                 launches.update(dict.fromkeys(_recorded(vocoder.graphs.families, smaller)))
-    return list(launches)
+    return [launch for launch in launches if launch.specialization]
 
 
 def _recorded(families: list[GraphedSizes], gpu: Gpu) -> list[Launch]:

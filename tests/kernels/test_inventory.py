@@ -92,10 +92,10 @@ PARTS = {
     "sampler.rank_of_largest": "sampler.draw_kernel",
     "sampler.rank_of_mass": "sampler.draw_kernel",
     "small_batch_linear.store_output": "small_batch_linear.vector_kernel",
-    "small_batch_linear.load_channels": "small_batch_linear.vector_kernel",
+    "small_batch_linear.load_scales": "small_batch_linear.vector_kernel",
     "small_batch_linear.load_gain": "small_batch_linear.vector_kernel",
     "small_batch_linear.load_residual": "small_batch_linear.vector_kernel",
-    "small_batch_linear.load_scale": "small_batch_linear.vector_kernel",
+    "small_batch_linear.load_norm_scale": "small_batch_linear.vector_kernel",
     "small_batch_linear.load_weights": "small_batch_linear.vector_kernel",
     "snake.apply_snake": "conv.conv_kernel",
 }

@@ -79,9 +79,7 @@ def test_half_precision_is_rounded_at_the_end() -> None:
 def test_prompt_rows_over_a_quantised_cache_equal_the_reference(dtype: torch.dtype) -> None:
     q, cache = prompts([(0, 9), (5, 40)], 4, 2, 32)
     cache = quantized(cache, dtype)
-    torch.testing.assert_close(
-        prompt_attention(q, cache), paged_attention_reference(q, cache), atol=2e-5, rtol=2e-5
-    )
+    torch.testing.assert_close(prompt_attention(q, cache), paged_attention_reference(q, cache), atol=2e-5, rtol=2e-5)
 
 
 def test_an_empty_prefill_launches_nothing() -> None:

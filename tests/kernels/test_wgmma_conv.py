@@ -23,6 +23,7 @@ from polyvox.kernels.conv import (
     pack_upsample,
 )
 from polyvox.kernels.gpu import GPUS, assume
+from polyvox.kernels.launches import Launch, compile_launch, record_launches
 from polyvox.kernels.snake import snake_coefficients, snake_reference
 from polyvox.kernels.wgmma_conv import (
     MAX_WARPGROUPS,
@@ -117,6 +118,24 @@ def test_kernels_that_cannot_be_compiled_are_not_supported(
         "CUDA kernels cannot be compiled; using Triton kernels file=wgmma_conv.cu"
     ]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_source_is_listed_as_one_compilation_and_compiled_afterwards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cuda_source, "_nvrtc", FailingNvrtc)
+    monkeypatch.setattr(wgmma_conv.SOURCE, "_available", None)
+
+    def call() -> None:
+        assert wgmma_conv.SOURCE.available()
+        wgmma_conv.SOURCE.launch("convolution_192", 1, 128, 0, [])
+
+    listed = record_launches([call, call], GPUS[90])
+    assert listed == [Launch("wgmma_conv.cu:90a", "", 90)]
+    with pytest.raises(RuntimeError, match=r"NVRTC cannot compile wgmma_conv\.cu"):
+        compile_launch(listed[0])
+    assert not wgmma_conv.SOURCE.available()
 
 
 def test_every_program_of_the_published_codec_fits_a_multiprocessor() -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels in CUDA C++, for what Triton cannot express; compiled by NVRTC, which PyTorch's CUDA packages contain.
 
-A file NAME.cu beside its launcher is compiled when `available` is first called, in about two seconds, and kept in
-Triton's cache under the hash of its source, the architecture and the version of NVRTC. Launches go to PyTorch's current
-stream, so they can be captured in a CUDA graph.
+A file NAME.cu beside its launcher is compiled in about two seconds, and kept in Triton's cache under the hash of its
+source, the architecture and the version of NVRTC. That is done with the kernels of Triton when an engine starts
+(launches.py), otherwise when `available` is first called. Launches go to PyTorch's current stream, so they can be
+captured in a CUDA graph.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyvox.kernels.lazy_triton import launches_intercepted
+from polyvox.kernels.lazy_triton import interceptor
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +26,24 @@ Argument = Tensor | int | None  # pointers and 32-bit integers
 
 
 class CudaSource:
-    """The kernels of one file, for one architecture, such as "90a"."""
+    """The kernels of one file in this folder, for one architecture, such as "90a"."""
 
-    def __init__(self, path: Path, architecture: str) -> None:
-        self._path, self._architecture = path, architecture
+    def __init__(self, file: str, architecture: str) -> None:
+        self.file, self.architecture = file, architecture
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         self._modules: dict[int, ctypes.c_void_p] = {}
         self._available: bool | None = None
 
     def available(self) -> bool:
-        """Whether the kernels can be compiled here; logs a warning once if PyTorch is for CUDA and they cannot."""
+        """Whether the kernels can be compiled here; logs a warning once if PyTorch is for CUDA and they cannot.
+
+        While launches are intercepted, NVRTC need only be present: what is listed then is compiled afterwards.
+        """
         if self._available is None:
             try:
+                _nvrtc()
+                if interceptor() is not None:
+                    return True
                 self.compile()
                 self._available = True
             except (OSError, RuntimeError) as error:
@@ -44,13 +51,14 @@ class CudaSource:
                 if torch.version.cuda:
                     log.warning(
                         "CUDA kernels cannot be compiled; using Triton kernels file=%s error=%r",
-                        self._path.name, str(error),
+                        self.file, str(error),
                     )  # fmt: skip
         return self._available
 
     def launch(self, name: str, num_programs: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
         """Launches a kernel on the current device with this many bytes of shared memory."""
-        if launches_intercepted():
+        if (intercept := interceptor()) is not None:
+            intercept(self, arguments, {})
             return
         values = [
             ctypes.c_int(value) if isinstance(value, int) else ctypes.c_uint64(0 if value is None else value.data_ptr())
@@ -63,17 +71,17 @@ class CudaSource:
 
     def compile(self) -> bytes:
         """The machine code, from the cache if it was compiled before. Needs no GPU."""
-        source = self._path.read_bytes()
+        source = (Path(__file__).parent / self.file).read_bytes()
         version = ctypes.c_int(), ctypes.c_int()
         _nvrtc().nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
-        words = [source, self._architecture.encode(), f"{version[0].value}.{version[1].value}".encode()]
+        words = [source, self.architecture.encode(), f"{version[0].value}.{version[1].value}".encode()]
         from triton.runtime.cache import get_cache_manager
 
         manager = get_cache_manager(hashlib.sha256(b"\0".join(words)).hexdigest())
-        file = f"{self._path.stem}.cubin"
+        file = f"{Path(self.file).stem}.cubin"
         if (found := manager.get_file(file)) is not None:
             return Path(found).read_bytes()
-        code = _compile(source, self._path.name, self._architecture)
+        code = _compile(source, self.file, self.architecture)
         manager.put(code, file, binary=True)
         return code
 

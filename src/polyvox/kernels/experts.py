@@ -220,7 +220,7 @@ def find_tile(counts, tile, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, 
 
 @Kernel
 def gate_up_kernel(
-    x, weight, channels, counts, pairs, out, rows, hidden, inner,
+    x, matrices, scales, counts, pairs, out, rows, hidden, inner,
     EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -231,7 +231,7 @@ def gate_up_kernel(
         pair = tl.load(pairs + expert.to(tl.int64) * rows + m, mask=present, other=0)
         source = x + (pair // CHOSEN).to(tl.int64) * hidden
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        gate_rows = weight + (expert.to(tl.int64) * (2 * inner) + n) * hidden
+        gate_rows = matrices + (expert.to(tl.int64) * (2 * inner) + n) * hidden
         up_rows = gate_rows + inner.to(tl.int64) * hidden
         gates = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -244,9 +244,9 @@ def gate_up_kernel(
             up_part = tl.load(up_rows[None, :] + k[:, None], mask=mask, other=0.0)
             ups = tl.dot(values, convert(up_part, values.dtype), ups, input_precision=PRECISION)
         if QUANTIZED:
-            channel = channels + expert.to(tl.int64) * (2 * inner) + n
-            gates *= tl.load(channel, mask=n < inner, other=0.0)[None, :]
-            ups *= tl.load(channel + inner, mask=n < inner, other=0.0)[None, :]
+            gate_scales = scales + expert.to(tl.int64) * (2 * inner) + n
+            gates *= tl.load(gate_scales, mask=n < inner, other=0.0)[None, :]
+            ups *= tl.load(gate_scales + inner, mask=n < inner, other=0.0)[None, :]
         dtype = out.dtype.element_ty
         gate = gates.to(dtype).to(tl.float32)
         opened = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
@@ -257,7 +257,7 @@ def gate_up_kernel(
 
 @Kernel
 def down_kernel(
-    x, weight, channels, counts, pairs, scales, out, rows, hidden, inner,
+    x, matrices, scales, counts, pairs, pair_weights, out, rows, hidden, inner,
     EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -267,7 +267,7 @@ def down_kernel(
         present = m < count
         pair = tl.load(pairs + expert.to(tl.int64) * rows + m, mask=present, other=0).to(tl.int64)
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        lines = weight + (expert.to(tl.int64) * hidden + n) * inner
+        lines = matrices + (expert.to(tl.int64) * hidden + n) * inner
         sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, inner, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
@@ -277,10 +277,10 @@ def down_kernel(
             matrix = tl.load(lines[None, :] + k[:, None], mask=mask, other=0.0)
             sums = tl.dot(values, convert(matrix, values.dtype), sums, input_precision=PRECISION)
         if QUANTIZED:
-            sums *= tl.load(channels + expert.to(tl.int64) * hidden + n, mask=n < hidden, other=0.0)[None, :]
+            sums *= tl.load(scales + expert.to(tl.int64) * hidden + n, mask=n < hidden, other=0.0)[None, :]
         dtype = out.dtype.element_ty
-        scale = tl.load(scales + pair, mask=present, other=0.0).to(tl.float32)
-        made = (sums.to(dtype).to(tl.float32) * scale[:, None]).to(dtype)
+        pair_weight = tl.load(pair_weights + pair, mask=present, other=0.0).to(tl.float32)
+        made = (sums.to(dtype).to(tl.float32) * pair_weight[:, None]).to(dtype)
         tl.store(out + pair[:, None] * hidden + n[None, :], made, mask=present[:, None] & (n < hidden)[None, :])
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import Gpu, assume
 from polyvox.kernels.lazy_triton import Kernel, intercepting_launches
 
@@ -27,7 +28,10 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One compilation: a kernel (module:function), what it is specialised for (JSON), and the GPU's architecture."""
+    """One compilation: a kernel (module:function), what it is specialised for (JSON), and the GPU's architecture.
+
+    All kernels of a file in CUDA C++ are one compilation: file.cu:architecture, without a specialisation.
+    """
 
     kernel: str
     specialization: str
@@ -103,7 +107,10 @@ def record_launches(calls: Sequence[Callable[[], object]], gpu: Gpu) -> list[Lau
         launches.setdefault(Launch(f"{fn.module}:{fn.name}", compile["specialization_data"], gpu.architecture))
         return True
 
-    def record(kernel: Kernel, arguments: tuple[object, ...], named: dict[str, object]) -> None:
+    def record(kernel: Kernel | CudaSource, arguments: Sequence[object], named: dict[str, object]) -> None:
+        if isinstance(kernel, CudaSource):
+            launches.setdefault(Launch(f"{kernel.file}:{kernel.architecture}", "", gpu.architecture))
+            return
         values = [AbsentTensor(value) if isinstance(value, Tensor) else value for value in arguments]
         key = (kernel, *(value.key if isinstance(value, AbsentTensor) else value for value in values), *named.items())
         if key not in seen:  # Triton's own check takes far longer
@@ -155,8 +162,10 @@ class OnMetaDevice(TorchDispatchMode):
 
 
 def compile_launch(launch: Launch) -> Any:
-    """Compiles a launch, or finds it in Triton's cache; returns Triton's compiled kernel."""
+    """Compiles a launch, or finds it in Triton's cache; returns Triton's compiled kernel, or the machine code."""
     module, _, name = launch.kernel.partition(":")
+    if module.endswith(".cu"):
+        return CudaSource(module, name).compile()
     kernel: Kernel = getattr(import_module(module), name)
     with absent_gpu(launch.architecture):
         return kernel.jit.preload(launch.specialization)

@@ -2,7 +2,7 @@
 """Lazy import of Triton: kernel modules can be imported where Triton is not installed."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ class Kernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         """A function that launches the kernel."""
-        if (intercept := getattr(_intercepted, "function", None)) is not None:
+        if (intercept := interceptor()) is not None:
             return lambda *arguments, **named: intercept(self, arguments, named)
         return self.jit[grid]
 
@@ -44,7 +44,7 @@ class Kernel:
 
 
 _intercepted = threading.local()
-Intercept = Callable[[Kernel, tuple[object, ...], dict[str, object]], None]
+Intercept = Callable[[Any, Sequence[object], dict[str, object]], None]  # a Kernel or CudaSource, and its arguments
 
 
 @contextmanager
@@ -57,9 +57,9 @@ def intercepting_launches(function: Intercept) -> Iterator[None]:
         _intercepted.function = None
 
 
-def launches_intercepted() -> bool:
-    """Whether kernels of this thread do not run; the tensors that they should write have no values."""
-    return getattr(_intercepted, "function", None) is not None
+def interceptor() -> Intercept | None:
+    """The function that is called in place of this thread's launches: tensors that they should write have no values."""
+    return getattr(_intercepted, "function", None)
 
 
 def power_of_2(minimum: int) -> int:

@@ -49,6 +49,6 @@ class PagedRows:
         return self.keys, self.values, *scales, self.tables, self.slots, self.positions
 
     def launch_strides(self, pack: int = 1) -> tuple[int, int, int, int]:
-        """From page to page, position to position and head to head, in words of `pack` elements; of the tables' rows."""
+        """Of pages, positions and heads, in words of `pack` elements, and of the rows of the tables."""
         page, position, head, _ = self.keys.stride()
         return page // pack, position // pack, head // pack, self.tables.stride(0)

@@ -132,11 +132,12 @@ def choose_plan(rows: int, weight: Matrix, add: bool = False, *, gpu: Gpu) -> La
     if rows <= VECTOR_ROWS:
         plan = next(plan for min_height, plan in VECTOR_PLANS if height >= min_height)
         return replace(plan, depth=min(plan.depth, max(_lanes(weight), power_of_2(inputs))))
-    plan = next(plan for min_height, plan in MATRIX_PLANS if height >= min_height)
     if quantized:
         plan = next(plan for max_rows, plan in QUANTIZED_PLANS if row_block(rows) <= max_rows)
     elif add:
         plan = SPLIT_PLAN
+    else:
+        plan = next(plan for min_height, plan in MATRIX_PLANS if height >= min_height)
     if add:
         programs = -(-height // plan.height) * -(-rows // row_block(rows))
         splits = largest_power_of_2(min(SPLIT_PROGRAMS // programs, -(-inputs // plan.depth) // 2))
@@ -206,17 +207,17 @@ def _launch(
     assert x.stride(1) == added.stride(1) == 1
     assert squares is None or parts == 1 or squares.stride(1) == 1
     values = _values(weight)
-    channels = weight.scales if isinstance(weight, QuantizedMatrix) else None
+    scales = weight.scales if isinstance(weight, QuantizedMatrix) else None
     assert values.is_contiguous()
-    assert channels is None or channels.is_contiguous()
+    assert scales is None or scales.is_contiguous()
     assert values.numel() < 1 << 31, values.shape
     given = (
-        x, values, out if channels is None else channels, out if squares is None else squares, added, gain, out,
+        x, values, out if scales is None else scales, out if squares is None else squares, added, gain, out,
         gained, out_squares, x.stride(0), parts_row, added.stride(0), eps,
     )  # fmt: skip
     shape = {
         "INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block, "ROW_BLOCK": row_block(rows), "SQUARES": parts,
-        "SQUARES_BLOCK": power_of_2(max(1, parts)), "QUANTIZED": channels is not None, "ADD": add is not None,
+        "SQUARES_BLOCK": power_of_2(max(1, parts)), "QUANTIZED": scales is not None, "ADD": add is not None,
         "GATED": gated,
     }  # fmt: skip
     grid = (-(-outputs // block), plan.splits, -(-rows // row_block(rows)))
@@ -234,7 +235,7 @@ def _launch(
 
 @Kernel
 def vector_kernel(
-    x, weight, channels, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps,
+    x, weight, scales, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps,
     ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,
     SQUARES_BLOCK: tl.constexpr, QUANTIZED: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
@@ -252,12 +253,12 @@ def vector_kernel(
     if GATED:
         up = load_weights(start + OUTPUTS * INPUTS, part[None, :, :], in_range, INPUTS, EVEN)
     factor = load_gain(gain, output, OUTPUTS, ADD)
-    channel, up_channel = load_channels(channels, output, OUTPUTS, QUANTIZED, GATED)
+    scale, up_scale = load_scales(scales, output, OUTPUTS, QUANTIZED, GATED)
     if OVERLAP:
         wait_for_previous()
 
     row = tl.arange(0, ROW_BLOCK)
-    scale = load_scale(squares, squares_row, row, ROWS, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
+    norm_scale = load_norm_scale(squares, squares_row, row, ROWS, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
     residual = load_residual(add, add_row, row, output, ROWS, OUTPUTS, ADD)
     sums = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
     ups = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
@@ -279,17 +280,17 @@ def vector_kernel(
             if GATED:
                 up = next_up
     if QUANTIZED:
-        sums *= channel
-        ups *= up_channel
+        sums *= scale
+        ups *= up_scale
     store_output(
-        sums * scale, ups * scale, residual, factor, out, gained, out_squares, row, output, ROWS,
+        sums * norm_scale, ups * norm_scale, residual, factor, out, gained, out_squares, row, output, ROWS,
         OUTPUTS, BLOCK, ADD, GATED,
     )  # fmt: skip
 
 
 @partial(Kernel, do_not_specialize=("rows",))
 def matrix_kernel(
-    x, weight, channels, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps, rows,
+    x, weight, scales, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps, rows,
     ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,
     SQUARES_BLOCK: tl.constexpr, QUANTIZED: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
@@ -310,7 +311,7 @@ def matrix_kernel(
     column = tl.program_id(1) * (STEPS * DEPTH) + tl.arange(0, DEPTH)
     start = weight + line[:, None] * INPUTS
     factor = load_gain(gain, output, OUTPUTS, ADD)
-    channel, up_channel = load_channels(channels, output, OUTPUTS, QUANTIZED, GATED)
+    scale, up_scale = load_scales(scales, output, OUTPUTS, QUANTIZED, GATED)
     if STEPS == 1:
         only = tl.load(start + column[None, :], mask=(column < INPUTS)[None, :], other=0.0)
     if OVERLAP:
@@ -322,7 +323,7 @@ def matrix_kernel(
     row = tl.program_id(2) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     in_range = (row < rows)[:, None]
     begin = x + row[:, None] * x_row
-    scale = load_scale(squares, squares_row, row, rows, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
+    norm_scale = load_norm_scale(squares, squares_row, row, rows, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
     residual = load_residual(add, add_row, row, output, rows, OUTPUTS, ADD)
     sums = tl.zeros([HEIGHT, ROW_BLOCK], tl.float32)
     if STEPS == 1:
@@ -339,7 +340,7 @@ def matrix_kernel(
         at = (tl.program_id(1) * rows + row[:, None]) * OUTPUTS + output[None, :]
         made = tl.trans(sums)
         if QUANTIZED:
-            made *= channel
+            made *= scale
         tl.store(out + at, made, mask=in_range & (output < OUTPUTS)[None, :])
     else:
         if GATED:
@@ -348,10 +349,10 @@ def matrix_kernel(
             made = tl.trans(sums)
             up = made
         if QUANTIZED:
-            made *= channel
-            up *= up_channel
+            made *= scale
+            up *= up_scale
         store_output(
-            made * scale, up * scale, residual, factor, out, gained, out_squares, row, output, rows,
+            made * norm_scale, up * norm_scale, residual, factor, out, gained, out_squares, row, output, rows,
             OUTPUTS, BLOCK, ADD, GATED,
         )  # fmt: skip
 
@@ -392,7 +393,7 @@ def load_weights(start, at, in_range, INPUTS: tl.constexpr, EVEN: tl.constexpr):
 
 
 @Kernel
-def load_scale(
+def load_norm_scale(
     squares, squares_row, row, rows, eps,
     INPUTS: tl.constexpr, SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -416,16 +417,16 @@ def load_gain(gain, output, OUTPUTS: tl.constexpr, ADD: tl.constexpr):
 
 
 @Kernel
-def load_channels(channels, output, OUTPUTS: tl.constexpr, QUANTIZED: tl.constexpr, GATED: tl.constexpr):
+def load_scales(scales, output, OUTPUTS: tl.constexpr, QUANTIZED: tl.constexpr, GATED: tl.constexpr):
     """The scales of the outputs' matrix rows, and of those in the second half of a gated product."""
-    channel = 0.0
-    up_channel = 0.0
+    scale = 0.0
+    up_scale = 0.0
     if QUANTIZED:
-        channel = tl.load(channels + output, mask=output < OUTPUTS, other=0.0)[None, :]
-        up_channel = channel
+        scale = tl.load(scales + output, mask=output < OUTPUTS, other=0.0)[None, :]
+        up_scale = scale
         if GATED:
-            up_channel = tl.load(channels + OUTPUTS + output, mask=output < OUTPUTS, other=0.0)[None, :]
-    return channel, up_channel
+            up_scale = tl.load(scales + OUTPUTS + output, mask=output < OUTPUTS, other=0.0)[None, :]
+    return scale, up_scale
 
 
 @Kernel

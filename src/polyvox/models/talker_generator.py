@@ -242,7 +242,7 @@ class TalkerGeneratorState:
     ) -> None:
         view = cache.view(slots, positions, max_context, metadata)
         rows = self.generator.embed(ids, given)
-        self.generator.talker(rows[None], self._rotary_positions(slots, positions)[None], view)
+        self.generator.talker.prefill(rows[None], self._rotary_positions(slots, positions)[None], view)
 
     def _rotary_positions(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Positions [N] of prompt rows as they are, or [N, head_dim / 2] where they may differ by axis."""

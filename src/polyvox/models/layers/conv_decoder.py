@@ -34,7 +34,7 @@ from polyvox.kernels.conv import (
     pack_upsample,
 )
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
-from polyvox.kernels.lazy_triton import launches_intercepted
+from polyvox.kernels.lazy_triton import interceptor
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.snake import snake_coefficients, snake_columns, snake_reference
 from polyvox.kernels.wgmma_conv import PackedStages
@@ -121,7 +121,7 @@ class WeightCache(Generic[T]):
         key = (weight.data_ptr(), version, weight.dtype, weight.device)
         if self._value is not None and self._key == key:
             return self._value
-        if not launches_intercepted():
+        if interceptor() is None:
             self._key, self._value = key, compute()
             return self._value
         if self._recorded is None or self._recorded[0] != key:

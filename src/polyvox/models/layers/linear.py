@@ -74,6 +74,11 @@ class Linear(QuantizableWeights):
         super().__init__(outputs, inputs)
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
+    def quantize(self, dtype: torch.dtype) -> None:
+        if self.bias is not None:
+            raise ValueError("A projection with a bias cannot be quantised.")
+        super().quantize(dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         return multiply(x, self.matrix) if self.bias is None else F.linear(x, self.weight, self.bias)
 

@@ -91,8 +91,15 @@ class BaseTalker(nn.Module, ABC):
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] at positions [B,T], or [B,T,head_dim / 2], to hidden states after the final norm."""
+        return self.model.run(rows, self._rotary(rows, positions, attend), attend)
+
+    def prefill(self, rows: Tensor, positions: Tensor, attend: Attend) -> None:
+        """Stores the keys and values of the same rows, and computes no hidden states."""
+        self.model.store(rows, self._rotary(rows, positions, attend), attend)
+
+    def _rotary(self, rows: Tensor, positions: Tensor, attend: Attend) -> RotaryEmbedding:
         by_row = positions.dim() == 3
         if isinstance(attend, PagedKVView) and not by_row:
             assert self.rotary is not None, "call precompute() before passes over a PagedKVView"
-            return self.model.run(rows, self.rotary, attend)
-        return self.model.run(rows, RotaryEmbedding(positions, self.config, rows.dtype, by_row), attend)
+            return self.rotary
+        return RotaryEmbedding(positions, self.config, rows.dtype, by_row)

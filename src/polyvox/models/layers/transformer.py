@@ -2,6 +2,7 @@
 """The pre-norm decoder layer that generators and vocoders share. Attributes have the names of checkpoint files."""
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import cast
 
 import torch
@@ -42,12 +43,23 @@ class Attention(nn.Module):
         qkv = self.qkv(x)
         if isinstance(attend, PagedKVView):
             return self.o_proj(self.attend_paged(qkv, layer, rotary, attend))
+        return self.o_proj(attend(layer, *self._rotated_heads(qkv, rotary)).flatten(-2))
+
+    def store(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, attend: Attend) -> None:
+        """Stores the keys and values of rows [..., q, k and v] and computes no more than that needs."""
+        if isinstance(attend, PagedKVView):
+            rotary_store(qkv.flatten(0, -2), self._rotation(rotary), attend.layer(layer))
+        else:
+            attend(layer, *self._rotated_heads(qkv, rotary))
+
+    def _rotated_heads(self, qkv: Tensor, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v by head, after norm and rotation."""
         heads = qkv.unflatten(-1, (-1, self.head_dim))
         queries, keys, values = (size // self.head_dim for size in self.qkv.outputs.values())
         # Queries and keys are normed and rotated together: on a CPU, the number of operations counts.
         qk, v = heads.split([queries + keys, values], dim=-2)
         q, k = rotary(self._norm_heads(qk, queries, keys)).split([queries, keys], dim=-2)
-        return self.o_proj(attend(layer, q, k, v).flatten(-2))
+        return q, k, v
 
     def _norm_heads(self, qk: Tensor, queries: int, keys: int) -> Tensor:
         q_norm, k_norm = self.q_norm, self.k_norm
@@ -56,13 +68,15 @@ class Attention(nn.Module):
         weight = torch.cat([q_norm.weight.expand(queries, -1), k_norm.weight.expand(keys, -1)])
         return rms_norm_reference(qk, weight, self.norm_eps)
 
-    def attend_paged(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
-        """Attention of rows [..., q, k and v] over the paged KV cache; rotary has the angles of all positions."""
-        rows = qkv.flatten(0, -2)
+    def _rotation(self, rotary: RotaryEmbedding) -> HeadRotation:
         norms = None
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             norms = self.q_norm.weight, self.k_norm.weight
-        rotation, cache = HeadRotation(*rotary.table, norms, self.norm_eps, rotary.by_row), view.layer(layer)
+        return HeadRotation(*rotary.table, norms, self.norm_eps, rotary.by_row)
+
+    def attend_paged(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
+        """Attention of rows [..., q, k and v] over the paged KV cache; rotary has the angles of all positions."""
+        rows, rotation, cache = qkv.flatten(0, -2), self._rotation(rotary), view.layer(layer)
         if view.decode_only and decode_attention.supports(rows, cache):
             attended = rotary_attention(rows, rotation, cache)
         else:
@@ -120,17 +134,26 @@ class Transformer(nn.Module):
     def run(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] to rows after the final norm. Each layer computes the input norm of the next one."""
         if isinstance(attend, PagedKVView) and self._supports_fused(x):
-            return self.norm(self._run_small_batch(x, rotary, attend).rows)
-        norms = self._norms()
-        normed = norms[0](x)
-        for index, layer in enumerate(self.layers):
-            x, normed = layer(x, normed, index, rotary, attend, norms[index + 1])
-        return normed
+            return self.norm(self._run_small_batch(x, rotary, attend, len(self.layers)).rows)
+        return self._run_layers(x, rotary, attend, len(self.layers))
+
+    def store(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend) -> None:
+        """Stores the keys and values of rows [B,T,hidden] in all layers, as `run` does.
+
+        No result is needed, so the last layer computes its keys and values only.
+        """
+        last = len(self.layers) - 1
+        attention = cast(TransformerLayer, self.layers[last]).self_attn
+        if isinstance(attend, PagedKVView) and self._supports_fused(x):
+            qkv = attention.qkv.fused(self._run_small_batch(x, rotary, attend, last))
+        else:
+            qkv = attention.qkv(self._run_layers(x, rotary, attend, last))
+        attention.store(qkv, last, rotary, attend)
 
     def logits(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, head: Projection) -> Tensor:
         """The logits [B, vocab] of a head for the last row of each stream."""
         if isinstance(x, PreNorm) or (isinstance(attend, PagedKVView) and self._supports_fused(x)):
-            return head.fused(self._run_small_batch(x, rotary, cast(PagedKVView, attend)).last())
+            return head.fused(self._run_small_batch(x, rotary, cast(PagedKVView, attend), len(self.layers)).last())
         return head(self.run(x, rotary, attend)[:, -1])
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor | PreNorm:
@@ -146,10 +169,20 @@ class Transformer(nn.Module):
         """The norm before each layer, and the final one."""
         return [*(cast(TransformerLayer, layer).input_layernorm for layer in self.layers), self.norm]
 
-    def _run_small_batch(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, view: PagedKVView) -> PreNorm:
-        """Rows before the final norm, which is fused into the projection that follows."""
+    def _run_layers(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend, num_layers: int) -> Tensor:
+        """Rows after the first layers and the norm that follows them."""
+        norms = self._norms()
+        normed = norms[0](x)
+        for index, layer in enumerate(islice(self.layers, num_layers)):
+            x, normed = layer(x, normed, index, rotary, attend, norms[index + 1])
+        return normed
+
+    def _run_small_batch(
+        self, x: Tensor | PreNorm, rotary: RotaryEmbedding, view: PagedKVView, num_layers: int
+    ) -> PreNorm:
+        """Rows after the first layers, before the norm that follows them: the next projection includes it."""
         norms = self._norms()
         rows = x if isinstance(x, PreNorm) else pre_norm(x, norms[0].fused)
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(islice(self.layers, num_layers)):
             rows = cast(TransformerLayer, layer).forward_small_batch(rows, index, rotary, view, norms[index + 1])
         return rows
