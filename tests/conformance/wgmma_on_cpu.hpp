@@ -1,54 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// What wgmma_conv.cu needs of the hardware, for a CPU: a thread of the CPU for each thread of a program, one program
-// after the other. Shared memory is an array whose bounds are checked, and asynchronous copies and products complete at
-// once. A warp waits for its 32 threads where it waits for products, because its first thread releases the weights.
-#include <barrier>
+// What wgmma_conv.cu needs of the hardware, for a CPU (cuda_on_cpu.hpp). Shared memory is an array whose bounds are
+// checked, and asynchronous copies and products complete at once. A warp waits for its 32 threads where it waits for
+// products, because its first thread releases the weights.
 #include <chrono>
-#include <cmath>
 #include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <mutex>
-#include <thread>
-#include <vector>
 
-#define __device__
-#define __forceinline__ inline
-#define __global__
-#define __launch_bounds__(...)
+#include "cuda_on_cpu.hpp"
+
 #define SHARED_MEMORY
 
-struct Index {
-  unsigned x;
-};
 struct float2 {
   float x, y;
-};
-struct uint4 {
-  unsigned x, y, z, w;
 };
 struct TransactionBarrier {
   int expected, pending, phase;
 };
 
-static thread_local Index threadIdx, blockIdx;
-static Index blockDim, gridDim;
-static unsigned char *memory;
-static unsigned memory_bytes;
-static std::vector<std::unique_ptr<std::barrier<>>> warpgroups, warps;
-static std::unique_ptr<std::barrier<>> program;
+
 static TransactionBarrier barriers[BARRIER_BYTES / 8];
 static std::mutex barrier_mutex;
 static std::condition_variable barrier_changed;
 
-static void require(bool condition, const char *message) {
-  if (!condition) {
-    std::fprintf(stderr, "%s\n", message);
-    std::abort();
-  }
-}
 template <class Value>
 static Value &shared(unsigned address) {
   require(address + sizeof(Value) <= memory_bytes, "an address is outside of shared memory");
@@ -66,9 +39,8 @@ static half_bits to_half(float value) {
   return bits;
 }
 
-static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
 static int min(int a, int b) { return a < b ? a : b; }
-static void __syncthreads() { program->arrive_and_wait(); }
 static void __syncwarp() {}
 
 static unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - memory); }
@@ -137,31 +109,3 @@ static void multiply(float (&d)[COUNT], u64 a, u64 b, int accumulate) {
     d[i] = sum;
   }
 }
-
-template <class Kernel>
-static void launch(int num_programs, int threads, int shared_bytes, Kernel kernel) {
-  gridDim.x = num_programs;
-  blockDim.x = threads;
-  memory_bytes = shared_bytes;
-  for (int index = 0; index < num_programs; index++) {
-    std::vector<uint4> bytes(shared_bytes / sizeof(uint4) + 1, uint4{~0u, ~0u, ~0u, ~0u});  // NaN
-    memory = (unsigned char *)bytes.data();
-    program = std::make_unique<std::barrier<>>(threads);
-    warpgroups.clear();
-    warps.clear();
-    for (int i = 0; i < threads / 128; i++) warpgroups.push_back(std::make_unique<std::barrier<>>(128));
-    for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::vector<std::thread> all;
-    for (int thread = 0; thread < threads; thread++)
-      all.emplace_back([=] {
-        threadIdx.x = thread;
-        blockIdx.x = index;
-        kernel();
-      });
-    for (std::thread &thread : all) thread.join();
-  }
-}
-#define LAUNCH(NAME)                                                                                                  \
-  extern "C" void launch_##NAME(int num_programs, int threads, int shared_bytes, void **p, int *n) {                  \
-    launch(num_programs, threads, shared_bytes, [=] { call_##NAME(p, n); });                                          \
-  }

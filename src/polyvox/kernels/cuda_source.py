@@ -22,7 +22,27 @@ from polyvox.kernels.lazy_triton import interceptor
 log = logging.getLogger(__name__)
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-Argument = Tensor | int | None  # pointers and 32-bit integers
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_…: the launch may start before the previous one has ended
+Argument = Tensor | int | float | None  # pointers, 32-bit integers and float32
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of the CUDA driver, with a value of one integer."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the CUDA driver."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
 
 
 class CudaSource:
@@ -55,19 +75,32 @@ class CudaSource:
                     )  # fmt: skip
         return self._available
 
-    def launch(self, name: str, num_programs: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
-        """Launches a kernel on the current device with this many bytes of shared memory."""
+    def launch(
+        self,
+        name: str,
+        num_programs: int,
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        overlaps: bool = False,
+    ) -> None:
+        """Launches a kernel on the current device with this many bytes of shared memory.
+
+        overlaps: the kernel starts before the previous launch has ended, and waits itself (launch_overlap.py).
+        """
         if (intercept := interceptor()) is not None:
             intercept(self, arguments, {})
             return
-        values = [
-            ctypes.c_int(value) if isinstance(value, int) else ctypes.c_uint64(0 if value is None else value.data_ptr())
-            for value in arguments
-        ]
+        values = [_to_c(value) for value in arguments]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         function = self._function(name, shared)
-        _check("cuLaunchKernel", function, num_programs, 1, 1, threads, 1, 1, shared, stream, addresses, None)
+        if overlaps:
+            attribute = ctypes.pointer(LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1))
+            config = LaunchConfig((num_programs, 1, 1), (threads, 1, 1), shared, stream, attribute, 1)
+            _check("cuLaunchKernelEx", ctypes.byref(config), function, addresses, None)
+        else:
+            _check("cuLaunchKernel", function, num_programs, 1, 1, threads, 1, 1, shared, stream, addresses, None)
 
     def compile(self) -> bytes:
         """The machine code, from the cache if it was compiled before. Needs no GPU."""
@@ -99,6 +132,14 @@ class CudaSource:
         function = self._functions[device, name]
         _check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
         return function
+
+
+def _to_c(value: Argument) -> ctypes.c_int | ctypes.c_float | ctypes.c_uint64:
+    if isinstance(value, int):
+        return ctypes.c_int(value)
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    return ctypes.c_uint64(0 if value is None else value.data_ptr())
 
 
 def _compile(source: bytes, name: str, architecture: str) -> bytes:

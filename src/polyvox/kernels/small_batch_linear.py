@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
+from polyvox.kernels import register_linear
 from polyvox.kernels.gpu import Gpu, gpu_of
 from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
 from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
@@ -91,6 +92,9 @@ def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
     given = x.gained if isinstance(x, PreNorm) else x
     if not is_small_batch(given, weight):
         return project_reference(x, weight, gated)
+    if register_linear.supports(given, weight):
+        assert isinstance(weight, Tensor)
+        return register_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
     plan = choose_plan(given.numel() // given.shape[-1], weight, gpu=gpu_of(given.device))
     return launch(x, weight, gated, plan).view(*given.shape[:-1], -1)
 
@@ -99,6 +103,9 @@ def project_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
     """Compute add + x @ weightᵀ, and what the products after the norm read of it."""
     if not is_small_batch(x, weight):
         return project_add_reference(x, weight, add, norm)
+    if register_linear.supports(x, weight, add=True):
+        assert isinstance(weight, Tensor)
+        return register_linear.launch_add(x, weight, add, norm)
     plan = choose_plan(x.numel() // x.shape[-1], weight, add=True, gpu=gpu_of(x.device))
     return launch_add(x, weight, add, norm, plan)
 

@@ -16,7 +16,14 @@ from polyvox.server.settings import ENV_PREFIX, SECRETS, Settings
 from polyvox.server.validation import field_error
 
 # Variables with the prefix that are not settings of the server.
-OTHER_VARIABLES = {"POLYVOX_HOME", "POLYVOX_CONFIG", "POLYVOX_TEST_DEVICE", "POLYVOX_BENCH_KEY", "POLYVOX_SERVER_KEY"}
+OTHER_VARIABLES = {
+    "POLYVOX_HOME",
+    "POLYVOX_CONFIG",
+    "POLYVOX_TEST_DEVICE",
+    "POLYVOX_BENCH_KEY",
+    "POLYVOX_SERVER_KEY",
+    "POLYVOX_TRIAL_KERNELS",
+}
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:

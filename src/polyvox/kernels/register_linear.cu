@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear layers of up to 16 rows whose matrix is in registers before the previous launch has ended. The launcher, the
+// contract and the choice of the programs are in register_linear.py. tests/conformance/test_register_linear_on_cpu.py
+// runs this file on a CPU.
+//
+// A program has 8 · TILES matrix rows, and its warps divide the columns. The tensor cores multiply 16 rows of x with 8
+// rows of the matrix over 16 columns; which columns these are does not matter as long as both operands agree. So a
+// thread loads 16 bytes, 8 consecutive columns of one row, straight into the registers of two products: neither operand
+// goes through shared memory. The warps' sums are added in shared memory, in the order of the warps.
+
+typedef unsigned short bits16;
+
+constexpr int WARPS = 8, THREADS = 32 * WARPS;
+constexpr int MAX_ROWS = 16;
+constexpr int COLUMNS = 32;      // of a warp and iteration
+constexpr int MAX_LOADED = 24;   // 16-byte parts of the matrix in a thread's registers
+constexpr int BATCH = 4;         // iterations whose rows of x are loaded together
+
+// Everything that needs the hardware; a test replaces it by functions for a CPU.
+#ifdef ON_CPU
+#include "register_linear_on_cpu.hpp"
+#else
+__device__ __forceinline__ void start_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Weights: constant while the engine runs, and read once per launch.
+__device__ __forceinline__ uint4 load_weights(const bits16 *from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return v;
+}
+// Rows of x: written by the previous launch, so not through the read-only cache.
+__device__ __forceinline__ uint4 load_row(const bits16 *from) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ void multiply(
+    float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float to_float(bits16 value) { return __uint_as_float((unsigned)value << 16); }
+__device__ __forceinline__ bits16 rounded(float value) {
+  bits16 made;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made) : "f"(value));
+  return made;
+}
+__device__ __forceinline__ float sum_of_lanes(float value, int lanes) {  // of 2^n adjacent lanes
+  for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, offset);
+  return value;
+}
+#define SHARED_MEMORY(NAME) extern __shared__ float NAME[]
+#endif
+
+__device__ __forceinline__ float rounded_float(float value) { return to_float(rounded(value)); }
+
+// ITERATIONS · WARPS · COLUMNS columns. Pointers that are null: squares (no norm before the product), add (no residual,
+// and then gained and out_squares are not written). A gated program has TILES / 2 tiles from each half of the matrix.
+template <int TILES, int ITERATIONS>
+__device__ __forceinline__ void product(
+    const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *gain, bits16 *out,
+    bits16 *gained, float *out_squares, int rows, int x_row, int parts, int squares_row, int add_row, int outputs,
+    int gated, float eps) {
+  constexpr int INPUTS = ITERATIONS * WARPS * COLUMNS, HEIGHT = 8 * TILES;
+  constexpr int LOADED = MAX_LOADED / TILES < ITERATIONS ? MAX_LOADED / TILES : ITERATIONS;
+  constexpr int BATCHED = ITERATIONS < BATCH ? ITERATIONS : BATCH;
+  static_assert(ITERATIONS % BATCHED == 0, "batches are whole");
+  SHARED_MEMORY(sums);  // of each warp: MAX_ROWS · HEIGHT
+  float *scales = sums + WARPS * MAX_ROWS * HEIGHT;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+  const int width = gated ? HEIGHT / 2 : HEIGHT, first = blockIdx.x * width;  // outputs of this program
+  const int column = warp * ITERATIONS * COLUMNS + lane % 4 * 8;
+
+  start_next();
+  const bits16 *lines[TILES];
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    const int line = gated && tile >= TILES / 2 ? outputs + first + (tile - TILES / 2) * 8 : first + tile * 8;
+    lines[tile] = weight + (long long)(line + row) * INPUTS + column;
+  }
+  uint4 matrix[LOADED][TILES];
+#pragma unroll
+  for (int i = 0; i < LOADED; i++)
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) matrix[i][tile] = load_weights(lines[tile] + i * COLUMNS);
+  wait_for_previous();
+
+  const bits16 *low = x + (long long)row * x_row + column, *high = low + 8LL * x_row;
+  const bool has_low = row < rows, has_high = row + 8 < rows;
+  uint4 values[2][BATCHED][2];  // two batches: one is loaded while the other is multiplied
+  auto load_batch = [&](int batch) {
+#pragma unroll
+    for (int i = 0; i < BATCHED; i++) {
+      const int at = (batch * BATCHED + i) * COLUMNS;
+      values[batch % 2][i][0] = has_low ? load_row(low + at) : make_uint4(0, 0, 0, 0);
+      values[batch % 2][i][1] = has_high ? load_row(high + at) : make_uint4(0, 0, 0, 0);
+    }
+  };
+  load_batch(0);
+  float d[TILES][4];
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) d[tile][i] = 0.f;
+#pragma unroll
+  for (int batch = 0; batch < ITERATIONS / BATCHED; batch++) {
+    if (batch + 1 < ITERATIONS / BATCHED) load_batch(batch + 1);
+#pragma unroll
+    for (int j = 0; j < BATCHED; j++) {
+      const int i = batch * BATCHED + j;
+      const uint4 a = values[batch % 2][j][0], b = values[batch % 2][j][1];
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        const uint4 w = matrix[i % LOADED][tile];
+        multiply(d[tile], a.x, b.x, a.y, b.y, w.x, w.y);
+        multiply(d[tile], a.z, b.z, a.w, b.w, w.z, w.w);
+        if (i + LOADED < ITERATIONS) matrix[i % LOADED][tile] = load_weights(lines[tile] + (i + LOADED) * COLUMNS);
+      }
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    float *to = sums + (warp * MAX_ROWS + row) * HEIGHT + tile * 8 + lane % 4 * 2;
+    to[0] = d[tile][0], to[1] = d[tile][1];
+    to[8 * HEIGHT] = d[tile][2], to[8 * HEIGHT + 1] = d[tile][3];
+  }
+#pragma unroll
+  for (int i = 0; i < MAX_ROWS / WARPS; i++) {  // the norm of the rows: warp after warp
+    const int normed = warp * (MAX_ROWS / WARPS) + i;
+    float total = 0.f;
+    if (squares && normed < rows)
+      for (int part = lane; part < parts; part += 32) total += squares[(long long)normed * squares_row + part];
+    total = sum_of_lanes(total, 32);
+    if (lane == 0) scales[normed] = squares ? rsqrtf(total / INPUTS + eps) : 1.f;
+  }
+  __syncthreads();
+
+  auto total = [&](int of_row, int line) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) sum += sums[(i * MAX_ROWS + of_row) * HEIGHT + line];
+    return sum * scales[of_row];
+  };
+  for (int index = threadIdx.x; index < MAX_ROWS * width; index += THREADS) {
+    const int of_row = index / width, line = index % width;
+    const long long at = (long long)of_row * outputs + first + line;
+    float made = rounded_float(total(of_row, line));
+    if (gated) made = rounded_float(rounded_float(made / (1.f + expf(-made))) * rounded_float(total(of_row, width + line)));
+    if (add) {  // width is 8 or 16, so a warp has whole rows
+      const bool exists = of_row < rows;
+      if (exists) made = rounded_float(to_float(add[(long long)of_row * add_row + first + line]) + made);
+      const float square = sum_of_lanes(exists ? made * made : 0.f, width);
+      if (exists) {
+        gained[at] = rounded(to_float(gain[first + line]) * made);
+        if (line == 0) out_squares[(long long)of_row * gridDim.x + blockIdx.x] = square;
+      }
+    }
+    if (of_row < rows) out[at] = rounded(made);
+  }
+}
+
+#define PRODUCT(TILES, ITERATIONS)                                                                                    \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) product_##TILES##_##ITERATIONS(                            \
+      const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *gain,             \
+      bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts, int squares_row, int add_row,  \
+      int outputs, int gated, float eps) {                                                                            \
+    product<TILES, ITERATIONS>(x, weight, squares, add, gain, out, gained, out_squares, rows, x_row, parts,           \
+                               squares_row, add_row, outputs, gated, eps);                                            \
+  }
+// register_linear.py lists the same: 8 · TILES matrix rows of 256 · ITERATIONS columns.
+PRODUCT(1, 8) PRODUCT(1, 12) PRODUCT(2, 4) PRODUCT(2, 8) PRODUCT(2, 24)
+PRODUCT(3, 4) PRODUCT(3, 8) PRODUCT(4, 4) PRODUCT(4, 8) PRODUCT(6, 4) PRODUCT(12, 8)
