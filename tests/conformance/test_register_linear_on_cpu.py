@@ -35,8 +35,8 @@ typedef bits16 B;
   static void call_##NAME(void **p, int *n) { \\
     float eps; \\
     std::memcpy(&eps, n + 7, sizeof eps); \\
-    NAME((B *)p[0], (B *)p[1], (float *)p[2], (B *)p[3], (B *)p[4], (B *)p[5], (B *)p[6], (float *)p[7], n[0], n[1], \\
-         n[2], n[3], n[4], n[5], n[6], eps); \\
+    NAME((B *)p[0], (B *)p[1], (float *)p[2], (B *)p[3], (B *)p[4], (B *)p[5], (B *)p[6], (B *)p[7], (float *)p[8], \\
+         n[0], n[1], n[2], n[3], n[4], n[5], n[6], eps); \\
   } \\
   LAUNCH(NAME)
 """
@@ -45,7 +45,11 @@ typedef bits16 B;
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("register_linear")
-    calls = "".join(f"CALL(product_{tiles}_{steps})\n" for tiles, steps in sorted(register_linear.INSTANCES))
+    calls = "".join(
+        f"CALL(product_{register_linear.NAMES[dtype]}_{tiles}_{iterations})\n"
+        for dtype, instances in register_linear.INSTANCES.items()
+        for tiles, iterations in sorted(instances)
+    )
     (folder / "program.cpp").write_text(PROGRAM + calls)
     command = [str(COMPILER), "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-DON_CPU", "-Wno-unknown-pragmas"]
     command += [f"-I{SOURCE.parent}", f"-I{Path(__file__).parent}"]
@@ -71,10 +75,10 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
         ) -> None:
             assert num_programs == NUM_PROGRAMS
             assert not overlaps
-            pointers = [value.data_ptr() if isinstance(value, Tensor) else 0 for value in arguments[:8]]
+            pointers = [value.data_ptr() if isinstance(value, Tensor) else 0 for value in arguments[:9]]
             numbers = [
                 struct.unpack("i", struct.pack("f" if isinstance(value, float) else "i", value))[0]
-                for value in arguments[8:]
+                for value in arguments[9:]
             ]
             getattr(compiled, f"launch_{name}")(
                 num_programs, threads, shared,
@@ -85,17 +89,17 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register_linear, "PROGRAMS", NUM_PROGRAMS)
 
 
-def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
+def noise(*shape: int, seed: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 
-def matrix(tiles: int, iterations: int) -> Tensor:
+def matrix(tiles: int, iterations: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     inputs = 256 * iterations
-    return noise(NUM_PROGRAMS * 8 * tiles, inputs, seed=tiles, scale=inputs**-0.5)
+    return noise(NUM_PROGRAMS * 8 * tiles, inputs, seed=tiles, scale=inputs**-0.5, dtype=dtype)
 
 
-def norm(size: int) -> Norm:
-    return Norm(1 + noise(size, seed=3, scale=0.2), 1e-6)
+def norm(size: int, dtype: torch.dtype = torch.bfloat16) -> Norm:
+    return Norm(1 + noise(size, seed=3, scale=0.2, dtype=dtype), 1e-6)
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -135,6 +139,19 @@ def test_a_sum_and_its_squares_equal_their_reference(tiles: int, iterations: int
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
 @pytest.mark.usefixtures("_on_cpu")
+def test_products_of_float16_with_a_layer_scale_equal_their_reference() -> None:
+    dtype = torch.float16
+    weight, x, add = matrix(1, 4, dtype), noise(4, 1024, seed=5, dtype=dtype), noise(4, 16, seed=6, dtype=dtype)
+    scale, after = noise(16, seed=7, dtype=dtype), norm(16, dtype)
+    found = register_linear.launch_add(x, weight, add, after, scale)
+    assert_close(found.rows, project_add_reference(x, weight, add, after, scale).rows)
+    assert not torch.equal(found.rows, register_linear.launch_add(x, weight, add, after).rows)
+    gated, given = matrix(2, 2, dtype), pre_norm_reference(x[:, :512], norm(512, dtype))
+    assert_close(register_linear.launch(given, gated, True), project_reference(given, gated, True))
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+@pytest.mark.usefixtures("_on_cpu")
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
     weight, x, add = matrix(2, 4), noise(12, 1024, seed=5), noise(12, 32, seed=6)
     together = register_linear.launch_add(x, weight, add, norm(32))
@@ -154,6 +171,6 @@ def test_every_product_compiles_and_fits_the_registers(architecture: int, tmp_pa
     assert made.returncode == 0, made.stderr[-3000:]
     registers = [int(used) for used in re.findall(r"Used (\d+) registers", made.stderr)]
     spilled = [int(stored) for stored in re.findall(r"(\d+) bytes spill stores", made.stderr)]
-    assert len(registers) == len(register_linear.INSTANCES)
+    assert len(registers) == sum(map(len, register_linear.INSTANCES.values()))
     assert max(registers) <= MAX_REGISTERS
     assert not any(spilled)

@@ -4,6 +4,8 @@
 tests/conformance/test_register_linear_on_cpu.py runs its source on a CPU.
 """
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,8 +21,13 @@ from polyvox.kernels.small_batch_linear import project, project_add, project_add
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 TALKER_SHAPES = [(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144), (3072, 2048)]
 PREDICTOR_SHAPES = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (2048, 1024)]
-ADDED = {(2048, 2048), (2048, 6144), (1024, 2048), (1024, 3072)}
-GATED = {(12288, 2048), (6144, 1024)}
+CODEC_SHAPES = [(3072, 512), (512, 1024), (2048, 512)]  # in float16; o and down have the same
+ADDED = {(2048, 2048), (2048, 6144), (1024, 2048), (1024, 3072), (512, 1024)}
+GATED = {(12288, 2048), (6144, 1024), (2048, 512)}
+
+
+def dtype_of(shape: tuple[int, int]) -> torch.dtype:
+    return torch.float16 if shape in CODEC_SHAPES else torch.bfloat16
 
 
 @pytest.fixture
@@ -34,6 +41,12 @@ def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(register_linear.source(architecture), "_available", True)
 
 
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
 def rows(count: int, inputs: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(count, inputs, device=META, dtype=dtype)
 
@@ -44,11 +57,12 @@ def test_nothing_is_supported_without_the_trial() -> None:
 
 
 @pytest.mark.usefixtures("_trial", "_nvrtc")
-@pytest.mark.parametrize("shape", TALKER_SHAPES + PREDICTOR_SHAPES)
+@pytest.mark.parametrize("shape", TALKER_SHAPES + PREDICTOR_SHAPES + CODEC_SHAPES)
 def test_every_product_of_the_published_model_is_supported(shape: tuple[int, int]) -> None:
     for architecture in GPUS:
         with assume(GPUS[architecture]):
-            assert register_linear.supports(rows(16, shape[1]), rows(*shape), shape in ADDED)
+            given, weight = rows(16, shape[1], dtype_of(shape)), rows(*shape, dtype_of(shape))
+            assert register_linear.supports(given, weight, shape in ADDED)
 
 
 @pytest.mark.usefixtures("_trial", "_nvrtc")
@@ -56,7 +70,7 @@ def test_other_shapes_types_and_batches_are_not_supported() -> None:
     weight = rows(4096, 1024)
     assert not register_linear.supports(rows(17, 1024), weight)
     assert not register_linear.supports(rows(8, 1024, torch.float16), weight)
-    assert not register_linear.supports(rows(8, 1024), rows(4096, 1024, torch.float16))
+    assert not register_linear.supports(rows(8, 1024, torch.float16), rows(4096, 1024, torch.float16))
     assert not register_linear.supports(rows(8, 1024), quantize_matrix(torch.ones(4096, 1024), torch.int8))
     assert not register_linear.supports(rows(8, 1000), rows(4096, 1000))
     assert not register_linear.supports(rows(8, 1024), rows(4100, 1024))
@@ -71,31 +85,30 @@ def test_products_of_a_trial_are_listed_as_one_compilation() -> None:
         lambda: project(rows(8, 1024), rows(4096, 1024)),
         lambda: project_add(rows(8, 2048), rows(1024, 2048), rows(8, 1024), norm),
     ]
-    with torch.inference_mode():
-        assert record_launches(calls, GPUS[90]) == [Launch("register_linear.cu:90", "", 90)]
+    assert record_launches(calls, GPUS[90]) == [Launch("register_linear.cu:90", "", 90)]
 
 
 @needs_gpu
 @pytest.mark.usefixtures("_trial")
 @pytest.mark.parametrize("count", [1, 5, 16])
-@pytest.mark.parametrize("shape", TALKER_SHAPES + PREDICTOR_SHAPES)
+@pytest.mark.parametrize("shape", TALKER_SHAPES + PREDICTOR_SHAPES + CODEC_SHAPES)
 def test_products_equal_their_reference_on_a_gpu(shape: tuple[int, int], count: int) -> None:
     height, inputs = shape
     torch.manual_seed(0)
 
     def random(*size: int, scale: float = 1.0) -> Tensor:
-        return (scale * torch.randn(*size, device=DEVICE)).bfloat16()
+        return (scale * torch.randn(*size, device=DEVICE)).to(dtype_of(shape))
 
     x, weight, norm = random(count, inputs), random(height, inputs, scale=inputs**-0.5), Norm(random(height), 1e-6)
-    with torch.inference_mode():
-        assert register_linear.supports(x, weight, shape in ADDED)
-        if shape in ADDED:
-            add = random(count, height)
-            made, expected = project_add(x, weight, add, norm), project_add_reference(x, weight, add, norm)
-            torch.testing.assert_close(made.squares.sum(1), made.rows.float().square().sum(1), atol=1e-2, rtol=1e-4)
-            found, plain = made.rows, expected.rows
-        else:
-            given = pre_norm_reference(x, Norm(random(inputs), 1e-6))
-            found, plain = project(given, weight, shape in GATED), project_reference(given, weight, shape in GATED)
-            assert torch.equal(found[-1:], project(pre_norm_reference(x[-1:], given.norm), weight, shape in GATED))
+    assert register_linear.supports(x, weight, shape in ADDED)
+    if shape in ADDED:
+        given_scale = random(height) if shape in CODEC_SHAPES else None
+        last = random(count, height), norm, given_scale
+        made, expected = project_add(x, weight, *last), project_add_reference(x, weight, *last)
+        torch.testing.assert_close(made.squares.sum(1), made.rows.float().square().sum(1), atol=1e-2, rtol=1e-4)
+        found, plain = made.rows, expected.rows
+    else:
+        given = pre_norm_reference(x, Norm(random(inputs), 1e-6))
+        found, plain = project(given, weight, shape in GATED), project_reference(given, weight, shape in GATED)
+        assert torch.equal(found[-1:], project(pre_norm_reference(x[-1:], given.norm), weight, shape in GATED))
     torch.testing.assert_close(found.float(), plain.float(), atol=2e-2, rtol=2e-2)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from conftest import DEVICE, Loaded
 from parity import TOLERANCE, golden, relative_error
 from polyvox.models.layers.conv_decoder import DecoderState
+from polyvox.models.layers.transformer import TransformerLayer
 from reference.cases import STREAMED_CODEC_FRAMES
 
 pytestmark = pytest.mark.slow
@@ -66,6 +67,19 @@ def test_streams_in_any_slots_have_the_samples_of_a_state_of_their_own(slots: li
         assert torch.equal(samples, expected)
     assert all(torch.equal(state[key][3], before[key][3]) for key in state)
     assert all(torch.equal(state[key][at], own[key]) for key in state)
+
+
+def test_fused_projections_with_layer_scales_give_the_same_samples(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = loaded("custom_voice", "float64").model.model.codec
+    codes = torch.from_numpy(golden("codec", "float64")["short_codes"]).to(DEVICE)[:, :6]
+    with torch.inference_mode():
+        expected, _ = codec(codes, codec.initial_state(len(codes)))
+        monkeypatch.setattr(TransformerLayer, "supports_small_batch", lambda _layer, _rows: True)
+        found, _ = codec(codes, codec.initial_state(len(codes)))
+    assert not torch.equal(found, expected)  # the norm is divided between two products
+    assert relative_error(found, expected.cpu().numpy()) < 1e-9
 
 
 def test_decoding_without_slots_does_not_change_its_input_state(loaded: Loaded) -> None:

@@ -44,19 +44,36 @@ __device__ __forceinline__ uint4 load_row(const bits16 *from) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
   return v;
 }
-__device__ __forceinline__ void multiply(
-    float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ float to_float(bits16 value) { return __uint_as_float((unsigned)value << 16); }
-__device__ __forceinline__ bits16 rounded(float value) {
-  bits16 made;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made) : "f"(value));
-  return made;
-}
+#define MULTIPLY(TYPE)                                                                                                \
+  static __device__ __forceinline__ void multiply(                                                                    \
+      float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {                  \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "   \
+                 "{%8, %9}, {%0, %1, %2, %3};"                                                                        \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                     \
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));                                             \
+  }
+struct bf16 {
+  MULTIPLY("bf16")
+  static __device__ __forceinline__ float to_float(bits16 value) { return __uint_as_float((unsigned)value << 16); }
+  static __device__ __forceinline__ bits16 rounded(float value) {
+    bits16 made;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made) : "f"(value));
+    return made;
+  }
+};
+struct f16 {
+  MULTIPLY("f16")
+  static __device__ __forceinline__ float to_float(bits16 value) {
+    float made;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(made) : "h"(value));
+    return made;
+  }
+  static __device__ __forceinline__ bits16 rounded(float value) {
+    bits16 made;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(made) : "f"(value));
+    return made;
+  }
+};
 __device__ __forceinline__ float sum_of_lanes(float value, int lanes) {  // of 2^n adjacent lanes
   for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, offset);
   return value;
@@ -64,15 +81,19 @@ __device__ __forceinline__ float sum_of_lanes(float value, int lanes) {  // of 2
 #define SHARED_MEMORY(NAME) extern __shared__ float NAME[]
 #endif
 
-__device__ __forceinline__ float rounded_float(float value) { return to_float(rounded(value)); }
+template <class Type>
+__device__ __forceinline__ float rounded_float(float value) {
+  return Type::to_float(Type::rounded(value));
+}
 
 // ITERATIONS · WARPS · COLUMNS columns. Pointers that are null: squares (no norm before the product), add (no residual,
-// and then gained and out_squares are not written). A gated program has TILES / 2 tiles from each half of the matrix.
-template <int TILES, int ITERATIONS>
+// and then gained and out_squares are not written), factor (no layer scale). A gated program has TILES / 2 tiles from
+// each half of the matrix.
+template <class Type, int TILES, int ITERATIONS>
 __device__ __forceinline__ void product(
-    const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *gain, bits16 *out,
-    bits16 *gained, float *out_squares, int rows, int x_row, int parts, int squares_row, int add_row, int outputs,
-    int gated, float eps) {
+    const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,
+    const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,
+    int squares_row, int add_row, int outputs, int gated, float eps) {
   constexpr int INPUTS = ITERATIONS * WARPS * COLUMNS, HEIGHT = 8 * TILES;
   constexpr int LOADED = MAX_LOADED / TILES < ITERATIONS ? MAX_LOADED / TILES : ITERATIONS;
   constexpr int BATCHED = ITERATIONS < BATCH ? ITERATIONS : BATCH;
@@ -124,8 +145,8 @@ __device__ __forceinline__ void product(
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) {
         const uint4 w = matrix[i % LOADED][tile];
-        multiply(d[tile], a.x, b.x, a.y, b.y, w.x, w.y);
-        multiply(d[tile], a.z, b.z, a.w, b.w, w.z, w.w);
+        Type::multiply(d[tile], a.x, b.x, a.y, b.y, w.x, w.y);
+        Type::multiply(d[tile], a.z, b.z, a.w, b.w, w.z, w.w);
         if (i + LOADED < ITERATIONS) matrix[i % LOADED][tile] = load_weights(lines[tile] + (i + LOADED) * COLUMNS);
       }
     }
@@ -156,29 +177,34 @@ __device__ __forceinline__ void product(
   for (int index = threadIdx.x; index < MAX_ROWS * width; index += THREADS) {
     const int of_row = index / width, line = index % width;
     const long long at = (long long)of_row * outputs + first + line;
-    float made = rounded_float(total(of_row, line));
-    if (gated) made = rounded_float(rounded_float(made / (1.f + expf(-made))) * rounded_float(total(of_row, width + line)));
+    const bool exists = of_row < rows;
+    float made = rounded_float<Type>(total(of_row, line));
+    if (gated) {
+      const float up = rounded_float<Type>(total(of_row, width + line));
+      made = rounded_float<Type>(rounded_float<Type>(made / (1.f + expf(-made))) * up);
+    }
+    if (factor) made = rounded_float<Type>(Type::to_float(factor[first + line]) * made);
     if (add) {  // width is 8 or 16, so a warp has whole rows
-      const bool exists = of_row < rows;
-      if (exists) made = rounded_float(to_float(add[(long long)of_row * add_row + first + line]) + made);
+      if (exists) made = rounded_float<Type>(Type::to_float(add[(long long)of_row * add_row + first + line]) + made);
       const float square = sum_of_lanes(exists ? made * made : 0.f, width);
       if (exists) {
-        gained[at] = rounded(to_float(gain[first + line]) * made);
+        gained[at] = Type::rounded(Type::to_float(gain[first + line]) * made);
         if (line == 0) out_squares[(long long)of_row * gridDim.x + blockIdx.x] = square;
       }
     }
-    if (of_row < rows) out[at] = rounded(made);
+    if (exists) out[at] = Type::rounded(made);
   }
 }
 
-#define PRODUCT(TILES, ITERATIONS)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) product_##TILES##_##ITERATIONS(                            \
-      const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *gain,             \
-      bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts, int squares_row, int add_row,  \
-      int outputs, int gated, float eps) {                                                                            \
-    product<TILES, ITERATIONS>(x, weight, squares, add, gain, out, gained, out_squares, rows, x_row, parts,           \
-                               squares_row, add_row, outputs, gated, eps);                                            \
+#define PRODUCT(TYPE, TILES, ITERATIONS)                                                                              \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) product_##TYPE##_##TILES##_##ITERATIONS(                   \
+      const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,           \
+      const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,            \
+      int squares_row, int add_row, int outputs, int gated, float eps) {                                              \
+    product<TYPE, TILES, ITERATIONS>(x, weight, squares, add, factor, gain, out, gained, out_squares, rows, x_row,    \
+                                     parts, squares_row, add_row, outputs, gated, eps);                               \
   }
 // register_linear.py lists the same: 8 · TILES matrix rows of 256 · ITERATIONS columns.
-PRODUCT(1, 8) PRODUCT(1, 12) PRODUCT(2, 4) PRODUCT(2, 8) PRODUCT(2, 24)
-PRODUCT(3, 4) PRODUCT(3, 8) PRODUCT(4, 4) PRODUCT(4, 8) PRODUCT(6, 4) PRODUCT(12, 8)
+PRODUCT(bf16, 1, 8) PRODUCT(bf16, 1, 12) PRODUCT(bf16, 2, 4) PRODUCT(bf16, 2, 8) PRODUCT(bf16, 2, 24)
+PRODUCT(bf16, 3, 4) PRODUCT(bf16, 3, 8) PRODUCT(bf16, 4, 4) PRODUCT(bf16, 4, 8) PRODUCT(bf16, 6, 4)
+PRODUCT(bf16, 12, 8) PRODUCT(f16, 1, 4) PRODUCT(f16, 2, 2) PRODUCT(f16, 3, 2)

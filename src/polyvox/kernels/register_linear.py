@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of up to 16 rows in CUDA C++: the matrix is in registers before the previous launch has ended.
 
-    the inputs and results of small_batch_linear.py, in bfloat16, for the shapes in INSTANCES
+    the inputs and results of small_batch_linear.py, for the shapes in INSTANCES; also with a layer scale [N]:
+    add + scale · (x @ weightᵀ)
 
 A frame step of a few streams is a chain of short launches. Triton's product of 5 rows or more loads its matrix after
 the previous launch has ended, and o and down need a second launch that adds up their splits. Here every program has
@@ -11,8 +12,9 @@ which is why this is for few rows: 16 rows of 2,048 columns are 8 MB of cache re
 
 A trial (`kernels.in_trial`): no GPU has run it yet.
 
-Types: bfloat16; squares and sums float32.
-Roundings: those of small_batch_linear.py. The order of a sum depends on N and K only, not on the number of rows.
+Types: bfloat16, float16; squares and sums float32.
+Roundings: those of small_batch_linear.py; the rounded product times the layer scale is rounded, as in norm.py. The order
+of a sum depends on N and K only, not on the number of rows.
 Bytes: weight once; x once per program, from cache; add and the result once.
 Grid: one program per 8 · tiles matrix rows; 8 warps divide the columns.
 """
@@ -36,8 +38,12 @@ TILE, COLUMNS = 8, 256  # matrix rows of a tile, columns of an iteration
 WARPS, WARP_SIZE = 8, 32
 ALIGNMENT = 16  # bytes of a load
 ADD_TILES = (1, 2)  # of a product with a residual: a warp has whole rows of the result
-# Tiles and iterations that the source has.
-INSTANCES = {(1, 8), (1, 12), (2, 4), (2, 8), (2, 24), (3, 4), (3, 8), (4, 4), (4, 8), (6, 4), (12, 8)}
+# Tiles and iterations that the source has: for talker and predictor, and for the transformer of the codec.
+INSTANCES = {
+    torch.bfloat16: {(1, 8), (1, 12), (2, 4), (2, 8), (2, 24), (3, 4), (3, 8), (4, 4), (4, 8), (6, 4), (12, 8)},
+    torch.float16: {(1, 4), (2, 2), (3, 2)},
+}
+NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 @cache
@@ -47,13 +53,13 @@ def source(architecture: int) -> CudaSource:
 
 def supports(x: Tensor, weight: Matrix, add: bool = False) -> bool:
     """Whether the trial is enabled, and the kernel runs for rows x [..., K] and a matrix [N, K]."""
-    if not kernels.in_trial(TRIAL) or not isinstance(weight, Tensor) or x.device.type == "cpu":
+    if not kernels.in_trial(TRIAL) or not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
         return False
     rows, architecture = x.numel() // x.shape[-1], gpu_of(x.device).architecture
-    if not 0 < rows <= MAX_ROWS or x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
+    if not 0 < rows <= MAX_ROWS or x.dtype != weight.dtype:
         return False
     tiles, iterations = instance(weight)
-    if (tiles, iterations) not in INSTANCES or (add and tiles not in ADD_TILES):
+    if (tiles, iterations) not in INSTANCES.get(x.dtype, ()) or (add and tiles not in ADD_TILES):
         return False
     return architecture in GPUS and source(architecture).available()
 
@@ -75,17 +81,20 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
     given = _flat(x.gained if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
     squares, eps = (_flat(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
-    _launch(given, weight, squares, None, None, out, None, None, gated, eps)
+    _launch(given, weight, squares, None, None, None, out, None, None, gated, eps)
     return out
 
 
-def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
-    """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
+def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
+    """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`.
+
+    scale: of the layer, by which the product is multiplied.
+    """
     given, added = _flat(x), _flat(add)
     out, gained = (given.new_empty(added.shape) for _ in range(2))
     parts = len(weight) // (TILE * instance(weight)[0])
     squares = torch.empty(len(given), parts, dtype=torch.float32, device=x.device)
-    _launch(given, weight, None, added, norm.gain, out, gained, squares, False, 0.0)
+    _launch(given, weight, None, added, scale, norm.gain, out, gained, squares, False, 0.0)
     return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], parts), norm)
 
 
@@ -94,6 +103,7 @@ def _launch(
     weight: Tensor,
     squares: Tensor | None,
     add: Tensor | None,
+    scale: Tensor | None,
     gain: Tensor | None,
     out: Tensor,
     gained: Tensor | None,
@@ -108,8 +118,9 @@ def _launch(
     assert squares is None or squares.shape[1] == 1 or squares.stride(1) == 1
     parts, squares_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
     source(gpu_of(x.device).architecture).launch(
-        f"product_{tiles}_{iterations}", len(weight) // (TILE * tiles), WARPS * WARP_SIZE, shared_bytes(tiles),
-        [x, weight, squares, add, gain, out, gained, out_squares, len(x), x.stride(0), parts, squares_row,
+        f"product_{NAMES[x.dtype]}_{tiles}_{iterations}", len(weight) // (TILE * tiles), WARPS * WARP_SIZE,
+        shared_bytes(tiles),
+        [x, weight, squares, add, scale, gain, out, gained, out_squares, len(x), x.stride(0), parts, squares_row,
          0 if add is None else add.stride(0), out.shape[1], int(gated), eps],
         overlaps=overlap(x)["OVERLAP"],
     )  # fmt: skip

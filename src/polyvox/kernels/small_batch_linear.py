@@ -99,13 +99,17 @@ def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
     return launch(x, weight, gated, plan).view(*given.shape[:-1], -1)
 
 
-def project_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
-    """Compute add + x @ weightᵀ, and what the products after the norm read of it."""
+def project_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
+    """Compute add + x @ weightᵀ, and what the products after the norm read of it.
+
+    scale [N], of a layer, by which the product is multiplied: register_linear.py only.
+    """
     if not is_small_batch(x, weight):
-        return project_add_reference(x, weight, add, norm)
+        return project_add_reference(x, weight, add, norm, scale)
     if register_linear.supports(x, weight, add=True):
         assert isinstance(weight, Tensor)
-        return register_linear.launch_add(x, weight, add, norm)
+        return register_linear.launch_add(x, weight, add, norm, scale)
+    assert scale is None
     plan = choose_plan(x.numel() // x.shape[-1], weight, add=True, gpu=gpu_of(x.device))
     return launch_add(x, weight, add, norm, plan)
 
@@ -122,9 +126,10 @@ def project_reference(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) 
     return silu_mul_reference(made) if gated else made
 
 
-def project_add_reference(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
+def project_add_reference(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
     """Reference implementation."""
-    return pre_norm_reference(add + multiply_reference(x, weight), norm)
+    made = multiply_reference(x, weight)
+    return pre_norm_reference(add + (made if scale is None else scale * made), norm)
 
 
 def row_block(rows: int) -> int:

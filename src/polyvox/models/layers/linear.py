@@ -24,8 +24,8 @@ class Projection(Protocol):
     def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
         """The projection of x or norm(x), gated (silu(first half) · second half) or not, in one launch."""
 
-    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
-        """residual + the projection of x, and what projections after the norm need."""
+    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
+        """residual + the projection of x, times the layer's scale, and what projections after the norm need."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +43,8 @@ class MatrixProjection:
     def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
         return project(x, self.matrix, gated)
 
-    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
-        return project_add(x, self.matrix, residual, norm)
+    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
+        return project_add(x, self.matrix, residual, norm, scale)
 
 
 class QuantizableWeights(nn.Module):
@@ -88,8 +88,8 @@ class Linear(QuantizableWeights):
     def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
         return project(x, self.matrix, gated)
 
-    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm) -> PreNorm:
-        return project_add(x, self.matrix, residual, norm)
+    def add_fused(self, x: Tensor, residual: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
+        return project_add(x, self.matrix, residual, norm, scale)
 
 
 class PackedLinear(Linear):

@@ -23,6 +23,6 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(silu_mul(self.gate_up(x)))
 
-    def add_fused(self, x: PreNorm, norm: Norm) -> PreNorm:
-        """The rows of x + the output for norm(x), before the next norm."""
-        return self.down_proj.add_fused(self.gate_up.fused(x, gated=True), x.rows, norm)
+    def add_fused(self, x: PreNorm, norm: Norm, scale: Tensor | None = None) -> PreNorm:
+        """The rows of x + the output for norm(x), times the layer's scale if it has one, before the next norm."""
+        return self.down_proj.add_fused(self.gate_up.fused(x, gated=True), x.rows, norm, scale)

@@ -60,8 +60,9 @@ class SparseMLP(nn.Module):
         rows = x.flatten(0, -2)
         return self._combine(rows, self.router(rows), self.shared_expert(rows), None).view_as(x)
 
-    def add_fused(self, x: PreNorm, norm: Norm) -> PreNorm:
-        """The rows of x + the output for norm(x), before the next norm."""
+    def add_fused(self, x: PreNorm, norm: Norm, scale: Tensor | None = None) -> PreNorm:
+        """The rows of x + the output for norm(x), before the next norm. No layer with experts has a scale."""
+        assert scale is None
         rows, expert = x.rows.flatten(0, -2), self.shared_expert
         shared = expert.down_proj.fused(expert.gate_up.fused(x, gated=True)).flatten(0, -2)
         normed = rms_norm(rows, x.norm.gain, x.norm.eps)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.kernels import decode_attention
+from polyvox.kernels import decode_attention, register_linear
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
 from polyvox.kernels.pre_norm import PreNorm, embed_pre_norm, pre_norm
 from polyvox.kernels.prefill_attention import prompt_attention
+from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.rotary import HeadRotation, rotary_store
 from polyvox.models.layers.linear import Linear, PackedLinear, Projection
 from polyvox.models.layers.mlp import MLP
@@ -40,10 +41,13 @@ class Attention(nn.Module):
             self.q_norm = self.k_norm = nn.Identity()
 
     def forward(self, x: Tensor, layer: int, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
-        qkv = self.qkv(x)
+        return self.o_proj(self.attend(self.qkv(x), layer, rotary, attend))
+
+    def attend(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
+        """Attention of rows [..., q, k and v], before the output projection."""
         if isinstance(attend, PagedKVView):
-            return self.o_proj(self.attend_paged(qkv, layer, rotary, attend))
-        return self.o_proj(attend(layer, *self._rotated_heads(qkv, rotary)).flatten(-2))
+            return self._attend_paged(qkv, layer, rotary, attend)
+        return attend(layer, *self._rotated_heads(qkv, rotary)).flatten(-2)
 
     def store(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, attend: Attend) -> None:
         """Stores the keys and values of rows [..., q, k and v] and computes no more than that needs."""
@@ -74,7 +78,7 @@ class Attention(nn.Module):
             norms = self.q_norm.weight, self.k_norm.weight
         return HeadRotation(*rotary.table, norms, self.norm_eps, rotary.by_row)
 
-    def attend_paged(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
+    def _attend_paged(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
         """Attention of rows [..., q, k and v] over the paged KV cache; rotary has the angles of all positions."""
         rows, rotation, cache = qkv.flatten(0, -2), self._rotation(rotary), view.layer(layer)
         if view.decode_only and decode_attention.supports(rows, cache):
@@ -107,13 +111,28 @@ class TransformerLayer(nn.Module):
         return next_norm.add_and_norm(self.mlp(normed), x, self.mlp_layer_scale)
 
     def forward_small_batch(
-        self, x: PreNorm, layer: int, rotary: RotaryEmbedding, view: PagedKVView, next_norm: RMSNorm
+        self, x: PreNorm, layer: int, rotary: RotaryEmbedding, attend: Attend, next_norm: RMSNorm
     ) -> PreNorm:
-        """The same for a small batch, with norms and residuals fused into the projections. Without layer scales."""
+        """The same for a small batch, with norms and residuals fused into the projections."""
         attention = self.self_attn
-        attended = attention.attend_paged(attention.qkv.fused(x), layer, rotary, view)
-        x = attention.o_proj.add_fused(attended, x.rows, self.post_attention_layernorm.fused)
-        return self.mlp.add_fused(x, next_norm.fused)
+        scale, mlp_scale = (
+            None if given is None else given.scale for given in (self.self_attn_layer_scale, self.mlp_layer_scale)
+        )
+        attended = attention.attend(attention.qkv.fused(x), layer, rotary, attend)
+        x = attention.o_proj.add_fused(attended, x.rows, self.post_attention_layernorm.fused, scale)
+        return self.mlp.add_fused(x, next_norm.fused, mlp_scale)
+
+    def supports_small_batch(self, x: Tensor) -> bool:
+        """Whether `forward_small_batch` is faster for these rows."""
+        if self.self_attn_layer_scale is None:
+            return self.self_attn.qkv.supports_fused(x)
+        # Layers with scales have products that only this kernel fuses; one call needs all four.
+        attention, mlp = self.self_attn, self.mlp
+        return (
+            isinstance(mlp, MLP)
+            and all(register_linear.supports(x, each.weight) for each in (attention.qkv, mlp.gate_up))
+            and all(register_linear.supports(x, each.weight, add=True) for each in (attention.o_proj, mlp.down_proj))
+        )
 
 
 class Transformer(nn.Module):
@@ -133,7 +152,7 @@ class Transformer(nn.Module):
 
     def run(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] to rows after the final norm. Each layer computes the input norm of the next one."""
-        if isinstance(attend, PagedKVView) and self._supports_fused(x):
+        if self._supports_fused(x, attend):
             return self.norm(self._run_small_batch(x, rotary, attend, len(self.layers)).rows)
         return self._run_layers(x, rotary, attend, len(self.layers))
 
@@ -144,7 +163,7 @@ class Transformer(nn.Module):
         """
         last = len(self.layers) - 1
         attention = cast(TransformerLayer, self.layers[last]).self_attn
-        if isinstance(attend, PagedKVView) and self._supports_fused(x):
+        if self._supports_fused(x, attend):
             qkv = attention.qkv.fused(self._run_small_batch(x, rotary, attend, last))
         else:
             qkv = attention.qkv(self._run_layers(x, rotary, attend, last))
@@ -152,18 +171,20 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, head: Projection) -> Tensor:
         """The logits [B, vocab] of a head for the last row of each stream."""
-        if isinstance(x, PreNorm) or (isinstance(attend, PagedKVView) and self._supports_fused(x)):
-            return head.fused(self._run_small_batch(x, rotary, cast(PagedKVView, attend), len(self.layers)).last())
+        if isinstance(x, PreNorm) or self._supports_fused(x, attend):
+            return head.fused(self._run_small_batch(x, rotary, attend, len(self.layers)).last())
         return head(self.run(x, rotary, attend)[:, -1])
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor | PreNorm:
         """Rows table[ids] as the input of a pass over a PagedKVView, before the first norm if the batch is small."""
-        if self._supports_fused(table[0].expand(*ids.shape, -1)):
+        if cast(TransformerLayer, self.layers[0]).supports_small_batch(table[0].expand(*ids.shape, -1)):
             return embed_pre_norm(ids, table, self._norms()[0].fused)
         return F.embedding(ids, table)
 
-    def _supports_fused(self, x: Tensor) -> bool:
-        return cast(TransformerLayer, self.layers[0]).self_attn.qkv.supports_fused(x)
+    def _supports_fused(self, x: Tensor, attend: Attend) -> bool:
+        """Whether the attention is that of kernels, and fused projections are faster for these rows."""
+        is_kernel = isinstance(attend, PagedKVView | RingAttention)
+        return is_kernel and cast(TransformerLayer, self.layers[0]).supports_small_batch(x)
 
     def _norms(self) -> list[RMSNorm]:
         """The norm before each layer, and the final one."""
@@ -178,11 +199,11 @@ class Transformer(nn.Module):
         return normed
 
     def _run_small_batch(
-        self, x: Tensor | PreNorm, rotary: RotaryEmbedding, view: PagedKVView, num_layers: int
+        self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, num_layers: int
     ) -> PreNorm:
         """Rows after the first layers, before the norm that follows them: the next projection includes it."""
         norms = self._norms()
         rows = x if isinstance(x, PreNorm) else pre_norm(x, norms[0].fused)
         for index, layer in enumerate(islice(self.layers, num_layers)):
-            rows = cast(TransformerLayer, layer).forward_small_batch(rows, index, rotary, view, norms[index + 1])
+            rows = cast(TransformerLayer, layer).forward_small_batch(rows, index, rotary, attend, norms[index + 1])
         return rows
