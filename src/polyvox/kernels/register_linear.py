@@ -13,8 +13,8 @@ which is why this is for few rows: 16 rows of 2,048 columns are 8 MB of cache re
 A trial (`kernels.in_trial`): no GPU has run it yet.
 
 Types: bfloat16, float16; squares and sums float32.
-Roundings: those of small_batch_linear.py; the rounded product times the layer scale is rounded, as in norm.py. The order
-of a sum depends on N and K only, not on the number of rows.
+Roundings: those of small_batch_linear.py; the rounded product times the layer scale is rounded, as in norm.py. The
+order of a sum depends on N and K only, not on the number of rows.
 Bytes: weight once; x once per program, from cache; add and the result once.
 Grid: one program per 8 · tiles matrix rows; 8 warps divide the columns.
 """
