@@ -62,7 +62,7 @@ def test_every_product_of_the_published_model_is_supported(shape: tuple[int, int
     for architecture in GPUS:
         with assume(GPUS[architecture]):
             given, weight = rows(16, shape[1], dtype_of(shape)), rows(*shape, dtype_of(shape))
-            assert register_linear.supports(given, weight, shape in ADDED)
+            assert register_linear.supports(given, weight, shape in ADDED, shape in GATED)
 
 
 @pytest.mark.usefixtures("_trial", "_nvrtc")
@@ -75,6 +75,7 @@ def test_other_shapes_types_and_batches_are_not_supported() -> None:
     assert not register_linear.supports(rows(8, 1000), rows(4096, 1000))
     assert not register_linear.supports(rows(8, 1024), rows(4100, 1024))
     assert not register_linear.supports(rows(8, 1024), weight, add=True)
+    assert not register_linear.supports(rows(8, 1024), rows(3072, 1024), gated=True)
     assert not register_linear.supports(torch.ones(8, 1024).bfloat16(), weight)
 
 

@@ -51,7 +51,7 @@ def source(architecture: int) -> CudaSource:
     return CudaSource("register_linear.cu", str(architecture))
 
 
-def supports(x: Tensor, weight: Matrix, add: bool = False) -> bool:
+def supports(x: Tensor, weight: Matrix, add: bool = False, gated: bool = False) -> bool:
     """Whether the trial is enabled, and the kernel runs for rows x [..., K] and a matrix [N, K]."""
     if not kernels.in_trial(TRIAL) or not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
         return False
@@ -60,6 +60,8 @@ def supports(x: Tensor, weight: Matrix, add: bool = False) -> bool:
         return False
     tiles, iterations = instance(weight)
     if (tiles, iterations) not in INSTANCES.get(x.dtype, ()) or (add and tiles not in ADD_TILES):
+        return False
+    if gated and tiles % 2:  # a program has as many tiles of each half
         return False
     return architecture in GPUS and source(architecture).available()
 

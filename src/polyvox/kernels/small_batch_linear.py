@@ -92,7 +92,7 @@ def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
     given = x.gained if isinstance(x, PreNorm) else x
     if not is_small_batch(given, weight):
         return project_reference(x, weight, gated)
-    if register_linear.supports(given, weight):
+    if register_linear.supports(given, weight, gated=gated):
         assert isinstance(weight, Tensor)
         return register_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
     plan = choose_plan(given.numel() // given.shape[-1], weight, gpu=gpu_of(given.device))

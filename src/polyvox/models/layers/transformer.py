@@ -130,7 +130,8 @@ class TransformerLayer(nn.Module):
         attention, mlp = self.self_attn, self.mlp
         return (
             isinstance(mlp, MLP)
-            and all(register_linear.supports(x, each.weight) for each in (attention.qkv, mlp.gate_up))
+            and register_linear.supports(x, attention.qkv.weight)
+            and register_linear.supports(x, mlp.gate_up.weight, gated=True)
             and all(register_linear.supports(x, each.weight, add=True) for each in (attention.o_proj, mlp.down_proj))
         )
 
