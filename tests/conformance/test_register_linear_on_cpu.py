@@ -174,3 +174,20 @@ def test_every_product_compiles_and_fits_the_registers(architecture: int, tmp_pa
     assert len(registers) == sum(map(len, register_linear.INSTANCES.values()))
     assert max(registers) <= MAX_REGISTERS
     assert not any(spilled)
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_the_assembler_leaves_the_loads_of_weights_before_the_wait(tmp_path: Path) -> None:
+    """Loads by the read-only path (.nc) are moved behind it. In machine code, ACQBULK waits for the previous launch."""
+    import triton
+
+    cubin = tmp_path / "made.cubin"
+    target = "-gencode=arch=compute_90,code=sm_90"
+    subprocess.run([str(NVCC), target, "-cubin", "-std=c++17", "-o", cubin, SOURCE], check=True, timeout=600)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    code = subprocess.run([tool, cubin], capture_output=True, text=True, check=True, timeout=120).stdout
+    programs = re.findall(r"^\.text\.product_\w+?_(\d+)_(\d+):$(.*?)ACQBULK", code, re.MULTILINE | re.DOTALL)
+    assert len(programs) == sum(map(len, register_linear.INSTANCES.values()))
+    for tiles, iterations, before in programs:
+        loaded = min(24 // int(tiles), int(iterations)) * int(tiles)
+        assert before.count("LDG.E.NA.128") == loaded, (tiles, iterations)

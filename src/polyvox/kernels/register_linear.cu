@@ -30,11 +30,11 @@ __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Weights: constant while the engine runs, and read once per launch.
+// Weights: read once per launch. Not by the read-only path (.nc), whose loads the assembler moves behind the wait.
 __device__ __forceinline__ uint4 load_weights(const bits16 *from) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
   return v;
 }
 // Rows of x: written by the previous launch, so not through the read-only cache.
@@ -116,6 +116,11 @@ __device__ __forceinline__ void product(
   for (int i = 0; i < LOADED; i++)
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) matrix[i][tile] = load_weights(lines[tile] + i * COLUMNS);
+  // A product with a residual has at most one output for each thread.
+  const int own_row = threadIdx.x / width, own = first + threadIdx.x % width;
+  const bool has_own = add && own_row < rows;
+  const float own_gain = has_own ? Type::to_float(gain[own]) : 0.f;
+  const float own_factor = has_own && factor ? Type::to_float(factor[own]) : 1.f;
   wait_for_previous();
 
   const bits16 *low = x + (long long)row * x_row + column, *high = low + 8LL * x_row;
@@ -130,6 +135,17 @@ __device__ __forceinline__ void product(
     }
   };
   load_batch(0);
+  const float residual = has_own ? Type::to_float(add[(long long)own_row * add_row + own]) : 0.f;
+  float norms[MAX_ROWS / WARPS];  // sums of squares of this warp's rows
+#pragma unroll
+  for (int i = 0; i < MAX_ROWS / WARPS; i++) {
+    const int normed = warp * (MAX_ROWS / WARPS) + i;
+    norms[i] = 0.f;
+    if (squares && normed < rows) {
+#pragma unroll 4
+      for (int part = lane; part < parts; part += 32) norms[i] += squares[(long long)normed * squares_row + part];
+    }
+  }
   float d[TILES][4];
 #pragma unroll
   for (int tile = 0; tile < TILES; tile++)
@@ -158,13 +174,9 @@ __device__ __forceinline__ void product(
     to[8 * HEIGHT] = d[tile][2], to[8 * HEIGHT + 1] = d[tile][3];
   }
 #pragma unroll
-  for (int i = 0; i < MAX_ROWS / WARPS; i++) {  // the norm of the rows: warp after warp
-    const int normed = warp * (MAX_ROWS / WARPS) + i;
-    float total = 0.f;
-    if (squares && normed < rows)
-      for (int part = lane; part < parts; part += 32) total += squares[(long long)normed * squares_row + part];
-    total = sum_of_lanes(total, 32);
-    if (lane == 0) scales[normed] = squares ? rsqrtf(total / INPUTS + eps) : 1.f;
+  for (int i = 0; i < MAX_ROWS / WARPS; i++) {
+    const float total = sum_of_lanes(norms[i], 32);
+    if (lane == 0) scales[warp * (MAX_ROWS / WARPS) + i] = squares ? rsqrtf(total / INPUTS + eps) : 1.f;
   }
   __syncthreads();
 
@@ -183,12 +195,12 @@ __device__ __forceinline__ void product(
       const float up = rounded_float<Type>(total(of_row, width + line));
       made = rounded_float<Type>(rounded_float<Type>(made / (1.f + expf(-made))) * up);
     }
-    if (factor) made = rounded_float<Type>(Type::to_float(factor[first + line]) * made);
     if (add) {  // width is 8 or 16, so a warp has whole rows
-      if (exists) made = rounded_float<Type>(Type::to_float(add[(long long)of_row * add_row + first + line]) + made);
+      if (factor) made = rounded_float<Type>(own_factor * made);
+      made = rounded_float<Type>(residual + made);
       const float square = sum_of_lanes(exists ? made * made : 0.f, width);
       if (exists) {
-        gained[at] = Type::rounded(Type::to_float(gain[first + line]) * made);
+        gained[at] = Type::rounded(own_gain * made);
         if (line == 0) out_squares[(long long)of_row * gridDim.x + blockIdx.x] = square;
       }
     }
