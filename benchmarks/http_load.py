@@ -38,12 +38,15 @@ if TYPE_CHECKING:  # all processes of the server import this module
 
 SAMPLE_INTERVAL = 0.5  # seconds between two reports of the engine's process
 MEMORY_INTERVAL = 10  # seconds
-PROGRESS_INTERVAL = 30.0  # seconds
+GPU_MEMORY_INTERVAL = 60  # seconds; nvidia-smi takes locks of the driver, for which a step may wait
+PROGRESS_INTERVAL = 10.0  # seconds
+LONG_STEP = 0.12  # seconds: a bound of the histogram of steps
 START_TIMEOUT = 600.0  # seconds
 STOP_TIMEOUT = 60.0
 SIMULATED_OPEN_SLOTS = 512  # of the simulated model in an open loop
 MAX_FAILURE_CHARS = 120  # of each kind of failure
 UNDERRUNS = "streams_with_underruns"
+BUCKETS = "step_bucket_"  # steps by their duration, in the engine's statistics
 ENGINE_THREADS = ("engine", "io", "prepare", "other")
 
 
@@ -130,10 +133,13 @@ class Progress:
         after, before = json.loads(self._report.read_text()), self._before
         frames = max(1.0, after["frames"] - before["frames"])
         seconds = sum(after[f"cpu_{name}"] - before[f"cpu_{name}"] for name in ENGINE_THREADS)
+        buckets = {name: float(name.removeprefix(BUCKETS)) for name in after if name.startswith(BUCKETS)}
+        num_long = sum(after[name] - before[name] for name, bound in buckets.items() if bound > LONG_STEP)
         sys.stdout.write(
             f"{self._label} after {elapsed:.0f} s: {completed} requests completed, {in_flight} in flight, engine: "
             f"{frames / elapsed:.0f} frames/s, {after['streams']:.0f} streams, {after['waiting']:.0f} queued, "
             f"capacity {after['capacity']:.0f}, {after[UNDERRUNS] - before[UNDERRUNS]:.0f} streams with underruns, "
+            f"{num_long:.0f} steps above {LONG_STEP:g} s, "
             f"{1e6 * seconds / frames:.1f} us/frame, {after['memory'] / 1e9:.2f} GB\n"
         )
         sys.stdout.flush()
@@ -155,11 +161,12 @@ class Monitor(threading.Thread):
     def run(self) -> None:
         from process_times import gpu_memory, num_connections, resident_bytes
 
-        seconds = 0
+        seconds, gpu = 0, 0.0
         while not self._stopped.wait(1.0):
             self._connections.append([num_connections(pid, self._port) for pid in self._servers])
             if seconds % MEMORY_INTERVAL == 0:
-                engine, gpu = resident_bytes(self._engine) / 1e9, gpu_memory() or 0.0
+                engine = resident_bytes(self._engine) / 1e9
+                gpu = gpu_memory() or 0.0 if seconds % GPU_MEMORY_INTERVAL == 0 else gpu
                 servers = [resident_bytes(pid) / 1e9 for pid in self._servers]
                 self._memory.append((engine, sum(servers), gpu))
                 if self._log is not None:
