@@ -97,6 +97,10 @@ def test_each_stage_is_counted_once_for_a_request_and_for_live_text(
         websocket.send(json.dumps({"type": "input.done"}))
         while b"session.done" not in (message := websocket.recv(TIMEOUT, decode=False)):
             assert message
-        assert list(json.loads(message)["server_timing"]) == list(STAGES[1:])
+        done = json.loads(message)
+    stages = {stage: duration / 1e3 for stage, duration in done["server_timing"].items()}
+    assert list(stages) == list(STAGES[1:])
+    record = client.get(f"/v1/audio/speech/{done['request_id']}").json()
+    assert record["first_audio"] == pytest.approx(sum(stages.values()) - stages["words"], abs=1e-3)
     expected = {stage: count + (1 if stage in ("request", "words") else 2) for stage, count in before.items()}
     eventually(lambda: counts() == expected)

@@ -27,6 +27,12 @@ class FirstPacketTimer:
     submitted_at: float | None = None
     chunk: FirstChunkTimes | None = None
 
+    @property
+    def awaited_in_engine(self) -> float:
+        """Seconds of waits for live text after the segment was submitted."""
+        chunk = self.chunk
+        return 0.0 if chunk is None else (chunk.queued_at - chunk.received_at) + (chunk.text_at - chunk.admitted_at)
+
     def stages(self, arrived_at: float | None, started_at: float, now: float) -> dict[str, float] | None:
         """Seconds of each stage of a packet that is ready now; None if its audio is not that of the first segment.
 
@@ -38,7 +44,7 @@ class FirstPacketTimer:
         chunk = self.chunk
         stages = {
             "request": 0.0 if arrived_at is None else started_at - arrived_at,
-            "words": self.awaited + (chunk.queued_at - chunk.received_at) + (chunk.text_at - chunk.admitted_at),
+            "words": self.awaited + self.awaited_in_engine,
             "text": self.submitted_at - started_at,
             "submit": chunk.received_at - self.submitted_at,
             "queue": chunk.admitted_at - chunk.queued_at,

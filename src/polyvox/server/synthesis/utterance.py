@@ -358,9 +358,11 @@ class Utterance:
     def _note_first_audio(self) -> None:
         if self.record.first_audio is None:
             now = time.monotonic()
-            self.record.first_audio = now - self._start_time
-            if self._options.streaming and self._streams is not None:
-                self.record.stages = self._streams.first_packet.stages(self._arrived_at, self._start_time, now)
+            assert self._streams is not None
+            timer = self._streams.first_packet
+            self.record.first_audio = now - self._start_time - timer.awaited_in_engine
+            if self._options.streaming:
+                self.record.stages = timer.stages(self._arrived_at, self._start_time, now)
             self._trace.on_first_packet(self.record.stages)
 
     def _record_finished(self, reason: FinishReason, error: str | None = None) -> None:
