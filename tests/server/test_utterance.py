@@ -22,9 +22,10 @@ from polyvox.models.request import Request
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
 from polyvox.server.synthesis import segment_streams
+from polyvox.server.synthesis import service as service_module
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.segments import Segment, SegmentQueue, StreamingTokens
-from polyvox.server.synthesis.service import MIN_PREPARING, PreparedUtterance, SynthesisService
+from polyvox.server.synthesis.service import MAX_REJECTIONS, MIN_PREPARING, PreparedUtterance, SynthesisService
 from polyvox.server.synthesis.utterance import Utterance
 from polyvox.text import TextRules
 from server.fakes import CUSTOM, PausableEngine
@@ -281,6 +282,21 @@ def test_a_later_sentence_is_submitted_again_until_the_engine_accepts_it(monkeyp
         (record,) = spoken(engine, test)
         assert [request.text for request in engine.requests] == ["One.", "Two."]
     assert (record.finish_reason, engine.num_rejections) == ("stop", 2)
+
+
+def test_rejections_of_later_sentences_are_not_repeated_to_new_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "REJECTION_SECONDS", 60.0)
+    monkeypatch.setattr(RejectingEngine, "max_rejections", 10**9)
+
+    async def test(service: SynthesisService) -> None:
+        for _ in range(MAX_REJECTIONS):
+            with pytest.raises(Overloaded):
+                await service.submit(Request("Two.", seed=1, segment=1))
+        await all_of(await service.start(SynthesisOptions("One.", format="pcm"), "new"))
+
+    with closing(RejectingEngine()) as engine:
+        (record,) = spoken(engine, test)
+    assert record.finish_reason == "stop"
 
 
 def test_an_utterance_can_be_cancelled_while_a_later_sentence_is_submitted_again(
