@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits per address, the addresses of clients behind proxies, and records that only their key can read."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from starlette.requests import HTTPConnection
 
 from ipc.engine_processes import eventually
+from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.errors import InvalidRequest
 from polyvox.server.middleware.addresses import TrustedProxies
+from polyvox.server.middleware.limits import Caller, ConcurrencyLimiter, ConcurrencyLimitExceeded
 from polyvox.server.settings import Settings
 from polyvox.server.settings_sources import load_settings
 from server.fakes import PausableEngine
@@ -134,6 +137,24 @@ def test_utterances_of_websockets_count_towards_the_limit_of_their_address(
         assert error["retry_after"] > 0
     for connection in speaking:
         connection.close()
+
+
+def test_without_keys_each_address_has_the_limit_of_a_key(engine: PausableEngine) -> None:
+    async def run() -> None:
+        counted = AsyncLocalEngine(engine)
+        first, again, other = (
+            ConcurrencyLimiter(counted, Caller("", address), Settings(max_streams_per_key=1))
+            for address in ("198.51.100.1", "198.51.100.1", "198.51.100.2")
+        )
+        async with first.request():
+            with pytest.raises(ConcurrencyLimitExceeded):
+                await again.request().__aenter__()
+            async with other.request():
+                pass
+        async with again.request():
+            pass
+
+    asyncio.run(run())
 
 
 def test_a_request_over_the_limit_of_its_address_does_not_count_for_its_key(engine: PausableEngine) -> None:
