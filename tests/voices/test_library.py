@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
 import os
 import stat
 import subprocess
@@ -374,22 +375,42 @@ def test_old_temporary_files_are_deleted(library: VoiceLibrary) -> None:
     assert not young.exists()
 
 
-# Kills itself at its nth file system call.
-KILLED_WRITER = """
-import os, signal, sys
-from voices.factories import add
+# For each n a child, which kills itself at its nth file system call. Prints its exit status and what it left.
+KILLED_WRITERS = """
+import json, os, signal, sys
+from pathlib import Path
+from voices.factories import add, version
 from polyvox.voices import VoiceLibrary
 
-folder, last, replace, remove = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "replace", sys.argv[3] == "remove"
-library, calls = VoiceLibrary(folder), 0
-def count(event, _):
-    global calls
-    if event in ("open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.scandir"):
-        calls += 1
-        if calls == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(count)
-library.remove("anna") if remove else add(library, "anna", 2, replace)
+folder, act, before = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+
+def change(last):
+    calls = 0
+    def count(event, _):
+        nonlocal calls
+        if event in ("open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.scandir"):
+            calls += 1
+            if calls == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+    library = VoiceLibrary(folder)
+    sys.addaudithook(count)
+    library.remove("anna") if act == "remove" else add(library, "anna", 2, act == "replace")
+
+assert "torch" not in sys.modules
+for last in range(1, 20):
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    if before is not None:
+        add(VoiceLibrary(folder), "anna", before)
+    child = os.fork()
+    if child == 0:
+        change(last)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    library = VoiceLibrary(folder)
+    print(json.dumps([status, [version(voice) for voice in library.list()], len(library.damaged())]))
+    if status == 0:
+        break
 """
 
 
@@ -397,27 +418,18 @@ library.remove("anna") if remove else add(library, "anna", 2, replace)
 def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_voice(
     act: str, before: int | None, after: int | None, library: VoiceLibrary
 ) -> None:
-    seen = []
-    for step in range(1, 20):
-        for file in library.folder.glob("*.safetensors"):
-            file.unlink()
-        if before is not None:
-            add(library, "anna", before)
-        command = [sys.executable, "-c", KILLED_WRITER, str(library.folder), str(step), act]
-        process = subprocess.run(command, env=environment())
-        found = [version(voice) for voice in library.list()]
-        assert library.damaged() == ()
-        seen.append(found[0] if found else None)
-        if process.returncode == 0:
-            break
-        assert process.returncode == -9
+    command = [sys.executable, "-c", KILLED_WRITERS, str(library.folder), act, json.dumps(before)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [status for status, _, _ in ends] == [-9] * (len(ends) - 1) + [0]
+    assert not any(num_damaged for _, _, num_damaged in ends)
+    seen = [found[0] if found else None for _, found, _ in ends]
     assert seen[0] == before
     assert seen[-1] == after
     assert len(seen) >= 3
     assert seen == sorted(seen, key=lambda found: found == after)
 
 
-def test_a_hundred_killed_writers_damage_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_hundred_killed_writers_damage_nothing(tmp_path: Path) -> None:
     run(tmp_path / "voices", 50)
