@@ -428,6 +428,7 @@ def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_voice(
     assert seen[0] == before
     assert seen[-1] == after
     assert len(seen) >= 3
+    assert set(seen) == {before, after}
     assert seen == sorted(seen, key=lambda found: found == after)
 
 
