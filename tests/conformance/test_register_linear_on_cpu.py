@@ -27,6 +27,9 @@ SOURCE = Path(register_linear.__file__).with_suffix(".cu")
 NUM_PROGRAMS = 2
 TOLERANCE = 2**-7  # two bfloat16 that are next to each other
 MAX_REGISTERS = 255
+NUM_PRODUCTS = sum(
+    len(instances) * register_linear.MAX_GROUPS[dtype] for dtype, instances in register_linear.INSTANCES.items()
+)
 
 PROGRAM = """
 #include "register_linear.cu"
@@ -46,9 +49,10 @@ typedef bits16 B;
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("register_linear")
     calls = "".join(
-        f"CALL(product_{register_linear.NAMES[dtype]}_{tiles}_{iterations})\n"
+        f"CALL(product_{register_linear.NAMES[dtype]}_{tiles}_{iterations}_{groups})\n"
         for dtype, instances in register_linear.INSTANCES.items()
         for tiles, iterations in sorted(instances)
+        for groups in range(1, register_linear.MAX_GROUPS[dtype] + 1)
     )
     (folder / "program.cpp").write_text(PROGRAM + calls)
     command = [str(COMPILER), "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-DON_CPU", "-Wno-unknown-pragmas"]
@@ -139,9 +143,10 @@ def test_a_sum_and_its_squares_equal_their_reference(tiles: int, iterations: int
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
 @pytest.mark.usefixtures("_on_cpu")
-def test_products_of_float16_with_a_layer_scale_equal_their_reference() -> None:
+@pytest.mark.parametrize("rows", [4, 27])
+def test_products_of_float16_with_a_layer_scale_equal_their_reference(rows: int) -> None:
     dtype = torch.float16
-    weight, x, add = matrix(1, 4, dtype), noise(4, 1024, seed=5, dtype=dtype), noise(4, 16, seed=6, dtype=dtype)
+    weight, x, add = matrix(1, 4, dtype), noise(rows, 1024, seed=5, dtype=dtype), noise(rows, 16, seed=6, dtype=dtype)
     scale, after = noise(16, seed=7, dtype=dtype), norm(16, dtype)
     found = register_linear.launch_add(x, weight, add, after, scale)
     assert_close(found.rows, project_add_reference(x, weight, add, after, scale).rows)
@@ -171,7 +176,7 @@ def test_every_product_compiles_and_fits_the_registers(architecture: int, tmp_pa
     assert made.returncode == 0, made.stderr[-3000:]
     registers = [int(used) for used in re.findall(r"Used (\d+) registers", made.stderr)]
     spilled = [int(stored) for stored in re.findall(r"(\d+) bytes spill stores", made.stderr)]
-    assert len(registers) == sum(map(len, register_linear.INSTANCES.values()))
+    assert len(registers) == NUM_PRODUCTS
     assert max(registers) <= MAX_REGISTERS
     assert not any(spilled)
 
@@ -186,8 +191,8 @@ def test_the_assembler_leaves_the_loads_of_weights_before_the_wait(tmp_path: Pat
     subprocess.run([str(NVCC), target, "-cubin", "-std=c++17", "-o", cubin, SOURCE], check=True, timeout=600)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     code = subprocess.run([tool, cubin], capture_output=True, text=True, check=True, timeout=120).stdout
-    programs = re.findall(r"^\.text\.product_\w+?_(\d+)_(\d+):$(.*?)ACQBULK", code, re.MULTILINE | re.DOTALL)
-    assert len(programs) == sum(map(len, register_linear.INSTANCES.values()))
+    programs = re.findall(r"^\.text\.product_\w+?_(\d+)_(\d+)_\d:$(.*?)ACQBULK", code, re.MULTILINE | re.DOTALL)
+    assert len(programs) == NUM_PRODUCTS
     for tiles, iterations, before in programs:
         loaded = min(24 // int(tiles), int(iterations)) * int(tiles)
         assert before.count("LDG.E.NA.128") == loaded, (tiles, iterations)

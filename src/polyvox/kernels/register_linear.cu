@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers of up to 16 rows whose matrix is in registers before the previous launch has ended. The launcher, the
+// Linear layers of few rows whose matrix is in registers before the previous launch has ended. The launcher, the
 // contract and the choice of the programs are in register_linear.py. tests/conformance/test_register_linear_on_cpu.py
 // runs this file on a CPU.
 //
@@ -11,7 +11,7 @@
 typedef unsigned short bits16;
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int MAX_ROWS = 16;
+constexpr int GROUP_ROWS = 16;   // rows of x in a product
 constexpr int COLUMNS = 32;      // of a warp and iteration
 constexpr int MAX_LOADED = 24;   // 16-byte parts of the matrix in a thread's registers
 constexpr int BATCH = 4;         // iterations whose rows of x are loaded together
@@ -88,8 +88,8 @@ __device__ __forceinline__ float rounded_float(float value) {
 
 // ITERATIONS · WARPS · COLUMNS columns. Pointers that are null: squares (no norm before the product), add (no residual,
 // and then gained and out_squares are not written), factor (no layer scale). A gated program has TILES / 2 tiles from
-// each half of the matrix.
-template <class Type, int TILES, int ITERATIONS>
+// each half of the matrix. Up to GROUPS · GROUP_ROWS rows.
+template <class Type, int TILES, int ITERATIONS, int GROUPS>
 __device__ __forceinline__ void product(
     const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,
     const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,
@@ -97,6 +97,7 @@ __device__ __forceinline__ void product(
   constexpr int INPUTS = ITERATIONS * WARPS * COLUMNS, HEIGHT = 8 * TILES;
   constexpr int LOADED = MAX_LOADED / TILES < ITERATIONS ? MAX_LOADED / TILES : ITERATIONS;
   constexpr int BATCHED = ITERATIONS < BATCH ? ITERATIONS : BATCH;
+  constexpr int MAX_ROWS = GROUPS * GROUP_ROWS;
   static_assert(ITERATIONS % BATCHED == 0, "batches are whole");
   SHARED_MEMORY(sums);  // of each warp: MAX_ROWS · HEIGHT
   float *scales = sums + WARPS * MAX_ROWS * HEIGHT;
@@ -123,15 +124,16 @@ __device__ __forceinline__ void product(
   const float own_factor = has_own && factor ? Type::to_float(factor[own]) : 1.f;
   wait_for_previous();
 
-  const bits16 *low = x + (long long)row * x_row + column, *high = low + 8LL * x_row;
-  const bool has_low = row < rows, has_high = row + 8 < rows;
-  uint4 values[2][BATCHED][2];  // two batches: one is loaded while the other is multiplied
+  const bits16 *begin = x + (long long)row * x_row + column;
+  uint4 values[2][BATCHED][2 * GROUPS];  // two batches: one is loaded while the other is multiplied
   auto load_batch = [&](int batch) {
 #pragma unroll
     for (int i = 0; i < BATCHED; i++) {
       const int at = (batch * BATCHED + i) * COLUMNS;
-      values[batch % 2][i][0] = has_low ? load_row(low + at) : make_uint4(0, 0, 0, 0);
-      values[batch % 2][i][1] = has_high ? load_row(high + at) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+      for (int half = 0; half < 2 * GROUPS; half++)
+        values[batch % 2][i][half] =
+            row + 8 * half < rows ? load_row(begin + 8LL * half * x_row + at) : make_uint4(0, 0, 0, 0);
     }
   };
   load_batch(0);
@@ -146,33 +148,40 @@ __device__ __forceinline__ void product(
       for (int part = lane; part < parts; part += 32) norms[i] += squares[(long long)normed * squares_row + part];
     }
   }
-  float d[TILES][4];
+  float d[GROUPS][TILES][4];
 #pragma unroll
-  for (int tile = 0; tile < TILES; tile++)
+  for (int group = 0; group < GROUPS; group++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) d[tile][i] = 0.f;
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) d[group][tile][i] = 0.f;
 #pragma unroll
   for (int batch = 0; batch < ITERATIONS / BATCHED; batch++) {
     if (batch + 1 < ITERATIONS / BATCHED) load_batch(batch + 1);
 #pragma unroll
     for (int j = 0; j < BATCHED; j++) {
       const int i = batch * BATCHED + j;
-      const uint4 a = values[batch % 2][j][0], b = values[batch % 2][j][1];
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) {
         const uint4 w = matrix[i % LOADED][tile];
-        Type::multiply(d[tile], a.x, b.x, a.y, b.y, w.x, w.y);
-        Type::multiply(d[tile], a.z, b.z, a.w, b.w, w.z, w.w);
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+          const uint4 a = values[batch % 2][j][2 * group], b = values[batch % 2][j][2 * group + 1];
+          Type::multiply(d[group][tile], a.x, b.x, a.y, b.y, w.x, w.y);
+          Type::multiply(d[group][tile], a.z, b.z, a.w, b.w, w.z, w.w);
+        }
         if (i + LOADED < ITERATIONS) matrix[i % LOADED][tile] = load_weights(lines[tile] + (i + LOADED) * COLUMNS);
       }
     }
   }
 #pragma unroll
-  for (int tile = 0; tile < TILES; tile++) {
-    float *to = sums + (warp * MAX_ROWS + row) * HEIGHT + tile * 8 + lane % 4 * 2;
-    to[0] = d[tile][0], to[1] = d[tile][1];
-    to[8 * HEIGHT] = d[tile][2], to[8 * HEIGHT + 1] = d[tile][3];
-  }
+  for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      float *to = sums + (warp * MAX_ROWS + group * GROUP_ROWS + row) * HEIGHT + tile * 8 + lane % 4 * 2;
+      to[0] = d[group][tile][0], to[1] = d[group][tile][1];
+      to[8 * HEIGHT] = d[group][tile][2], to[8 * HEIGHT + 1] = d[group][tile][3];
+    }
 #pragma unroll
   for (int i = 0; i < MAX_ROWS / WARPS; i++) {
     const float total = sum_of_lanes(norms[i], 32);
@@ -208,15 +217,17 @@ __device__ __forceinline__ void product(
   }
 }
 
-#define PRODUCT(TYPE, TILES, ITERATIONS)                                                                              \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) product_##TYPE##_##TILES##_##ITERATIONS(                   \
+#define PRODUCT(TYPE, TILES, ITERATIONS, GROUPS)                                                                      \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) product_##TYPE##_##TILES##_##ITERATIONS##_##GROUPS(        \
       const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,           \
       const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,            \
       int squares_row, int add_row, int outputs, int gated, float eps) {                                              \
-    product<TYPE, TILES, ITERATIONS>(x, weight, squares, add, factor, gain, out, gained, out_squares, rows, x_row,    \
-                                     parts, squares_row, add_row, outputs, gated, eps);                               \
+    product<TYPE, TILES, ITERATIONS, GROUPS>(x, weight, squares, add, factor, gain, out, gained, out_squares, rows,   \
+                                             x_row, parts, squares_row, add_row, outputs, gated, eps);                \
   }
-// register_linear.py lists the same: 8 · TILES matrix rows of 256 · ITERATIONS columns.
-PRODUCT(bf16, 1, 8) PRODUCT(bf16, 1, 12) PRODUCT(bf16, 2, 4) PRODUCT(bf16, 2, 8) PRODUCT(bf16, 2, 24)
-PRODUCT(bf16, 3, 4) PRODUCT(bf16, 3, 8) PRODUCT(bf16, 4, 4) PRODUCT(bf16, 4, 8) PRODUCT(bf16, 6, 4)
-PRODUCT(bf16, 12, 8) PRODUCT(f16, 1, 4) PRODUCT(f16, 2, 2) PRODUCT(f16, 3, 2)
+// register_linear.py lists the same: 8 · TILES matrix rows of 256 · ITERATIONS columns, 16 · GROUPS rows of x.
+PRODUCT(bf16, 1, 8, 1) PRODUCT(bf16, 1, 12, 1) PRODUCT(bf16, 2, 4, 1) PRODUCT(bf16, 2, 8, 1) PRODUCT(bf16, 2, 24, 1)
+PRODUCT(bf16, 3, 4, 1) PRODUCT(bf16, 3, 8, 1) PRODUCT(bf16, 4, 4, 1) PRODUCT(bf16, 4, 8, 1) PRODUCT(bf16, 6, 4, 1)
+PRODUCT(bf16, 12, 8, 1)
+PRODUCT(f16, 1, 4, 1) PRODUCT(f16, 2, 2, 1) PRODUCT(f16, 3, 2, 1)
+PRODUCT(f16, 1, 4, 2) PRODUCT(f16, 2, 2, 2) PRODUCT(f16, 3, 2, 2)

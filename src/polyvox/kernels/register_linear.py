@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers of up to 16 rows in CUDA C++: the matrix is in registers before the previous launch has ended.
+"""Linear layers of up to 16 or 32 rows in CUDA C++: the matrix is in registers before the previous launch has ended.
 
     the inputs and results of small_batch_linear.py, for the shapes in INSTANCES; also with a layer scale [N]:
     add + scale · (x @ weightᵀ)
@@ -8,7 +8,8 @@ A frame step of a few streams is a chain of short launches. Triton's product of 
 the previous launch has ended, and o and down need a second launch that adds up their splits. Here every program has
 8, 16, … matrix rows, so that about 128 programs divide any of the matrices by rows alone; each loads its part
 (32 to 96 KB) before it waits (launch_overlap.py), and then only rows of x, from cache. Every program reads all of x,
-which is why this is for few rows: 16 rows of 2,048 columns are 8 MB of cache reads for 128 programs.
+which is why this is for few rows: 16 rows of 2,048 columns are 8 MB of cache reads for 128 programs. The matrices of
+the codec's transformer have 512 or 1,024 columns: up to 32 rows.
 
 A trial (`kernels.in_trial`): no GPU has run it yet.
 
@@ -32,17 +33,18 @@ from polyvox.kernels.pre_norm import Norm, PreNorm
 from polyvox.kernels.quantized_matrix import Matrix
 
 TRIAL = "register_linear"
-MAX_ROWS = 16
+GROUP_ROWS = 16  # rows of a product
 PROGRAMS = 128  # of a launch, at most
 TILE, COLUMNS = 8, 256  # matrix rows of a tile, columns of an iteration
 WARPS, WARP_SIZE = 8, 32
 ALIGNMENT = 16  # bytes of a load
-ADD_TILES = (1, 2)  # of a product with a residual: a warp has whole rows of the result
+MAX_ADD_TILES = 2  # of all groups of a product with a residual: a thread has one output, and a warp whole rows
 # Tiles and iterations that the source has: for talker and predictor, and for the transformer of the codec.
 INSTANCES = {
     torch.bfloat16: {(1, 8), (1, 12), (2, 4), (2, 8), (2, 24), (3, 4), (3, 8), (4, 4), (4, 8), (6, 4), (12, 8)},
     torch.float16: {(1, 4), (2, 2), (3, 2)},
 }
+MAX_GROUPS = {torch.bfloat16: 1, torch.float16: 2}  # groups of rows
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -56,10 +58,11 @@ def supports(x: Tensor, weight: Matrix, add: bool = False, gated: bool = False) 
     if not kernels.in_trial(TRIAL) or not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
         return False
     rows, architecture = x.numel() // x.shape[-1], gpu_of(x.device).architecture
-    if not 0 < rows <= MAX_ROWS or x.dtype != weight.dtype:
+    groups = -(-rows // GROUP_ROWS)
+    if not 0 < groups <= MAX_GROUPS.get(x.dtype, 0) or x.dtype != weight.dtype:
         return False
     tiles, iterations = instance(weight)
-    if (tiles, iterations) not in INSTANCES.get(x.dtype, ()) or (add and tiles not in ADD_TILES):
+    if (tiles, iterations) not in INSTANCES[x.dtype] or (add and groups * tiles > MAX_ADD_TILES):
         return False
     if gated and tiles % 2:  # a program has as many tiles of each half
         return False
@@ -73,9 +76,9 @@ def instance(weight: Tensor) -> tuple[int, int]:
     return (tiles, inputs // COLUMNS) if height % (TILE * tiles) == 0 and inputs % COLUMNS == 0 else (0, 0)
 
 
-def shared_bytes(tiles: int) -> int:
+def shared_bytes(tiles: int, groups: int) -> int:
     """Shared memory of a program: the sums of each warp, and the scale of each row."""
-    return 4 * MAX_ROWS * (WARPS * TILE * tiles + 1)
+    return 4 * groups * GROUP_ROWS * (WARPS * TILE * tiles + 1)
 
 
 def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
@@ -113,15 +116,15 @@ def _launch(
     gated: bool,
     eps: float,
 ) -> None:
-    tiles, iterations = instance(weight)
+    (tiles, iterations), groups = instance(weight), -(-len(x) // GROUP_ROWS)
     assert x.stride(1) == 1
     assert x.stride(0) * x.itemsize % ALIGNMENT == 0
     assert weight.is_contiguous()
     assert squares is None or squares.shape[1] == 1 or squares.stride(1) == 1
     parts, squares_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
     source(gpu_of(x.device).architecture).launch(
-        f"product_{NAMES[x.dtype]}_{tiles}_{iterations}", len(weight) // (TILE * tiles), WARPS * WARP_SIZE,
-        shared_bytes(tiles),
+        f"product_{NAMES[x.dtype]}_{tiles}_{iterations}_{groups}", len(weight) // (TILE * tiles), WARPS * WARP_SIZE,
+        shared_bytes(tiles, groups),
         [x, weight, squares, add, scale, gain, out, gained, out_squares, len(x), x.stride(0), parts, squares_row,
          0 if add is None else add.stride(0), out.shape[1], int(gated), eps],
         overlaps=overlap(x)["OVERLAP"],
