@@ -29,10 +29,12 @@ SECONDS = 60.0
 
 
 @cache
-def outcome(sentences: str, load: float, retries: bool = True, neighbour: float = 1.0) -> OverloadOutcome:
+def outcome(
+    sentences: str, load: float, retries: bool = True, neighbour: float = 1.0, seconds: float = SECONDS
+) -> OverloadOutcome:
     limits, cost = DEVICES["cpu"]
     capacity = capacity_of(limits, cost)
-    arriving = clients(load, capacity, SECONDS, SENTENCES[sentences], seed=7)
+    arriving = clients(load, capacity, seconds, SENTENCES[sentences], seed=7)
     device = Device(cost, random.Random(7), neighbour)
     return measure_overload(limits, replace(cost), device, arriving, capacity, retries)
 

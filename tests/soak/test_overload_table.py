@@ -57,3 +57,11 @@ def test_short_utterances_are_not_rejected_up_to_the_capacity(load: float) -> No
 def test_fewer_than_one_utterance_in_two_hundred_has_a_gap() -> None:
     outcomes = [outcome(sentences, load) for sentences in SENTENCES for load in LOADS]
     assert sum(one.broken * one.served for one in outcomes) <= sum(one.served for one in outcomes) / 200
+
+
+def test_a_machine_with_neighbours_keeps_its_promise_and_has_few_gaps() -> None:
+    """Steps take one and a half times as long for 2 s of every 10 s."""
+    outcomes = [outcome(sentences, 4.0, neighbour=1.5) for sentences in SENTENCES]
+    served = sum(one.served for one in outcomes)
+    assert sum(one.in_time * one.served for one in outcomes) >= 0.99 * served
+    assert sum(one.broken * one.served for one in outcomes) <= 0.02 * served
