@@ -48,7 +48,8 @@ def spoken(engine: PausableEngine, test: Callable[[SynthesisService], Awaitable[
         service = SynthesisService(AsyncLocalEngine(engine), CUSTOM, lambda voice: voice, Settings())
         service.on_finished = ended.append
         try:
-            await test(service)
+            async with asyncio.timeout(60):
+                await test(service)
             assert not service.active
         finally:
             service.close()
