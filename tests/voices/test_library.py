@@ -211,6 +211,16 @@ def test_an_unchanged_file_is_read_once(library: VoiceLibrary, monkeypatch: pyte
     assert library.get("ANNA") is first
 
 
+def test_a_replaced_file_is_read_again_however_old_it_is(library: VoiceLibrary) -> None:
+    """Only files of some age are cached."""
+    file = library.folder / "anna.safetensors"
+    for number, time in ((1, 1_000), (2, 2_000)):
+        add(VoiceLibrary(library.folder), "anna", number, replace=True)
+        os.utime(file, (time, time))
+        assert version(library.get("anna")) == number
+        assert library.get("anna") is library.get("anna")
+
+
 def test_concurrent_adds_of_one_name_have_one_winner(library: VoiceLibrary) -> None:
     barrier, won = threading.Barrier(8), []
 
