@@ -94,7 +94,7 @@ def length_off(one: Recording, rate: int) -> str | None:
 def add_rate(found: dict[str, Any], name: str, errors: list[WordErrors]) -> None:
     rate = error_rate(errors)
     found[f"word errors {name}"] = asdict(rate)
-    report(f"{name}: {rate} of {sum(one.words for one in errors)} words")
+    report(f"{name}: {rate.percent} of {sum(one.words for one in errors)} words")
 
 
 def real_time_factor(folder: Path, texts: list[str]) -> float:

@@ -38,7 +38,7 @@ from training.word_frequency import frame_counts, word_counts
 SEGMENT = 16  # frames
 SKIPPED = 2  # frames at the start of a segment that have no loss
 PLAIN_SHARE = 0.25  # of the time, without quantization
-KEPT = (0.03, 0.07, 0.15, 0.75)  # probability that the decoder receives all but 3, 2, 1 or 0 codes
+KEPT = (0.1, 0.9)  # probability that the decoder receives all codes but the last, or all
 PEAK_RATE = 1e-3
 COMMITMENT, NAMING, SMALL = 0.1, 0.2, 0.001  # weights of losses beside the distance of features
 LOG_SECONDS, CHECK = 10.0, 20

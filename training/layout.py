@@ -16,7 +16,7 @@ from polyvox.text.phonemes import ALPHABET
 from training.tokens import SPECIAL, VOCABULARY
 from training.units import FRAME, SAMPLE_RATE
 
-NUM_CODEBOOKS = 5
+NUM_CODEBOOKS = 3
 CODE_0_SIZE, RESIDUAL_SIZE = 1024, 512
 CODE_DIM = 128  # of a codebook entry; the decoder's codebook_dim is twice that
 CONTROLS = {"pad": 0, "bos": 1, "eos_token": 2, "think": 3, "nothink": 4, "think_bos": 5, "think_eos": 6}

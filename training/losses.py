@@ -52,6 +52,19 @@ def residual_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None
     return (losses * known[:, None]).sum(0) / known.sum().clamp(min=1)
 
 
+def predict_codes(model: Talker, hidden: Tensor, first: Tensor) -> Tensor:
+    """The most likely codes 1 and up [N,NUM_CODEBOOKS - 1] after hidden states [N,hidden] and codes 0 [N]."""
+    predictor: CodePredictor = model.code_predictor
+    rows, codes = [hidden, model.model.codec_embedding(first)], []
+    for book in range(NUM_CODEBOOKS - 1):
+        x = predictor.small_to_mtp_projection(torch.stack([row.to(hidden.dtype) for row in rows], 1))
+        positions = torch.arange(len(rows), device=x.device)[None]
+        x = predictor.model.run(x, RotaryEmbedding(positions, predictor.config.transformer, x.dtype), causal)[:, -1]
+        codes.append(F.linear(x, predictor.lm_head.weight[book].to(x.dtype)).argmax(-1))
+        rows.append(F.embedding(codes[-1], predictor.model.codec_embedding.weight[book]))
+    return torch.stack(codes, 1)
+
+
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention over whole sequences."""
     del layer

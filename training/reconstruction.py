@@ -121,7 +121,7 @@ def main() -> None:
                 arguments.samples.mkdir(parents=True, exist_ok=True)
                 np.save(arguments.samples / f"{name}-{number:03}.npy", sound.numpy())
     for kind, each in found.items():
-        print(f"{kind:28} {error_rate(each)} of {sum(e.words for e in each)} words", flush=True)  # noqa: T201
+        print(f"{kind:28} {error_rate(each).percent} of {sum(e.words for e in each)} words", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from polyvox.bench.wer import WordErrors, normalise, word_errors
 from training.asr import Recogniser
-from training.rates import ErrorRate, difference, error_rate
+from training.rates import Estimate, difference, error_rate
 from training.recordings import Recording, load_recordings
 
 END_WORDS = 3
@@ -78,14 +78,14 @@ def main() -> None:
         {name: errors_of(recogniser, *said, f"{folder.name} {name}") for name, said in kind.items()}
         for folder, kind in zip(folders, given, strict=True)
     )
-    figures: dict[str, ErrorRate] = {name: error_rate(errors) for name, errors in found.items()}
+    figures: dict[str, Estimate] = {name: error_rate(errors) for name, errors in found.items()}
     for other in base:
         figures |= {f"{name} of base": error_rate(errors) for name, errors in other.items()}
         figures |= {f"{name} less base": difference(found[name], other[name]) for name in found}
         every, all_base = ([one for name in found for one in kind[name]] for kind in (found, other))
         figures["all less base"] = difference(every, all_base)
     for name, figure in figures.items():
-        report(f"{name:32} {figure}")
+        report(f"{name:32} {figure.percent}")
     if arguments.json:
         arguments.json.write_text(json.dumps({name: asdict(rate) for name, rate in figures.items()}, indent=1) + "\n")
 

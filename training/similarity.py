@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.rates import ErrorRate, ratio
+from training.rates import Estimate, ratio
 from training.recordings import Recording
 from training.score import recordings_in, report
 
@@ -50,7 +50,7 @@ def similarities(found: np.ndarray, base: np.ndarray) -> np.ndarray:
     return (found * others).sum(1) / np.linalg.norm(others, axis=1) / np.linalg.norm(found, axis=1)
 
 
-def mean(values: np.ndarray) -> ErrorRate:
+def mean(values: np.ndarray) -> Estimate:
     """The mean and one standard error."""
     return ratio(values.tolist(), [1] * len(values))
 
@@ -70,7 +70,7 @@ def main() -> None:
         {name: embeddings(encoder, *said) for name, said in recordings_in(folder).items()}
         for folder in (arguments.recordings, arguments.base)
     )
-    figures: dict[str, ErrorRate] = {}
+    figures: dict[str, Estimate] = {}
     differences = []
     for name in found:
         ours, theirs = similarities(found[name], base[name]), similarities(base[name], base[name])

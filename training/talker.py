@@ -27,10 +27,11 @@ from polyvox.models.layers.norm import LayerScale, RMSNorm
 from polyvox.models.layers.transformer import Attention, TransformerLayer
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
 from polyvox.models.qwen3_tts.talker import Talker
-from training.batches import Batch, Batches, row_count
+from training.batches import Batches, row_count
 from training.files import load_parts, save_parts
 from training.graph import CapturedStep, half_precision
-from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
+from training.history import frames_to_read, own_history
+from training.layout import CODE_0_SIZE, SAMPLING, initialise, voice_files
 from training.losses import code_0_loss, read, residual_loss
 from training.optimizer import adam, set_learning_rate, synchronize
 from training.pool import Pool
@@ -42,16 +43,10 @@ LENGTHS = (64, 96, 144, 256)
 LAYOUTS = {"whole": False, "live": True}
 LIVE, AUTO = 0.5, 0.25  # share of entries in the live layout; without a language
 DROPOUT = {"talker": 0.1, "predictor": 0.1}
-# Share of frames, of entries whose codes 2 and up are masked in the input. Code 1 stays: it has the phase.
-MASKED_FRAMES, MASKED_ENTRIES = 0.25, 0.25
-WRONG = (0.02, 0.01, 0.05)  # share of input codes 0, 1 and others that are replaced at random
-# In every second entry, this share of the input codes 0 is the talker's own, drawn after the true ones.
-OWN = 0.4
 PREDICTED = 0.5  # frames on which the code predictor is trained, relative to the rows of synthesised entries
-# Codes 3 and 4 are nearly noise: with more weight, the talker memorises them.
-RESIDUAL_WEIGHTS = (1.0, 1.0, *[0.25] * (NUM_CODEBOOKS - 3))
 PEAK_RATE, AVERAGE, CLIP = 1.2e-3, 0.999, 1.0
-SELECTION_WEIGHTS = {"first": 1.0, "1": 0.5, "2": 0.25}  # of code 0 (and end of speech), 1 and 2
+# Of code 0 (and end of speech) after own codes, and of codes 1 and 2.
+SELECTION_WEIGHTS = {"own": 1.0, "1": 0.5, "2": 0.25}
 MAX_STALE = 0.3  # share of a run without improvement after which it ends
 LOG_SECONDS, CHECK = 20.0, 10
 
@@ -109,8 +104,6 @@ class TalkerTraining:
         self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer = adam(self.parameters, PEAK_RATE, device, mean=0.9, decay=0.02)
         self.seen = {name: torch.zeros((), device=device) for name in ("first", "rest", "right")}
-        self.residual_weights = torch.tensor(RESIDUAL_WEIGHTS, device=device)
-        self.wrong = torch.tensor([*WRONG[:2], *[WRONG[2]] * (NUM_CODEBOOKS - 2)], device=device)
         rows = row_count(pool)
         self.buckets = buckets(pool, rows)
         weights = np.array([bucket.weight for bucket in self.buckets])
@@ -128,10 +121,10 @@ class TalkerTraining:
         batch = self.batches.rows(entry, live, auto, length)
         self.optimizer.zero_grad(set_to_none=True)
         with half_precision(self.device):
-            hidden = read(self.model, batch, self._disturbed(self._with_own(batch)))
+            hidden = read(self.model, batch, frames_to_read(self.model, batch))
             first, right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
             predicted = max(1, int(PREDICTED * num_spoken * length))
-            rest = (residual_loss(self.model, hidden, batch, predicted) * self.residual_weights).sum()
+            rest = residual_loss(self.model, hidden, batch, predicted).sum()
         (first + rest).backward()
         nn.utils.clip_grad_norm_(self.parameters, CLIP)
         self.optimizer.step()
@@ -154,31 +147,12 @@ class TalkerTraining:
         return entries[torch.randint(len(entries), (count,), device=self.device)]
 
     @torch.no_grad()
-    def _with_own(self, batch: Batch) -> Tensor:
-        """Input frames; in every second entry, some have a code 0 that the talker draws after the true frames."""
-        some = Batch(batch.text[::2], batch.control[::2], batch.frames[::2], batch.target[::2], batch.following[::2])
-        scores = self.model.codec_head(read(self.model, some, some.frames))[..., :CODE_0_SIZE].float()
-        noise = torch.rand_like(scores).clamp(min=1e-9).log().neg().log()  # of a Gumbel distribution, negative
-        own = (scores - noise).argmax(-1).roll(1, 1)
-        chosen = (torch.rand(own.shape, device=self.device) < OWN) & (some.frames[..., 0] >= 0)
-        frames = batch.frames.clone()
-        frames[::2, :, 0] = torch.where(chosen, own, some.frames[..., 0])
-        return frames
-
-    def _disturbed(self, frames: Tensor) -> Tensor:
-        """Input frames with the errors of inference: some codes replaced, some masked."""
-        chance = torch.rand(frames.shape, device=self.device)
-        other = torch.randint(RESIDUAL_SIZE, frames.shape, device=self.device)
-        other[..., 0] = torch.randint(CODE_0_SIZE, frames.shape[:-1], device=self.device)
-        frames = torch.where((chance < self.wrong) & (frames >= 0), other, frames)
-        masked_entry = torch.rand(len(frames), 1, device=self.device) < MASKED_ENTRIES
-        masked = masked_entry | (torch.rand(frames.shape[:2], device=self.device) < MASKED_FRAMES)
-        rest = torch.where(masked[..., None], -1, frames[..., 2:])
-        return torch.cat([frames[..., :2], rest], -1)
-
-    @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Losses of the averaged weights on held-out speech, in both layouts."""
+        """Losses of the averaged weights on held-out speech, in both layouts.
+
+        "first" and "right" are loss and accuracy of code 0 after true frames; "own" and "own_right" after frames whose
+        codes 1 and up are the talker's.
+        """
         self._swap()
         self.model.eval()
         found: dict[str, float] = {}
@@ -189,7 +163,10 @@ class TalkerTraining:
                 hidden = read(self.model, batch, batch.frames)
                 first, right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
                 rest = residual_loss(self.model, hidden, batch, None)
+                hidden = read(self.model, batch, own_history(self.model, batch))
+                own, own_right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
             found |= {f"{name}_first": float(first), f"{name}_right": float(right)}
+            found |= {f"{name}_own": float(own), f"{name}_own_right": float(own_right)}
             found |= {f"{name}_{book + 1}": float(value) for book, value in enumerate(rest)}
         self.model.train()
         self._swap()
@@ -247,7 +224,7 @@ class TalkerTraining:
             f"{bucket.num_spoken(self._count(bucket.length))}/{self._count(bucket.length)}" for bucket in self.buckets
         ]
         log(
-            phase="captured",
+            phase="data",
             parameters=str(sum(p.numel() for p in self.parameters)),
             shares=str(self.shares.round(2)),
             spoken=" ".join(spoken),

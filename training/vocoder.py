@@ -139,8 +139,9 @@ class VocoderTraining:
 
     def _captured(self) -> CapturedStep:
         """The step of the current stage."""
-        self.log(phase="capture", step=self.steps)
-        return CapturedStep(self.spectral_step if self.spectral else self.step, self.device)
+        step = CapturedStep(self.spectral_step if self.spectral else self.step, self.device)
+        self.log(phase="captured", step=self.steps)
+        return step
 
     @property
     def spectral(self) -> bool:
