@@ -86,6 +86,8 @@ class KVCache:
         """Attention for rows at positions [N] of slots [N]; metadata is required where a slot has several."""
         if kernels.active(self.keys):
             return PagedKVView(self.keys, self.values, self.table, slots, positions, decode_only, self.scales)
+        if decode_only and len(slots) == 1 and self.scales is None and self.table.device.type == "cpu":
+            return self._view_row(int(slots), int(positions))
         tables = self.table[:, : -(-max_context // PAGE)][slots if metadata is None else metadata.slots]
         row_tables = tables if metadata is None else tables[metadata.owner]
         page, offset = row_tables.gather(1, positions[:, None] // PAGE)[:, 0], positions % PAGE
@@ -108,6 +110,24 @@ class KVCache:
             attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
             attended = attended.transpose(1, 2)
             return (attended if metadata is None else attended[metadata.owner, metadata.column]).view_as(q)
+
+        return attend
+
+    def _view_row(self, slot: int, position: int) -> Attend:
+        """Attention for one row. All positions that it reads are visible, so it needs no mask and few operations."""
+        pages = self.table[slot, : position // PAGE + 1].tolist()
+        page, offset = pages[-1], position % PAGE
+        # Consecutive pages are read without a copy.
+        is_consecutive = pages == list(range(pages[0], pages[0] + len(pages)))
+        used: slice | list[int] = slice(pages[0], pages[0] + len(pages)) if is_consecutive else pages
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            pool = self._pool[:, layer]
+            pool[0, page, offset], pool[1, page, offset] = k[0, 0], v[0, 0]
+            past = pool[:, used].flatten(1, 2)[:, None, : position + 1].transpose(2, 3).to(k.dtype)
+            # The queries that share a KV head are rows of one product.
+            queries = q.reshape(1, k.shape[2], -1, q.shape[3])
+            return F.scaled_dot_product_attention(queries, *past).reshape(q.shape)
 
         return attend
 

@@ -88,6 +88,17 @@ def causal_upsample_reference(x: Tensor, past: Tensor | None, weight: Tensor, bi
     return F.conv_transpose1d(torch.cat([past, x], dim=-1), weight, bias, rate)[..., rate:-rate]
 
 
+def causal_product(x: Tensor, past: Tensor | None, taps: PackedConv) -> Tensor:
+    """The same as both reference implementations up to rounding, as one matrix product over windows of columns.
+
+    On a CPU it is faster for few columns. The result is contiguous: the layers after it are slower otherwise.
+    """
+    rows = channels_last(x if past is None else torch.cat([past, x], dim=-1))
+    windows = rows.unfold(1, taps.history + 1, 1)[..., :: taps.dilation].transpose(2, 3)  # [B,T,taps,inputs]
+    product = torch.addmm(taps.bias, windows.reshape(-1, len(taps.weight)), taps.weight)
+    return product.view(len(x), -1, taps.outputs).transpose(1, 2).contiguous()
+
+
 def last_columns(past: Tensor, x: Tensor) -> Tensor:
     """The last H columns of the history [B,C,H] followed by x; a view of x if it has as many."""
     history, new = past.shape[-1], x.shape[-1]

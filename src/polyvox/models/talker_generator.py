@@ -136,8 +136,7 @@ class TalkerGeneratorState:
         self.generator = generator
         talker, device, dtype = generator.config, generator.device, generator.dtype
         hidden = generator.hidden_size
-        if device.type != "cpu":
-            generator.talker.precompute()
+        generator.talker.precompute()
 
         def integers(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int64, device=device)

@@ -100,7 +100,7 @@ class CodePredictor(nn.Module):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Computes what is the same in every frame; required before frames that use kernels."""
+        """Computes what is the same in every frame, once the weights are loaded; required for frames with kernels."""
         tables: Tensor = self.model.codec_embedding.weight
         rotary = self._rotary(tables)
         if isinstance(self.small_to_mtp_projection, Linear):
@@ -112,8 +112,9 @@ class CodePredictor(nn.Module):
 
         One pass per code: the first over two rows, the others over one, with a KV cache for this frame.
         """
-        precomputed = self.precomputed if kernels.active(hidden) else None
-        cache_type = FrameKVCache if precomputed is None else PagedFrameKVCache
+        precomputed = self.precomputed
+        with_kernels = precomputed is not None and kernels.active(hidden)
+        cache_type = PagedFrameKVCache if with_kernels else FrameKVCache
         cache = cache_type(self.config.transformer, len(hidden), self.num_codebooks + 1, like=hidden)
         rotary = self._rotary(hidden) if precomputed is None else precomputed.rotary
         x: Tensor | PreNorm = self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
@@ -125,8 +126,10 @@ class CodePredictor(nn.Module):
             codes.append(code)
             if precomputed is None:
                 x = self.small_to_mtp_projection(F.embedding(code[:, None], self.model.codec_embedding.weight[book]))
-            else:
+            elif with_kernels:
                 x = self.model.embed(code[:, None], precomputed.rows[book])
+            else:
+                x = F.embedding(code[:, None], precomputed.rows[book])
         return torch.stack(codes, dim=1)
 
     def _rotary(self, like: Tensor) -> RotaryEmbedding:

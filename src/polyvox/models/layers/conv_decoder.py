@@ -28,6 +28,7 @@ from polyvox.kernels.conv import (
     PackedConv,
     causal_conv,
     causal_conv_reference,
+    causal_product,
     causal_upsample_reference,
     last_columns,
     pack_conv,
@@ -51,6 +52,8 @@ T = TypeVar("T")
 NORM_EPS = 1e-6
 RESIDUAL_DILATIONS = (1, 3, 9)
 CONVNEXT_WIDTH = 4
+# On a CPU, convolutions of torch are slower than a matrix product up to this many columns.
+MAX_PRODUCT_COLUMNS = 64
 
 
 class DecoderPass:
@@ -204,6 +207,12 @@ class Stateful(nn.Module, ABC):
         """The weights as the kernel reads them."""
 
 
+def _is_product(x: Tensor) -> bool:
+    """Whether a convolution of x is computed as a matrix product: in inference on a CPU, for few columns."""
+    is_inference = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_grad_enabled()
+    return is_inference and x.shape[-1] <= MAX_PRODUCT_COLUMNS
+
+
 class CausalConv(Stateful):
     """A causal convolution."""
 
@@ -214,6 +223,8 @@ class CausalConv(Stateful):
         self.state_shape = (inputs, (kernel - 1) * dilation)
 
     def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
+        if _is_product(x) and self.conv.groups == 1:
+            return causal_product(x, past, self.packed_weights())
         return causal_conv_reference(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.dilation)
 
     def packed_weights(self) -> PackedConv:
@@ -232,6 +243,8 @@ class CausalUpsample(Stateful):
         self.state_shape = (inputs, kernel // stride - 1)
 
     def plain(self, x: Tensor, past: Tensor | None) -> Tensor:
+        if _is_product(x):
+            return causal_product(x, past, self.packed_weights())
         return causal_upsample_reference(x, past, self.conv.weight, cast(Tensor, self.conv.bias), self.stride)
 
     def packed_weights(self) -> PackedConv:

@@ -100,6 +100,19 @@ class PackedLinear(Linear):
         self.outputs = outputs
 
 
+def arrange_matrices(module: nn.Module, by_column: bool) -> None:
+    """Stores matrices by row, as kernels read them, or wide float32 matrices by column.
+
+    By column, a CPU multiplies few rows faster: a row of 320 takes 0.12 instead of 0.23 ms with 1,536 outputs. Matrices
+    with more inputs than outputs would be slower.
+    """
+    for each in module.modules():
+        if isinstance(each, Linear):
+            weight = each.weight.data
+            is_wide = weight.shape[0] > weight.shape[1] and weight.dtype == torch.float32
+            each.weight.data = weight.T.contiguous().T if by_column and is_wide else weight.contiguous()
+
+
 class StackedWeights(QuantizableWeights):
     """Matrices of one shape, stored as one tensor [count, rows, columns]; a checkpoint numbers them."""
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox import kernels
 from polyvox.models.layers.code_predictor import CodePredictor
-from polyvox.models.layers.linear import Linear
+from polyvox.models.layers.linear import Linear, arrange_matrices
 from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.layers.talker_config import TalkerShape
 from polyvox.models.layers.transformer import Transformer
@@ -70,9 +71,12 @@ class BaseTalker(nn.Module, ABC):
         self.code_predictor.quantize(dtype)
 
     def precompute(self) -> None:
-        """Computes from the loaded weights what every pass with kernels needs."""
-        positions = torch.arange(self.max_positions, device=self.device)[None]
-        self.rotary = RotaryEmbedding(positions, self.config, self.dtype)
+        """Computes from the loaded weights what every pass needs."""
+        has_kernels = self.device.type != "cpu" or kernels.active(self.codec_head.weight)
+        arrange_matrices(self, by_column=not has_kernels)
+        if has_kernels:
+            positions = torch.arange(self.max_positions, device=self.device)[None]
+            self.rotary = RotaryEmbedding(positions, self.config, self.dtype)
         self.code_predictor.precompute()
 
     def text_rows(self, ids: Tensor) -> Tensor:
