@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listeners of several server processes: connections are spread over them, and none is lost to a process that died."""
 
+import asyncio
 import socket
 import sys
 
 import pytest
+import uvloop
 
-from polyvox.server.listeners import Listeners
+from polyvox.server.listeners import MAX_ACCEPTED, Listeners, duplicate
 
 TIMEOUT = 30.0
 COUNT = 4
@@ -61,3 +63,27 @@ def test_an_address_in_use_is_an_error_for_another_server() -> None:
             socket.create_server(first.getsockname())
     finally:
         listeners.close()
+
+
+def test_a_burst_of_connections_is_accepted_in_a_few_iterations_of_the_event_loop() -> None:
+    async def num_iterations(listener: socket.socket) -> int:
+        loop, iterations, num_accepted = asyncio.get_running_loop(), 0, 0
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                nonlocal num_accepted
+                num_accepted += 1
+                transport.close()
+
+        clients = [socket.create_connection(listener.getsockname(), TIMEOUT) for _ in range(2 * MAX_ACCEPTED)]
+        servers = [await loop.create_server(Accepted, sock=each) for each in duplicate(listener)]
+        async with asyncio.timeout(TIMEOUT):
+            while num_accepted < len(clients):
+                await asyncio.sleep(0)
+                iterations += 1
+        for closable in (*servers, *clients):
+            closable.close()
+        return iterations
+
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    assert uvloop.run(num_iterations(listener)) < MAX_ACCEPTED

@@ -5,6 +5,17 @@ import socket
 import sys
 from contextlib import suppress
 
+MAX_ACCEPTED = 16  # connections that a server process accepts in one iteration of its event loop
+
+
+def duplicate(listener: socket.socket) -> list[socket.socket]:
+    """The listener MAX_ACCEPTED times, itself included. The caller closes all of them.
+
+    uvloop accepts one connection of each socket in an iteration. Iterations are long while the loop sends audio to many
+    clients, and a connection would wait for as many of them as there are connections before it.
+    """
+    return [listener, *(listener.dup() for _ in range(MAX_ACCEPTED - 1))]
+
 
 class Listeners:
     """The listeners of all server processes, on one address.

@@ -28,6 +28,7 @@ from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import EngineEndpoint
 from polyvox.server.app import Connect, create_app
 from polyvox.server.app_state import AppState
+from polyvox.server.listeners import duplicate
 from polyvox.server.malloc import limit_malloc
 from polyvox.server.metrics import TimeoutKind
 from polyvox.server.middleware.connection import AbortableWebSocketProtocol, TimeoutProtocol, reset
@@ -96,6 +97,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app, self._settings, self._engine_failed = app, settings, engine_failed
         self.set_up_error: Exception | None = None
+        self._listeners: list[socket.socket] | None = None  # with their duplicates
         self._wyoming_socket = wyoming
         self._wyoming: WyomingListener | None = None
         self._certificate = certificate
@@ -132,7 +134,9 @@ class Server(uvicorn.Server):
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT * 1000))
         if self._certificate is not None:
             self.config.ssl = self._certificate.context
-        await super().startup(sockets)
+        if sockets is not None:
+            self._listeners = [each for listener in sockets for each in duplicate(listener)]
+        await super().startup(self._listeners)
         if self._wyoming_socket is not None and self.started:
             self._wyoming = WyomingListener(self._app.state.startup)
             await self._wyoming.start(self._wyoming_socket)
@@ -141,7 +145,7 @@ class Server(uvicorn.Server):
         if self._engine_failed is not None:
             asyncio.get_running_loop().add_reader(self._engine_failed.fileno(), self._stop)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         """Drains, then closes all connections.
 
         During the drain the server still accepts connections and rejects their requests: with several server processes
@@ -159,7 +163,7 @@ class Server(uvicorn.Server):
         # uvicorn would cancel the tasks of clients that do not read, and log a traceback for each.
         asyncio.get_running_loop().call_later(RESET_DELAY, self._reset_connections)
         self.config.timeout_graceful_shutdown = CLOSE_TIMEOUT
-        await super().shutdown(sockets)
+        await super().shutdown(self._listeners)
 
     async def _drain(self, synthesis: SynthesisService) -> None:
         synthesis.draining = True
