@@ -81,8 +81,10 @@ def test_a_burst_of_connections_is_accepted_in_a_few_iterations_of_the_event_loo
             while num_accepted < len(clients):
                 await asyncio.sleep(0)
                 iterations += 1
-        for closable in (*servers, *clients):
-            closable.close()
+        for server in servers:
+            server.close()
+        for client in clients:
+            client.close()
         return iterations
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
