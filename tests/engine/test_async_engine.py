@@ -206,6 +206,27 @@ def test_an_event_loop_does_small_work_itself_for_a_share_of_its_time(monkeypatc
     pool.close()
 
 
+def test_text_does_not_wait_for_requests_nor_requests_for_text() -> None:
+    pool, proceed, applied = PreparationPool(num_threads=1), threading.Event(), threading.Event()
+    in_progress = pool.submit(proceed.wait, 30)
+    pool.submit_text(applied.set)
+    assert applied.wait(30)
+    assert pool.run_inline(lambda: 1) is None
+    assert pool.run_text_inline(lambda: 1) is not None
+    proceed.set()
+    assert in_progress.result(30)
+    finished = threading.Event()
+
+    def block() -> None:
+        finished.wait(30)
+
+    for _ in range(2 * preparation.NUM_TEXT_THREADS):
+        pool.submit_text(block)
+    assert pool.submit(lambda: 1).result(30) == 1
+    finished.set()
+    pool.close()
+
+
 def test_small_text_is_applied_by_the_event_loop_unless_other_text_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyvox.engine.preparation.time.monotonic", lambda: 100.0)  # work takes no time
     pool, proceed, done = PreparationPool(num_threads=1), threading.Event(), threading.Event()

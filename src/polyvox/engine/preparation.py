@@ -19,6 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NUM_THREADS = 4
+NUM_TEXT_THREADS = 2  # a thread that waits for the engine's lock once can then apply many texts
 MAX_PENDING_REQUESTS = 4096  # admission control rejects before that; this bounds the memory of a burst
 MAX_PENDING_TEXTS = 10_000  # of one stream
 # Share of its time that an event loop may spend on small requests itself: a thread would take more CPU time to wake up
@@ -50,10 +51,14 @@ class InlineBudget:
 
 
 class PreparationPool:
-    """A thread pool with a bounded queue of requests. Text of accepted streams is bounded by `TextWriter` instead."""
+    """A thread pool with a bounded queue of requests, and another for text, so that requests do not wait for text.
+
+    Text of accepted streams is bounded by `TextWriter`.
+    """
 
     def __init__(self, num_threads: int = NUM_THREADS, max_pending: int = MAX_PENDING_REQUESTS) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="polyvox-prepare")
+        self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="polyvox-prepare-text")
         self._max_pending = max_pending
         self._lock = threading.Lock()
         self._pending = 0
@@ -66,6 +71,10 @@ class PreparationPool:
         """
         return None if self._pending else self._inline.run(work)
 
+    def run_text_inline(self, work: Callable[[], T]) -> "Future[T] | None":
+        """As `run_inline`, for small text of an accepted stream, whether or not requests wait for a thread."""
+        return self._inline.run(work)
+
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Runs the work in a thread; raises Overloaded if too many requests are pending."""
         with self._lock:
@@ -77,11 +86,12 @@ class PreparationPool:
         return future
 
     def submit_text(self, work: Callable[[], None]) -> None:
-        """Runs the work in a thread, without the bound."""
-        self._threads.submit(work)
+        """Applies text in a thread, without the bound."""
+        self._text_threads.submit(work)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._text_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _finished(self, _: "Future[T]") -> None:
         with self._lock:
@@ -104,10 +114,9 @@ class TextWriter:
     def write(self, apply: Callable[[], None], small: bool = False) -> None:
         """apply: one call of the stream's append, append_rows, append_tokens or finish_text.
 
-        small: the event loop that calls this may apply it itself; see `PreparationPool.run_inline`.
+        small: the event loop that calls this may apply it itself; see `PreparationPool.run_text_inline`.
         """
-        if small and not self._active and (outcome := self._pool.run_inline(partial(self._apply, apply))) is not None:
-            outcome.result()
+        if small and not self._active and self._pool.run_text_inline(partial(self._apply, apply)) is not None:
             return
         with self._lock:
             accepted = len(self._pending) < MAX_PENDING_TEXTS
