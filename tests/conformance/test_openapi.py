@@ -18,7 +18,7 @@ from conformance.server_process import ServerProcess, run_server
 from polyvox.audio import encode
 
 # Per operation at most, besides those that cover the schema.
-EXAMPLES = int(os.environ.get("POLYVOX_OPENAPI_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "200"))
 REQUEST_TIMEOUT = 30.0  # seconds
 RUN_TIMEOUT = 1500.0  # seconds
 # The schema cannot express model capabilities and voices; and as a request id may be "batch", the path of batches
