@@ -18,6 +18,7 @@ from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import queue_length
 from polyvox.engine.interface import OnReady
 from polyvox.errors import InvalidRequest, Overloaded, StreamFailed
+from polyvox.long_form import PARAGRAPH_PAUSE
 from polyvox.models.request import Request
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.settings import Settings
@@ -81,6 +82,19 @@ def test_text_in_any_pieces_gives_the_same_segments(cuts: list[int]) -> None:
         return await drained(queue)
 
     assert asyncio.run(grow()) == SENTENCES
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("cut", range(len("One.\n\nTwo.")))
+def test_a_paragraph_in_two_pieces_has_the_pause_of_a_paragraph(cut: int, normalize: bool) -> None:
+    async def grow() -> list[Segment]:
+        queue, text = SegmentQueue(TextRules(enabled=normalize)), "One.\n\nTwo."
+        queue.append(text[:cut])
+        queue.append(text[cut:])
+        queue.finish()
+        return await drained(queue)
+
+    assert asyncio.run(grow()) == [Segment("One."), Segment("Two.", PARAGRAPH_PAUSE)]
 
 
 @pytest.mark.parametrize(
