@@ -19,20 +19,21 @@ from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.small_batch_linear import project, project_add, project_add_reference, project_reference
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
-TALKER_SHAPES = [(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144), (3072, 2048)]
-PREDICTOR_SHAPES = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (2048, 1024)]
+TALKER_SHAPES = [(4096, 2048), (2048, 2048), (2048, 6144), (3072, 2048)]
+PREDICTOR_SHAPES = [(4096, 1024), (1024, 2048), (1024, 3072), (2048, 1024)]
 CODEC_SHAPES = [(3072, 512), (512, 1024), (2048, 512)]  # in float16; o and down have the same
 ADDED = {(2048, 2048), (2048, 6144), (1024, 2048), (1024, 3072), (512, 1024)}
-GATED = {(12288, 2048), (6144, 1024), (2048, 512)}
+GATED = {(2048, 512)}
+TRIALS = [register_linear.TRIAL, register_linear.SMALL_TRIAL]
 
 
 def dtype_of(shape: tuple[int, int]) -> torch.dtype:
     return torch.float16 if shape in CODEC_SHAPES else torch.bfloat16
 
 
-@pytest.fixture
-def _trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYVOX_TRIAL_KERNELS", "register_linear")
+@pytest.fixture(params=TRIALS)
+def _trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYVOX_TRIAL_KERNELS", request.param)
 
 
 @pytest.fixture
@@ -58,17 +59,22 @@ def test_nothing_is_supported_without_the_trial() -> None:
 
 @pytest.mark.usefixtures("_trial", "_nvrtc")
 @pytest.mark.parametrize("shape", TALKER_SHAPES + PREDICTOR_SHAPES + CODEC_SHAPES)
-def test_every_product_of_the_published_model_is_supported(shape: tuple[int, int]) -> None:
+def test_every_product_without_a_gate_and_all_of_the_codec_are_supported(shape: tuple[int, int]) -> None:
     for architecture in GPUS:
         with assume(GPUS[architecture]):
-            given, weight = rows(16, shape[1], dtype_of(shape)), rows(*shape, dtype_of(shape))
+            given, weight = rows(8, shape[1], dtype_of(shape)), rows(*shape, dtype_of(shape))
             assert register_linear.supports(given, weight, shape in ADDED, shape in GATED)
 
 
 @pytest.mark.usefixtures("_trial", "_nvrtc")
 def test_other_shapes_types_and_batches_are_not_supported() -> None:
     weight = rows(4096, 1024)
-    assert not register_linear.supports(rows(17, 1024), weight)
+    assert register_linear.supports(rows(2, 1024), weight)
+    assert not register_linear.supports(rows(1, 1024), weight)
+    assert not register_linear.supports(rows(9, 1024), weight)
+    assert not register_linear.supports(rows(8, 1024), rows(6144, 1024), gated=True)
+    assert not register_linear.supports(rows(8, 2048), rows(12288, 2048), gated=True)
+    assert register_linear.supports(rows(1, 512, torch.float16), rows(2048, 512, torch.float16), gated=True)
     assert register_linear.supports(rows(32, 512, torch.float16), rows(3072, 512, torch.float16))
     assert not register_linear.supports(rows(32, 512, torch.float16), rows(2048, 512, torch.float16), add=True)
     assert not register_linear.supports(rows(33, 512, torch.float16), rows(3072, 512, torch.float16))
@@ -78,7 +84,7 @@ def test_other_shapes_types_and_batches_are_not_supported() -> None:
     assert not register_linear.supports(rows(8, 1000), rows(4096, 1000))
     assert not register_linear.supports(rows(8, 1024), rows(4100, 1024))
     assert not register_linear.supports(rows(8, 1024), weight, add=True)
-    assert not register_linear.supports(rows(8, 1024), rows(3072, 1024), gated=True)
+    assert not register_linear.supports(rows(8, 512, torch.float16), rows(3072, 512, torch.float16), gated=True)
     assert not register_linear.supports(torch.ones(8, 1024).bfloat16(), weight)
 
 
@@ -94,12 +100,12 @@ def test_products_of_a_trial_are_listed_as_one_compilation() -> None:
 
 @needs_gpu
 @pytest.mark.usefixtures("_trial")
-@pytest.mark.parametrize("count", [1, 5, 16, 32])
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 32])
 @pytest.mark.parametrize("shape", TALKER_SHAPES + PREDICTOR_SHAPES + CODEC_SHAPES)
 def test_products_equal_their_reference_on_a_gpu(shape: tuple[int, int], count: int) -> None:
     height, inputs = shape
-    if count > 16 and shape not in CODEC_SHAPES:
-        pytest.skip("up to 16 rows")
+    if count not in range(2, 9) and shape not in CODEC_SHAPES:
+        pytest.skip("2 to 8 rows")
     torch.manual_seed(0)
 
     def random(*size: int, scale: float = 1.0) -> Tensor:
@@ -116,5 +122,5 @@ def test_products_equal_their_reference_on_a_gpu(shape: tuple[int, int], count: 
     else:
         given = pre_norm_reference(x, Norm(random(inputs), 1e-6))
         found, plain = project(given, weight, shape in GATED), project_reference(given, weight, shape in GATED)
-        assert torch.equal(found[-1:], project(pre_norm_reference(x[-1:], given.norm), weight, shape in GATED))
+        assert torch.equal(found[-2:], project(pre_norm_reference(x[-2:], given.norm), weight, shape in GATED))
     torch.testing.assert_close(found.float(), plain.float(), atol=2e-2, rtol=2e-2)

@@ -62,7 +62,7 @@ def test_it_equals_its_reference_with_every_fused_operation(
 
 # Tiles of rows, and shapes of one and several iterations.
 QUANTIZED_CASES = [
-    (1, 48, 20, torch.float32), (3, 1200, 24, torch.float32), (VECTOR_ROWS, 2304, 18, torch.float16),
+    (1, 48, 20, torch.float32), (VECTOR_ROWS, 1200, 24, torch.float32), (VECTOR_ROWS, 2304, 18, torch.float16),
     (VECTOR_ROWS + 1, 48, 20, torch.float16), (MAX_ROWS, 1200, 24, torch.float16), (70, 520, 24, torch.float16),
 ]  # fmt: skip
 

@@ -11,10 +11,11 @@
 typedef unsigned short bits16;
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int GROUP_ROWS = 16;   // rows of x in a product
+constexpr int TILE_ROWS = 8;     // rows of x in half of a product
 constexpr int COLUMNS = 32;      // of a warp and iteration
-constexpr int MAX_LOADED = 24;   // 16-byte parts of the matrix in a thread's registers
 constexpr int BATCH = 4;         // iterations whose rows of x are loaded together
+// Programs that fit into a multiprocessor together: two have at most 128 registers per thread.
+#define MIN_PROGRAMS(ROW_TILES) ((ROW_TILES) == 1 ? 2 : 1)
 
 // Everything that needs the hardware; a test replaces it by functions for a CPU.
 #ifdef ON_CPU
@@ -88,16 +89,20 @@ __device__ __forceinline__ float rounded_float(float value) {
 
 // ITERATIONS · WARPS · COLUMNS columns. Pointers that are null: squares (no norm before the product), add (no residual,
 // and then gained and out_squares are not written), factor (no layer scale). A gated program has TILES / 2 tiles from
-// each half of the matrix. Up to GROUPS · GROUP_ROWS rows.
-template <class Type, int TILES, int ITERATIONS, int GROUPS>
+// each half of the matrix. Up to ROW_TILES · TILE_ROWS rows.
+template <class Type, int TILES, int ITERATIONS, int ROW_TILES>
 __device__ __forceinline__ void product(
     const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,
     const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,
     int squares_row, int add_row, int outputs, int gated, float eps) {
   constexpr int INPUTS = ITERATIONS * WARPS * COLUMNS, HEIGHT = 8 * TILES;
-  constexpr int LOADED = MAX_LOADED / TILES < ITERATIONS ? MAX_LOADED / TILES : ITERATIONS;
+  constexpr int GROUPS = (ROW_TILES + 1) / 2;  // products with 16 rows of x; with one row tile, 8 of them are zeros
   constexpr int BATCHED = ITERATIONS < BATCH ? ITERATIONS : BATCH;
-  constexpr int MAX_ROWS = GROUPS * GROUP_ROWS;
+  constexpr int BATCHES = ITERATIONS > BATCHED ? 2 : 1;  // of x in registers: one is loaded while one is multiplied
+  // 16-byte parts of the matrix in a thread's registers; two programs leave 27 for matrix, x and sums.
+  constexpr int MAX_LOADED = MIN_PROGRAMS(ROW_TILES) == 2 ? 27 - BATCHES * BATCHED * ROW_TILES - TILES * GROUPS : 24;
+  constexpr int LOADED = MAX_LOADED / TILES < ITERATIONS ? MAX_LOADED / TILES : ITERATIONS;
+  constexpr int MAX_ROWS = ROW_TILES * TILE_ROWS;
   static_assert(ITERATIONS % BATCHED == 0, "batches are whole");
   SHARED_MEMORY(sums);  // of each warp: MAX_ROWS · HEIGHT
   float *scales = sums + WARPS * MAX_ROWS * HEIGHT;
@@ -125,15 +130,16 @@ __device__ __forceinline__ void product(
   wait_for_previous();
 
   const bits16 *begin = x + (long long)row * x_row + column;
-  uint4 values[2][BATCHED][2 * GROUPS];  // two batches: one is loaded while the other is multiplied
+  uint4 values[BATCHES][BATCHED][ROW_TILES];
   auto load_batch = [&](int batch) {
 #pragma unroll
     for (int i = 0; i < BATCHED; i++) {
       const int at = (batch * BATCHED + i) * COLUMNS;
 #pragma unroll
-      for (int half = 0; half < 2 * GROUPS; half++)
-        values[batch % 2][i][half] =
-            row + 8 * half < rows ? load_row(begin + 8LL * half * x_row + at) : make_uint4(0, 0, 0, 0);
+      for (int tile = 0; tile < ROW_TILES; tile++) {
+        const bits16 *from = begin + (long long)TILE_ROWS * tile * x_row + at;
+        values[batch % BATCHES][i][tile] = row + TILE_ROWS * tile < rows ? load_row(from) : make_uint4(0, 0, 0, 0);
+      }
     }
   };
   load_batch(0);
@@ -166,7 +172,9 @@ __device__ __forceinline__ void product(
         const uint4 w = matrix[i % LOADED][tile];
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
-          const uint4 a = values[batch % 2][j][2 * group], b = values[batch % 2][j][2 * group + 1];
+          const uint4 a = values[batch % BATCHES][j][2 * group];
+          const uint4 b =
+              ROW_TILES > 1 ? values[batch % BATCHES][j][(2 * group + 1) % ROW_TILES] : make_uint4(0, 0, 0, 0);
           Type::multiply(d[group][tile], a.x, b.x, a.y, b.y, w.x, w.y);
           Type::multiply(d[group][tile], a.z, b.z, a.w, b.w, w.z, w.w);
         }
@@ -178,9 +186,10 @@ __device__ __forceinline__ void product(
   for (int group = 0; group < GROUPS; group++)
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
-      float *to = sums + (warp * MAX_ROWS + group * GROUP_ROWS + row) * HEIGHT + tile * 8 + lane % 4 * 2;
+      float *to = sums + (warp * MAX_ROWS + group * 2 * TILE_ROWS + row) * HEIGHT + tile * 8 + lane % 4 * 2;
       to[0] = d[group][tile][0], to[1] = d[group][tile][1];
-      to[8 * HEIGHT] = d[group][tile][2], to[8 * HEIGHT + 1] = d[group][tile][3];
+      if (ROW_TILES == 1) continue;
+      to[TILE_ROWS * HEIGHT] = d[group][tile][2], to[TILE_ROWS * HEIGHT + 1] = d[group][tile][3];
     }
 #pragma unroll
   for (int i = 0; i < MAX_ROWS / WARPS; i++) {
@@ -217,17 +226,19 @@ __device__ __forceinline__ void product(
   }
 }
 
-#define PRODUCT(TYPE, TILES, ITERATIONS, GROUPS)                                                                      \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) product_##TYPE##_##TILES##_##ITERATIONS##_##GROUPS(        \
-      const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,           \
-      const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,            \
-      int squares_row, int add_row, int outputs, int gated, float eps) {                                              \
-    product<TYPE, TILES, ITERATIONS, GROUPS>(x, weight, squares, add, factor, gain, out, gained, out_squares, rows,   \
-                                             x_row, parts, squares_row, add_row, outputs, gated, eps);                \
+#define PRODUCT(TYPE, TILES, ITERATIONS, ROW_TILES)                                                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS, MIN_PROGRAMS(ROW_TILES))                                      \
+      product_##TYPE##_##TILES##_##ITERATIONS##_##ROW_TILES(                                                          \
+          const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,       \
+          const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,        \
+          int squares_row, int add_row, int outputs, int gated, float eps) {                                          \
+    product<TYPE, TILES, ITERATIONS, ROW_TILES>(x, weight, squares, add, factor, gain, out, gained, out_squares,      \
+                                                rows, x_row, parts, squares_row, add_row, outputs, gated, eps);       \
   }
-// register_linear.py lists the same: 8 · TILES matrix rows of 256 · ITERATIONS columns, 16 · GROUPS rows of x.
+// register_linear.py lists the same: 8 · TILES matrix rows of 256 · ITERATIONS columns, 8 · ROW_TILES rows of x.
+PRODUCT(bf16, 1, 8, 2) PRODUCT(bf16, 1, 12, 2) PRODUCT(bf16, 2, 4, 2) PRODUCT(bf16, 2, 8, 2) PRODUCT(bf16, 2, 24, 2)
+PRODUCT(bf16, 3, 4, 2) PRODUCT(bf16, 3, 8, 2) PRODUCT(bf16, 4, 4, 2) PRODUCT(bf16, 4, 8, 2)
 PRODUCT(bf16, 1, 8, 1) PRODUCT(bf16, 1, 12, 1) PRODUCT(bf16, 2, 4, 1) PRODUCT(bf16, 2, 8, 1) PRODUCT(bf16, 2, 24, 1)
-PRODUCT(bf16, 3, 4, 1) PRODUCT(bf16, 3, 8, 1) PRODUCT(bf16, 4, 4, 1) PRODUCT(bf16, 4, 8, 1) PRODUCT(bf16, 6, 4, 1)
-PRODUCT(bf16, 12, 8, 1)
-PRODUCT(f16, 1, 4, 1) PRODUCT(f16, 2, 2, 1) PRODUCT(f16, 3, 2, 1)
+PRODUCT(bf16, 3, 4, 1) PRODUCT(bf16, 3, 8, 1) PRODUCT(bf16, 4, 4, 1) PRODUCT(bf16, 4, 8, 1)
 PRODUCT(f16, 1, 4, 2) PRODUCT(f16, 2, 2, 2) PRODUCT(f16, 3, 2, 2)
+PRODUCT(f16, 1, 4, 4) PRODUCT(f16, 2, 2, 4) PRODUCT(f16, 3, 2, 4)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64
 MAX_QUANTIZED_ROWS = 256  # estimated, not measured
-VECTOR_ROWS = 4
+VECTOR_ROWS = 2  # 4 rows of the products of a frame took an H200 0.95 ms longer than 8 with tensor cores
 LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
 QUANTIZED_LANES = 512  # in a type of one byte
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
@@ -133,7 +133,7 @@ def project_add_reference(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, sc
 
 
 def row_block(rows: int) -> int:
-    """The rows of a tile: 1, 2 or 4 without tensor cores, 16, 32 or 64 with them."""
+    """The rows of a tile: 1 or 2 without tensor cores, 16, 32 or 64 with them."""
     return power_of_2(rows if rows <= VECTOR_ROWS else min(max(rows, MIN_TILE), MAX_ROWS))
 
 
