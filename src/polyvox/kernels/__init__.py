@@ -10,7 +10,7 @@ KV cache: where `active(keys)` is true, the cache returns a `models.paged_kv.Pag
 rows of a pass are stored. A layer then writes and reads the cache in two launches, or in one where no slot has two
 rows (`decode_only`). Otherwise the cache returns an attention function.
 
-A kernel that no GPU has measured is a trial: it runs only where the environment variable POLYVOX_TRIAL_KERNELS has its
+A kernel whose results no GPU test has confirmed is a trial: it runs only where the environment variable POLYVOX_TRIAL_KERNELS has its
 name.
 """
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64
 MAX_QUANTIZED_ROWS = 256  # estimated, not measured
-VECTOR_ROWS = 2  # 4 rows of the products of a frame took an H200 0.95 ms longer than 8 with tensor cores
+VECTOR_ROWS = 2  # on an H200, the products of 4 rows take longer than those of 8 with tensor cores
 LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
 QUANTIZED_LANES = 512  # in a type of one byte
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
