@@ -8,9 +8,9 @@ it. A cell is the time of the fused kernel / of the separate ones (F.linear, and
 median of CUDA graph replays over enough matrices to exceed the GPU's cache. `error` is the largest difference from the
 reference, relative to the reference's largest value. With --weights the matrices are quantised, and the separate
 kernels include the conversion of the matrix. With POLYVOX_TRIAL_KERNELS=register_linear or register_linear_8_rows the
-fused kernel is that of register_linear.py where it runs. --tune tries other launch plans for each line and number of rows, which are compiled
-in parallel before, and prints the time of the current plan and the best three as
-height × depth × warps × stages × splits.
+fused kernel is that of register_linear.py where it runs. --tune tries other launch plans for each line and number of
+rows, which are compiled in parallel before, and prints the time of the current plan and the best three as height ×
+depth × warps × stages × splits.
 """
 
 import argparse

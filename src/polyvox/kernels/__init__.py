@@ -10,8 +10,8 @@ KV cache: where `active(keys)` is true, the cache returns a `models.paged_kv.Pag
 rows of a pass are stored. A layer then writes and reads the cache in two launches, or in one where no slot has two
 rows (`decode_only`). Otherwise the cache returns an attention function.
 
-A kernel whose results no GPU test has confirmed is a trial: it runs only where the environment variable POLYVOX_TRIAL_KERNELS has its
-name.
+A kernel whose results no GPU test has confirmed is a trial: it runs only where the environment variable
+POLYVOX_TRIAL_KERNELS has its name.
 """
 
 import logging
