@@ -109,7 +109,7 @@ def as_slice(slots: Tensor) -> Tensor | slice:
 
 
 class WeightCache(Generic[T]):
-    """A value computed from a weight, and computed again if the weight changes.
+    """A value computed from weights, and computed again if one of them changes.
 
     While launches are recorded (kernels/launches.py), the value's tensors have no memory: that value is kept apart.
     """
@@ -119,9 +119,11 @@ class WeightCache(Generic[T]):
         self._value: T | None = None
         self._recorded: tuple[tuple[object, ...], T] | None = None
 
-    def get(self, compute: Callable[[], T], weight: Tensor) -> T:
-        version = None if weight.is_inference() else weight._version
-        key = (weight.data_ptr(), version, weight.dtype, weight.device)
+    def get(self, compute: Callable[[], T], *weights: Tensor) -> T:
+        key = tuple(
+            (weight.data_ptr(), None if weight.is_inference() else weight._version, weight.dtype, weight.device)
+            for weight in weights
+        )
         if self._value is not None and self._key == key:
             return self._value
         if interceptor() is None:
@@ -145,12 +147,12 @@ class SnakeBeta(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda or torch.is_grad_enabled():
             return snake_reference(x, self.alpha, self.beta)
-        rate, height = self._columns.get(lambda: snake_columns(self.alpha, self.beta), self.alpha)
+        rate, height = self._columns.get(lambda: snake_columns(self.alpha, self.beta), self.alpha, self.beta)
         return torch.sin(x * rate).square_().mul_(height).add_(x).to(x.dtype)
 
     def coefficients(self) -> tuple[Tensor, Tensor]:
         """As the kernel reads them."""
-        return self._coefficients.get(lambda: snake_coefficients(self.alpha, self.beta), self.alpha)
+        return self._coefficients.get(lambda: snake_coefficients(self.alpha, self.beta), self.alpha, self.beta)
 
 
 class Stateful(nn.Module, ABC):
@@ -229,7 +231,7 @@ class CausalConv(Stateful):
 
     def packed_weights(self) -> PackedConv:
         weight, bias = self.conv.weight, cast(Tensor, self.conv.bias)
-        return self._packed_weights.get(lambda: pack_conv(weight, bias, self.dilation), weight)
+        return self._packed_weights.get(lambda: pack_conv(weight, bias, self.dilation), weight, bias)
 
 
 class CausalUpsample(Stateful):
@@ -249,7 +251,7 @@ class CausalUpsample(Stateful):
 
     def packed_weights(self) -> PackedConv:
         weight, bias = self.conv.weight, cast(Tensor, self.conv.bias)
-        return self._packed_weights.get(lambda: pack_upsample(weight, bias, self.stride), weight)
+        return self._packed_weights.get(lambda: pack_upsample(weight, bias, self.stride), weight, bias)
 
 
 class ConvNeXt(nn.Module):
