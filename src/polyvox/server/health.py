@@ -172,11 +172,11 @@ class HealthMonitor:
         self._tasks = [asyncio.create_task(each) for each in (*checks, self._measure_lag(), self._collect_garbage())]
 
     async def stop(self) -> None:
+        self._collections.stop()
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        self._collections.stop()
 
     async def _collect_garbage(self) -> None:
         while True:
