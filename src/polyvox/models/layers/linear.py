@@ -103,7 +103,7 @@ class PackedLinear(Linear):
 def arrange_matrices(module: nn.Module, by_column: bool) -> None:
     """Stores matrices by row, as kernels read them, or wide float32 matrices by column.
 
-    By column, a CPU multiplies one to three rows faster; more rows take up to a seventh longer. Matrices with more
+    By column, a CPU multiplies one to three rows faster; more rows take up to a quarter longer. Matrices with more
     inputs than outputs would be slower.
     """
     for each in module.modules():
