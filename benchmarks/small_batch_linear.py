@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small-batch linear kernel on a GPU in bfloat16: checked against its reference, timed against separate kernels.
 
-    python benchmarks/small_batch_linear.py [--rows 1,2,4,8,16,32,64] [--only talker] [--weights int8] [--tune]
+    python benchmarks/small_batch_linear.py [--rows 1,2,4,8,16,32,64] [--only talker] [--weight-dtype int8] [--tune]
 
 Shapes are those of the 1.7B model. Each line is a product with the norm before it, or with the gate or the sum after
 it. A cell is the time of the fused kernel / of the separate ones (F.linear, and norm, gate or sum with norm) in µs: the
 median of CUDA graph replays over enough matrices to exceed the GPU's cache. `error` is the largest difference from the
-reference, relative to the reference's largest value. With --weights the matrices are quantised, and the separate
+reference, relative to the reference's largest value. With --weight-dtype the matrices are quantised, and the separate
 kernels include the conversion of the matrix. With POLYVOX_TRIAL_KERNELS=register_linear or register_linear_8_rows the
 fused kernel is that of register_linear.py where it runs. --tune tries other launch plans for each line and number of
 rows, which are compiled in parallel before, and prints the time of the current plan and the best three as height ×
@@ -216,25 +216,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,2,4,8,16,32,64", help="comma-separated numbers of rows")
     parser.add_argument("--only", default="", help="comma-separated prefixes of the lines to run")
-    parser.add_argument("--weights", default="auto", choices=["auto", *QUANTIZED_DTYPES])
+    parser.add_argument("--weight-dtype", default="auto", choices=["auto", *QUANTIZED_DTYPES])
     parser.add_argument("--tune", action="store_true", help="search for the best launch plans")
     options = parser.parse_args()
     counts = [int(rows) for rows in options.rows.split(",")]
     failed = 0
-    sys.stdout.write(f"{torch.cuda.get_device_name()}, {DTYPE}, weights {options.weights}\n")
+    sys.stdout.write(f"{torch.cuda.get_device_name()}, {DTYPE}, weights {options.weight_dtype}\n")
     if not options.tune:
         sys.stdout.write(f"{'':<22}" + " ".join(f"{f'M={rows}':>13}" for rows in counts) + "  error\n")
     chosen_shapes = {name: shape for name, shape in SHAPES.items() if name.startswith(tuple(options.only.split(",")))}
     if options.tune:
-        compile_plans(chosen_shapes.values(), counts, options.weights)
+        compile_plans(chosen_shapes.values(), counts, options.weight_dtype)
     for name, shape in chosen_shapes.items():
         for chosen in [[rows] for rows in counts] if options.tune else [counts]:
             torch.manual_seed(0)
             try:
                 if options.tune:
-                    line = f"M={chosen[0]:<3} {tune(shape, chosen[0], options.weights)}"
+                    line = f"M={chosen[0]:<3} {tune(shape, chosen[0], options.weight_dtype)}"
                 else:
-                    line = compare(shape, chosen, options.weights)
+                    line = compare(shape, chosen, options.weight_dtype)
             except Exception as error:
                 failed += 1
                 line = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0][:120]}"

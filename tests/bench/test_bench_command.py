@@ -119,7 +119,7 @@ def test_engine_measures_a_model_with_quantised_weights(
     model = synthetic.random_model(synthetic.tiny_files("custom_voice"), torch.device("cpu"), torch.float32)
     monkeypatch.setattr(family, "random_model", lambda *_, **__: model)
     monkeypatch.setattr(model_calls, "model_peaks", lambda _: DevicePeaks("test", 1e9, {torch.float32: 1e9}))
-    arguments = ("--model", "0.6B", "--weights", "int8", "--batch", "1", "--context", "16", "--repeats", "2")
+    arguments = ("--model", "0.6B", "--weight-dtype", "int8", "--batch", "1", "--context", "16", "--repeats", "2")
     assert bench("engine", *arguments, "-o", "e.json") == 0, capsys.readouterr().err
     assert json.loads(Path("e.json").read_text())["weight_dtype"] == "int8"
     assert model.talker.codec_head.weight.dtype == torch.int8

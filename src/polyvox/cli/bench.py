@@ -219,7 +219,7 @@ def engine(
     device: Device = "auto",
     dtype: Dtype = "auto",
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto, int8 or fp8.")] = "auto",
-    weights: Annotated[str, typer.Option(help="Type of the generator's matrices: auto, int8 or fp8.")] = "auto",
+    weight_dtype: Annotated[str, typer.Option(help="Type of the generator's matrices: auto, int8 or fp8.")] = "auto",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     context: Annotated[str, typer.Option(help="Context lengths in the KV cache, comma-separated.")] = "64",
     repeats: Annotated[int, typer.Option(min=2, help="Timed calls of each.")] = 30,
@@ -241,7 +241,7 @@ def engine(
         from polyvox.bench import model_calls, render
     timings: list[model_calls.CallTiming] = []
     with ExitStack() as stack:
-        loaded = _load_model(model, device, dtype, kv_dtype, weights, stack)
+        loaded = _load_model(model, device, dtype, kv_dtype, weight_dtype, stack)
         with console.status("Measuring the device …"):
             peaks = model_calls.model_peaks(loaded)
         title = f"{model or 'embedded voice'}, torch {torch.__version__}, {peaks}"
@@ -257,7 +257,7 @@ def engine(
         memory = torch.cuda.max_memory_allocated(loaded.generator.device) if on_gpu else None
     written = model_calls.to_json(timings, peaks)
     written |= {"model": model, "conditions": machine() | {"torch": torch.__version__}}
-    written |= {"codec_frames": codec_frames, "kv_dtype": kv_dtype, "weight_dtype": weights, "peak_memory": memory}
+    written |= {"codec_frames": codec_frames, "kv_dtype": kv_dtype, "weight_dtype": weight_dtype, "peak_memory": memory}
     rows = [model_calls.row(timing) for timing in timings]
     if output is not None:
         output.write_text(json.dumps(written, indent=1), encoding="utf-8")

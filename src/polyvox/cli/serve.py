@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 Config = Annotated[Path | None, typer.Option(help="YAML file with any of these settings. Environment: POLYVOX_CONFIG.")]
 
-OTHER_FLAGS = {"model": ("-m",), "memory_gb": ("--memory",), "weight_dtype": ("--weights",)}  # by setting
+OTHER_FLAGS = {"model": ("-m",), "memory_gb": ("--memory",)}  # by setting
 
 
 def serve(config: Config = None, **flags: Any) -> None:
