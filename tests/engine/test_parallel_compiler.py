@@ -5,13 +5,17 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from polyvox.engine import parallel_compiler
 from polyvox.engine.parallel_compiler import DeviceCalls, ParallelCompiler, max_compilers
+from polyvox.kernels import cuda_source
 from polyvox.kernels.compiler_pool import WORKER_BYTES
+from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.launches import Launch
 
 LAUNCHES = [Launch("module:kernel", str(number), 90) for number in range(3)]
@@ -114,6 +118,27 @@ def test_a_machine_that_cannot_start_processes_compiles_in_place(
         compile_kernel(cache_hit=False)
         assert compiler.compile_missing(lambda *_: None) == 0
     assert caplog.text.count("no more processes") == 1
+
+
+def test_a_file_that_a_call_compiles_itself_counts_in_the_progress(
+    pools: list[FakePool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cuda_source, "_nvrtc", mock.Mock())
+    monkeypatch.setattr(cuda_source, "_compile", lambda *_: b"code")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    reported: list[tuple[int, int]] = []
+    with ParallelCompiler(CALLS, 4) as compiler:
+        compiler.begin_call(lambda *counts: reported.append(counts))
+        for _ in range(2):  # the second time it is in the cache
+            CudaSource("wgmma_conv.cu", "90a").compile()
+        assert reported == [(0, 1), (1, 1)]
+        compile_kernel(cache_hit=False)
+        assert compiler.compile_missing(lambda *counts: reported.append(counts)) == 1 + len(LAUNCHES)
+        assert reported[2:] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        compiler.begin_call(lambda *counts: reported.append(counts))
+        assert compiler.compile_missing(lambda *counts: reported.append(counts)) == 0
+    assert len(reported) == 6
+    assert len(pools) == 1
 
 
 def test_the_number_of_processes_is_limited_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:

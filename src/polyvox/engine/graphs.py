@@ -244,7 +244,13 @@ def capture_graphs(parts: Sequence[tuple[list[GraphedSizes], torch.cuda.Stream]]
     ]
     on_devices = [DeviceCalls(stream.device, [call.run for call in calls]) for calls, stream in all_calls]
     with ParallelCompiler(on_devices, max_compilers) as compiler:
-        _run_all("compile", first_calls, lambda call, stream, _: call.compile(stream), compiler.compile_missing)
+        _run_all(
+            "compile",
+            first_calls,
+            lambda call, stream, _: call.compile(stream),
+            compiler.begin_call,
+            compiler.compile_missing,
+        )
     pools = [torch.cuda.graph_pool_handle() for _ in parts]
     _run_all("capture", all_calls, lambda call, stream, index: call.capture(stream, pools[index]))
 
@@ -253,9 +259,13 @@ def _run_all(
     stage: Stage,
     parts: Sequence[tuple[list[GraphedCall], torch.cuda.Stream]],
     step: Callable[[GraphedCall, torch.cuda.Stream, int], None],
+    before: Callable[[Report], None] = lambda _: None,
     after: Callable[[Report], int] = lambda _: 0,
 ) -> None:
-    """Runs a step for each call and reports the progress. after: more work, and the number of its units."""
+    """Runs a step for each call and reports the progress.
+
+    before: gets the report of more work within the step. after: more work after it, and the number of its units.
+    """
     done, total = 0, sum(len(calls) for calls, _ in parts)
 
     def report(extra_done: int, extra_total: int) -> None:
@@ -265,6 +275,7 @@ def _run_all(
         with torch.cuda.device(stream.device):
             for call in calls:
                 report(0, 0)
+                before(report)
                 step(call, stream, index)
                 done += 1
                 extra = after(report)

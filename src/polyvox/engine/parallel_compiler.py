@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from polyvox import kernels
+from polyvox.kernels import cuda_source
 from polyvox.kernels.compiler_pool import WORKER_BYTES, CompilerPool
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launches import Launch, record_launches
@@ -41,24 +42,36 @@ class ParallelCompiler:
         self._parts, self._max_workers = parts, max_workers
         self._pool: CompilerPool | None = None
         self._finished = False
+        self._report: Report = lambda _done, _total: None
+        self._num_sources = 0  # files in CUDA C++ that the current call has compiled
 
     def __enter__(self) -> "ParallelCompiler":
         if kernels.installed():
             self._set_listener(self._on_compiled)
+        cuda_source.set_listener(self._on_source)
         return self
 
     def __exit__(self, *_: object) -> None:
         if kernels.installed():
             self._set_listener(None)
+        cuda_source.set_listener(None)
         if self._pool is not None:
             self._pool.close()
+
+    def begin_call(self, report: Report) -> None:
+        """Before each call: what it compiles itself is reported, with the number of compiled files and of all."""
+        self._report, self._num_sources = report, 0
 
     def compile_missing(self, report: Report) -> int:
         """Compiles the kernels of all calls, if one was missing from the cache; returns how many.
 
         report gets the number of compiled kernels and the number of all. Kernels that fail here are compiled by the
-        call that launches them.
+        call that launches them. The files that the call before it compiled itself count, too.
         """
+        num_sources, self._num_sources = self._num_sources, 0
+        return num_sources + self._compile_missing(lambda done, total: report(num_sources + done, num_sources + total))
+
+    def _compile_missing(self, report: Report) -> int:
         if self._pool is None or self._finished:
             return 0
         self._finished = True
@@ -91,6 +104,11 @@ class ParallelCompiler:
         except OSError as error:
             self._finished = True
             log.warning("compiler processes cannot be started error=%r", str(error))
+
+    def _on_source(self, finished: bool) -> None:
+        """Called before and after the compilation of a file in CUDA C++."""
+        self._num_sources += finished
+        self._report(self._num_sources, self._num_sources + (not finished))
 
     def _set_listener(self, listener: Callable[..., None] | None) -> None:
         from triton import knobs

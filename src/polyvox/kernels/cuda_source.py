@@ -10,7 +10,7 @@ captured in a CUDA graph.
 import ctypes
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_…: the launch may start before the previous one has ended
 Argument = Tensor | int | float | None  # pointers, 32-bit integers and float32
+OnCompile = Callable[[bool], None]  # called before a compilation (False) and after it (True)
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -114,8 +115,11 @@ class CudaSource:
         file = f"{Path(self.file).stem}.cubin"
         if (found := manager.get_file(file)) is not None:
             return Path(found).read_bytes()
+        listener = _listener or (lambda _: None)
+        listener(False)
         code = _compile(source, self.file, self.architecture)
         manager.put(code, file, binary=True)
+        listener(True)
         return code
 
     def _function(self, name: str, shared: int) -> ctypes.c_void_p:
@@ -132,6 +136,15 @@ class CudaSource:
         function = self._functions[device, name]
         _check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
         return function
+
+
+_listener: OnCompile | None = None
+
+
+def set_listener(listener: OnCompile | None) -> None:
+    """Reports the compilations of this process, one of which takes seconds."""
+    global _listener
+    _listener = listener
 
 
 def _to_c(value: Argument) -> ctypes.c_int | ctypes.c_float | ctypes.c_uint64:
