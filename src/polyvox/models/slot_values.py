@@ -46,9 +46,11 @@ class SlotValues:
 
     def write_text(self, slot: int, start: int, ids: Sequence[int]) -> None:
         """Sets the ids of the frames from start on."""
-        ring, stop = self._text.shape[1], start + len(ids)
-        self._text[slot, np.arange(start, stop) % ring] = ids
-        self._rows[slot, TEXT_END] = stop
+        ring, first = self._text[slot], start % self._text.shape[1]
+        before_wrap, after_wrap = ids[: len(ring) - first], ids[len(ring) - first :]
+        ring[first : first + len(before_wrap)] = before_wrap  # slices: an array of indices takes ten times as long
+        ring[: len(after_wrap)] = after_wrap
+        self._rows[slot, TEXT_END] = start + len(ids)
         self._changed.setdefault(slot, False)
 
     def limit(self, slot: int, expected_frames: int) -> None:

@@ -110,7 +110,7 @@ class TalkerGenerator:
 
     def text_ids(self, ids: Sequence[int]) -> list[int]:
         """Ids that the talker may read from now on."""
-        self.text_table.require(np.array(ids, np.int64))
+        self.text_table.require(ids)
         return list(ids)
 
     def embed(self, ids: Tensor, given: Tensor | None = None) -> Tensor:

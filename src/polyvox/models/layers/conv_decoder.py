@@ -185,7 +185,8 @@ class Stateful(nn.Module, ABC):
             packed, snake = self.packed_weights(), then.coefficients() if then else None
             state = step.before[self.key] if history else None
             if snake is not None and dtype is None and wgmma_conv.supports_conv(x, packed):
-                stages = self._stages.get(lambda: wgmma_conv.pack_convolution(packed, snake), packed.weight)
+                sources = (*self.parameters(), *cast(SnakeBeta, then).parameters())
+                stages = self._stages.get(lambda: wgmma_conv.pack_convolution(packed, snake), *sources)
                 return wgmma_conv.convolution(x, packed, stages, state, step.slots, add, keep, step.absent)
             return causal_conv(x, packed, state, step.slots, add, snake, keep, dtype, step.absent)
         past = step.read(self.key) if history else None
@@ -296,7 +297,7 @@ class ResidualUnit(nn.Module):
         conv1, dilation = self.conv1, self.conv1.dilation
         if kernels.active(active) and wgmma_conv.supports_unit(active, dilation):
             assert step.slots is not None
-            stages = self._stages.get(lambda: self._pack(then), conv1.conv.weight)
+            stages = self._stages.get(lambda: self._pack(then), *self.parameters(), *then.parameters())
             return wgmma_conv.residual_unit(
                 x, active, stages, dilation, step.before[conv1.key], step.slots, keep, step.absent
             )

@@ -66,7 +66,9 @@ class SparseMLP(nn.Module):
         rows, expert = x.rows.flatten(0, -2), self.shared_expert
         shared = expert.down_proj.fused(expert.gate_up.fused(x, gated=True)).flatten(0, -2)
         normed = rms_norm(rows, x.norm.gain, x.norm.eps)
-        made = self._combine(normed, self.router.fused(x).flatten(0, -2), shared, rows)
+        # The router is not quantised, so its fused product is for fewer rows than those of quantised experts.
+        scores = self.router.fused(x).flatten(0, -2) if self.router.supports_fused(rows) else self.router(normed)
+        made = self._combine(normed, scores, shared, rows)
         return pre_norm(made.view_as(x.rows), norm)
 
     def _combine(self, rows: Tensor, scores: Tensor, shared: Tensor, residual: Tensor | None) -> Tensor:

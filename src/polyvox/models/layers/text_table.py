@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The talker's text rows by token id: the text projection of a vocabulary, computed once."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,11 +36,12 @@ class TextTable:
     def nbytes(self) -> int:
         return self.rows.nbytes
 
-    def require(self, ids: NDArray[np.int64]) -> None:
+    def require(self, ids: Sequence[int] | NDArray[np.int64]) -> None:
         """Computes the rows of ids that were not required before. Thread-safe: a row has the same bits every time."""
-        if self._computed is None:
+        if self._computed is None or not len(ids):
             return
-        missing = ids[~self._computed[ids]]
+        required = np.asarray(ids, np.int64)
+        missing = required[~self._computed[required]]
         if len(missing):
             self._compute(np.unique(missing))
 

@@ -91,9 +91,12 @@ class SplitQuantizer(nn.Module):
         weight = self.rvq_rest.output_proj.weight
         if kernels.active(weight):
             # One look-up instead of sixteen look-ups and two projections: 64 MB at the published size.
-            table = self._table.get(lambda: torch.cat([self.rvq_first.projected(), self.rvq_rest.projected()]), weight)
+            table = self._table.get(self._projected, *self.parameters())
             return sum_codes(table.flatten(0, 1), codes, dtype or table.dtype).transpose(1, 2)
         return self.rvq_first(codes[..., :1]) + self.rvq_rest(codes[..., 1:])
+
+    def _projected(self) -> Tensor:
+        return torch.cat([self.rvq_first.projected(), self.rvq_rest.projected()])
 
 
 class PreTransformer(WindowTransformer):
