@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conftest import Loaded, LoadedTTS
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.qwen3_tts.config import read_config
-from polyvox.models.tokenizer import TextTokenizer, _load
+from polyvox.models.tokenizer import MAX_KNOWN_CHARS, TextTokenizer, _load
 from polyvox.tts import EMBEDDED_VOICE
 
 VISIBLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(str.strip)
@@ -106,3 +106,13 @@ def test_ids_that_contradict_the_config_are_rejected(checkpoints: Path, tmp_path
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointError, match="assistant"):
         TextTokenizer(folder, config)
+
+
+def test_the_ids_of_few_and_short_pre_tokens_are_kept(embedded: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyvox.models.tokenizer.MAX_KNOWN", 2)
+    tokenizer = embedded.model.tokenizer
+    monkeypatch.setattr(tokenizer, "_known", {})
+    long = "a" * (MAX_KNOWN_CHARS + 1)
+    first, again = (tokenizer.pieces(f"one {long} two three two") for _ in range(2))
+    assert list(tokenizer._known) == ["one", " two"]
+    assert first == again == tokenizer._encode(f"one {long} two three two")

@@ -19,9 +19,11 @@ class HashingTokenizer(TextTokenizer):
         self._num_tokens = num_tokens
         self._vocab_size = min(MAX_PLAIN_ID, config.talker.text_vocab_size // 2)
 
-    def pieces(self, text: str) -> tuple[list[int], list[int]]:
-        tokens = list(_TOKEN.finditer(text))
-        return [self._id(token[0].strip()) for token in tokens], [token.end() for token in tokens]
+    def pre_tokens(self, text: str) -> list[tuple[int, int]]:
+        return [token.span() for token in _TOKEN.finditer(text)]
+
+    def _pre_token_ids(self, pre_token: str) -> list[int]:
+        return [self._id(pre_token.strip())]
 
     def _encode(self, text: str) -> list[int]:
         words = text.split() if self._num_tokens is None else [f"{i}{text}" for i in range(self._num_tokens)]

@@ -40,21 +40,26 @@ class TextStreamTokenizer:
             raise InvalidRequest(
                 "text", piece, f"must have at most {MAX_TEXT:,} characters in total", "Start another stream."
             )
-        if any("\ud800" <= character <= "\udfff" for character in piece):
+        if not piece.isascii() and any("\ud800" <= character <= "\udfff" for character in piece):
             raise InvalidRequest("text", piece, "must be valid Unicode without lone surrogates")
         self._length += len(piece)
         if self._phonemes is not None:
             return self._complete(self._phonemes.append(piece))
         text = self._pending + piece
         text = unicodedata.normalize("NFC", text if self._begun else text.lstrip())
-        ids, ends = self._tokenizer.pieces(text)
-        boundaries = sorted({end for end in ends if end <= len(text.rstrip())})
-        while boundaries and (boundaries[-1] == len(text) or unicodedata.combining(text[boundaries[-1]])):
-            boundaries.pop()
-        boundary = boundaries[-1] if boundaries else 0
+        spans = self._tokenizer.pre_tokens(text)
+        visible = len(text.rstrip())
+        while spans and not self._is_complete(text, spans[-1][1], visible):
+            spans.pop()
+        boundary = spans[-1][1] if spans else 0
         self._pending = text[boundary:]
         self._begun = self._begun or boundary > 0
-        return ids[: sum(end <= boundary for end in ends)]
+        return self._tokenizer.pieces(text, spans)
+
+    @staticmethod
+    def _is_complete(text: str, end: int, visible: int) -> bool:
+        """Whether no further text changes the pre-tokens up to this end. visible: length without trailing space."""
+        return end <= visible and end < len(text) and not unicodedata.combining(text[end])
 
     def finish(self) -> list[int]:
         """The remaining ids; raises InvalidRequest if there was no text."""
@@ -66,9 +71,9 @@ class TextStreamTokenizer:
                 raise InvalidRequest("text", NOT_SHOWN, NO_WORDS)
             return self._complete(SILENT_PHONEMES)
         pending, self._pending = self._pending.rstrip(), ""
-        return self._tokenizer.pieces(pending)[0] if pending or self._begun else self._tokenizer.text("")
+        return self._tokenizer.pieces(pending) if pending or self._begun else self._tokenizer.text("")
 
     def _complete(self, phonemes: str) -> list[int]:
         """The ids of phonemes. They end after a word or a mark, where a pre-token ends too."""
         self._begun = self._begun or bool(phonemes)
-        return self._tokenizer.pieces(phonemes)[0]
+        return self._tokenizer.pieces(phonemes)

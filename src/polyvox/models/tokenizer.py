@@ -2,13 +2,13 @@
 """The text tokenizer: Qwen2's byte-level BPE with its regex, from the checkpoint's files."""
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from polyvox.errors import CheckpointError, InvalidRequest
 from polyvox.models.layers.talker_config import TalkerShape
@@ -22,6 +22,7 @@ QWEN2_PATTERN = (
 )
 
 NO_WORDS = "must have at least one word in Latin letters, because this model speaks English only"
+MAX_KNOWN, MAX_KNOWN_CHARS = 10_000, 16  # pre-tokens whose ids are kept, and their length
 SILENT_PHONEMES = "…"  # of a text without words
 
 
@@ -54,6 +55,7 @@ class TextTokenizer:
 
     def __init__(self, folder: Path, config: TokenizerConfig) -> None:
         self._tokenizer = _load(folder)
+        self._known: dict[str, tuple[int, ...]] = {}
         self.takes_phonemes = config.phoneme_alphabet is not None
         if self.takes_phonemes:
             load_pronunciations()
@@ -88,16 +90,25 @@ class TextTokenizer:
         """Whether these are the ids of a text without words."""
         return self.takes_phonemes and ids == self._encode(SILENT_PHONEMES)
 
-    def pieces(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids of a text in NFC, and for each id the index at which its pre-token ends."""
+    def pre_tokens(self, text: str) -> list[tuple[int, int]]:
+        """Start and end of each pre-token of a text in NFC; ids do not cross them."""
         assert self._tokenizer.pre_tokenizer is not None
+        return [span for _, span in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+    def pieces(self, text: str, spans: Iterable[tuple[int, int]] | None = None) -> list[int]:
+        """The ids of a text in NFC, or of these of its pre-tokens."""
         ids: list[int] = []
-        ends: list[int] = []
-        for _, (start, end) in self._tokenizer.pre_tokenizer.pre_tokenize_str(text):
-            piece = self._encode(text[start:end])
-            ids += piece
-            ends += [end] * len(piece)
-        return ids, ends
+        for start, end in self.pre_tokens(text) if spans is None else spans:
+            ids += self._pre_token_ids(text[start:end])
+        return ids
+
+    def _pre_token_ids(self, pre_token: str) -> Sequence[int]:
+        """The ids of a pre-token: live text has few different ones, so most are found."""
+        if (ids := self._known.get(pre_token)) is None:
+            ids = tuple(self._encode(pre_token))
+            if len(self._known) < MAX_KNOWN and len(pre_token) <= MAX_KNOWN_CHARS:
+                self._known[pre_token] = ids
+        return ids
 
     def instructions(self, text: str) -> list[int]:
         """The ids of instructions as a user turn of a chat."""
@@ -124,10 +135,10 @@ def _load(folder: Path) -> Tokenizer:
         vocab, merges, added = _read_vocabulary(folder)
         tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))
         tokenizer.normalizer = NFC()
-        tokenizer.pre_tokenizer = Sequence(
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                Split(Regex(QWEN2_PATTERN), behavior="isolated"),
-                ByteLevel(add_prefix_space=False, use_regex=False),
+                pre_tokenizers.Split(Regex(QWEN2_PATTERN), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
         tokenizer.add_special_tokens([AddedToken(added[key], normalized=False, special=True) for key in sorted(added)])
